@@ -1,0 +1,5 @@
+"""`python -m tokmill` is the `tokmill` command."""
+
+from tokmill.cli import main
+
+main()

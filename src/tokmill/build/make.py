@@ -1,0 +1,189 @@
+"""Making one shard: read its items, write the file, then the receipt that commits it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill import plugins
+from tokmill.build.source import Frozen, Item, Resources, Source
+from tokmill.errors import TokmillError
+from tokmill.files import machine_errors, sampled_digest, write_file
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import ItemReceipt, Receipt, shard_name
+from tokmill.store.schema import Records
+from tokmill.store.shard import SUFFIX, ShardWriter
+from tokmill.store.vocab import Vocabulary
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a worker needs to make any shard of a build."""
+
+    kind: str
+    config: dict[str, Any]
+    roots: list[str]
+    vocabularies: dict[str, Vocabulary]
+    store: str
+    resources: Resources
+
+    def source(self) -> Source:
+        """Make the source."""
+        folder = Path(self.store) / "vocab"
+        frozen = {
+            name: Frozen(vocabulary, (folder / vocabulary.file).read_bytes())
+            for name, vocabulary in self.vocabularies.items()
+        }
+        kind = plugins.load(plugins.SOURCES, self.kind)
+        config = msgspec.convert(self.config, type=kind.Config)
+        source: Source = kind(config, self.roots, frozen, self.resources)
+        return source
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One shard to make; `parts_done` parts of it are there already."""
+
+    shard: str
+    items: list[Item]
+
+    @property
+    def size(self) -> int:
+        """Input bytes."""
+        return sum(item.size for item in self.items)
+
+
+class Content:
+    """A running sha256 of what is read of an item."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._hash = hashlib.sha256()
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Add content."""
+        self.bytes += len(data)
+        self._hash.update(data)
+
+    def take(self) -> tuple[int, str]:
+        """Return (bytes, digest) since the last call and start again."""
+        result = self.bytes, self._hash.hexdigest()
+        self.bytes, self._hash = 0, hashlib.sha256()
+        return result
+
+
+class _Part:
+    """The part of a shard that is being gathered."""
+
+    def __init__(self, source: Source, limits: Mapping[str, int]) -> None:
+        self.writer = ShardWriter(source.schema, dict(limits))
+        self.items: list[ItemReceipt] = []
+        self.drops: list[tuple[int, int, str, bool]] = []
+
+    def add(self, batch: Records) -> None:
+        number = len(self.items)
+        self.writer.add(batch, number)
+        self.drops += [(number, d.offset, d.reason, d.rejected) for d in batch.drops]
+
+    def end_item(self, item: Item, content: Content, before: tuple[int, int]) -> None:
+        number = len(self.items)
+        mine = [drop for drop in self.drops if drop[0] == number]
+        rejected = sum(drop[3] for drop in mine)
+        read, digest = content.take()
+        self.items.append(
+            ItemReceipt(
+                name=item.name,
+                start=item.start,
+                stop=item.stop,
+                bytes=read,
+                sha256=digest,
+                records=self.writer.records - before[0],
+                tokens=self.writer.tokens - before[1],
+                skipped=len(mine) - rejected,
+                rejected=rejected,
+            )
+        )
+
+    def commit(self, folder: Path, shard: str, part: int, last: bool) -> Receipt:
+        path = folder / f"{shard_name(shard, part)}{SUFFIX}"
+        size, digest = self.writer.write(path)
+        receipt = Receipt(
+            shard=shard,
+            part=part,
+            last=last,
+            records=self.writer.records,
+            tokens=self.writer.tokens,
+            bytes=size,
+            sha256=digest,
+            ranges=self.writer.ranges,
+            items=self.items,
+            drops=self.drops,
+        )
+        write_file(path.with_suffix(".json"), layout.encode(receipt))
+        return receipt
+
+
+def make_shard(
+    source: Source, task: Task, vocabularies: Mapping[str, Vocabulary], folder: Path
+) -> list[Receipt]:
+    """Read the items of a shard, write it into `folder`, and return its receipts.
+
+    One receipt, unless an item is a long stream: that one gives a part, and a receipt, each time
+    its text has grown by 64 MiB.
+    """
+    limits = {
+        name: vocabularies[column.vocab].size
+        for name, column in source.schema.items()
+        if column.vocab is not None and column.vocab in vocabularies
+    }
+    receipts: list[Receipt] = []
+    number = task.items[0].parts_done if len(task.items) == 1 else 0
+    part = _Part(source, limits)
+    for item in task.items:
+        check_unchanged(item)
+        content = Content()
+        before = (part.writer.records, part.writer.tokens)
+        for batch in source.read(item, content):
+            part.add(batch)
+            if batch.ends_part:
+                part.end_item(item, content, before)
+                receipts.append(part.commit(folder, task.shard, number, last=False))
+                number += 1
+                part = _Part(source, limits)
+                before = (0, 0)
+        part.end_item(item, content, before)
+    receipts.append(part.commit(folder, task.shard, number, last=True))
+    return receipts
+
+
+def check_unchanged(item: Item) -> None:
+    """Refuse an input that is no longer what the plan saw."""
+    path = Path(item.path)
+    if path.is_dir():
+        return
+    with machine_errors("read", path):
+        size = path.stat().st_size
+    if sampled_digest(path, size) != item.digest:
+        raise TokmillError(
+            "the file has changed since the build was planned",
+            where=item.path,
+            hint="run the same command again: it plans anew and makes the changed shards again",
+        )
+
+
+_worker: tuple[Work, Source] | None = None
+
+
+def start_worker(work: Work) -> None:
+    """Prepare this process to make shards of a build."""
+    global _worker
+    _worker = (work, work.source())
+
+
+def make_in_worker(task: Task) -> list[Receipt]:
+    """Make one shard in a process that `start_worker` prepared."""
+    assert _worker is not None
+    work, source = _worker
+    return make_shard(source, task, work.vocabularies, Path(work.store) / "shards")

@@ -1,0 +1,141 @@
+"""What a build will do, fixed before it begins: identities, and which item goes to which shard."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill.build.source import Frozen, Item, Source
+from tokmill.errors import TokmillError
+from tokmill.files import write_file
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Plan, PlannedItem, canonical_digest
+from tokmill.store.schema import check_schema
+
+SHARD_BYTES = 64 << 20
+"""Input bytes of a shard on average."""
+MAX_SHARD_BYTES = 256 << 20
+
+
+def recipe_of(
+    kind: str, source: Source, config: msgspec.Struct, frozen: Mapping[str, Frozen]
+) -> dict[str, Any]:
+    """Return all that decides a store's bytes but its inputs; its digest is the recipe_id."""
+    recipe = {
+        "format": layout.FORMAT,
+        "source": kind,
+        "version": source.version,
+        "config": msgspec.to_builtins(config) | source.identity(),
+        "shard_bytes": SHARD_BYTES,
+        "vocabularies": {
+            name: {"sha256": item.vocabulary.sha256, "roles": item.vocabulary.roles}
+            for name, item in sorted(frozen.items())
+        },
+    }
+    # As JSON has it (lists, no tuples), so that it compares with the one read back.
+    value: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(recipe))
+    return value
+
+
+def make_plan(
+    kind: str,
+    source: Source,
+    config: msgspec.Struct,
+    frozen: Mapping[str, Frozen],
+    roots: Sequence[str],
+) -> tuple[Plan, list[PlannedItem]]:
+    """Return the plan of a build and its items with their shards."""
+    check_schema(source.schema)
+    recipe = recipe_of(kind, source, config, frozen)
+    recipe_id = canonical_digest(recipe)
+    planned: list[PlannedItem] = []
+    shards = 0
+    inputs = hashlib.sha256(recipe_id.encode())
+    for group in group_items(source.items()):
+        name = shard_of(recipe_id, group)
+        shards += 1
+        for item in group:
+            planned.append(
+                PlannedItem(item.name, item.path, item.start, item.stop, item.digest, name)
+            )
+            inputs.update(_identity(item))
+    if not planned:
+        raise TokmillError("the inputs hold nothing to read", where=", ".join(roots))
+    plan = Plan(
+        recipe_id=recipe_id,
+        plan_id=inputs.hexdigest(),
+        recipe=recipe,
+        schema=source.schema,
+        vocabularies={name: item.vocabulary for name, item in frozen.items()},
+        items=len(planned),
+        input_bytes=sum(item.size for item in planned),
+        shards=shards,
+        options=msgspec.to_builtins(config),
+        roots=[str(Path(root).absolute()) for root in roots],
+    )
+    return plan, planned
+
+
+def group_items(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield the items of each shard.
+
+    An item ends its shard when hash(name, start) / 2^64 < size / 64 MiB, so that the borders
+    depend on the items next to them alone and a new file changes one shard.
+    """
+    group: list[Item] = []
+    size = 0
+    for item in items:
+        if group and size + item.size > MAX_SHARD_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += item.size
+        digest = hashlib.sha256(f"{item.name}\0{item.start}".encode()).digest()
+        if int.from_bytes(digest[:8], "little") / 2**64 < item.size / SHARD_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
+    """Return a shard's name: the digest of the recipe and its items."""
+    digest = hashlib.sha256(recipe_id.encode())
+    for item in group:
+        digest.update(_identity(item))
+    return digest.hexdigest()[:24]
+
+
+def _identity(item: Item) -> bytes:
+    return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}".encode()
+
+
+def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
+    """Write `inputs.jsonl`, then `plan.json`."""
+    encoder = msgspec.json.Encoder()
+    write_file(store / "inputs.jsonl", (encoder.encode(item) + b"\n" for item in planned))
+    write_file(store / "plan.json", layout.encode(plan))
+
+
+def difference(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return the lines that tell two recipes apart: `key: old → new`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines = []
+        for key in sorted({*old, *new}):
+            inner = f"{path}.{key}" if path else key
+            if key not in old:
+                lines.append(f"{inner}: (absent) → {_show(new[key])}")
+            elif key not in new:
+                lines.append(f"{inner}: {_show(old[key])} → (absent)")
+            else:
+                lines += difference(old[key], new[key], inner)
+        return lines
+    return [] if old == new else [f"{path}: {_show(old)} → {_show(new)}"]
+
+
+def _show(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

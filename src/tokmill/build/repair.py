@@ -1,0 +1,131 @@
+"""Making shards of a finished store again: to mend them, or to see that they come out the same."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tokmill.build.make import Task, Work, make_shard
+from tokmill.build.resources import Amount
+from tokmill.build.source import Item
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import locked, machine_errors, make_folder, remove_leftovers, sync_folder
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Plan, Receipt
+from tokmill.store.shard import SUFFIX
+from tokmill.store.store import Store, read_planned
+from tokmill.store.validate import Problem, validate
+
+
+class Repaired(msgspec.Struct, frozen=True):
+    """What a repair did."""
+
+    store: str
+    shards: list[str]
+    remaining: list[Problem]
+
+
+def work_of(store: Store) -> tuple[Work, dict[str, Task]]:
+    """Return what is needed to make the store's shards again."""
+    plan: Plan = layout.read_json(store.path / "plan.json", Plan)
+    tasks: dict[str, Task] = {}
+    for item in read_planned(store.path):
+        task = tasks.setdefault(item.shard, Task(item.shard, []))
+        task.items.append(Item(item.name, item.path, item.start, item.stop, item.digest))
+    work = Work(
+        plan.recipe["source"],
+        plan.options,
+        plan.roots,
+        plan.vocabularies,
+        str(store.path),
+        Amount().resources(),
+    )
+    return work, tasks
+
+
+def remake(store: Store, names: Iterable[str], folder: Path) -> list[Receipt]:
+    """Make the planned shards with these names in another folder."""
+    work, tasks = work_of(store)
+    source = work.source()
+    make_folder(folder)
+    receipts: list[Receipt] = []
+    for name in names:
+        if name not in tasks:
+            raise TokmillError(f"the plan knows no shard {name!r}", where=str(store.path))
+        receipts += make_shard(source, tasks[name], work.vocabularies, folder)
+    return receipts
+
+
+def deep_check(store: Store, count: int) -> list[Problem]:
+    """Make `count` shards again (drawn by name, which is a digest) and compare their bytes."""
+    by_name = {entry.name: entry for entry in store.shards}
+    planned = sorted({name.partition("-")[0] for name in by_name})[:count]
+    folder = store.path / "cache" / "again"
+    problems = []
+    try:
+        for receipt in remake(store, planned, folder):
+            entry = by_name.get(receipt.name)
+            if entry is None or entry.sha256 != receipt.sha256:
+                problems.append(
+                    Problem(
+                        str(store.path / "shards" / f"{receipt.name}{SUFFIX}"),
+                        "making it again from its input gives other bytes",
+                        receipt.name,
+                    )
+                )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return problems
+
+
+def shards_of_input(store: Store, name: str) -> list[str]:
+    """Return the planned shards that hold an input, by its name below the INPUT argument."""
+    names: set[str] = set()
+    found: list[str] = []
+    for item in read_planned(store.path):
+        names.add(item.name)
+        if item.name == name and item.shard not in found:
+            found.append(item.shard)
+    if not found:
+        raise UsageError(
+            f"the store has no input {name!r}", where=str(store.path), hint=nearest(name, names)
+        )
+    return found
+
+
+def repair(store: Store, inputs: Sequence[str] = (), *, quiet: bool = True) -> Repaired:
+    """Make the bad shards again (or those of named inputs), and only those.
+
+    A shard that comes out other than the manifest says is refused: its input has changed, which
+    is a matter for `tokmill build`.
+    """
+    with locked(
+        store.path / ".lock", "another build is writing to this store", "wait for it to end"
+    ):
+        remove_leftovers(store.path / "shards")
+        if inputs:
+            names = [shard for name in inputs for shard in shards_of_input(store, name)]
+        else:
+            problems = validate(store, quiet=quiet).problems
+            names = list(dict.fromkeys(p.shard.partition("-")[0] for p in problems if p.shard))
+        wanted = {entry.name: entry.sha256 for entry in store.shards}
+        folder = store.path / "cache" / "again"
+        try:
+            for receipt in remake(store, names, folder):
+                if wanted.get(receipt.name) != receipt.sha256:
+                    raise TokmillError(
+                        f"the shard {receipt.name} comes out other than it was: an input changed",
+                        where=", ".join(sorted({item.name for item in receipt.items})[:3]),
+                        hint="run the build again with --yes to take the input as it is now",
+                    )
+                for suffix in (SUFFIX, ".json"):
+                    with machine_errors("rename", store.path / "shards"):
+                        source = folder / f"{receipt.name}{suffix}"
+                        source.rename(store.path / "shards" / source.name)
+            sync_folder(store.path / "shards")
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return Repaired(str(store.path), names, validate(Store(store.path), quiet=quiet).problems)

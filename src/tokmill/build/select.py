@@ -1,0 +1,310 @@
+"""`build select`: filter, sample, split and merge stores, as one mechanism."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from tokmill.build.plan import difference
+from tokmill.build.source import Frozen, Hash, Item, Request, Resources
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import sampled_digest
+from tokmill.store.hashes import first_of_equals, record_digests, store_digests, token_names
+from tokmill.store.schema import Array, Drop, Phrases, Records, Schema
+from tokmill.store.shard import SUFFIX
+from tokmill.store.store import Store
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "=": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which records of the inputs make the new store; all conditions must hold."""
+
+    min_length: int = 0
+    """Fewest tokens of a record."""
+    max_length: int | None = None
+    """Most tokens of a record."""
+    where: tuple[str, ...] = ()
+    """COLUMN OP VALUE with == != < <= > >= or ~ (a regular expression found in a string)."""
+    ratio: float = 1.0
+    """Share to keep, drawn by hash: equal on every machine, stable when records are added."""
+    rest: bool = False
+    """Keep what `ratio` would leave out: with it, two builds split a store."""
+    seed: int = 0
+    """Another seed draws another share."""
+    by: str = ""
+    """Column whose equal values are drawn together; without it a record's tokens are."""
+    unique: bool = False
+    """Keep the first of equal records only."""
+    not_in: tuple[str, ...] = ()
+    """Stores whose records are left out (a leak from training into validation)."""
+    map_oov: str = ""
+    """`unk`: ids that the vocabulary does not have become its `unk` token."""
+
+
+class SelectSource:
+    """Records of other stores; several of one schema are merged in the order given."""
+
+    Config: ClassVar[type[msgspec.Struct]] = SelectConfig
+    version: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        self.config: SelectConfig = config
+        if config.map_oov not in ("", "unk"):
+            raise UsageError(f"map_oov = {config.map_oov!r} is not known", hint="'unk' or nothing")
+        if not 0 <= config.ratio <= 1:
+            raise UsageError(f"ratio = {config.ratio} is no share", hint="between 0 and 1")
+        self.stores = [Store(path) for path in expand(inputs)]
+        check_equal(self.stores)
+        self.schema: Schema = self.stores[0].schema
+        self.vocabularies = vocabularies
+        self.conditions = [parse_condition(text, self.schema) for text in config.where]
+        if config.by and config.by not in self.schema:
+            raise UsageError(
+                f"by: the stores have no column {config.by!r}",
+                hint=nearest(config.by, self.schema),
+            )
+        self._repeats: list[Array] | None = None
+        self._excluded: Array | None = None
+
+    @classmethod
+    def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
+        """Return the vocabularies of the inputs."""
+        stores = [Store(path) for path in expand(request.inputs)]
+        check_equal(stores)
+        first = stores[0]
+        return {
+            name: Frozen(vocabulary, first.vocabulary_file(name).read_bytes())
+            for name, vocabulary in first.vocabularies.items()
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Return the excluded stores by what they hold."""
+        return {"not_in": [Store(path).fingerprint for path in self.config.not_in]}
+
+    def items(self) -> Iterator[Item]:
+        """Yield the shards of the inputs in order."""
+        for number, store in enumerate(self.stores):
+            for place, entry in enumerate(store.shards):
+                path = store.path.absolute() / "shards" / f"{entry.name}{SUFFIX}"
+                digest = sampled_digest(path, path.stat().st_size)
+                name = f"{number:05d}/{place:08d}/{entry.name}"
+                yield Item(name, str(path), 0, entry.bytes, digest)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the chosen records of one shard."""
+        number, place, _ = item.name.split("/")
+        store, place_ = self.stores[int(number)], int(place)
+        digest.update(f"{store.fingerprint} {store.shards[place_].sha256}".encode())
+        shard, count = store.shard(place_), store.shards[place_].records
+        base = sum(entry.records for entry in store.shards[:place_])
+        for start in range(0, count, 1024):
+            batch = shard.records(start, min(start + 1024, count), self.schema)
+            keep, drops = self.choose(batch, int(number), base + start)
+            chosen = take(batch, np.flatnonzero(keep), self.schema)
+            chosen.starts = np.flatnonzero(keep) + start
+            chosen.drops = drops
+            yield self.mapped(chosen) if self.config.map_oov else chosen
+
+    def choose(self, batch: Records, store: int, first: int) -> tuple[Array, list[Drop]]:
+        """Return which records stay, and why the others do not."""
+        config, n = self.config, len(batch)
+        lengths = np.diff(batch.offsets)
+        keep = np.ones(n, bool)
+        reason = np.full(n, "", object)
+
+        def demand(condition: Array, why: str) -> None:
+            reason[keep & ~condition] = why
+            np.logical_and(keep, condition, out=keep)
+
+        if config.min_length:
+            demand(lengths >= config.min_length, "too short")
+        if config.max_length is not None:
+            demand(lengths <= config.max_length, "too many tokens")
+        for text, condition in zip(config.where, self.conditions, strict=True):
+            demand(condition(batch, lengths), f"not {text}")
+        needs_digest = config.ratio < 1 and not config.by or config.not_in
+        digests = record_digests(batch, token_names(self.stores[0])) if needs_digest else None
+        if config.unique:
+            demand(self.repeats(store)[first : first + n], "duplicate")
+        if config.not_in and digests is not None:
+            demand(~np.isin(digests, self.excluded()), "in another store")
+        if config.ratio < 1:
+            drawn = self.draw(batch, digests) < config.ratio
+            demand(drawn != config.rest, "not drawn")
+        elif config.rest:
+            demand(np.zeros(n, bool), "not drawn")
+        dropped = np.flatnonzero(~keep)
+        return keep, [Drop(int(batch.starts[i]), reason[i], False) for i in dropped]
+
+    def draw(self, batch: Records, digests: Array | None) -> Array:
+        """Return a number in [0, 1) a record, from its key and the seed."""
+        import hashlib
+
+        if not self.config.by:
+            assert digests is not None
+            salt = hashlib.sha256(f"select {self.config.seed}".encode()).digest()
+            mixed = digests["a"] ^ np.uint64(int.from_bytes(salt[:8], "little"))
+            mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
+            return (mixed >> np.uint64(11)) / float(1 << 53)
+        values = record_values(batch, self.config.by, self.schema)
+        result = np.empty(len(batch))
+        for i, value in enumerate(values):
+            digest = hashlib.sha256(f"{self.config.seed}\0{value}".encode()).digest()
+            result[i] = int.from_bytes(digest[:8], "little") / 2**64
+        return result
+
+    def repeats(self, store: int) -> Array:
+        """Return for each record of a store whether it is the first of its equals."""
+        if self._repeats is None:
+            parts = [store_digests(one) for one in self.stores]
+            first = first_of_equals(np.concatenate(parts))
+            ends = np.cumsum([len(part) for part in parts])[:-1]
+            self._repeats = np.split(first == np.arange(len(first)), ends)
+        return self._repeats[store]
+
+    def excluded(self) -> Array:
+        """Return the digests of the records to leave out."""
+        if self._excluded is None:
+            self._excluded = np.concatenate(
+                [store_digests(Store(path)) for path in self.config.not_in]
+            )
+        return self._excluded
+
+    def mapped(self, batch: Records) -> Records:
+        """Return the batch with ids out of range replaced by `unk`."""
+        for name, column in self.schema.items():
+            if column.vocab is None or column.phrase:
+                continue
+            vocabulary = self.vocabularies[column.vocab].vocabulary
+            value = np.array(batch.columns[name])
+            wrong = value >= vocabulary.size
+            if wrong.any():
+                value[wrong] = vocabulary.role("unk")
+                batch.columns[name] = value
+        return batch
+
+
+def expand(inputs: Sequence[str]) -> list[str]:
+    """Return the stores: folders as they are, and the lines of text files of paths."""
+    paths: list[str] = []
+    for name in inputs:
+        path = Path(name)
+        if path.is_file():
+            lines = path.read_text().splitlines()
+            paths += [str(path.parent / line.strip()) for line in lines if line.strip()]
+        else:
+            paths.append(name)
+    if not paths:
+        raise UsageError("no store was named", hint="give one store or several")
+    return paths
+
+
+def check_equal(stores: Sequence[Store]) -> None:
+    """Refuse stores that differ in columns or vocabularies."""
+    first = stores[0]
+    for store in stores[1:]:
+        lines = difference(
+            msgspec.to_builtins({"schema": first.schema, "vocabularies": first.vocabularies}),
+            msgspec.to_builtins({"schema": store.schema, "vocabularies": store.vocabularies}),
+        )
+        if lines:
+            listed = "\n  ".join(lines)
+            raise TokmillError(
+                f"it cannot be merged with {first.path}:\n  {listed}",
+                where=str(store.path),
+                hint="stores are merged when columns and vocabularies are equal",
+            )
+
+
+def record_values(batch: Records, name: str, schema: Schema) -> list[Any] | Array:
+    """Return a record column as an array, strings as a list."""
+    value = batch.columns[name]
+    if not isinstance(value, tuple):
+        if schema[name].per != "record" or schema[name].width:
+            raise UsageError(f"the column {name!r} does not hold one value a record")
+        return value
+    data, offsets = value[0].tobytes(), value[1].tolist()
+    return [
+        data[a:b].decode("utf-8", "surrogatepass")
+        for a, b in zip(offsets[:-1], offsets[1:], strict=True)
+    ]
+
+
+def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Array]:
+    """Return a function (batch, lengths) → bool a record of a `where` text."""
+    match = re.fullmatch(r"\s*(\w+)\s*(==|!=|>=|<=|=|>|<|~)\s*(.*?)\s*", text)
+    if not match:
+        raise UsageError(f"where: {text!r} is not COLUMN OP VALUE", hint="such as 'length >= 64'")
+    name, sign, raw = match.groups()
+    if name != "length" and name not in schema:
+        raise UsageError(
+            f"where: there is no column {name!r}", hint=nearest(name, [*schema, "length"])
+        )
+    is_text = name != "length" and schema[name].dtype == "utf8"
+    raw = raw.strip("'\"") if is_text else raw
+    try:
+        wanted: Any = raw if is_text else float(raw) if "." in raw else int(raw)
+    except ValueError:
+        raise UsageError(f"where: {raw!r} is no number, but {name!r} holds numbers") from None
+
+    def holds(batch: Records, lengths: Array) -> Array:
+        values = lengths if name == "length" else record_values(batch, name, schema)
+        if sign == "~":
+            found = re.compile(str(wanted)).search
+            return np.asarray([bool(found(str(value))) for value in values], bool)
+        if is_text:
+            return np.asarray([COMPARE[sign](value, wanted) for value in values], bool)
+        result: Array = COMPARE[sign](values, wanted)
+        return result
+
+    return holds
+
+
+def take(batch: Records, chosen: Array, schema: Schema) -> Records:
+    """Return some records of a batch, in order."""
+    if len(chosen) == len(batch):
+        return batch
+    lengths = np.diff(batch.offsets)[chosen]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    columns: dict[str, Any] = {}
+    for name, value in batch.columns.items():
+        if isinstance(value, tuple):
+            data, ends = value
+            columns[name] = _take_flat(data, ends, chosen)
+        elif schema[name].per == "token":
+            columns[name] = _take_flat(value, batch.offsets, chosen)[0]
+        else:
+            columns[name] = value[chosen]
+    phrases = None
+    if batch.phrases is not None:
+        ids, ends = _take_flat(batch.phrases.ids, batch.phrases.offsets, chosen)
+        phrases = Phrases(ids, ends, batch.phrases.table_offsets, batch.phrases.table)
+    return Records(offsets, columns, batch.starts[chosen], phrases=phrases)
+
+
+def _take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
+    begins, lengths = ends[:-1][chosen], np.diff(ends)[chosen]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    flat = np.repeat(begins - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
+    return data[flat], offsets

@@ -1,0 +1,169 @@
+"""What a source is: configured, pure, columnar, and cut into items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import machine_errors, sampled_digest
+from tokmill.store.schema import Records, Schema
+from tokmill.store.vocab import Vocabulary
+
+MAX_ITEM = 64 << 20
+"""Input bytes of an item at most; larger inputs are cut into several."""
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One unit of input: a file or the bytes `start` … `stop` of it.
+
+    Records are never cut: an item holds those that begin in its range.
+    """
+
+    name: str
+    path: str
+    start: int
+    stop: int
+    digest: str
+    """Sampled digest of the whole file."""
+    parts_done: int = 0
+    """Parts of a stream that are in the store already: read past them, yield nothing."""
+
+    @property
+    def size(self) -> int:
+        """Input bytes of the item."""
+        return self.stop - self.start
+
+
+class Hash(Protocol):
+    """The part of a hashlib object that a source uses."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Add content."""
+        ...
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast and how large, never what: no field of it may change a byte of the store."""
+
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    threads: bool = True
+    block_bytes: int = 4 << 20
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """A vocabulary of a store that is being built: its record and its file."""
+
+    vocabulary: Vocabulary
+    data: bytes
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source is asked to read: inputs, and what came with them on the command line."""
+
+    inputs: tuple[str, ...]
+    tokenizer: str | None = None
+    roles: Mapping[str, str] = {}
+
+
+class Source(Protocol):
+    """Raw matter of one kind.
+
+    A source is made three times: to plan (`items`), in every worker (`read`), and to freeze the
+    vocabularies before that. `read` is pure: the same item gives the same records.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]]
+    version: ClassVar[int]
+    """Raised when the output for equal input changes."""
+    schema: Schema
+
+    @classmethod
+    def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
+        """Return the vocabularies of the store to be built."""
+        ...
+
+    def __init__(
+        self,
+        config: msgspec.Struct,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None: ...
+
+    def identity(self) -> dict[str, Any]:
+        """Return the options that stand in the plan by another value: files by their digests."""
+        ...
+
+    def items(self) -> Iterator[Item]:
+        """Yield the items of the inputs, ordered by name and start."""
+        ...
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield an item's records in batches; hand `digest` all the content that is read."""
+        ...
+
+
+class InputFile(msgspec.Struct, frozen=True):
+    """A file below one of the INPUT arguments."""
+
+    name: str
+    path: Path
+    size: int
+    digest: str
+
+
+def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[InputFile]:
+    """Return the files of the INPUT arguments, ordered by name.
+
+    A file is taken whatever its suffix; of a folder those with one of `suffixes` are, at any depth
+    (hidden ones are not). The name is the path below the argument. Raises `TokmillError` when an
+    input is missing, a folder holds nothing fitting, or two files have one name.
+    """
+    if not inputs:
+        raise UsageError("no input was named", hint="give files or folders")
+    found: dict[str, Path] = {}
+    for argument in inputs:
+        root = Path(argument)
+        if not root.exists():
+            raise TokmillError("there is no such file or folder", where=argument)
+        if root.is_dir():
+            pairs = [
+                (path.relative_to(root).as_posix(), path)
+                for path in sorted(root.rglob("*"))
+                if path.name.endswith(tuple(suffixes))
+                and path.is_file()
+                and not any(part.startswith(".") for part in path.relative_to(root).parts)
+            ]
+            if not pairs:
+                raise TokmillError(
+                    f"the folder holds no {' or '.join(suffixes)} file",
+                    where=argument,
+                    hint="name the files themselves if their suffix is another",
+                )
+        else:
+            pairs = [(root.name, root)]
+        for name, path in pairs:
+            if name in found:
+                raise TokmillError(
+                    f"two inputs are called {name!r}: {found[name]} and {path}",
+                    hint="give their common parent folder, so that the names differ",
+                )
+            found[name] = path
+    files = []
+    for name in sorted(found):
+        path = found[name]
+        with machine_errors("read", path):
+            size = path.stat().st_size
+        files.append(InputFile(name, path, size, sampled_digest(path, size)))
+    return files
+
+
+def cut(file: InputFile) -> Iterator[Item]:
+    """Yield a file as items of at most 64 MiB."""
+    path = str(file.path.absolute())
+    for start in range(0, max(file.size, 1), MAX_ITEM):
+        yield Item(file.name, path, start, min(start + MAX_ITEM, file.size), file.digest)

@@ -1,0 +1,117 @@
+"""The `tokmill` command: one file a panel, loaded when its command is used."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from tokmill.cli.lazy import as_command, lazy_group
+from tokmill.errors import TokmillError
+
+# typer carries its own click, whose names are private; these are its public faces.
+ClickException: type[Exception] = typer.BadParameter.__mro__[2]
+
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    # command: (module:attribute, panel, one line of help)
+    "tokenizer": ("tokmill.cli.tokenizer:app", "data", "Train, use and compare tokenizers."),
+    "build": ("tokmill.cli.build:command", "data", "Turn inputs into a token store."),
+    "store": ("tokmill.cli.store:app", "data", "Validate, repair, locate, export a store."),
+    "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
+    "sample": ("tokmill.cli.train:sample", "training", "Continue a prompt with a trained model."),
+    "inspect": ("tokmill.cli.looking:inspect", "looking", "Say what a file or folder is."),
+    "plot": ("tokmill.cli.looking:plot", "looking", "Draw a figure of a store, tokenizer or run."),
+    "report": ("tokmill.cli.looking:report", "looking", "Write one HTML page of stores and runs."),
+    "doctor": ("tokmill.cli.looking:doctor", "looking", "Check the machine and what is installed."),
+    "recipe": ("tokmill.cli.recipe:app", "looking", "Show and check recipes."),
+}
+
+
+def load_command(name: str) -> Any:
+    """Import a command of the table; typer apps and functions become commands."""
+    if name not in COMMANDS:
+        return None
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    value: Any = getattr(importlib.import_module(module), attribute)
+    if isinstance(value, TyperGroup):
+        return value
+    return typer.main.get_command(value) if isinstance(value, typer.Typer) else as_command(value)
+
+
+def application() -> TyperGroup:
+    """Return the whole command tree."""
+    return lazy_group(
+        "tokmill",
+        "Raw text, programs and compiler IR to checked token stores, and models trained on them.",
+        lambda: {name: (panel, line) for name, (_, panel, line) in COMMANDS.items()},
+        load_command,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and exit: 0 done, 1 refused, 2 usage, 3 interrupted, 4 extra, 5 machine.
+
+    A bug (70) leaves its traceback in a file and prints the path.
+    """
+    signal.signal(signal.SIGTERM, _terminated)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments == ["--version"]:
+        from tokmill import __version__
+
+        print(f"tokmill {__version__}")
+        sys.exit(0)
+    try:
+        code = application().main(arguments, prog_name="tokmill", standalone_mode=False)
+        code = code if isinstance(code, int) else 0
+    except TokmillError as error:
+        _complain(str(error))
+        code = error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("interrupted\nhint: run the same command again: it continues")
+        code = 3
+    except ClickException as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            _complain(_usage(error))
+        code = 2
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        code = 0
+    except Exception:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="tokmill-bug-", suffix=".txt", delete=False
+        ) as handle:
+            handle.write(" ".join(sys.argv) + "\n\n" + traceback.format_exc())
+        last = traceback.format_exc().strip().splitlines()[-1]
+        _complain(
+            f"this is a bug in tokmill: {last}\nhint: please report it with the file {handle.name}"
+        )
+        code = 70
+    sys.exit(code)
+
+
+def _usage(error: Any) -> str:
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "tokmill"
+    return f"{error.format_message()}\nhint: {command} --help"
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _complain(text: str) -> None:
+    first, _, rest = text.partition("\nhint:")
+    colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    label, hint = ("error:", "hint:")
+    if colour:
+        label, hint = ("\x1b[1;31merror:\x1b[0m", "\x1b[1;36mhint:\x1b[0m")
+    print(f"{label} {first}", file=sys.stderr)
+    if rest:
+        print(f"{hint}{rest}", file=sys.stderr)

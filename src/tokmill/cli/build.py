@@ -1,0 +1,239 @@
+"""`tokmill build KIND INPUT… -o STORE` and `tokmill build RECIPE.toml`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tokmill import plugins, recipe
+from tokmill.build.resources import Amount, parse_bytes, parse_seconds
+from tokmill.build.run import BuildRecipe, How, prepare, run
+from tokmill.cli.lazy import as_command, lazy_group
+from tokmill.cli.output import print_json, say
+from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
+from tokmill.errors import UsageError
+from tokmill.progress import human_bytes
+from tokmill.store.store import Store
+
+TEXT_KINDS = ("text", "jsonl", "parquet")
+RUNNING = "how it runs (changes no byte)"
+
+Inputs = Annotated[list[str] | None, typer.Argument(help="Files, folders or stores.")]
+Out = Annotated[Path | None, typer.Option("-o", "--out", help="Folder of the store.")]
+Tokenizer = Annotated[str | None, typer.Option(help="tokenizer.json, or GPT-2, tiktoken … files.")]
+Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN where names do not say it.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=0, help="Processes; 0: in this one.", rich_help_panel=RUNNING),
+]
+Preset = Annotated[str, typer.Option(help="memory, balanced or speed.", rich_help_panel=RUNNING)]
+Memory = Annotated[
+    str | None, typer.Option(help="Memory to hold at most, such as 2GB.", rich_help_panel=RUNNING)
+]
+Engine = Annotated[
+    str, typer.Option(help="Encoder: auto, gigatoken, tokenizers.", rich_help_panel=RUNNING)
+]
+Part = Annotated[
+    str | None,
+    typer.Option(help="i/n: this machine's part of a shared build.", rich_help_panel=RUNNING),
+]
+LimitTime = Annotated[
+    str | None,
+    typer.Option(help="Stop after 10m and project the rest.", rich_help_panel=RUNNING),
+]
+MaxRejects = Annotated[
+    float,
+    typer.Option(help="Share of rejected records that ends it.", rich_help_panel=RUNNING),
+]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Start over.", rich_help_panel=RUNNING)]
+Yes = Annotated[
+    bool,
+    typer.Option("--yes", help="Agree to changed or vanished inputs.", rich_help_panel=RUNNING),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the plan, do nothing.", rich_help_panel=RUNNING)
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)]
+Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
+
+
+def load_kind(name: str) -> Any:
+    """Return the command of a kind of source, made from its options, or that of a recipe file."""
+    if name.endswith(".toml"):
+        return _command(name, None, f"Build what {name} says.")
+    if name not in plugins.SOURCES:
+        return None
+    line = f"Build a store from {plugins.SOURCES[name].help}."
+    return _command(name, plugins.load(plugins.SOURCES, name).Config, line)
+
+
+command = lazy_group(
+    "build",
+    "Turn inputs into a token store; the same command again continues or grows it. "
+    "`tokmill build KIND INPUT… -o STORE`, or `tokmill build RECIPE.toml`.",
+    lambda: {name: (None, f"From {part.help}.") for name, part in plugins.SOURCES.items()},
+    load_kind,
+)
+
+
+def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
+    def base(
+        inputs: Inputs = None,
+        out: Out = None,
+        tokenizer: Tokenizer = None,
+        role: Role = None,
+        set_: Set = None,
+        workers: Workers = None,
+        preset: Preset = "balanced",
+        memory: Memory = None,
+        engine: Engine = "auto",
+        part: Part = None,
+        limit_time: LimitTime = None,
+        max_rejects: MaxRejects = 0.01,
+        fresh: Fresh = False,
+        yes: Yes = False,
+        dry_run: DryRun = False,
+        quiet: Quiet = False,
+        json: Json = False,
+        **more: Any,
+    ) -> None:
+        amount = recipe.convert(
+            Amount,
+            {
+                "workers": workers,
+                "preset": preset,
+                "memory": parse_bytes(memory) if memory else None,
+                "engine": engine,
+            },
+            "command line",
+        )
+        how = How(
+            amount=amount,
+            part=_part(part) if part else None,
+            limit_seconds=parse_seconds(limit_time) if limit_time else None,
+            max_rejects=max_rejects,
+            fresh=fresh,
+            yes=yes,
+            quiet=quiet,
+        )
+        chosen = _recipe(name, inputs or [], out, tokenizer, role or [], set_ or [], given(more))
+        if chosen.source in TEXT_KINDS:
+            from tokmill.cli import build_text
+
+            finished = build_text.before(chosen, how, more, json=json)
+            if finished is None:
+                return
+            chosen = finished
+        if dry_run:
+            _print_plan(chosen, json)
+            return
+        _report(run(chosen, how), json)
+
+    parameters = struct_parameters(struct) if struct else []
+    if name in TEXT_KINDS:
+        from tokmill.cli.build_text import PARAMETERS
+
+        parameters = [*PARAMETERS, *parameters]
+    return as_command(with_parameters(base, parameters, line), name)
+
+
+def _recipe(
+    name: str,
+    inputs: list[str],
+    out: Path | None,
+    tokenizer: str | None,
+    roles: list[str],
+    values: list[str],
+    options: dict[str, Any],
+) -> BuildRecipe:
+    stated: dict[str, Any] = {"source": name}
+    where = "command line"
+    if name.endswith(".toml"):
+        stated, where = recipe.read_toml(name), name
+    over: dict[str, Any] = {"options": options}
+    if inputs:
+        over["inputs"] = inputs
+    if out is not None:
+        over["out"] = str(out)
+    if tokenizer is not None:
+        over["tokenizer"] = tokenizer
+    if roles:
+        pairs = [role.partition("=") for role in roles]
+        over["roles"] = {key: token for key, _, token in pairs}
+    keys = settings(values)
+    known = set(BuildRecipe.__struct_fields__)
+    # `--set fields=…` is the option of the source, `--set options.fields=…` says the same in full.
+    for key in [key for key in keys if key not in known]:
+        keys.setdefault("options", {})[key] = keys.pop(key)
+    merged = recipe.merge(recipe.merge(stated, over), keys)
+    return recipe.convert(BuildRecipe, merged, where)
+
+
+def _part(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(f"--part {text!r} is not i/n", hint="such as 1/4 … 4/4")
+    return int(match[1]), int(match[2])
+
+
+def _print_plan(chosen: BuildRecipe, json: bool) -> None:
+    prepared = prepare(chosen)
+    plan = prepared.plan
+    if json:
+        print_json(msgspec.to_builtins(plan))
+        return
+    print(f"source      {plan.recipe['source']}")
+    print(f"items       {plan.items:,} ({human_bytes(plan.input_bytes)})")
+    print(f"shards      {plan.shards:,}")
+    for column, spec in plan.schema.items():
+        print(f"column      {column}: {spec.dtype} a {spec.per}")
+    for name, vocabulary in plan.vocabularies.items():
+        print(f"vocabulary  {name}: {vocabulary.size:,} ids, roles {vocabulary.roles}")
+    for key, value in plan.recipe["config"].items():
+        print(f"option      {key} = {msgspec.json.encode(value).decode()}")
+    print(f"recipe_id   {plan.recipe_id}")
+    print(f"plan_id     {plan.plan_id}")
+
+
+def summary(store: Store) -> dict[str, Any]:
+    """Return what is said of a store when it is built."""
+    manifest = store.manifest
+    return {
+        "store": str(store.path),
+        "complete": manifest.complete,
+        "records": manifest.records,
+        "tokens": manifest.tokens,
+        "shards": len(manifest.shards),
+        "bytes": manifest.bytes,
+        "input_bytes": manifest.input_bytes,
+        "skipped": manifest.skipped,
+        "rejected": manifest.rejected,
+        "fingerprint": manifest.fingerprint,
+    }
+
+
+def _report(store: Store, json: bool) -> None:
+    facts = summary(store)
+    if json:
+        print_json(facts)
+        return
+    manifest = store.manifest
+    state = "" if manifest.complete else " (partial)"
+    print(
+        f"{store.path}{state}: {manifest.records:,} records, {manifest.tokens:,} tokens, "
+        f"{human_bytes(manifest.bytes)} in {len(manifest.shards):,} shards "
+        f"from {human_bytes(manifest.input_bytes)}"
+    )
+    for what in ("skipped", "rejected"):
+        counts = facts[what]
+        if counts:
+            listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+            print(f"{what}: {listed}")
+    print(f"fingerprint {manifest.fingerprint}")
+    if not manifest.complete:
+        say("the store is not complete: the same command goes on")

@@ -1,0 +1,124 @@
+"""What `tokmill build text|jsonl|parquet` does beyond other builds.
+
+A tokenizer learned on the way, a training and a validation store in one command, and `--explain`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tokmill.build.run import BuildRecipe, How, check_folder, run
+from tokmill.cli.output import print_json, say
+from tokmill.errors import UsageError
+from tokmill.files import make_folder
+
+PANEL = "tokenizer, parts, one record"
+
+
+def _option(name: str, kind: Any, help_text: str) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+    option = typer.Option(flag, help=help_text, rich_help_panel=PANEL, show_default=False)
+    default = False if kind is bool else None
+    annotation = bool if kind is bool else kind | None
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[annotation, option],
+    )
+
+
+PARAMETERS = [
+    _option("vocab_size", int, "Train a tokenizer with so many ids on the input first."),
+    _option("special", list[str], "Special tokens of that tokenizer [<|endoftext|>]."),
+    _option("train", list[str], "Training part: makes OUT/train, OUT/val and OUT/tokenizer.json."),
+    _option("val", list[str], "Validation part."),
+    _option("bin", bool, "With --train: also write OUT/train.bin and OUT/val.bin."),
+    _option("explain", str, "FILE:LINE: show every stage for one record, build nothing."),
+]
+
+
+def before(
+    chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool
+) -> BuildRecipe | None:
+    """Do what these flags ask for; return the recipe to build, or None when all is done."""
+    if more.get("train") or more.get("val"):
+        _two_parts(chosen, how, more, json=json)
+        return None
+    if more.get("bin"):
+        raise UsageError("--bin goes with --train and --val", hint="else: tokmill store export bin")
+    if more.get("vocab_size"):
+        if chosen.tokenizer:
+            raise UsageError("--tokenizer and --vocab-size exclude each other")
+        if not chosen.out:
+            raise UsageError("no folder for the store was named", hint="-o STORE")
+        check_folder(Path(chosen.out))
+        folder = make_folder(Path(chosen.out) / "vocab")
+        tokenizer = _learn(folder, chosen, list(chosen.inputs), more)
+        chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
+    if more.get("explain"):
+        from tokmill.text.explain import explain
+
+        found = explain(chosen, more["explain"])
+        if json:
+            print_json(found)
+        else:
+            for stage, text in found.items():
+                print(f"{stage:<10} {text}")
+        return None
+    return chosen
+
+
+def _learn(folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str, Any]) -> Path:
+    from tokmill.text.learn import LearnOptions, learned_tokenizer
+
+    specials = tuple(more.get("special") or ("<|endoftext|>",))
+    options = LearnOptions(vocab_size=more["vocab_size"], specials=specials)
+    path, made = learned_tokenizer(folder, chosen.source, inputs, chosen.options, options)
+    say(f"tokenizer: {path} ({'trained now' if made else 'kept from before'})")
+    return path
+
+
+def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool) -> None:
+    train, val = more.get("train"), more.get("val")
+    if not train or not val:
+        raise UsageError("--train and --val go together")
+    if chosen.inputs:
+        raise UsageError(
+            f"with --train and --val there is no other input ({chosen.inputs[0]})",
+            hint="repeat --train for more files",
+        )
+    if not chosen.out:
+        raise UsageError("no folder was named", hint="-o DIR")
+    out = Path(chosen.out)
+    tokenizer = chosen.tokenizer
+    if tokenizer is None:
+        if not more.get("vocab_size"):
+            raise UsageError("no tokenizer was named", hint="--tokenizer PATH or --vocab-size N")
+        # The validation text must not shape the vocabulary that it is measured with.
+        tokenizer = str(_learn(make_folder(out), chosen, train, more))
+    facts: dict[str, Any] = {}
+    from tokmill.cli.build import _report, summary
+
+    for part, inputs in (("train", train), ("val", val)):
+        recipe = msgspec.structs.replace(
+            chosen, inputs=tuple(inputs), out=str(out / part), tokenizer=tokenizer
+        )
+        store = run(recipe, how)
+        if json:
+            facts[part] = summary(store)
+        else:
+            _report(store, json=False)
+        if more.get("bin"):
+            from tokmill.formats.bin import BinExport
+
+            written = BinExport(BinExport.Config()).write(store, out / f"{part}.bin")
+            facts[f"{part}.bin"] = written
+            say(f"wrote {out / f'{part}.bin'}")
+    if json:
+        print_json(facts)

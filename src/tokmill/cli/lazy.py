@@ -1,0 +1,57 @@
+"""Groups whose commands are imported when they are called, so that `--help` stays fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+LISTING = "tokmill.listing"
+
+
+class LazyGroup(TyperGroup):
+    """A group made of a table: name → (panel, line of help), and a function that loads one."""
+
+    table: Callable[[], dict[str, tuple[str | None, str]]]
+    load: Callable[[str], Any]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(self.table())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import and return one command; for a listing a stand-in with its line of help."""
+        if ctx.meta.get(LISTING) and cmd_name in self.table():
+            panel, line = self.table()[cmd_name]
+            return TyperCommand(cmd_name, short_help=line, help=line, rich_help_panel=panel)
+        command = self.load(cmd_name)
+        if command is not None:
+            command.name = cmd_name
+        return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """List the commands without importing them."""
+        ctx.meta[LISTING] = True
+        super().format_help(ctx, formatter)
+
+
+def lazy_group(
+    name: str,
+    help_text: str,
+    table: Callable[[], dict[str, tuple[str | None, str]]],
+    load: Callable[[str], Any],
+    **settings: Any,
+) -> LazyGroup:
+    """Return a group whose commands come from a table."""
+    group = LazyGroup(name=name, help=help_text, no_args_is_help=True, **settings)
+    group.table, group.load = table, load
+    return group
+
+
+def as_command(function: Callable[..., Any], name: str | None = None) -> Any:
+    """Turn a typed function into a command."""
+    app = typer.Typer(add_completion=False)
+    app.command(name=name)(function)
+    return typer.main.get_command(app)

@@ -1,0 +1,220 @@
+"""`tokmill store`: validate, repair, locate, duplicates, export, finish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tokmill import plugins, recipe
+from tokmill.cli.lazy import as_command, lazy_group
+from tokmill.cli.output import print_json, say
+from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
+from tokmill.errors import TokmillError, UsageError
+from tokmill.progress import human_bytes
+from tokmill.store.store import Store
+
+StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
+Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
+
+
+def validate(
+    store: StorePath,
+    deep: Annotated[int, typer.Option(help="Also make N shards again and compare.")] = 0,
+    json: Json = False,
+) -> int:
+    """Check hashes, shapes, ids, counts and receipts; exit code 1 if something is wrong."""
+    from tokmill.build.repair import deep_check
+    from tokmill.store import validate as checks
+
+    opened = Store(store)
+    report = checks.validate(opened, quiet=False)
+    problems = list(report.problems)
+    if deep and not problems:
+        problems += deep_check(opened, deep)
+    report = msgspec.structs.replace(report, problems=problems)
+    if json:
+        print_json({**msgspec.to_builtins(report), "ok": report.ok})
+    else:
+        for problem in problems:
+            print(f"{problem.where}: {problem.what}")
+        state = "complete" if report.complete else "partial"
+        print(
+            f"{store}: {'ok' if report.ok else f'{len(problems)} problems'}, {state}, "
+            f"{report.records:,} records, {report.tokens:,} tokens, {report.shards:,} shards, "
+            f"{report.empty_records:,} empty records"
+            + (f", {deep} made again" if deep and report.ok else "")
+        )
+    if not report.ok:
+        say(f"hint: tokmill store repair {store}")
+    return 0 if report.ok else 1
+
+
+def repair(
+    store: StorePath,
+    input_: Annotated[
+        list[str] | None, typer.Option("--input", help="Make the shards of this input again.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Make the bad shards again from their inputs, and only those."""
+    from tokmill.build.repair import repair as mend
+
+    done = mend(Store(store), input_ or (), quiet=False)
+    if json:
+        print_json(done)
+    else:
+        print(f"{store}: {len(done.shards)} shards made again {' '.join(done.shards)}".rstrip())
+        for problem in done.remaining:
+            print(f"{problem.where}: {problem.what}")
+    return 1 if done.remaining else 0
+
+
+def locate(
+    store: StorePath,
+    what: Annotated[str, typer.Argument(help="A record number, or COLUMN=VALUE.")],
+    json: Json = False,
+) -> None:
+    """Say where a record lies on disk and where it came from."""
+    from tokmill.store import locate as places
+
+    opened = Store(store)
+    if "=" in what:
+        column, _, value = what.partition("=")
+        numbers = list(places.find_records(opened, column, value))
+        if not numbers:
+            raise TokmillError(f"no record has {what}", where=str(store))
+    elif what.isdecimal():
+        numbers = [int(what)]
+    else:
+        raise UsageError(f"{what!r} is neither a number nor COLUMN=VALUE")
+    found = [places.locate(opened, number) for number in numbers]
+    if json:
+        print_json(found)
+        return
+    for place in found:
+        print(
+            f"record {place.record}: {place.tokens:,} tokens; input {place.item} "
+            f"({place.path}) at {place.byte:,}; shard {place.shard}, record "
+            f"{place.record_in_shard:,}, token {place.token_start:,}"
+        )
+
+
+def duplicates(
+    store: StorePath,
+    other: Annotated[
+        Path | None, typer.Argument(help="Another store: report the records that both have.")
+    ] = None,
+    json: Json = False,
+) -> int:
+    """Find equal records in a store, or a leak between two; exit code 1 if there are some."""
+    from tokmill.store.duplicates import find_duplicates, find_leak
+
+    if other is None:
+        found = find_duplicates(Store(store))
+        count, text = found.duplicates, f"{found.duplicates:,} of {found.records:,} records repeat"
+        result: Any = found
+    else:
+        leak = find_leak(Store(store), Store(other))
+        count, text = leak.shared, f"{leak.shared:,} of {leak.records:,} records are in {other}"
+        result = leak
+    if json:
+        print_json(result)
+    else:
+        print(f"{store}: {text}")
+        for record, first in result.examples:
+            print(f"  record {record:,} = {first:,}")
+        if count:
+            way = f"--not-in {other}" if other else "--unique"
+            say(f"hint: tokmill build select {store} {way} -o NEW")
+    return 1 if count else 0
+
+
+def finish(store: StorePath, json: Json = False) -> int:
+    """Write the manifest of a store whose parts were built with --part."""
+    from tokmill.build.run import finish_parts
+    from tokmill.cli.build import summary
+
+    missing = finish_parts(store)
+    facts = {**summary(Store(store)), "missing_shards": missing}
+    if json:
+        print_json(facts)
+    elif missing:
+        print(f"{store}: {missing:,} shards are missing")
+        say("hint: run the parts that have not ended again")
+    else:
+        print(f"{store}: complete, {facts['records']:,} records, {facts['tokens']:,} tokens")
+    return 1 if missing else 0
+
+
+def load_format(name: str) -> Any:
+    """Return the command of a format, made from its options."""
+    if name not in plugins.EXPORTS:
+        return None
+    line = f"Write a store as {plugins.EXPORTS[name].help}."
+    kind = plugins.load(plugins.EXPORTS, name)
+
+    def base(
+        store: StorePath,
+        out: Annotated[Path, typer.Option("-o", "--out", help="File or folder to write.")],
+        set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE.")] = None,
+        partial: Annotated[bool, typer.Option(help="Also write an unfinished store.")] = False,
+        json: Json = False,
+        **more: Any,
+    ) -> None:
+        opened = Store(store)
+        if opened.partial and not partial:
+            raise TokmillError(
+                "the store is not complete", where=str(store), hint="finish it, or use --partial"
+            )
+        options = recipe.merge(given(more), settings(set_))
+        config = recipe.convert(kind.Config, options, f"options of {name}")
+        written = kind(config).write(opened, out)
+        if json:
+            print_json(written)
+            return
+        shown = ", ".join(
+            f"{key} {human_bytes(value) if key == 'bytes' else f'{value:,}'}"
+            for key, value in written.items()
+            if isinstance(value, int)
+        )
+        print(f"{out}: {shown}")
+
+    return as_command(with_parameters(base, struct_parameters(kind.Config), line), name)
+
+
+def load_command(name: str) -> Any:
+    """Return a command of `tokmill store`."""
+    if name == "export":
+        return export
+    function = COMMANDS.get(name)
+    return as_command(function, name) if function else None
+
+
+export = lazy_group(
+    "export",
+    "Write a store in a foreign format.",
+    lambda: {name: (None, part.help) for name, part in plugins.EXPORTS.items()},
+    load_format,
+)
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "validate": validate,
+    "repair": repair,
+    "locate": locate,
+    "duplicates": duplicates,
+    "finish": finish,
+}
+
+app = lazy_group(
+    "store",
+    "Validate, repair, locate, export a store.",
+    lambda: {
+        **{name: (None, (f.__doc__ or "").splitlines()[0]) for name, f in COMMANDS.items()},
+        "export": (None, "Write a store in a foreign format."),
+    },
+    load_command,
+)

@@ -1,0 +1,275 @@
+"""`tokmill tokenizer train|encode|decode|compare`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tokmill.cli.output import print_json, print_table, say
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import machine_errors, write_file
+from tokmill.progress import human_bytes, human_time
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Train, use and compare tokenizers.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Tok = Annotated[
+    str,
+    typer.Option(
+        "--tokenizer",
+        "-t",
+        help="tokenizer.json or its folder, vocab.json beside merges.txt, .tiktoken, .model.",
+    ),
+]
+Pattern = Annotated[
+    str | None,
+    typer.Option(help="How a .tiktoken file cuts words: gpt2, cl100k, o200k or a pattern."),
+]
+
+
+@app.command()
+def train(
+    inputs: Annotated[list[str], typer.Argument(help="Files and folders.", metavar="INPUT...")],
+    out: Annotated[str, typer.Option("-o", "--out", help="The tokenizer.json, or a folder.")],
+    vocab_size: Annotated[int, typer.Option(help="Ids in all, special tokens and 256 bytes too.")],
+    special: Annotated[
+        list[str] | None,
+        typer.Option(help="A special token; may be given several times. Default <|endoftext|>."),
+    ] = None,
+    no_special: Annotated[bool, typer.Option(help="No special token at all.")] = False,
+    kind: Annotated[str, typer.Option(help="text, jsonl or parquet; default: by suffix.")] = "",
+    records: Annotated[
+        str, typer.Option(help="What words may not cross: documents, or lines.")
+    ] = "documents",
+    pattern: Annotated[
+        str, typer.Option(help="How words are cut: gpt2, cl100k, o200k or a regular expression.")
+    ] = "gpt2",
+    tie_break: Annotated[
+        str,
+        typer.Option(help="Of equal counts: first (Hugging Face), or greatest-bytes (CS336)."),
+    ] = "first",
+    engine: Annotated[
+        str, typer.Option(help="auto, gigatoken, tokenizers or python; the result is the same.")
+    ] = "auto",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An option of the source, key=value (separator, fields, …)."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train a byte-level BPE tokenizer on the documents of text, JSON Lines or Parquet files."""
+    from tokmill import recipe
+    from tokmill.text.train import records as read_records
+    from tokmill.text.train import train_tokenizer
+
+    specials = [] if no_special else special or ["<|endoftext|>"]
+    path = Path(out)
+    if path.is_dir() or not path.suffix:
+        path = path / "tokenizer.json"
+    begun = time.monotonic()
+    seen = Seen(
+        read_records(inputs, kind or _kind(inputs), recipe.overrides(set_ or []), unit=records)
+    )
+    tokenizer = train_tokenizer(
+        seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
+    )
+    tokenizer.save(path)
+    facts: dict[str, Any] = {
+        "tokenizer": str(path),
+        "size": tokenizer.size,
+        "asked": vocab_size,
+        "merges": len(tokenizer.merges),
+        "specials": tokenizer.specials,
+        "records": seen.records,
+        "characters": seen.characters,
+    }
+    say(
+        f"{seen.records:,} records, {seen.characters:,} characters, "
+        f"{human_time(time.monotonic() - begun)}"
+    )
+    if tokenizer.size < vocab_size:
+        say(
+            f"{tokenizer.size:,} ids, not {vocab_size:,}: every word of the text is one token, no "
+            "pair is left to merge (more text gives more)"
+        )
+    if as_json:
+        print_json(facts)
+    else:
+        print(path)
+
+
+@app.command()
+def encode(
+    tokenizer: Tok,
+    file: Annotated[str, typer.Argument(help="A UTF-8 text, - for stdin.")] = "-",
+    text: Annotated[str | None, typer.Option(help="The text itself, in place of a file.")] = None,
+    specials: Annotated[
+        str, typer.Option(help="Special tokens in the text: plain (text) or special (the token).")
+    ] = "plain",
+    tokens: Annotated[bool, typer.Option(help="Print a token a line: id and its bytes.")] = False,
+    pattern: Pattern = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the ids of a text: one line, separated by spaces. The text is read as a stream."""
+    from tokmill.text.tokenizer import Tokenizer
+
+    loaded = Tokenizer.from_file(tokenizer, pattern=pattern)
+    mode: Any = specials
+    with _open_text(file, text) as chunks:
+        ids = loaded.encode_iterable(chunks, mode)
+        if as_json:
+            print_json(list(ids))
+        elif tokens:
+            for number in ids:
+                print(f"{number}\t{loaded.vocab[number]!r}")
+        else:
+            separator = ""
+            for number in ids:
+                sys.stdout.write(f"{separator}{number}")
+                separator = " "
+            sys.stdout.write("\n")
+
+
+@app.command()
+def decode(
+    tokenizer: Tok,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids; none reads them from stdin.")
+    ] = None,
+    out: Annotated[str | None, typer.Option("-o", "--out", help="Write the exact bytes.")] = None,
+    pattern: Pattern = None,
+) -> None:
+    """Print the text of ids; bytes that are no UTF-8 become U+FFFD (with -o they stay)."""
+    from tokmill.text.tokenizer import Tokenizer
+
+    loaded = Tokenizer.from_file(tokenizer, pattern=pattern)
+    words = ids or sys.stdin.read().replace(",", " ").strip("[] \n").split()
+    try:
+        numbers = [int(word) for word in words]
+    except ValueError as error:
+        raise UsageError(
+            f"ids are whole numbers: {error}", hint="separate them by spaces"
+        ) from None
+    if out is not None:
+        write_file(out, loaded.decode_bytes(numbers))
+        return
+    sys.stdout.write(loaded.decode(numbers))
+    if sys.stdout.isatty():
+        sys.stdout.write("\n")
+
+
+@app.command()
+def compare(
+    paths: Annotated[
+        list[str], typer.Argument(help="Tokenizers, and last the text.", metavar="A B ... FILE")
+    ],
+    engine: Annotated[str, typer.Option(help="auto, gigatoken or tokenizers.")] = "auto",
+    figure: Annotated[str | None, typer.Option(help="Draw it to an .svg or .png file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare tokenizers on a text: tokens, use of the vocabulary, round trip, speed."""
+    if len(paths) < 2:
+        raise UsageError("give at least one tokenizer and a text", hint="compare A B FILE")
+    from tokmill.text import compare as comparing
+
+    *tokenizers, text = paths
+    rows = comparing.compare(tokenizers, text, engine=engine)
+    if figure is not None:
+        comparing.draw(rows, Path(figure))
+        say(f"figure: {figure}")
+    if as_json:
+        print_json([msgspec.structs.asdict(row) for row in rows])
+        return
+    size = human_bytes(Path(text).stat().st_size)
+    say(f"{text}: {size}; speeds hold for this run only")
+    print_table(
+        [
+            "tokenizer",
+            "ids",
+            "tokens",
+            "bytes a token",
+            "tokens a word",
+            "unused ids",
+            "round trip",
+            "MB/s",
+            "engine",
+        ],
+        [list(msgspec.structs.astuple(row)) for row in rows],
+    )
+
+
+class Seen:
+    """Texts passed on and counted."""
+
+    def __init__(self, texts: Iterator[str]) -> None:
+        self.texts = texts
+        self.records = 0
+        self.characters = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self.texts:
+            self.records += 1
+            self.characters += len(text)
+            yield text
+
+
+def _kind(inputs: list[str]) -> str:
+    suffixes = {"jsonl": "jsonl", "ndjson": "jsonl", "parquet": "parquet", "arrow": "parquet"}
+    kinds = set()
+    for name in inputs:
+        path = Path(name)
+        names = [p.name for p in path.rglob("*") if p.is_file()][:1000] if path.is_dir() else [name]
+        for each in names:
+            last = each.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+            kinds.add(suffixes.get(last, "text"))
+    if len(kinds) > 1:
+        raise UsageError(
+            f"the inputs are of several kinds: {', '.join(sorted(kinds))}",
+            hint="--kind text (or jsonl, parquet), and inputs of that kind",
+        )
+    return kinds.pop() if kinds else "text"
+
+
+@contextmanager
+def _open_text(file: str, text: str | None) -> Iterator[Iterator[str]]:
+    if text is not None:
+        yield iter([text])
+    elif file == "-":
+        yield _decoded(sys.stdin.buffer, "stdin")
+    else:
+        if not Path(file).is_file():
+            raise TokmillError(
+                "this is a folder" if Path(file).is_dir() else "there is no such file", where=file
+            )
+        with machine_errors("read", file), open(file, "rb") as handle:
+            yield _decoded(handle, file)
+
+
+def _decoded(handle: Any, where: str) -> Iterator[str]:
+    import codecs
+
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    try:
+        while block := handle.read(1 << 20):
+            yield decoder.decode(block)
+            done += len(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise TokmillError(
+            f"the text is no UTF-8: {error.reason}",
+            where=f"{where}: near byte {done + error.start}",
+            hint="convert it with iconv",
+        ) from None

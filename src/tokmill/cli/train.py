@@ -1,0 +1,153 @@
+"""`tokmill train` and `tokmill sample`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokmill import plugins
+from tokmill.cli.output import print_json, print_table, say
+from tokmill.cli.structs import PANEL, settings
+from tokmill.errors import UsageError
+from tokmill.progress import human_bytes
+from tokmill.recipe import merge
+
+
+def train(
+    recipe: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RECIPE|STORE",
+            help="A recipe, or a store to train a small decoder on. With --resume it may be left "
+            "out: the run's own recipe is taken.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="RUN", help="Folder of the run.")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue from the newest checkpoint; begin where there is none."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print shapes, sizes and memory, and do nothing.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Set a key of the recipe. May be repeated."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="The store to learn from. Sets data.train.", rich_help_panel=PANEL),
+    ] = None,
+    val: Annotated[
+        Path | None,
+        typer.Option(help="The store to evaluate on. Sets data.val.", rich_help_panel=PANEL),
+    ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option(
+            "--partial",
+            help="Train on a store that is not complete. Sets data.partial.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of the optimiser. Sets run.steps.", rich_help_panel=PANEL),
+    ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Save a checkpoint and stop after 90s, 10m, 2h. Sets run.max_time.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda or auto. Sets run.device.", rich_help_panel=PANEL),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Train a model on a token store; --resume continues a stopped run to the last bit."""
+    given: dict[str, Any] = {
+        "data": {"train": data and str(data), "val": val and str(val), "partial": partial or None},
+        "run": {"steps": steps, "max_time": max_time, "device": device},
+    }
+    flags = {
+        section: {key: value for key, value in keys.items() if value is not None}
+        for section, keys in given.items()
+    }
+    options = merge(settings(set_), flags)
+    if dry_run:
+        run = plugins.require("tokmill.train.run")
+        config = run.resolve(recipe, out or Path("RUN"), options, resume)
+        _print_plan(plugins.require("tokmill.train.estimate").estimate(config), as_json)
+        return
+    if out is None:
+        raise UsageError("the run needs a folder", hint="name it: -o RUN")
+    loop = plugins.require("tokmill.train.loop")
+    result = loop.train(recipe, out, options=options, resume=resume)
+    if as_json:
+        print_json({"run": str(result.path), **result.metrics, "step": result.step})
+        return
+    keys = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte")
+    shown = [f"{key} {result.metrics[key]:.4f}" for key in keys if key in result.metrics]
+    say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
+    say(f"next: tokmill sample {result.path} --prompt TEXT")
+
+
+def sample(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 100,
+    temperature: Annotated[
+        float, typer.Option(help="Below 1: surer; 0: always the likeliest token.")
+    ] = 0.8,
+    top_k: Annotated[
+        int, typer.Option(help="Draw from so many likeliest tokens; 0: from all.")
+    ] = 50,
+    seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Continue a prompt with a trained model."""
+    module = plugins.require("tokmill.inference.sample")
+    text = module.sample(
+        run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device
+    )
+    if as_json:
+        print_json({"prompt": prompt, "continuation": text, "seed": seed})
+    else:
+        print(prompt + text)
+
+
+def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(plan)
+        return
+    print_table(
+        ["tensor", "shape"], [[n, " × ".join(map(str, s))] for n, s in plan["tensors"].items()]
+    )
+    print()
+    columns = ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
+    print_table(
+        ["plan", ""],
+        [
+            ["model, task", f"{plan['model']}, {plan['task']}"],
+            ["columns", columns],
+            ["parameters", f"{plan['parameters']:,}"],
+            ["batch", " rows × ".join(map(str, plan["batch"])) + " positions"],
+            ["micro-batch", " rows × ".join(map(str, plan["micro_batch"])) + " positions"],
+            ["tokens a step", f"{plan['tokens_per_step']:,}"],
+            ["steps", f"{plan['steps']:,} ({plan['epochs']:.2f} epochs of {plan['rows']:,} rows)"],
+            ["tokens in all", f"{plan['tokens']:,}"],
+            ["operations in all", f"{plan['flops']:.2e}"],
+            ["memory, about", human_bytes(plan["memory_bytes"])],
+        ],
+    )

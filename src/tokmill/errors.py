@@ -1,0 +1,67 @@
+"""What can go wrong for a user, and the exit code of each kind.
+
+An error says what is wrong and where (file, line or byte, key) and ends in a hint. The command
+line prints it without a traceback; anything that is no `TokmillError` is a bug.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TokmillError(Exception):
+    """An input was refused or a check failed (exit code 1)."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        self.what = what
+        self.where = where
+        self.hint = hint
+        super().__init__(what, where, hint)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}\nhint: {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword arguments do not survive the default reduction, and errors cross process borders.
+        return _rebuild, (type(self), self.what, self.where, self.hint)
+
+
+def _rebuild(kind: type[TokmillError], what: str, where: str, hint: str) -> TokmillError:
+    return kind(what, where=where, hint=hint)
+
+
+class UsageError(TokmillError):
+    """A wrong command line or recipe (exit code 2)."""
+
+    exit_code = 2
+
+
+class Interrupted(TokmillError):
+    """Work was stopped by a signal or a time limit and can be resumed (exit code 3)."""
+
+    exit_code = 3
+
+
+class MissingExtraError(TokmillError):
+    """A part of the program needs packages that are not installed (exit code 4)."""
+
+    exit_code = 4
+
+
+class MachineError(TokmillError):
+    """The machine refused: disk, permission, lock, a killed worker (exit code 5)."""
+
+    exit_code = 5
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean …?" for the nearest known name, or the list of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(known)}" if known else ""

@@ -1,0 +1,116 @@
+"""Rows as batches: any batch of any step by arithmetic, for any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokmill.errors import UsageError
+from tokmill.feed.order import Array, key, permute
+from tokmill.feed.rows import Rows
+
+
+@dataclass(slots=True)
+class Batch:
+    """B rows of T tokens.
+
+    `columns`: name → (B, T) in the store's dtype, 0 where nothing stands. `document`: (B, T)
+    int32, the number of the token's document within its row, -1 at padding. `values`: name → (B,)
+    or (B, width), columns that have a value a record (of the row's first span). `key`: (B,) uint64
+    = hash(seed, epoch, row): all random choices about a row come from it, so they do not depend on
+    the process that makes them. `targets`: put in by the task; name → (B, T) int64, -1 where there
+    is nothing to learn.
+    """
+
+    columns: dict[str, Array]
+    document: Array
+    key: Array
+    values: dict[str, Array] = field(default_factory=dict)
+    targets: dict[str, Array] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Return some of the rows (views)."""
+        return Batch(
+            {name: value[start:stop] for name, value in self.columns.items()},
+            self.document[start:stop],
+            self.key[start:stop],
+            {name: value[start:stop] for name, value in self.values.items()},
+            {name: value[start:stop] for name, value in self.targets.items()},
+        )
+
+
+class Feed:
+    """The batches of a training run: a pure function of the step.
+
+    `batch_size` is the global number of rows a step; a process with rank r of w gets its w-th
+    part. Position p of epoch e is row `permute(p)` with the seed and the epoch as keys.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        columns: Sequence[str] | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise UsageError(f"a batch of {batch_size} rows cannot be made")
+        if len(rows) == 0:
+            raise UsageError(
+                "the store has no rows to train on",
+                where=str(rows.store.path),
+                hint="it holds no tokens: look at it with `tokmill inspect`",
+            )
+        self.row_source, self.batch_size = rows, batch_size
+        self.seed, self.shuffle = seed, shuffle
+        self.columns = columns
+
+    def __len__(self) -> int:
+        """Return the number of whole batches in an epoch (at least 1)."""
+        return max(1, len(self.row_source) // self.batch_size)
+
+    def rows_of(self, step: int, rank: int = 0, world: int = 1) -> tuple[Array, Array]:
+        """Return (epoch, row) of a rank's rows at a step; both int64 (batch_size / world,)."""
+        if self.batch_size % world:
+            below, above = (self.batch_size // world) * world, -(-self.batch_size // world) * world
+            raise UsageError(
+                f"a batch of {self.batch_size} rows cannot be split over {world} processes",
+                hint=f"the nearest sizes are {below or world} and {above}",
+            )
+        share = self.batch_size // world
+        first = step * self.batch_size + rank * share
+        epoch, position = np.divmod(np.arange(first, first + share), len(self.row_source))
+        if self.shuffle:
+            row = position.copy()
+            for number in np.unique(epoch):
+                here = epoch == number
+                row[here] = permute(position[here], len(self.row_source), self.seed, int(number))
+        else:
+            row = position
+        return epoch, row
+
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
+        """Return a rank's part of the batch of a step. Pure: same arguments, same batch."""
+        epoch, row = self.rows_of(step, rank, world)
+        return self.make(epoch, row)
+
+    def make(self, epoch: Array, row: Array) -> Batch:
+        """Return the batch of the given rows."""
+        source, length = self.row_source, self.row_source.length
+        keys = key(self.seed, epoch.astype(np.uint64), row.astype(np.uint64))
+        size = len(row)
+        document = np.full((size, length), -1, np.int32)
+        columns: dict[str, Array] = {}
+        for number in np.unique(epoch):
+            here = np.flatnonzero(epoch == number)
+            spans = source.spans(row[here], int(number))
+            spans.row = here[spans.row]
+            source.store.fill(spans, length, columns, document, size, self.columns)
+        return Batch(columns, document, keys)

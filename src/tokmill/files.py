@@ -1,0 +1,149 @@
+"""The one place that writes: atomic files, private temporary files, locks, digests.
+
+Every write of tokmill goes through here, so that the crash tests can kill a build at each of these
+calls and know that they saw all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokmill.errors import MachineError
+
+TEMPORARY = ".tmp-"
+
+
+@contextlib.contextmanager
+def machine_errors(doing: str, path: Path | str) -> Iterator[None]:
+    """Turn an `OSError` into a `MachineError` that names the file and what to do."""
+    try:
+        yield
+    except OSError as error:
+        hints = {
+            errno.ENOSPC: "free some space, then run the same command again: it continues",
+            errno.EDQUOT: "free some of the quota, then run the same command again: it continues",
+            errno.EACCES: "choose a folder that you may write to",
+            errno.EPERM: "choose a folder that you may write to",
+            errno.EROFS: "the file system is read-only: choose another folder",
+            errno.ENOENT: "the folder does not exist",
+            errno.ENOTDIR: "a part of the path is a file, not a folder",
+            errno.EISDIR: "a folder stands where a file is needed",
+            errno.EIO: "the disk reports an error: check it before you go on",
+        }
+        raise MachineError(
+            f"{doing} failed: {os.strerror(error.errno or 0)}",
+            where=str(path),
+            hint=hints.get(error.errno or 0, "see the message of the system"),
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    with machine_errors("sync", folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder and its parents; an existing folder is fine."""
+    with machine_errors("make folder", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def private_path(path: Path) -> Path:
+    """Return a name beside `path` that no other process uses."""
+    return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def write_file(path: Path | str, chunks: bytes | str | Iterable[bytes | memoryview]) -> Path:
+    """Write a file atomically: private file, fsync, rename, fsync of the folder."""
+    path = Path(path)
+    if isinstance(chunks, str):
+        chunks = chunks.encode()
+    if isinstance(chunks, bytes):
+        chunks = [chunks]
+    private = private_path(path)
+    try:
+        with machine_errors("write", path):
+            with open(private, "wb", buffering=0) as handle:
+                for chunk in chunks:
+                    view = memoryview(chunk).cast("B")
+                    while view:
+                        view = view[handle.write(view) :]
+                os.fsync(handle.fileno())
+            os.rename(private, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(private)
+        raise
+    sync_folder(path.parent)
+    return path
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append one line with one write; for logs, whose last line may be cut by a crash."""
+    with machine_errors("append", path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, line.rstrip(b"\n") + b"\n")
+        finally:
+            os.close(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file; one that is not there is fine."""
+    with machine_errors("remove", path):
+        path.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Remove the private files that killed writers left in a folder, and return their number."""
+    if not folder.is_dir():
+        return 0
+    leftovers = [folder / entry.name for entry in os.scandir(folder) if TEMPORARY in entry.name]
+    for leftover in leftovers:
+        remove(leftover)
+    return len(leftovers)
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str, hint: str) -> Iterator[None]:
+    """Hold an exclusive lock on a file; a lock that another process holds is an error at once."""
+    with machine_errors("lock", path):
+        handle = open(path, "a+b")  # noqa: SIM115
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise MachineError(what, where=str(path.parent), hint=hint) from None
+        yield
+
+
+def sha256_file(path: Path) -> str:
+    """Return the sha256 of a file as hex."""
+    with machine_errors("read", path), open(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def sampled_digest(path: Path, size: int, block: int = 4096) -> str:
+    """Return a digest of a file's head, middle and tail: cheap, and changes with most edits.
+
+    It only decides whether work can be re-used; what was really read is hashed in full.
+    """
+    digest = hashlib.sha256(str(size).encode())
+    with machine_errors("read", path), open(path, "rb") as handle:
+        for start in sorted({0, max(0, (size - block) // 2), max(0, size - block)}):
+            handle.seek(start)
+            digest.update(handle.read(block))
+    return digest.hexdigest()[:32]

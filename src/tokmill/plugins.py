@@ -1,0 +1,89 @@
+"""Kinds of parts and where they live: the one table to extend.
+
+A part is named by a kind ("jsonl", "decoder", …) and loaded when it is needed; a part whose
+packages are missing says which extra to install.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+from tokmill.errors import MissingExtraError, UsageError, nearest
+
+
+class Part(NamedTuple):
+    """Where a part lives, the extra that brings its packages, and one line of help."""
+
+    target: str
+    extra: str
+    help: str
+
+
+SOURCES: dict[str, Part] = {
+    "text": Part("tokmill.text.source:TextSource", "text", "plain text files"),
+    "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
+    "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
+    "select": Part("tokmill.build.select:SelectSource", "", "filter, sample, split, merge stores"),
+    "npz": Part("tokmill.formats.npz:NpzSource", "", "npz files of padded windows"),
+    "bin": Part("tokmill.formats.bin:BinSource", "", "headerless and llm.c token files"),
+    "megatron": Part("tokmill.formats.megatron:MegatronSource", "", "Megatron .bin/.idx pairs"),
+    "datatrove": Part("tokmill.formats.datatrove:DatatroveSource", "", "datatrove .ds files"),
+    "parquet-tokens": Part(
+        "tokmill.formats.parquet:ParquetTokensSource", "parquet", "Parquet files of token ids"
+    ),
+}
+
+EXPORTS: dict[str, Part] = {
+    "bin": Part("tokmill.formats.bin:BinExport", "", "headerless uint16 or uint32 token file"),
+    "llmc": Part("tokmill.formats.bin:LlmcExport", "", "llm.c shards with their 1 KiB header"),
+    "npz": Part("tokmill.formats.npz:NpzExport", "", "padded windows with attention masks"),
+    "megatron": Part("tokmill.formats.megatron:MegatronExport", "", "Megatron .bin/.idx pair"),
+    "datatrove": Part("tokmill.formats.datatrove:DatatroveExport", "", "datatrove .ds files"),
+    "parquet": Part("tokmill.formats.parquet:ParquetExport", "parquet", "one row a record"),
+}
+
+MODELS: dict[str, Part] = {
+    "decoder": Part("tokmill.models.decoder:Decoder", "train", "causal Transformer"),
+}
+
+TASKS: dict[str, Part] = {
+    "next_token": Part("tokmill.tasks.next_token:NextToken", "train", "predict the next token"),
+}
+
+EXTRA_PACKAGES: dict[str, str] = {
+    "gigatoken": "text",
+    "tokenizers": "text",
+    "zstandard": "text",
+    "psutil": "text",
+    "pyarrow": "parquet",
+    "torch": "train",
+    "matplotlib": "plot",
+    "jinja2": "plot",
+}
+"""Package → the extra that installs it."""
+
+
+def load(table: dict[str, Part], kind: str) -> Any:
+    """Return the part called `kind`, importing its module now.
+
+    Raises `UsageError` for an unknown kind, `MissingExtraError` when its packages are not there.
+    """
+    if kind not in table:
+        raise UsageError(f"nothing is called {kind!r}", hint=nearest(kind, table))
+    module, _, name = table[kind].target.partition(":")
+    return getattr(require(module), name)
+
+
+def require(module: str) -> Any:
+    """Import a module; where a package of an extra is missing, say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRA_PACKAGES:
+            raise
+        raise MissingExtraError(
+            f"the package {package!r} is not installed",
+            hint=f"pip install 'tokmill[{EXTRA_PACKAGES[package]}]'",
+        ) from None

@@ -1,0 +1,110 @@
+"""Progress of long work: a bar on a terminal, a line every 30 seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+EVERY = 30.0
+
+
+def human_time(seconds: float) -> str:
+    """Return a number of seconds as 4.2s, 3m10s or 2h05m."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def human_bytes(number: float) -> str:
+    """Return a number of bytes in a readable unit (powers of 1,000)."""
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if abs(number) < 1000 or unit == "TB":
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError
+
+
+class Progress:
+    """Shows how far work has come, with rate and time left, on stderr.
+
+    `total` and `advance` are in units of `unit`: "B" is shown as bytes, others as they are.
+    `extra` may return more text for the line (memory, loss, …).
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: float,
+        *,
+        unit: str = "B",
+        done: float = 0,
+        extra: Callable[[], str] | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self.title, self.total, self.unit, self.extra = title, total, unit, extra
+        self.done = self.already = done
+        self.started = time.monotonic()
+        self.shown = self.started
+        self.quiet = quiet
+        self.terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.terminal and not self.quiet:
+            self._show(end="\n")
+
+    def advance(self, amount: float) -> None:
+        """Count work that is done."""
+        self.done += amount
+        self.tick()
+
+    def tick(self) -> None:
+        """Show the line again if it is time."""
+        now = time.monotonic()
+        if not self.quiet and now - self.shown >= (0.1 if self.terminal else EVERY):
+            self.shown = now
+            self._show(end="" if self.terminal else "\n")
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the work began."""
+        return time.monotonic() - self.started
+
+    @property
+    def rate(self) -> float:
+        """Units a second, what was done before not counted."""
+        return (self.done - self.already) / max(self.seconds, 1e-9)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds that the rest will take at this rate; infinite before the first unit."""
+        return (self.total - self.done) / self.rate if self.rate > 0 else float("inf")
+
+    def _show(self, end: str) -> None:
+        def amount(value: float) -> str:
+            return human_bytes(value) if self.unit == "B" else f"{value:,.0f}"
+
+        unit = "" if self.unit == "B" else f" {self.unit}"
+        share = self.done / self.total if self.total else 1.0
+        left = "" if self.rate <= 0 or share >= 1 else f", {human_time(self.seconds_left)} left"
+        text = (
+            f"{self.title}: {amount(self.done)} of {amount(self.total)}{unit} ({share:.0%}), "
+            f"{amount(self.rate)}{unit}/s{left}"
+        )
+        if self.extra and (more := self.extra()):
+            text += f", {more}"
+        if self.terminal:
+            text = f"\r\x1b[2K{text}"
+        print(text, file=sys.stderr, end=end, flush=True)

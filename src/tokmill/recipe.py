@@ -1,0 +1,114 @@
+"""Recipes: TOML into strict structs, with `extends` and `--set a.b=c`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from tokmill.errors import UsageError, nearest
+from tokmill.files import machine_errors
+
+T = TypeVar("T")
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    """Return a TOML file as a dict, merged over the files that it `extends` (paths beside it)."""
+    return _read(Path(path), ())
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    resolved = path.resolve()
+    if resolved in seen:
+        raise UsageError("the recipe extends itself", where=str(path))
+    if not path.is_file():
+        raise UsageError("there is no such recipe", where=str(path))
+    try:
+        with machine_errors("read", path):
+            value = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the recipe is no TOML: {error}", where=str(path), hint="strings need quotes"
+        ) from None
+    parent = value.pop("extends", None)
+    if parent is None:
+        return value
+    return merge(_read(path.parent / parent, (*seen, resolved)), value)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with the keys of `over` put over it, tables within tables."""
+    result = dict(base)
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            result[key] = merge(result[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def overrides(settings: Sequence[str]) -> dict[str, Any]:
+    """Return `a.b=c` settings as nested dicts; a value is read as TOML, else taken as a string."""
+    result: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key.strip()):
+            raise UsageError(f"--set {setting!r} is not of the form a.b=value")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        nested: Any = value
+        for part in reversed(key.strip().split(".")):
+            nested = {part: nested}
+        result = merge(result, nested)
+    return result
+
+
+def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
+    """Turn a dict into a struct; an unknown key or a wrong type is an error with its path."""
+    _check_keys(kind, value, "", where)
+    try:
+        return msgspec.convert(value, type=kind, strict=True)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$.")
+        key = place.rstrip("`")
+        raise UsageError(
+            f"{key}: {message[:1].lower()}{message[1:]}" if key else message,
+            where=where,
+            hint="`tokmill recipe schema KIND` lists keys and types",
+        ) from None
+
+
+def load(kind: type[T], path: Path | str | None, settings: Sequence[str] = ()) -> T:
+    """Read a recipe file (None: an empty one) with `--set` settings over it into a struct."""
+    value = {} if path is None else read_toml(path)
+    return convert(kind, merge(value, overrides(settings)), str(path or "--set"))
+
+
+def struct_of(annotation: Any) -> type[msgspec.Struct] | None:
+    """Return the struct inside an annotation such as `X` or `X | None`, if there is one."""
+    for candidate in (annotation, *typing.get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
+            return candidate
+    return None
+
+
+def _check_keys(kind: Any, value: Any, path: str, where: str) -> None:
+    struct = struct_of(kind)
+    if struct is None or not isinstance(value, Mapping):
+        return
+    hints = typing.get_type_hints(struct)
+    names = dict(zip(struct.__struct_encode_fields__, struct.__struct_fields__, strict=True))
+    for key, inner in value.items():
+        place = f"{path}.{key}" if path else key
+        if key not in names:
+            raise UsageError(
+                f"{place}: there is no such key", where=where, hint=nearest(key, names)
+            )
+        _check_keys(hints[names[key]], inner, place, where)

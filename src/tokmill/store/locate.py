@@ -1,0 +1,88 @@
+"""From a record number to its place in the input and on disk, and from a value to its records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from tokmill.errors import UsageError, nearest
+from tokmill.store.shard import SUFFIX
+from tokmill.store.store import Store, read_planned
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a record is and where it came from."""
+
+    record: int
+    shard: str
+    """Path of the shard's file."""
+    record_in_shard: int
+    token_start: int
+    """First token of the record within the shard."""
+    tokens: int
+    item: str
+    """Name of the input."""
+    path: str
+    byte: int
+    """Where the record begins in the (uncompressed) input; of Parquet its row."""
+
+
+def locate(store: Store, record: int) -> Place:
+    """Return the place of a record; raises `UsageError` for a number out of range."""
+    number, local = store.find(record)
+    shard = store.shard(number)
+    start, stop = (int(value) for value in shard["offsets"][local : local + 2])
+    item = store.receipt(number).items[int(shard["item"][local])]
+    paths = {planned.name: planned.path for planned in read_planned(store.path)}
+    return Place(
+        record=record,
+        shard=str(store.path / "shards" / f"{store.shards[number].name}{SUFFIX}"),
+        record_in_shard=local,
+        token_start=start,
+        tokens=stop - start,
+        item=item.name,
+        path=paths.get(item.name, ""),
+        byte=int(shard["start"][local]),
+    )
+
+
+def find_records(store: Store, column: str, value: str) -> Iterator[int]:
+    """Yield the numbers of the records whose column equals a value."""
+    spec = store.schema.get(column)
+    if spec is None or spec.per != "record":
+        known = [name for name, c in store.schema.items() if c.per == "record"]
+        raise UsageError(
+            f"there is no column {column!r} with a value a record",
+            where=str(store.path),
+            hint=nearest(column, known) or "fields are carried along with --keep",
+        )
+    base = 0
+    for number, entry in enumerate(store.shards):
+        shard = store.shard(number)
+        if spec.dtype == "utf8":
+            values = shard.strings(column, 0, entry.records)
+            yield from (base + i for i, found in enumerate(values) if found == value)
+        else:
+            try:
+                wanted = float(value)
+            except ValueError:
+                raise UsageError(f"{value!r} is no number, but {column!r} holds numbers") from None
+            yield from (base + int(i) for i in np.flatnonzero(shard[column] == wanted))
+        base += entry.records
+
+
+def find_input(store: Store, item: str, byte: int) -> int | None:
+    """Return the record of an input that begins at a byte, or None."""
+    base = 0
+    for number, entry in enumerate(store.shards):
+        receipt = store.receipt(number)
+        mine = [i for i, found in enumerate(receipt.items) if found.name == item]
+        if mine:
+            shard = store.shard(number)
+            here = np.isin(shard["item"], mine) & (shard["start"] == byte)
+            if here.any():
+                return base + int(np.flatnonzero(here)[0])
+        base += entry.records
+    return None

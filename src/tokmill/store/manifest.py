@@ -1,0 +1,149 @@
+"""The JSON files of a store: plan, receipts and manifest."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill.errors import TokmillError
+from tokmill.files import machine_errors
+from tokmill.store.schema import Schema
+from tokmill.store.vocab import Vocabulary
+
+FORMAT = 1
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a build promised before it began. `recipe` is all that decides bytes but the inputs."""
+
+    format: int = FORMAT
+    recipe_id: str
+    plan_id: str
+    recipe: dict[str, Any]
+    schema: Schema
+    vocabularies: dict[str, Vocabulary]
+    items: int
+    input_bytes: int
+    shards: int
+    options: dict[str, Any]
+    """The source's options as given; the recipe names files in them by what they hold."""
+    roots: list[str]
+    """The INPUT arguments, absolute, to find the inputs again; no part of any identity."""
+
+
+class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
+    """One line of `inputs.jsonl`: an item, and the shard that it goes to."""
+
+    name: str
+    path: str
+    start: int
+    stop: int
+    digest: str
+    shard: str
+
+    @property
+    def size(self) -> int:
+        """Input bytes of the item."""
+        return self.stop - self.start
+
+
+class ItemReceipt(msgspec.Struct, frozen=True):
+    """What became of one item in one shard."""
+
+    name: str
+    start: int
+    stop: int
+    bytes: int
+    """Bytes that were read as its content (records are not cut, so this differs from the range)."""
+    sha256: str
+    records: int
+    tokens: int
+    skipped: int
+    rejected: int
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """The commit of a shard. Holds no time, path or worker: equal builds have equal receipts."""
+
+    shard: str
+    part: int
+    last: bool
+    records: int
+    tokens: int
+    bytes: int
+    sha256: str
+    ranges: dict[str, tuple[float, float]]
+    items: list[ItemReceipt]
+    drops: list[tuple[int, int, str, bool]]
+    """(number of the item, byte offset, reason, rejected?) of each record left out."""
+    format: int = FORMAT
+
+    @property
+    def name(self) -> str:
+        """File name of the shard without its suffix."""
+        return shard_name(self.shard, self.part)
+
+
+class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A shard in the manifest."""
+
+    name: str
+    records: int
+    tokens: int
+    bytes: int
+    sha256: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store is; written last, replaced atomically."""
+
+    format: int = FORMAT
+    producer: str
+    complete: bool
+    recipe_id: str
+    plan_id: str
+    fingerprint: str
+    source: str
+    schema: Schema
+    vocabularies: dict[str, Vocabulary]
+    records: int
+    tokens: int
+    bytes: int
+    input_bytes: int
+    """Bytes of content that were read."""
+    ranges: dict[str, tuple[float, float]]
+    skipped: dict[str, int]
+    rejected: dict[str, int]
+    shards: list[ShardEntry]
+
+
+def shard_name(shard: str, part: int) -> str:
+    """Return the file name of a part of a planned shard."""
+    return shard if part == 0 else f"{shard}-{part:05d}"
+
+
+def canonical_digest(value: Any) -> str:
+    """Return the sha256 of a value's canonical JSON (sorted keys, no spaces)."""
+    return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()
+
+
+def encode(value: Any, indent: int = 1) -> bytes:
+    """Return a value as JSON with sorted keys for people and machines."""
+    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=indent) + b"\n"
+
+
+def read_json(path: Path, kind: Any) -> Any:
+    """Read one of the store's JSON files; damage is an error that names the file."""
+    with machine_errors("read", path):
+        data = path.read_bytes()
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise TokmillError(
+            f"the file cannot be read: {error}",
+            where=str(path),
+            hint="it was written by another version of tokmill, or it is damaged",
+        ) from error

@@ -1,0 +1,130 @@
+"""What a store holds: columns, and the batches of records that a source hands to the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill.errors import TokmillError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+DType = Literal["u1", "u2", "u4", "u8", "i8", "f4", "utf8"]
+
+
+class Column(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One stream of numbers: a value a token, a phrase or a record.
+
+    `utf8` columns are per record and hold strings. A column with `phrase=True` is per token, and
+    its values lie in the shard's phrase table. `ref` names the store whose record numbers the
+    values are; `width` above 0 makes every value a vector.
+    """
+
+    dtype: DType
+    per: Literal["token", "phrase", "record"] = "token"
+    phrase: bool = False
+    vocab: str | None = None
+    ref: str | None = None
+    width: int = 0
+
+    def numpy(self) -> np.dtype[Any]:
+        """Return the little-endian numpy dtype (bytes for `utf8`)."""
+        return np.dtype("u1") if self.dtype == "utf8" else np.dtype(self.dtype).newbyteorder("<")
+
+
+Schema = dict[str, Column]
+
+
+def id_dtype(size: int) -> Literal["u1", "u2", "u4"]:
+    """Return the smallest unsigned dtype that holds the ids 0 … size - 1."""
+    if size <= 1 << 8:
+        return "u1"
+    if size <= 1 << 16:
+        return "u2"
+    if size <= 1 << 32:
+        return "u4"
+    raise TokmillError(f"a vocabulary of {size} ids does not fit into 32 bits")
+
+
+class Drop(msgspec.Struct, frozen=True, array_like=True):
+    """One record that did not enter the store: where it began, and why."""
+
+    offset: int
+    reason: str
+    rejected: bool
+    """False: skipped by rule (empty, placeholder). True: rejected, and counted as an error."""
+
+
+@dataclass(slots=True)
+class Records:
+    """A batch of n records, flat.
+
+    `offsets` (n + 1, int64) counts tokens; `columns` holds flat arrays, one value a token for
+    token columns, one a record for record columns (width: a second axis), `(bytes u1, offsets
+    int64)` for `utf8`. `starts` (n, int64) is the byte at which each record began in its item.
+    """
+
+    offsets: Array
+    columns: dict[str, Array | tuple[Array, Array]]
+    starts: Array
+    drops: Sequence[Drop] = field(default_factory=tuple)
+    phrases: Phrases | None = None
+    ends_part: bool = False
+    """The shard is to be cut after these records (an item that is a long stream)."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def utf8_column(values: Sequence[str]) -> tuple[Array, Array]:
+    """Return strings as (bytes, offsets)."""
+    encoded = [value.encode("utf-8", "surrogatepass") for value in values]
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(value) for value in encoded], out=offsets[1:])
+    return np.frombuffer(b"".join(encoded), np.uint8), offsets
+
+
+PHRASE_BIT = np.uint32(1 << 31)
+"""Top bit of a phrase id: a larger unit (a basic block) begins here."""
+
+
+@dataclass(slots=True)
+class Phrases:
+    """The phrases of n records, and the table that says what each one stands for.
+
+    `ids` (uint32) are rows of the table, with `PHRASE_BIT` where a block begins; `offsets`
+    (n + 1, int64) counts phrases; `table_offsets` (m + 1, int64) counts the tokens of the m rows;
+    `table` holds the token columns of all rows, flat.
+    """
+
+    ids: Array
+    offsets: Array
+    table_offsets: Array
+    table: dict[str, Array]
+
+
+def phrase_columns(schema: Schema) -> list[str]:
+    """Return the columns that lie in the phrase table (`border` is computed, not stored)."""
+    return [name for name, column in schema.items() if column.phrase and name != "border"]
+
+
+def has_phrases(schema: Schema) -> bool:
+    """Say whether the records of a schema are sequences of phrases."""
+    return any(column.phrase for column in schema.values())
+
+
+def check_schema(schema: Schema) -> None:
+    """Refuse column names that the shard itself uses, and columns that no shard can hold."""
+    for name, column in schema.items():
+        if not name.isidentifier() or name in RESERVED:
+            raise TokmillError(f"a column cannot be called {name!r}")
+        if column.dtype == "utf8" and (column.per != "record" or column.width):
+            raise TokmillError(f"the column {name!r} holds strings, which are one a record")
+        if column.phrase and (column.per != "token" or column.width):
+            raise TokmillError(f"the column {name!r} lies in phrases, so it is a scalar a token")
+
+
+RESERVED = {"offsets", "phrase", "phrase_offsets", "table_offsets", "item", "start"}

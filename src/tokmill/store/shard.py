@@ -1,0 +1,314 @@
+"""One file of records: a safetensors file whose header and bytes are the same everywhere.
+
+Arrays lie in falling item size behind a header padded to 64 bytes, so each is aligned and the file
+depends on nothing but its content. The safetensors library reads it; numpy alone does too.
+Format of the container: 8 bytes little-endian header length, JSON header, data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokmill.errors import TokmillError
+from tokmill.files import machine_errors, write_file
+from tokmill.store.schema import (
+    PHRASE_BIT,
+    Array,
+    Phrases,
+    Records,
+    Schema,
+    has_phrases,
+    phrase_columns,
+)
+
+SUFFIX = ".safetensors"
+TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32"}
+DTYPES = {name: np.dtype("<" + short) for short, name in TYPES.items()}
+MAX_HEADER = 100 << 20
+
+
+class ShardWriter:
+    """Gathers the records of one shard and writes it in one go.
+
+    `limits` maps a column to the number of its ids: an id out of range is refused.
+    """
+
+    def __init__(self, schema: Schema, limits: dict[str, int]) -> None:
+        self.schema, self.limits = schema, limits
+        self.arrays: dict[str, list[Array]] = {}
+        self.lengths: list[Array] = []
+        self.utf8_lengths: dict[str, list[Array]] = {}
+        self.phrase_lengths: list[Array] = []
+        self.phrase_ids: dict[bytes, int] = {}
+        self.table: dict[str, list[Array]] = {name: [] for name in phrase_columns(schema)}
+        self.table_lengths: list[int] = []
+        self.ranges: dict[str, tuple[float, float]] = {}
+        self.records = self.tokens = 0
+
+    def add(self, batch: Records, item: int) -> None:
+        """Add records that came from the item with this number in the receipt."""
+        n = len(batch)
+        tokens = int(batch.offsets[-1] - batch.offsets[0]) if n else 0
+        self.lengths.append(np.diff(batch.offsets))
+        self.records += n
+        self.tokens += tokens
+        self._keep("item", np.full(n, item, "<u4"))
+        self._keep("start", np.asarray(batch.starts, "<u8"))
+        if batch.phrases is not None:
+            self._add_phrases(batch.phrases)
+        for name, column in self.schema.items():
+            if column.phrase:
+                continue
+            value = batch.columns[name]
+            if isinstance(value, tuple):
+                self._keep(name, value[0])
+                self.utf8_lengths.setdefault(name, []).append(np.diff(value[1]))
+                continue
+            expected = tokens if column.per == "token" else n
+            if len(value) != expected:
+                raise ValueError(f"column {name}: {len(value)} values for {expected}")
+            self._check(name, value)
+            self._keep(name, np.ascontiguousarray(value, column.numpy()))
+
+    def _keep(self, name: str, value: Array) -> None:
+        self.arrays.setdefault(name, []).append(value)
+
+    def _check(self, name: str, value: Array) -> None:
+        if not value.size:
+            return
+        low, high = value.min().item(), value.max().item()
+        self._check_range(name, low, high)
+        before = self.ranges.get(name, (low, high))
+        self.ranges[name] = (min(low, before[0]), max(high, before[1]))
+
+    def _check_range(self, name: str, low: float, high: float) -> None:
+        column = self.schema[name]
+        limit = self.limits.get(name)
+        if limit is None and column.dtype in ("u1", "u2", "u4"):
+            limit = 1 << (8 * column.numpy().itemsize)
+        if limit is not None and (low < 0 or high >= limit):
+            raise TokmillError(
+                f"column {name!r} holds the id {high if high >= limit else low}, "
+                f"but its ids are 0 to {limit - 1}",
+                hint="the vocabulary does not belong to this data",
+            )
+
+    def _add_phrases(self, phrases: Phrases) -> None:
+        columns = list(self.table)
+        plain = phrases.ids & ~PHRASE_BIT
+        used, where = np.unique(plain, return_inverse=True)
+        numbers = np.empty(len(used), "<u4")
+        starts, stops = phrases.table_offsets[used], phrases.table_offsets[used + 1]
+        for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+            parts = [
+                np.ascontiguousarray(phrases.table[name][start:stop], self.schema[name].numpy())
+                for name in columns
+            ]
+            identity = b"".join(part.tobytes() for part in parts)
+            number = self.phrase_ids.setdefault(identity, len(self.phrase_ids))
+            if number == len(self.table_lengths):
+                for name, part in zip(columns, parts, strict=True):
+                    self._check(name, part)
+                    self.table[name].append(part)
+                self.table_lengths.append(stop - start)
+            numbers[i] = number
+        self._keep("phrase", numbers[where] | (phrases.ids & PHRASE_BIT))
+        self.phrase_lengths.append(np.diff(phrases.offsets))
+
+    def write(self, path: Path) -> tuple[int, str]:
+        """Write the shard and return its size in bytes and its sha256."""
+        tensors: dict[str, tuple[str, list[int], list[Array]]] = {}
+
+        def put(name: str, dtype: str, parts: list[Array], width: int = 0) -> None:
+            length = sum(len(part) for part in parts)
+            shape = [length, width] if width else [length]
+            tensors[name] = (dtype, shape, parts)
+
+        put("offsets", "u8", [_cumulative(self.lengths)])
+        put("item", "u4", self.arrays.get("item", []))
+        put("start", "u8", self.arrays.get("start", []))
+        if has_phrases(self.schema):
+            put("phrase", "u4", self.arrays.get("phrase", []))
+            put("phrase_offsets", "u8", [_cumulative(self.phrase_lengths)])
+            put("table_offsets", "u8", [_cumulative([np.asarray(self.table_lengths, np.int64)])])
+            for name, parts in self.table.items():
+                put(f"table.{name}", self.schema[name].dtype, parts)
+        for name, column in self.schema.items():
+            if column.dtype == "utf8":
+                put(name, "u1", self.arrays.get(name, []))
+                put(f"{name}.offsets", "u8", [_cumulative(self.utf8_lengths.get(name, []))])
+            elif not column.phrase:
+                put(name, column.dtype, self.arrays.get(name, []), column.width)
+        return write_tensors(path, tensors)
+
+
+def _cumulative(lengths: list[Array]) -> Array:
+    flat = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
+    offsets = np.zeros(len(flat) + 1, "<u8")
+    np.cumsum(flat, out=offsets[1:], dtype="<u8")
+    return offsets
+
+
+def write_tensors(
+    path: Path, tensors: dict[str, tuple[str, list[int], list[Array]]]
+) -> tuple[int, str]:
+    """Write name → (dtype, shape, parts) as a safetensors file; return size and sha256."""
+    order = sorted(tensors, key=lambda name: (-DTYPES[TYPES[tensors[name][0]]].itemsize, name))
+    header: dict[str, Any] = {"__metadata__": {"format": "tokmill-shard", "version": "1"}}
+    position = 0
+    for name in order:
+        dtype, shape, parts = tensors[name]
+        size = sum(part.nbytes for part in parts)
+        header[name] = {
+            "dtype": TYPES[dtype],
+            "shape": shape,
+            "data_offsets": [position, position + size],
+        }
+        position += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % 64)
+    digest = hashlib.sha256()
+    total = 0
+
+    def chunks() -> Iterator[bytes | memoryview]:
+        nonlocal total
+        small = bytearray(len(text).to_bytes(8, "little") + text)
+        for name in order:
+            for part in tensors[name][2]:
+                data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+                small += data if len(data) < 1 << 16 else b""
+                if len(small) > 1 << 20 or len(data) >= 1 << 16:
+                    digest.update(small)
+                    total += len(small)
+                    yield bytes(small)
+                    small.clear()
+                if len(data) >= 1 << 16:
+                    digest.update(data)
+                    total += len(data)
+                    yield data
+        digest.update(small)
+        total += len(small)
+        yield bytes(small)
+
+    write_file(path, chunks())
+    return total, digest.hexdigest()
+
+
+class Shard:
+    """A shard mapped into memory; arrays are views of the map, made when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with machine_errors("open", path), open(path, "rb") as handle:
+            size = handle.seek(0, 2)
+            if size < 8:
+                raise self._damaged(f"it is {size} bytes long")
+            self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+        length = int.from_bytes(self._map[:8], "little")
+        if length > min(MAX_HEADER, size - 8):
+            raise self._damaged("its header is longer than the file")
+        try:
+            header = json.loads(self._map[8 : 8 + length])
+            header.pop("__metadata__", None)
+            self._tensors = {
+                name: (DTYPES[entry["dtype"]], entry["shape"], *entry["data_offsets"])
+                for name, entry in header.items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._damaged("its header cannot be read") from error
+        self._data = 8 + length
+        end = max((entry[3] for entry in self._tensors.values()), default=0)
+        if self._data + end != size:
+            raise self._damaged(f"{size} bytes where {self._data + end} are promised")
+        self._arrays: dict[str, Array] = {}
+
+    def _damaged(self, what: str) -> TokmillError:
+        return TokmillError(
+            f"the shard is damaged: {what}",
+            where=str(self.path),
+            hint="`tokmill store repair STORE` makes it again from its input",
+        )
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __getitem__(self, name: str) -> Array:
+        """Return a stored array (read-only view)."""
+        if name not in self._arrays:
+            try:
+                dtype, shape, start, stop = self._tensors[name]
+                count = (stop - start) // dtype.itemsize
+                flat = np.frombuffer(self._map, dtype, count, self._data + start)
+                self._arrays[name] = flat.reshape(shape)
+            except (KeyError, ValueError) as error:
+                raise self._damaged(f"the array {name!r} is missing or misplaced") from error
+        return self._arrays[name]
+
+    def __len__(self) -> int:
+        return len(self["offsets"]) - 1
+
+    def strings(self, name: str, start: int, stop: int) -> list[str]:
+        """Return the strings of a `utf8` column for some records."""
+        offsets = self[f"{name}.offsets"][start : stop + 1].astype(np.int64)
+        data = self[name][offsets[0] : offsets[-1]].tobytes()
+        base = int(offsets[0])
+        return [
+            data[a - base : b - base].decode("utf-8", "surrogatepass")
+            for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+        ]
+
+    def phrase_tokens(self, record: int, start: int, stop: int, columns: list[str]) -> list[Array]:
+        """Return token columns of a part of a record that is stored as phrases."""
+        offsets, table = self["phrase_offsets"], self["table_offsets"]
+        raw = self["phrase"][int(offsets[record]) : int(offsets[record + 1])]
+        ids = (raw & ~PHRASE_BIT).astype(np.int64)
+        ends = np.cumsum((table[ids + 1] - table[ids]).astype(np.int64))
+        first = int(np.searchsorted(ends, start, side="right"))
+        last = int(np.searchsorted(ends, stop, side="left")) + 1
+        ids, raw, ends = ids[first:last], raw[first:last], ends[first:last]
+        begins = table[ids].astype(np.int64)
+        lengths = table[ids + 1].astype(np.int64) - begins
+        flat = np.repeat(begins - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        cut = start - int(ends[0] - lengths[0]) if len(ends) else 0
+        window = slice(cut, cut + stop - start)
+        result = []
+        for name in columns:
+            if name == "border":
+                border = np.zeros(len(flat), np.uint8)
+                border[np.cumsum(lengths) - lengths] = 1 + 2 * (raw >= PHRASE_BIT)
+                result.append(border[window])
+            else:
+                result.append(self[f"table.{name}"][flat[window]])
+        return result
+
+    def records(self, start: int, stop: int, schema: Schema) -> Records:
+        """Return the records start … stop - 1 as a batch (views where possible)."""
+        offsets = self["offsets"][start : stop + 1].astype(np.int64)
+        tokens = slice(int(offsets[0]), int(offsets[-1]))
+        columns: dict[str, Array | tuple[Array, Array]] = {}
+        for name, column in schema.items():
+            if column.phrase:
+                continue
+            if column.dtype == "utf8":
+                ends = self[f"{name}.offsets"][start : stop + 1].astype(np.int64)
+                columns[name] = (self[name][int(ends[0]) : int(ends[-1])], ends - ends[0])
+            else:
+                columns[name] = self[name][tokens if column.per == "token" else slice(start, stop)]
+        phrases = None
+        if has_phrases(schema):
+            ends = self["phrase_offsets"][start : stop + 1].astype(np.int64)
+            phrases = Phrases(
+                ids=self["phrase"][int(ends[0]) : int(ends[-1])],
+                offsets=ends - ends[0],
+                table_offsets=self["table_offsets"].astype(np.int64),
+                table={name: self[f"table.{name}"] for name in phrase_columns(schema)},
+            )
+        starts = self["start"][start:stop].astype(np.int64)
+        return Records(offsets - offsets[0], columns, starts, phrases=phrases)

@@ -1,0 +1,322 @@
+"""Reading a token store: a folder of shards and a manifest."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import machine_errors
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
+from tokmill.store.schema import Array, Records, phrase_columns
+from tokmill.store.shard import SUFFIX, Shard
+
+if TYPE_CHECKING:
+    from tokmill.feed.rows import Spans
+
+MAPPED_SHARDS = 400
+"""Shards mapped at a time: each map holds a file descriptor, and 1,024 is a usual limit."""
+
+
+class Store:
+    """A token store, opened for reading.
+
+    Opening reads the manifest alone; shards are mapped when they are first touched. A store whose
+    build has not finished opens with `partial` set and shows what is there.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            what = "is a file, not a store" if self.path.exists() else "there is no such store"
+            raise TokmillError(what, where=str(self.path), hint="`tokmill build` makes a store")
+        if (self.path / "manifest.json").exists():
+            self.manifest: Manifest = layout.read_json(self.path / "manifest.json", Manifest)
+        elif (self.path / "plan.json").exists():
+            self.manifest = gather_manifest(self.path)
+        else:
+            raise TokmillError(
+                "the folder holds no store (no manifest.json, no plan.json)",
+                where=str(self.path),
+                hint="`tokmill inspect` says what a folder holds",
+            )
+        if self.manifest.format != layout.FORMAT:
+            raise TokmillError(
+                f"the store has format {self.manifest.format}, this program reads {layout.FORMAT}",
+                where=str(self.path),
+                hint="install a newer tokmill",
+            )
+        self.schema = self.manifest.schema
+        self.vocabularies = self.manifest.vocabularies
+        self.fingerprint = self.manifest.fingerprint
+        self.partial = not self.manifest.complete
+        self.tokens, self.records = self.manifest.tokens, self.manifest.records
+        self.shards = self.manifest.shards
+        self.token_columns = [n for n, c in self.schema.items() if c.per == "token"]
+        self._record_ends = np.cumsum([entry.records for entry in self.shards], dtype=np.int64)
+        self._mapped: OrderedDict[int, Shard] = OrderedDict()
+        self._ends: Array | None = None
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.path)!r}, records={self.records}, tokens={self.tokens})"
+
+    def shard(self, number: int) -> Shard:
+        """Return a shard, mapped; the least recently used maps are let go."""
+        shard = self._mapped.get(number)
+        if shard is None:
+            name = self.shards[number].name
+            shard = Shard(self.path / "shards" / f"{name}{SUFFIX}")
+            if len(self._mapped) >= MAPPED_SHARDS:
+                self._mapped.popitem(last=False)
+            self._mapped[number] = shard
+        else:
+            self._mapped.move_to_end(number)
+        return shard
+
+    def ends(self) -> Array:
+        """Return the cumulative number of tokens at the end of each record (int64, records)."""
+        if self._ends is None:
+            parts, base = [], 0
+            for number in range(len(self.shards)):
+                offsets = self.shard(number)["offsets"].astype(np.int64)
+                parts.append(offsets[1:] + base)
+                base += int(offsets[-1])
+            self._ends = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        return self._ends
+
+    def find(self, record: int) -> tuple[int, int]:
+        """Return (number of the shard, number within it) of a record."""
+        if not 0 <= record < self.records:
+            raise UsageError(
+                f"there is no record {record}",
+                where=str(self.path),
+                hint=f"records are numbered 0 to {self.records - 1}",
+            )
+        shard = int(np.searchsorted(self._record_ends, record, side="right"))
+        return shard, record - (int(self._record_ends[shard - 1]) if shard else 0)
+
+    def record(self, number: int) -> dict[str, Any]:
+        """Return one record: column → array (token columns), scalar, vector or string."""
+        shard_number, local = self.find(number)
+        shard = self.shard(shard_number)
+        start, stop = (int(value) for value in shard["offsets"][local : local + 2])
+        result: dict[str, Any] = {}
+        in_phrases = [*phrase_columns(self.schema), *(["border"] * ("border" in self.schema))]
+        in_phrases = [name for name in in_phrases if self.schema[name].phrase]
+        if in_phrases:
+            values = shard.phrase_tokens(local, 0, stop - start, in_phrases)
+            result.update(zip(in_phrases, values, strict=True))
+        for name, column in self.schema.items():
+            if column.phrase:
+                continue
+            if column.dtype == "utf8":
+                result[name] = shard.strings(name, local, local + 1)[0]
+            elif column.per == "token":
+                result[name] = shard[name][start:stop]
+            else:
+                result[name] = shard[name][local]
+        return result
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in range(self.records):
+            yield self.record(number)
+
+    def batches(self, size: int = 4096) -> Iterator[tuple[int, int, Records]]:
+        """Yield (shard, first record within it, records) through the whole store, in order."""
+        for number, entry in enumerate(self.shards):
+            for start in range(0, entry.records, size):
+                stop = min(start + size, entry.records)
+                yield number, start, self.shard(number).records(start, stop, self.schema)
+
+    def column(self, name: str) -> Array:
+        """Return a whole column that has a number a record (copied, in record order)."""
+        column = self.schema.get(name)
+        if column is None:
+            raise UsageError(
+                f"the store has no column {name!r}",
+                where=str(self.path),
+                hint=nearest(name, self.schema),
+            )
+        if column.per != "record" or column.dtype == "utf8":
+            raise UsageError(f"the column {name!r} does not hold a number a record")
+        parts = [self.shard(number)[name] for number in range(len(self.shards))]
+        return np.concatenate(parts) if parts else np.zeros(0, column.numpy())
+
+    def fill(
+        self,
+        spans: Spans,
+        length: int,
+        columns: dict[str, Array],
+        document: Array,
+        size: int,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Copy spans into (size, length) arrays, making those that `columns` lacks.
+
+        Token columns are filled from the left of each row, `document` beside them; what no span
+        reaches stays as it was. Spans of one row must be adjacent.
+        """
+        names = list(self.token_columns if names is None else names)
+        for name in names:
+            if name not in columns:
+                columns[name] = np.zeros((size, length), self.schema[name].numpy())
+        if not len(spans.row):
+            return
+        lengths = spans.stop - spans.start
+        place = np.cumsum(lengths) - lengths
+        new_row = np.diff(spans.row, prepend=-1) != 0
+        row_place = np.maximum.accumulate(np.where(new_row, place, 0))
+        target = spans.row * length + place - row_place
+        flat_document = document.reshape(-1)
+        shard = np.searchsorted(self._record_ends, spans.record, side="right")
+        base = np.where(shard > 0, self._record_ends[shard - 1], 0)
+        local = spans.record - base
+        begin = spans.start.copy()
+        in_phrases = "phrase" in self.shard(int(shard[0]))
+        if not in_phrases:
+            for number in np.unique(shard):
+                here = shard == number
+                begin[here] += self.shard(int(number))["offsets"][local[here]].astype(np.int64)
+        # Neighbouring records lie side by side on disk: one copy serves a run of spans.
+        runs = np.flatnonzero(
+            np.concatenate(
+                [
+                    [True],
+                    (np.diff(shard) != 0)
+                    | (target[1:] != target[:-1] + lengths[:-1])
+                    | (begin[1:] != begin[:-1] + lengths[:-1])
+                    | in_phrases,
+                ]
+            )
+        )
+        run_stops = np.append(runs[1:], len(target))
+        flat = {name: columns[name].reshape(-1) for name in names}
+        for first, after in zip(runs.tolist(), run_stops.tolist(), strict=True):
+            to, last = int(target[first]), after - 1
+            count = int(target[last] + lengths[last]) - to
+            source, source_shard = int(begin[first]), self.shard(int(shard[first]))
+            if in_phrases:
+                self._fill_phrases(source_shard, int(local[first]), source, count, flat, to)
+            else:
+                for name in names:
+                    flat[name][to : to + count] = source_shard[name][source : source + count]
+            numbers = spans.document[first:after]
+            flat_document[to : to + count] = (
+                numbers[0] if after - first == 1 else np.repeat(numbers, lengths[first:after])
+            )
+
+    def _fill_phrases(
+        self, shard: Shard, record: int, start: int, count: int, flat: dict[str, Array], to: int
+    ) -> None:
+        coded = [name for name in flat if self.schema[name].phrase]
+        values = shard.phrase_tokens(record, start, start + count, coded)
+        for name, value in zip(coded, values, strict=True):
+            flat[name][to : to + count] = value
+        base = int(shard["offsets"][record]) + start
+        for name in flat:
+            if not self.schema[name].phrase:
+                flat[name][to : to + count] = shard[name][base : base + count]
+
+    def receipt(self, number: int) -> Receipt:
+        """Return the receipt of a shard."""
+        name = self.shards[number].name
+        receipt: Receipt = layout.read_json(self.path / "shards" / f"{name}.json", Receipt)
+        return receipt
+
+    def vocabulary_file(self, name: str) -> Path:
+        """Return the path of the frozen file of a vocabulary."""
+        if name not in self.vocabularies:
+            raise TokmillError(
+                f"the store carries no vocabulary {name!r}",
+                where=str(self.path),
+                hint=nearest(name, self.vocabularies)
+                or "it was imported without a tokenizer: give one with --tokenizer",
+            )
+        return self.path / "vocab" / self.vocabularies[name].file
+
+
+def gather_manifest(path: Path) -> Manifest:
+    """Return the manifest of an unfinished store from its plan and the receipts that are there."""
+    plan: Plan = layout.read_json(path / "plan.json", Plan)
+    receipts = read_receipts(path)
+    order = {name: i for i, name in enumerate(planned_shards(path))}
+    kept = [r for r in receipts if r.shard in order]
+    kept.sort(key=lambda receipt: (order[receipt.shard], receipt.part))
+    return make_manifest(plan, kept, complete=False)
+
+
+def planned_shards(path: Path) -> list[str]:
+    """Return the planned shards in order, from `inputs.jsonl`."""
+    return list(dict.fromkeys(item.shard for item in read_planned(path)))
+
+
+def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
+    """Yield the items of a store's plan in order."""
+    import msgspec
+
+    decoder = msgspec.json.Decoder(layout.PlannedItem)
+    with machine_errors("read", path / "inputs.jsonl"), open(path / "inputs.jsonl", "rb") as lines:
+        for line in lines:
+            yield decoder.decode(line)
+
+
+def read_receipts(path: Path) -> list[Receipt]:
+    """Return all receipts of a store whose shard is there, in no order."""
+    shards = path / "shards"
+    found = sorted(shards.glob("*.json")) if shards.is_dir() else []
+    return [
+        layout.read_json(file, Receipt)
+        for file in found
+        if not file.name.startswith(".") and file.with_suffix(SUFFIX).exists()
+    ]
+
+
+def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) -> Manifest:
+    """Return the manifest of a plan from receipts in plan order."""
+    from tokmill import __version__
+
+    entries: list[ShardEntry] = []
+    contents: list[str] = []
+    ranges: dict[str, tuple[float, float]] = {}
+    skipped: dict[str, int] = {}
+    rejected: dict[str, int] = {}
+    read = 0
+    for receipt in receipts:
+        entries.append(
+            ShardEntry(receipt.name, receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
+        )
+        for item in receipt.items:
+            contents.append(item.sha256)
+            read += item.bytes
+        for name, (low, high) in receipt.ranges.items():
+            before = ranges.get(name, (low, high))
+            ranges[name] = (min(low, before[0]), max(high, before[1]))
+        for _, _, reason, is_rejected in receipt.drops:
+            table = rejected if is_rejected else skipped
+            table[reason] = table.get(reason, 0) + 1
+    return Manifest(
+        producer=f"tokmill {__version__}",
+        complete=complete,
+        recipe_id=plan.recipe_id,
+        plan_id=plan.plan_id,
+        fingerprint=layout.canonical_digest([plan.recipe_id, contents]),
+        source=plan.recipe["source"],
+        schema=plan.schema,
+        vocabularies=plan.vocabularies,
+        records=sum(entry.records for entry in entries),
+        tokens=sum(entry.tokens for entry in entries),
+        bytes=sum(entry.bytes for entry in entries),
+        input_bytes=read,
+        ranges=ranges,
+        skipped=dict(sorted(skipped.items())),
+        rejected=dict(sorted(rejected.items())),
+        shards=entries,
+    )

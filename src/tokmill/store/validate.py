@@ -1,0 +1,164 @@
+"""`store validate`: everything about a store that the folder alone can tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill.errors import TokmillError
+from tokmill.files import TEMPORARY, sha256_file
+from tokmill.progress import Progress
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import ShardEntry
+from tokmill.store.schema import PHRASE_BIT, phrase_columns
+from tokmill.store.shard import SUFFIX, Shard
+from tokmill.store.store import Store
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong."""
+
+    where: str
+    what: str
+    shard: str = ""
+    """The shard to make again, where that mends it."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The result of a validation."""
+
+    store: str
+    complete: bool
+    shards: int
+    records: int
+    tokens: int
+    empty_records: int
+    problems: list[Problem]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def validate(store: Store, *, quiet: bool = True) -> Report:
+    """Check hashes, shapes, offsets, ids, counts, receipts, vocabularies and stray files.
+
+    Reads every byte of the store once.
+    """
+    problems: list[Problem] = []
+    for name, vocabulary in store.vocabularies.items():
+        path = store.path / "vocab" / vocabulary.file
+        if not path.exists():
+            problems.append(Problem(str(path), f"the vocabulary {name!r} is missing"))
+        elif sha256_file(path) != vocabulary.sha256:
+            problems.append(Problem(str(path), "the vocabulary is not the one of the plan"))
+    empty = 0
+    with Progress("validate", store.manifest.bytes, quiet=quiet) as bar:
+        for entry in store.shards:
+            try:
+                empty += check_shard(store, entry)
+            except TokmillError as error:
+                problems.append(Problem(error.where, error.what, entry.name))
+            bar.advance(entry.bytes)
+    problems += check_totals(store)
+    problems += check_strays(store)
+    return Report(
+        store=str(store.path),
+        complete=store.manifest.complete,
+        shards=len(store.shards),
+        records=store.records,
+        tokens=store.tokens,
+        empty_records=empty,
+        problems=problems,
+    )
+
+
+def check_shard(store: Store, entry: ShardEntry) -> int:
+    """Raise `TokmillError` for the first thing wrong with a shard; return its empty records."""
+    path = store.path / "shards" / f"{entry.name}{SUFFIX}"
+    if not path.exists():
+        raise TokmillError("the shard is missing", where=str(path))
+    size = path.stat().st_size
+    if size != entry.bytes:
+        raise TokmillError(f"{size} bytes instead of {entry.bytes}", where=str(path))
+    if sha256_file(path) != entry.sha256:
+        raise TokmillError("the bytes have changed (sha256 differs)", where=str(path))
+    receipt_path = path.with_suffix(".json")
+    if not receipt_path.exists():
+        raise TokmillError("the receipt is missing", where=str(receipt_path))
+    receipt = layout.read_json(receipt_path, layout.Receipt)
+    stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
+    if stated != (entry.records, entry.tokens, entry.bytes, entry.sha256):
+        raise TokmillError("receipt and manifest contradict each other", where=str(receipt_path))
+    return check_arrays(store, entry, Shard(path))
+
+
+def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
+    """Check what the arrays say; return the number of empty records."""
+    where = str(shard.path)
+
+    def demand(condition: Any, what: str) -> None:
+        if not bool(condition):
+            raise TokmillError(what, where=where)
+
+    offsets = shard["offsets"]
+    demand(len(offsets) == entry.records + 1, "the number of records is not the stated one")
+    demand(offsets[0] == 0 and offsets[-1] == entry.tokens, "the token count is not the stated one")
+    lengths = np.diff(offsets.astype(np.int64))
+    demand((lengths >= 0).all(), "record offsets fall")
+    demand(len(shard["start"]) == len(shard["item"]) == entry.records, "provenance is incomplete")
+    coded = phrase_columns(store.schema)
+    if coded:
+        table = shard["table_offsets"].astype(np.int64)
+        ids = (shard["phrase"] & ~PHRASE_BIT).astype(np.int64)
+        ends = shard["phrase_offsets"].astype(np.int64)
+        demand((np.diff(table) >= 0).all() and (np.diff(ends) >= 0).all(), "phrase offsets fall")
+        demand(len(ends) == entry.records + 1 and ends[-1] == len(ids), "phrases are missing")
+        demand(not len(ids) or ids.max() < len(table) - 1, "a phrase is not in the table")
+        total = np.concatenate([[0], np.cumsum(np.diff(table)[ids])])
+        demand((np.diff(total[ends]) == lengths).all(), "phrases and token counts disagree")
+    for name, column in store.schema.items():
+        if name == "border" and column.phrase:
+            continue
+        array = shard[f"table.{name}"] if column.phrase else shard[name]
+        if column.dtype == "utf8":
+            ends = shard[f"{name}.offsets"].astype(np.int64)
+            demand(len(ends) == entry.records + 1, f"column {name!r} has a wrong length")
+            demand((np.diff(ends) >= 0).all() and ends[-1] == len(array), f"strings of {name!r}")
+            continue
+        demand(array.dtype == column.numpy(), f"column {name!r} is {array.dtype}")
+        if not column.phrase:
+            wanted = entry.tokens if column.per == "token" else entry.records
+            demand(len(array) == wanted, f"column {name!r} has {len(array)} values, not {wanted}")
+        if column.vocab in store.vocabularies and array.size:
+            limit = store.vocabularies[column.vocab].size
+            high = int(array.max())
+            demand(high < limit, f"column {name!r} holds the id {high}; ids are 0 to {limit - 1}")
+    return int((lengths == 0).sum())
+
+
+def check_totals(store: Store) -> list[Problem]:
+    """Check the manifest against itself."""
+    manifest, where = store.manifest, str(store.path / "manifest.json")
+    problems = []
+    for name in ("records", "tokens", "bytes"):
+        total = sum(getattr(entry, name) for entry in manifest.shards)
+        if total != getattr(manifest, name):
+            problems.append(
+                Problem(where, f"{name}: {getattr(manifest, name)} stated, {total} found")
+            )
+    return problems
+
+
+def check_strays(store: Store) -> list[Problem]:
+    """Report files among the shards that belong to nothing (leftovers of a kill are harmless)."""
+    known = {entry.name for entry in store.shards}
+    problems = []
+    for path in sorted((store.path / "shards").iterdir()):
+        stem = path.name.partition(".")[0]
+        if TEMPORARY not in path.name and stem not in known and store.manifest.complete:
+            problems.append(Problem(str(path), "the file belongs to no shard of the manifest"))
+    return problems

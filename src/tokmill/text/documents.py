@@ -1,0 +1,200 @@
+"""Text sources share this: read documents, then turn them into token records."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins, recipe
+from tokmill.build.source import (
+    Frozen,
+    Hash,
+    InputFile,
+    Item,
+    Request,
+    Resources,
+    cut,
+    find_files,
+)
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.schema import Array, Column, Records, Schema, id_dtype, utf8_column
+from tokmill.text.blocks import is_stream
+from tokmill.text.encoders import make_encoder
+from tokmill.text.prepare import Documents, TextOptions, select
+from tokmill.text.tokenizer_json import template_tokens
+
+
+class DocumentSource(ABC):
+    """A source whose records are documents of text."""
+
+    Config: ClassVar[type[msgspec.Struct]] = TextOptions
+    version: ClassVar[int] = 1
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        self.config, self.inputs, self.resources = config, inputs, resources
+        self.frozen = vocabularies.get("token")
+        self._encode: Encode | None = None
+
+    @classmethod
+    def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
+        """Return the tokenizer as the vocabulary `token`."""
+        if request.tokenizer is None:
+            raise UsageError(
+                "no tokenizer was named",
+                hint="--tokenizer tokenizer.json, or --vocab-size 8192 to train one on the input",
+            )
+        from tokmill.text.tokenizer import Tokenizer
+
+        vocabulary, data = Tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
+        return {"token": Frozen(vocabulary, data)}
+
+    @property
+    def schema(self) -> Schema:
+        """Tokens, and the fields that are carried along."""
+        assert self.frozen is not None
+        schema: Schema = {"token": Column(id_dtype(self.frozen.vocabulary.size), vocab="token")}
+        for name in getattr(self.config, "keep", ()):
+            schema[column_name(name)] = Column("utf8", per="record")
+        return schema
+
+    def identity(self) -> dict[str, Any]:
+        """Return nothing: no option names a file."""
+        return {}
+
+    def items(self) -> Iterator[Item]:
+        """Yield the files, cut at 64 MiB where they can be cut."""
+        for file in find_files(self.inputs, self.suffixes):
+            yield from self.cut(file)
+
+    def cut(self, file: InputFile) -> Iterator[Item]:
+        """Yield the items of one file; a compressed one is a single item."""
+        path = str(file.path.absolute())
+        if is_stream(path):
+            yield Item(file.name, path, 0, file.size, file.digest)
+        else:
+            yield from cut(file)
+
+    @abstractmethod
+    def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
+        """Yield an item's documents, prepared."""
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield an item's documents as token records."""
+        if self._encode is None:
+            assert self.frozen is not None
+            self._encode = Encode(self.frozen, self.config, self.resources)
+        for documents in self.documents(item, digest):
+            yield self._encode(documents)
+
+
+def column_name(field: str) -> str:
+    """Return a field's name as a column: letters, digits and underscores."""
+    name = "".join(c if c.isalnum() else "_" for c in field) or "_"
+    return f"field_{name}" if name[0].isdigit() or name in ("token", "item", "start") else name
+
+
+class Encode:
+    """Documents to records: ids, the eot token, specials in text."""
+
+    def __init__(self, frozen: Frozen, config: TextOptions, resources: Resources) -> None:
+        mode = "special" if config.specials_in_text == "special" else "plain"
+        self.encoder = make_encoder(
+            frozen.data, engine=resources.engine, specials_in_text=mode, threads=resources.threads
+        )
+        self.specials = special_texts(frozen.data) if config.specials_in_text == "reject" else ()
+        prefix, suffix = template_tokens(frozen.data)
+        if (prefix or suffix) and config.template == "refuse":
+            raise TokmillError(
+                f"the tokenizer puts tokens around every text ({len(prefix)} before, "
+                f"{len(suffix)} after)",
+                where=frozen.vocabulary.file,
+                hint="--template add writes them into the store, --template none leaves them out",
+            )
+        self.prefix = prefix if config.template == "add" else []
+        self.suffix = list(suffix) if config.template == "add" else []
+        if config.end_of_record == "eot":
+            if "eot" not in frozen.vocabulary.roles:
+                raise TokmillError(
+                    "documents are to end with the `eot` token, but the tokenizer has none",
+                    where=frozen.vocabulary.file,
+                    hint="--end-of-record none, or name it: --role 'eot=<token>'",
+                )
+            eot = frozen.vocabulary.roles["eot"]
+            if self.suffix[-1:] != [eot]:
+                self.suffix.append(eot)
+        self.dtype = np.dtype(id_dtype(frozen.vocabulary.size)).newbyteorder("<")
+
+    def __call__(self, documents: Documents) -> Records:
+        """Return the records of a batch of documents."""
+        if self.specials:
+            reasons = [
+                "special token" if any(special in text for special in self.specials) else ""
+                for text in documents.texts
+            ]
+            documents = select(documents, reasons, rejected=True)
+        if not documents.texts:
+            ids, lengths = np.zeros(0, self.dtype), np.zeros(0, np.int64)
+        else:
+            ids, lengths = self.encoder(documents.texts)
+        ids, offsets = surround(ids, lengths, self.prefix, self.suffix, self.dtype)
+        columns: dict[str, Array | tuple[Array, Array]] = {"token": ids}
+        for name, values in documents.kept.items():
+            columns[column_name(name)] = utf8_column(values)
+        return Records(
+            offsets, columns, documents.starts, documents.drops, ends_part=documents.ends_part
+        )
+
+
+def surround(
+    ids: Array, lengths: Array, prefix: Sequence[int], suffix: Sequence[int], dtype: Any
+) -> tuple[Array, Array]:
+    """Return (ids, offsets) with `prefix` before and `suffix` after each run of ids."""
+    n, extra = len(lengths), len(prefix) + len(suffix)
+    offsets = np.zeros(n + 1, np.int64)
+    np.cumsum(lengths + extra, out=offsets[1:])
+    if not extra:
+        return ids.astype(dtype), offsets
+    result = np.empty(int(offsets[-1]), dtype)
+    inner = np.ones(len(result), bool)
+    for place, value in enumerate(prefix):
+        result[offsets[:-1] + place] = value
+        inner[offsets[:-1] + place] = False
+    for place, value in enumerate(reversed(suffix)):
+        result[offsets[1:] - 1 - place] = value
+        inner[offsets[1:] - 1 - place] = False
+    result[inner] = ids
+    return result, offsets
+
+
+def special_texts(tokenizer_json: bytes) -> tuple[str, ...]:
+    """Return the texts of a tokenizer's special tokens."""
+    added = msgspec.json.decode(tokenizer_json).get("added_tokens") or []
+    return tuple(token["content"] for token in added if token.get("special"))
+
+
+class _NoHash:
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Forget the content."""
+
+
+def iter_documents(
+    inputs: Sequence[str], kind: str, options: Mapping[str, Any] | None = None
+) -> Iterator[list[str]]:
+    """Yield the documents that a build of this kind would see, in batches of texts."""
+    source_kind = plugins.load(plugins.SOURCES, kind)
+    config = recipe.convert(source_kind.Config, dict(options or {}), f"options of {kind}")
+    source: DocumentSource = source_kind(config, list(inputs), {}, Resources())
+    for item in source.items():
+        for documents in source.documents(item, _NoHash()):
+            yield list(documents.texts)

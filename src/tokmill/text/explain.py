@@ -1,0 +1,129 @@
+"""`--explain FILE:LINE`: every stage of one record, from bytes to its place in the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins, recipe
+from tokmill.build.run import BuildRecipe
+from tokmill.build.source import Frozen, Item, Request, Resources
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.locate import find_input, locate
+from tokmill.store.store import Store
+from tokmill.text.blocks import is_stream, open_stream
+from tokmill.text.documents import DocumentSource, Encode
+from tokmill.text.prepare import Documents
+
+SHOWN = 400
+
+
+class _NoHash:
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Forget the content."""
+
+
+def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
+    """Return stage → what it made of the record that holds line LINE of FILE.
+
+    Of Parquet, LINE is the row, counted from 1. Stages: place, raw, outcome, document, tokens, ids,
+    store. Raises `UsageError` for a place that does not exist.
+    """
+    name, _, number = place.rpartition(":")
+    if not name or not number.isdecimal() or int(number) < 1:
+        raise UsageError(f"--explain {place!r} is not FILE:LINE", hint="lines count from 1")
+    kind = plugins.load(plugins.SOURCES, chosen.source)
+    config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
+    frozen = kind.freeze(config, Request(inputs=(name,), tokenizer=chosen.tokenizer))
+    source: DocumentSource = kind(config, [name], frozen, Resources())
+    rows = chosen.source == "parquet"
+    line = int(number)
+    offset, raw = (line - 1, b"") if rows else find_line(name, line)
+    found = {"place": f"{name}, {'row' if rows else 'line'} {line}, byte {offset:,}"}
+    if rows:
+        found["place"] = f"{name}, row {line}"
+    else:
+        found["raw"] = show(raw)
+    begins = -1
+    documents: Documents | None = None
+    index, outcome = -1, ""
+    for item in source.items():
+        for batch in source.documents(item, _NoHash()):
+            starts = batch.starts
+            before = int(np.searchsorted(starts, offset, side="right")) - 1
+            if before >= 0 and starts[before] > begins:
+                begins, documents, index, outcome = int(starts[before]), batch, before, "kept"
+            for drop in batch.drops:
+                if begins < drop.offset <= offset:
+                    begins, documents = drop.offset, None
+                    verb = "rejected" if drop.rejected else "skipped"
+                    outcome = f"{verb}: {drop.reason}"
+    if begins < 0 or (rows and begins != offset):
+        raise UsageError(f"{name} has no record at line {line}")
+    found["outcome"] = outcome
+    if documents is None:
+        return found
+    text = documents.texts[index]
+    found["document"] = f"{len(text.encode()):,} bytes: {show(text.encode())}"
+    for field, values in documents.kept.items():
+        found[f"kept {field}"] = values[index]
+    found.update(_tokens(text, documents, index, frozen["token"], config))
+    found.update(_in_store(chosen.out, Item(Path(name).name, "", 0, 0, ""), begins))
+    return found
+
+
+def _tokens(
+    text: str, documents: Documents, index: int, frozen: Frozen, config: Any
+) -> dict[str, str]:
+    from tokmill.text.tokenizer import Tokenizer
+
+    encode = Encode(frozen, config, Resources(threads=False))
+    records = encode(Documents([text], documents.starts[index : index + 1]))
+    if not len(records):
+        return {"tokens": "rejected: special token in the text"}
+    tokens = records.columns["token"]
+    assert not isinstance(tokens, tuple)
+    ids = tokens.tolist()
+    tokenizer = Tokenizer.from_json(frozen.data)
+    pieces = [tokenizer.decode([i]) for i in ids[:60]]
+    more = f" … ({len(ids):,} in all)" if len(ids) > 60 else f" ({len(ids):,})"
+    return {
+        "engine": encode.encoder.name,
+        "tokens": " | ".join(repr(piece)[1:-1] for piece in pieces) + more,
+        "ids": " ".join(map(str, ids[:60])) + more,
+    }
+
+
+def _in_store(out: str, item: Item, begins: int) -> dict[str, str]:
+    if not out or not (Path(out) / "plan.json").exists():
+        return {}
+    store = Store(out)
+    record = find_input(store, item.name, begins)
+    if record is None:
+        return {"store": f"{out} does not hold it"}
+    place = locate(store, record)
+    return {
+        "store": f"record {record:,} of {out}: {place.shard}, record {place.record_in_shard:,}, "
+        f"tokens {place.token_start:,} to {place.token_start + place.tokens:,}"
+    }
+
+
+def find_line(name: str, line: int) -> tuple[int, bytes]:
+    """Return (byte offset, bytes) of a line of a file, counted from 1; compressed ones inflated."""
+    if not Path(name).is_file():
+        raise TokmillError("there is no such file", where=name)
+    offset = 0
+    with open_stream(name) if is_stream(name) else open(name, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            if number == line:
+                return offset, raw
+            offset += len(raw)
+    raise UsageError(f"{name} has no line {line}", hint="lines count from 1")
+
+
+def show(raw: bytes) -> str:
+    """Return bytes as readable text, shortened in the middle."""
+    text = repr(raw.decode("utf-8", "backslashreplace"))[1:-1]
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} … {text[-SHOWN // 2 :]}"

@@ -1,0 +1,76 @@
+"""Plain text: documents between separators, or lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill.build.source import Hash, Item
+from tokmill.store.schema import Drop
+from tokmill.text.blocks import Block, record_blocks
+from tokmill.text.documents import DocumentSource
+from tokmill.text.prepare import Documents, TextOptions, select
+
+BOM = b"\xef\xbb\xbf"
+
+
+class TextConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of plain text."""
+
+    record: Literal["separator", "line"] = "separator"
+    """What a document is: the text between two separators, or one line."""
+    separator: str = "<|endoftext|>"
+    """A file in which it never occurs is one document."""
+    strip: bool = False
+    """Whether white space around each document is removed."""
+    invalid_utf8: Literal["reject", "replace"] = "reject"
+    """What happens to a document whose bytes are no UTF-8; `replace` puts U+FFFD."""
+
+
+class TextSource(DocumentSource):
+    """Plain text files."""
+
+    Config: ClassVar[type[msgspec.Struct]] = TextConfig
+    suffixes = (".txt", ".text", ".md", ".txt.gz", ".txt.zst")
+    config: TextConfig
+
+    def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
+        """Yield documents; blank ones are skipped as empty."""
+        lines = self.config.record == "line"
+        delimiter = b"\n" if lines else self.config.separator.encode()
+        for block in record_blocks(item, delimiter, digest, self.resources.block_bytes):
+            yield self._split(block, delimiter, lines)
+
+    def _split(self, block: Block, delimiter: bytes, lines: bool) -> Documents:
+        data, start = block.data, block.start
+        pieces = data.split(delimiter)
+        if not pieces[-1]:
+            pieces.pop()
+        starts = np.full(len(pieces), start, np.int64)
+        if len(pieces) > 1:
+            starts[1:] += np.cumsum([len(piece) + len(delimiter) for piece in pieces[:-1]])
+        if start == 0 and pieces and pieces[0].startswith(BOM):
+            pieces[0] = pieces[0][len(BOM) :]
+        if lines:
+            pieces = [piece[:-1] if piece.endswith(b"\r") else piece for piece in pieces]
+        drops = [Drop(place, "too long", True) for place in block.too_long]
+        errors = "replace" if self.config.invalid_utf8 == "replace" else "strict"
+        rejected = [""] * len(pieces)
+        texts = []
+        for i, piece in enumerate(pieces):
+            try:
+                texts.append(piece.decode("utf-8", errors))
+            except UnicodeDecodeError:
+                texts.append("")
+                rejected[i] = "utf8"
+        found = select(
+            Documents(texts, starts, drops, ends_part=block.ends_part), rejected, rejected=True
+        )
+        if self.config.strip:
+            found.texts = [text.strip() for text in found.texts]
+        return select(
+            found, ["empty" if not text or text.isspace() else "" for text in found.texts]
+        )
