@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -15,6 +16,8 @@ from typing import Protocol
 from tokmill.build.make import Task, Work, make_in_worker, start_worker
 from tokmill.errors import MachineError
 from tokmill.store.manifest import Receipt
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Executor(Protocol):
@@ -60,7 +63,8 @@ class Pool:
                     task = next(waiting, None)
                     if task is None:
                         break
-                    running[pool.submit(make_in_worker, task)] = task
+                    with _signals_wait():
+                        running[pool.submit(make_in_worker, task)] = task
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -79,10 +83,21 @@ class Pool:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    # A process that is started inherits this, so that Ctrl-C finds none that is not ready for it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(start: Callable[[Work], None], work: Work) -> None:
     # The terminal sends Ctrl-C to the whole group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     start(work)
 

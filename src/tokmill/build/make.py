@@ -34,13 +34,26 @@ class Work(msgspec.Struct, frozen=True):
         """Make the source."""
         folder = Path(self.store) / "vocab"
         frozen = {
-            name: Frozen(vocabulary, (folder / vocabulary.file).read_bytes())
+            name: Frozen(vocabulary, read_vocabulary(folder / vocabulary.file, vocabulary))
             for name, vocabulary in self.vocabularies.items()
         }
         kind = plugins.load(plugins.SOURCES, self.kind)
         config = msgspec.convert(self.config, type=kind.Config)
         source: Source = kind(config, self.roots, frozen, self.resources)
         return source
+
+
+def read_vocabulary(path: Path, vocabulary: Vocabulary) -> bytes:
+    """Return a vocabulary's frozen file; one that is not what the plan says is refused."""
+    with machine_errors("read", path):
+        data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != vocabulary.sha256:
+        raise TokmillError(
+            "the vocabulary is not the one of the plan",
+            where=str(path),
+            hint="run the build again: it writes the file again from the tokenizer",
+        )
+    return data
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -81,11 +94,14 @@ class _Part:
         self.writer = ShardWriter(source.schema, dict(limits))
         self.items: list[ItemReceipt] = []
         self.drops: list[tuple[int, int, str, bool]] = []
+        self.notes: dict[str, int] = {}
 
     def add(self, batch: Records) -> None:
         number = len(self.items)
         self.writer.add(batch, number)
         self.drops += [(number, d.offset, d.reason, d.rejected) for d in batch.drops]
+        for note, count in batch.notes.items():
+            self.notes[note] = self.notes.get(note, 0) + count
 
     def end_item(self, item: Item, content: Content, before: tuple[int, int]) -> None:
         number = len(self.items)
@@ -120,6 +136,7 @@ class _Part:
             ranges=self.writer.ranges,
             items=self.items,
             drops=self.drops,
+            notes=self.notes,
         )
         write_file(path.with_suffix(".json"), layout.encode(receipt))
         return receipt
@@ -153,6 +170,7 @@ def make_shard(
                 number += 1
                 part = _Part(source, limits)
                 before = (0, 0)
+        check_unchanged(item)
         part.end_item(item, content, before)
     receipts.append(part.commit(folder, task.shard, number, last=True))
     return receipts
@@ -163,27 +181,36 @@ def check_unchanged(item: Item) -> None:
     path = Path(item.path)
     if path.is_dir():
         return
+    hint = "run the same command again with --yes: it plans anew and makes what changed again"
+    if not path.exists():
+        raise TokmillError(
+            "the file has vanished since the build was planned", where=item.path, hint=hint
+        )
     with machine_errors("read", path):
         size = path.stat().st_size
     if sampled_digest(path, size) != item.digest:
         raise TokmillError(
-            "the file has changed since the build was planned",
-            where=item.path,
-            hint="run the same command again: it plans anew and makes the changed shards again",
+            "the file has changed since the build was planned", where=item.path, hint=hint
         )
 
 
-_worker: tuple[Work, Source] | None = None
+_work: Work | None = None
+_source: Source | None = None
 
 
 def start_worker(work: Work) -> None:
-    """Prepare this process to make shards of a build."""
-    global _worker
-    _worker = (work, work.source())
+    """Tell this process which build it works for."""
+    global _work, _source
+    _work, _source = work, None
 
 
 def make_in_worker(task: Task) -> list[Receipt]:
     """Make one shard in a process that `start_worker` prepared."""
-    assert _worker is not None
-    work, source = _worker
+    global _source
+    assert _work is not None
+    work = _work
+    if _source is None:
+        # Not in `start_worker`: there an error would look like a worker that was killed.
+        _source = work.source()
+    source = _source
     return make_shard(source, task, work.vocabularies, Path(work.store) / "shards")

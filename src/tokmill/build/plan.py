@@ -84,18 +84,20 @@ def group_items(items: Iterable[Item]) -> Iterator[list[Item]]:
     """Yield the items of each shard.
 
     An item ends its shard when hash(name, start) / 2^64 < size / 64 MiB, so that the borders
-    depend on the items next to them alone and a new file changes one shard.
+    depend on the items next to them alone and a new file changes one shard. The size is that of
+    the content, estimated for compressed files.
     """
     group: list[Item] = []
     size = 0
     for item in items:
-        if group and size + item.size > MAX_SHARD_BYTES:
+        weight = item.size * item.expands
+        if group and size + weight > MAX_SHARD_BYTES:
             yield group
             group, size = [], 0
         group.append(item)
-        size += item.size
+        size += weight
         digest = hashlib.sha256(f"{item.name}\0{item.start}".encode()).digest()
-        if int.from_bytes(digest[:8], "little") / 2**64 < item.size / SHARD_BYTES:
+        if int.from_bytes(digest[:8], "little") / 2**64 < weight / SHARD_BYTES:
             yield group
             group, size = [], 0
     if group:

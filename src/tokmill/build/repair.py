@@ -10,13 +10,14 @@ import msgspec
 
 from tokmill.build.make import Task, Work, make_shard
 from tokmill.build.resources import Amount
+from tokmill.build.run import in_order, missing_tasks, sweep, write_if_different
 from tokmill.build.source import Item
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import locked, machine_errors, make_folder, remove_leftovers, sync_folder
+from tokmill.files import locked, machine_errors, make_folder, sha256_file, sync_folder
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, Receipt
 from tokmill.store.shard import SUFFIX
-from tokmill.store.store import Store, read_planned
+from tokmill.store.store import Store, make_manifest, planned_shards, read_planned, read_receipts
 from tokmill.store.validate import Problem, validate
 
 
@@ -96,36 +97,53 @@ def shards_of_input(store: Store, name: str) -> list[str]:
     return found
 
 
+def mend_manifest(store: Store) -> None:
+    """Write the manifest that plan and receipts give, where no shard is missing."""
+    plan: Plan = layout.read_json(store.path / "plan.json", Plan)
+    planned = list(read_planned(store.path))
+    known = {item.shard for item in planned}
+    receipts = [receipt for receipt in read_receipts(store.path) if receipt.shard in known]
+    if store.manifest.complete and not missing_tasks(planned, receipts):
+        manifest = make_manifest(plan, in_order(planned, receipts), complete=True)
+        write_if_different(store.path / "manifest.json", layout.encode(manifest))
+
+
 def repair(store: Store, inputs: Sequence[str] = (), *, quiet: bool = True) -> Repaired:
     """Make the bad shards again (or those of named inputs), and only those.
 
-    A shard that comes out other than the manifest says is refused: its input has changed, which
-    is a matter for `tokmill build`.
+    A shard that comes out other than it is and other than the manifest says is refused: its input
+    has changed, which is a matter for `tokmill build`. A manifest that is not what plan and
+    receipts say is written anew.
     """
     with locked(
         store.path / ".lock", "another build is writing to this store", "wait for it to end"
     ):
-        remove_leftovers(store.path / "shards")
+        sweep(store.path)
         if inputs:
             names = [shard for name in inputs for shard in shards_of_input(store, name)]
         else:
             problems = validate(store, quiet=quiet).problems
-            names = list(dict.fromkeys(p.shard.partition("-")[0] for p in problems if p.shard))
+            known = set(planned_shards(store.path))
+            bad = dict.fromkeys(p.shard.partition("-")[0] for p in problems if p.shard)
+            names = [name for name in bad if name in known]
         wanted = {entry.name: entry.sha256 for entry in store.shards}
         folder = store.path / "cache" / "again"
         try:
             for receipt in remake(store, names, folder):
-                if wanted.get(receipt.name) != receipt.sha256:
+                shard = store.path / "shards" / f"{receipt.name}{SUFFIX}"
+                stands = shard.exists() and sha256_file(shard) == receipt.sha256
+                if not stands and wanted.get(receipt.name) != receipt.sha256:
                     raise TokmillError(
                         f"the shard {receipt.name} comes out other than it was: an input changed",
                         where=", ".join(sorted({item.name for item in receipt.items})[:3]),
                         hint="run the build again with --yes to take the input as it is now",
                     )
-                for suffix in (SUFFIX, ".json"):
+                for suffix in (".json",) if stands else (SUFFIX, ".json"):
                     with machine_errors("rename", store.path / "shards"):
                         source = folder / f"{receipt.name}{suffix}"
                         source.rename(store.path / "shards" / source.name)
             sync_folder(store.path / "shards")
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        mend_manifest(store)
         return Repaired(str(store.path), names, validate(Store(store.path), quiet=quiet).problems)

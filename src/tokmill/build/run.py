@@ -22,13 +22,22 @@ from tokmill.build.resources import Amount, choose
 from tokmill.build.source import Frozen, Item, Request, Source
 from tokmill.build.watch import Watch
 from tokmill.errors import Interrupted, TokmillError, UsageError
-from tokmill.files import locked, make_folder, remove, remove_leftovers, write_file
+from tokmill.files import (
+    locked,
+    machine_errors,
+    make_folder,
+    remove,
+    remove_leftovers,
+    write_file,
+)
 from tokmill.progress import Progress, human_bytes, human_time
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, Receipt
 from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store, make_manifest, read_planned, read_receipts
 
+PART_WAIT = 60.0
+"""Seconds that a part waits for the lock: others hold it while they plan and finish."""
 KNOWN_FILES = ("manifest.json", "plan.json", "inputs.jsonl", "events.jsonl", "projection.json")
 KNOWN_FOLDERS = ("shards", "vocab", "overlays", "cache")
 
@@ -118,6 +127,7 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         out / ".lock",
         "another build is writing to this store",
         "wait for it, or choose another folder",
+        wait=PART_WAIT if how.part else 0,
     )
     with contextlib.ExitStack() as held:
         held.enter_context(lock)
@@ -133,7 +143,9 @@ def run(chosen: BuildRecipe, how: How) -> Store:
 def check_folder(out: Path) -> None:
     """Refuse a folder that holds something else than a store."""
     if out.is_file():
-        raise UsageError("is a file; a store is a folder", where=str(out))
+        raise UsageError(
+            "is a file; a store is a folder", where=str(out), hint="choose another path"
+        )
     if out.is_dir() and not (out / "plan.json").exists():
         names = {entry.name for entry in out.iterdir()}
         strange = sorted(n for n in names - set(KNOWN_FILES) - set(KNOWN_FOLDERS) if n[0] != ".")
@@ -150,8 +162,15 @@ def clear(out: Path) -> None:
     for name in KNOWN_FILES:
         remove(out / name)
     for name in KNOWN_FOLDERS:
-        if (out / name).is_dir():
-            shutil.rmtree(out / name)
+        with machine_errors("remove", out / name):
+            if (out / name).is_dir():
+                shutil.rmtree(out / name)
+
+
+def sweep(out: Path) -> None:
+    """Remove what killed writers left behind."""
+    for folder in (out, out / "vocab", out / "shards"):
+        remove_leftovers(folder)
 
 
 def settle(out: Path, prepared: Prepared, how: How) -> None:
@@ -167,18 +186,24 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
                 hint="build into a new folder, or start over with --fresh",
             )
         if old.plan_id == plan.plan_id and (out / "inputs.jsonl").exists():
+            write_vocabularies(out, prepared.frozen)
             return
         report_changes(out, prepared.planned, how)
     elif any(out.glob(f"shards/*{SUFFIX}")):
         raise TokmillError(
             "there are shards but no plan.json", where=str(out), hint="start over with --fresh"
         )
-    for name, item in prepared.frozen.items():
-        make_folder(out / "vocab")
-        write_file(out / "vocab" / item.vocabulary.file, item.data)
-        write_file(out / "vocab" / f"{name}.vocabulary.json", layout.encode(item.vocabulary))
+    write_vocabularies(out, prepared.frozen)
     make_folder(out / "shards")
     write_plan(out, plan, prepared.planned)
+
+
+def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
+    """Write the files of the vocabularies that are not there, or not what they should be."""
+    for name, item in frozen.items():
+        folder = make_folder(out / "vocab")
+        write_if_different(folder / item.vocabulary.file, item.data)
+        write_if_different(folder / f"{name}.vocabulary.json", layout.encode(item.vocabulary))
 
 
 def report_changes(out: Path, planned: Sequence[PlannedItem], how: How) -> None:
@@ -217,7 +242,7 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
         have = parts.get(shard, set())
         if complete.get(shard) == len(have):
             continue
-        done = next(i for i in range(len(have) + 1) if i not in have)
+        done = next(i for i in range(len(have) + 1) if i not in have) if len(items) == 1 else 0
         tasks.append(
             Task(
                 shard,
@@ -231,8 +256,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     """Make the missing shards and finish the store."""
     plan, planned = prepared.plan, prepared.planned
     if how.part is None:
-        remove_leftovers(out / "shards")
-        remove_leftovers(out)
+        sweep(out)
     shards = {item.shard for item in planned}
     receipts = [receipt for receipt in read_receipts(out) if receipt.shard in shards]
     tasks = missing_tasks(planned, receipts)
@@ -316,14 +340,23 @@ def judge(out: Path, receipts: Iterable[Receipt], most: float) -> None:
 def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How) -> Store:
     """Write the manifest and drop what the plan does not know; a part leaves that to the last."""
     plan = prepared.plan
+    if how.part is not None:
+        # Other parts have made shards meanwhile; whichever ends last sees them all.
+        shards = {item.shard for item in prepared.planned}
+        receipts = [receipt for receipt in read_receipts(out) if receipt.shard in shards]
     if missing_tasks(prepared.planned, receipts):
         return Store(out)
     ordered = in_order(prepared.planned, receipts)
     with contextlib.ExitStack() as held:
         if how.part is not None:
-            held.enter_context(
-                locked(out / ".lock", "another part is finishing", "nothing is left to do")
+            lock = locked(
+                out / ".lock",
+                "another build is writing to this store",
+                "wait for it",
+                wait=PART_WAIT,
             )
+            held.enter_context(lock)
+        sweep(out)
         judge(out, ordered, how.max_rejects)
         manifest = make_manifest(plan, ordered, complete=True)
         if manifest.records == 0:
@@ -334,7 +367,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
                 where=", ".join(prepared.recipe.inputs),
                 hint="is it the right kind of input, and are the field names right?",
             )
-        write_manifest(out, layout.encode(manifest))
+        write_if_different(out / "manifest.json", layout.encode(manifest))
         kept = {entry.name for entry in manifest.shards}
         for path in (out / "shards").iterdir():
             if path.name.partition(".")[0] not in kept:
@@ -342,10 +375,11 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
     return Store(out)
 
 
-def write_manifest(out: Path, data: bytes) -> None:
-    """Write the manifest unless the one that stands is the same."""
-    path = out / "manifest.json"
-    if not path.exists() or path.read_bytes() != data:
+def write_if_different(path: Path, data: bytes) -> None:
+    """Write a file unless the one that stands is the same."""
+    with machine_errors("read", path):
+        same = path.exists() and path.read_bytes() == data
+    if not same:
         write_file(path, data)
 
 
@@ -360,7 +394,7 @@ def stop_early(
 ) -> Store:
     """End a build at its time limit: a partial store, and what the whole would take."""
     manifest = make_manifest(prepared.plan, in_order(prepared.planned, receipts), complete=False)
-    write_manifest(out, layout.encode(manifest))
+    write_if_different(out / "manifest.json", layout.encode(manifest))
     share = bar.done / bar.total
     projection = {
         "share": round(share, 4),

@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from tokmill import plugins
 from tokmill.build.plan import difference
 from tokmill.build.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import sampled_digest
-from tokmill.store.hashes import first_of_equals, record_digests, store_digests, token_names
-from tokmill.store.schema import Array, Drop, Phrases, Records, Schema
+from tokmill.store.hashes import first_of_equals, mix, record_digests, store_digests, token_names
+from tokmill.store.schema import Array, Drop, Phrases, Records, Schema, id_dtype
 from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store
 
@@ -76,7 +77,13 @@ class SelectSource:
             raise UsageError(f"ratio = {config.ratio} is no share", hint="between 0 and 1")
         self.stores = [Store(path) for path in expand(inputs)]
         check_equal(self.stores)
-        self.schema: Schema = self.stores[0].schema
+        self.schema: Schema = dict(self.stores[0].schema)
+        if "token" in vocabularies and "token" in self.schema:
+            # A tokenizer given now puts a name and a limit to the ids of an imported store.
+            size = vocabularies["token"].vocabulary.size
+            self.schema["token"] = msgspec.structs.replace(
+                self.schema["token"], vocab="token", dtype=id_dtype(size)
+            )
         self.vocabularies = vocabularies
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
         if config.by and config.by not in self.schema:
@@ -93,10 +100,22 @@ class SelectSource:
         stores = [Store(path) for path in expand(request.inputs)]
         check_equal(stores)
         first = stores[0]
-        return {
+        frozen = {
             name: Frozen(vocabulary, first.vocabulary_file(name).read_bytes())
             for name, vocabulary in first.vocabularies.items()
         }
+        if request.tokenizer is not None:
+            if frozen:
+                raise UsageError(
+                    "the stores carry a vocabulary already",
+                    where=str(first.path),
+                    hint="--tokenizer is for imported stores that have none",
+                )
+            tokenizer = plugins.require("tokmill.text.tokenizer").Tokenizer
+            frozen["token"] = Frozen(
+                *tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
+            )
+        return frozen
 
     def identity(self) -> dict[str, Any]:
         """Return the excluded stores by what they hold."""
@@ -119,7 +138,7 @@ class SelectSource:
         shard, count = store.shard(place_), store.shards[place_].records
         base = sum(entry.records for entry in store.shards[:place_])
         for start in range(0, count, 1024):
-            batch = shard.records(start, min(start + 1024, count), self.schema)
+            batch = shard.records(start, min(start + 1024, count), store.schema)
             keep, drops = self.choose(batch, int(number), base + start)
             chosen = take(batch, np.flatnonzero(keep), self.schema)
             chosen.starts = np.flatnonzero(keep) + start
@@ -164,8 +183,7 @@ class SelectSource:
         if not self.config.by:
             assert digests is not None
             salt = hashlib.sha256(f"select {self.config.seed}".encode()).digest()
-            mixed = digests["a"] ^ np.uint64(int.from_bytes(salt[:8], "little"))
-            mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
+            mixed = mix(digests["a"] ^ np.uint64(int.from_bytes(salt[:8], "little")))
             return (mixed >> np.uint64(11)) / float(1 << 53)
         values = record_values(batch, self.config.by, self.schema)
         result = np.empty(len(batch))
@@ -202,6 +220,8 @@ class SelectSource:
             if wrong.any():
                 value[wrong] = vocabulary.role("unk")
                 batch.columns[name] = value
+                note = f"ids of {name} replaced by unk"
+                batch.notes[note] = batch.notes.get(note, 0) + int(wrong.sum())
         return batch
 
 

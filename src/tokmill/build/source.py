@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import msgspec
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, sampled_digest
+from tokmill.files import machine_error, machine_errors, sampled_digest
 from tokmill.store.schema import Records, Schema
 from tokmill.store.vocab import Vocabulary
 
@@ -29,6 +30,8 @@ class Item(msgspec.Struct, frozen=True):
     stop: int
     digest: str
     """Sampled digest of the whole file."""
+    expands: int = 1
+    """How many times larger the content is expected to be (compressed files)."""
     parts_done: int = 0
     """Parts of a stream that are in the store already: read past them, yield nothing."""
 
@@ -128,15 +131,15 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[InputFile
     found: dict[str, Path] = {}
     for argument in inputs:
         root = Path(argument)
-        if not root.exists():
-            raise TokmillError("there is no such file or folder", where=argument)
-        if root.is_dir():
+        with machine_errors("read", root):
+            there, is_folder, is_file = root.exists(), root.is_dir(), root.is_file()
+        if not there:
+            raise TokmillError(
+                "there is no such file or folder", where=argument, hint="check the path"
+            )
+        if is_folder:
             pairs = [
-                (path.relative_to(root).as_posix(), path)
-                for path in sorted(root.rglob("*"))
-                if path.name.endswith(tuple(suffixes))
-                and path.is_file()
-                and not any(part.startswith(".") for part in path.relative_to(root).parts)
+                (path.relative_to(root).as_posix(), path) for path in files_below(root, suffixes)
             ]
             if not pairs:
                 raise TokmillError(
@@ -144,6 +147,12 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[InputFile
                     where=argument,
                     hint="name the files themselves if their suffix is another",
                 )
+        elif not is_file:
+            raise TokmillError(
+                "is neither a file nor a folder (a pipe or a device?)",
+                where=argument,
+                hint="write it to a file first: inputs are read more than once",
+            )
         else:
             pairs = [(root.name, root)]
         for name, path in pairs:
@@ -160,6 +169,24 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[InputFile
             size = path.stat().st_size
         files.append(InputFile(name, path, size, sampled_digest(path, size)))
     return files
+
+
+def files_below(root: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Return the files of a folder at any depth, hidden ones left out.
+
+    A folder that may not be read is an error: its files would be missing without a word.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise machine_error("list", error.filename or root, error)
+
+    found: list[Path] = []
+    with machine_errors("list", root):
+        for folder, folders, names in os.walk(root, onerror=refuse):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            paths = [Path(folder, name) for name in names if not name.startswith(".")]
+            found += [p for p in paths if p.name.endswith(tuple(suffixes)) and p.is_file()]
+    return found
 
 
 def cut(file: InputFile) -> Iterator[Item]:

@@ -213,6 +213,7 @@ def summary(store: Store) -> dict[str, Any]:
         "input_bytes": manifest.input_bytes,
         "skipped": manifest.skipped,
         "rejected": manifest.rejected,
+        "notes": manifest.notes,
         "fingerprint": manifest.fingerprint,
     }
 
@@ -229,7 +230,7 @@ def _report(store: Store, json: bool) -> None:
         f"{human_bytes(manifest.bytes)} in {len(manifest.shards):,} shards "
         f"from {human_bytes(manifest.input_bytes)}"
     )
-    for what in ("skipped", "rejected"):
+    for what in ("skipped", "rejected", "notes"):
         counts = facts[what]
         if counts:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())

@@ -6,24 +6,13 @@ value is below n (cycle walking; Black and Rogaway 2002, "Ciphers with Arbitrary
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from tokmill.store.hashes import mix
+from tokmill.store.schema import Array
 
 ROUNDS = 4
-_M1 = np.uint64(0xBF58476D1CE4E5B9)
-_M2 = np.uint64(0x94D049BB133111EB)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def mix(values: Array) -> Array:
-    """Return the splitmix64 finaliser of uint64 values (Steele, Lea and Flood 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * _M1
-    values = (values ^ (values >> np.uint64(27))) * _M2
-    mixed: Array = values ^ (values >> np.uint64(31))
-    return mixed
 
 
 def key(*parts: int | Array) -> Array:

@@ -17,7 +17,8 @@ _SALTS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 DIGEST = np.dtype([("a", "<u8"), ("b", "<u8")])
 
 
-def _mix(values: Array) -> Array:
+def mix(values: Array) -> Array:
+    """Return the splitmix64 finaliser of uint64 values (Steele, Lea and Flood 2014)."""
     values = (values ^ (values >> np.uint64(30))) * _M1
     values = (values ^ (values >> np.uint64(27))) * _M2
     mixed: Array = values ^ (values >> np.uint64(31))
@@ -55,11 +56,11 @@ def record_digests(batch: Records, names: list[str]) -> Array:
     for number, name in enumerate(names):
         tokens = token_values(batch, name).astype(np.uint64)
         for part, salt in zip(("a", "b"), _SALTS, strict=True):
-            mixed = _mix(tokens * salt + _mix(position + salt * np.uint64(number + 1)))
+            mixed = mix(tokens * salt + mix(position + salt * np.uint64(number + 1)))
             if len(full):
                 result[part][full] += np.add.reduceat(mixed, begins)
     for part, salt in zip(("a", "b"), _SALTS, strict=True):
-        result[part] = _mix(result[part] + lengths.astype(np.uint64) * salt)
+        result[part] = mix(result[part] + lengths.astype(np.uint64) * salt)
     return result
 
 

@@ -75,10 +75,12 @@ class Receipt(msgspec.Struct, frozen=True):
     tokens: int
     bytes: int
     sha256: str
-    ranges: dict[str, tuple[float, float]]
+    ranges: dict[str, tuple[int | float, int | float]]
     items: list[ItemReceipt]
     drops: list[tuple[int, int, str, bool]]
     """(number of the item, byte offset, reason, rejected?) of each record left out."""
+    notes: dict[str, int] = {}
+    """Counts of what was changed on the way."""
     format: int = FORMAT
 
     @property
@@ -114,9 +116,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     input_bytes: int
     """Bytes of content that were read."""
-    ranges: dict[str, tuple[float, float]]
+    ranges: dict[str, tuple[int | float, int | float]]
     skipped: dict[str, int]
     rejected: dict[str, int]
+    notes: dict[str, int] = {}
     shards: list[ShardEntry]
 
 
@@ -141,9 +144,10 @@ def read_json(path: Path, kind: Any) -> Any:
         data = path.read_bytes()
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TokmillError(
             f"the file cannot be read: {error}",
             where=str(path),
-            hint="it was written by another version of tokmill, or it is damaged",
+            hint="it is damaged, or of another version of tokmill; a damaged manifest or receipt "
+            "can be removed: the build command makes it again",
         ) from error

@@ -72,6 +72,8 @@ class Records:
     starts: Array
     drops: Sequence[Drop] = field(default_factory=tuple)
     phrases: Phrases | None = None
+    notes: dict[str, int] = field(default_factory=dict)
+    """Counts of what was changed on the way, such as ids replaced by `unk`."""
     ends_part: bool = False
     """The shard is to be cut after these records (an item that is a long stream)."""
 

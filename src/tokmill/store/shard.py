@@ -81,6 +81,9 @@ class ShardWriter:
         self.arrays.setdefault(name, []).append(value)
 
     def _check(self, name: str, value: Array) -> None:
+        if value.dtype.kind == "f":
+            # JSON knows neither NaN nor infinity, and a range is of numbers.
+            value = value[np.isfinite(value)]
         if not value.size:
             return
         low, high = value.min().item(), value.max().item()
@@ -103,10 +106,11 @@ class ShardWriter:
     def _add_phrases(self, phrases: Phrases) -> None:
         columns = list(self.table)
         plain = phrases.ids & ~PHRASE_BIT
-        used, where = np.unique(plain, return_inverse=True)
+        used, first, where = np.unique(plain, return_index=True, return_inverse=True)
         numbers = np.empty(len(used), "<u4")
-        starts, stops = phrases.table_offsets[used], phrases.table_offsets[used + 1]
-        for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        # In the order in which they come, so that the table does not depend on the batches.
+        for i in np.argsort(first).tolist():
+            start, stop = phrases.table_offsets[used[i] : used[i] + 2].tolist()
             parts = [
                 np.ascontiguousarray(phrases.table[name][start:stop], self.schema[name].numpy())
                 for name in columns

@@ -264,8 +264,15 @@ def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
 
     decoder = msgspec.json.Decoder(layout.PlannedItem)
     with machine_errors("read", path / "inputs.jsonl"), open(path / "inputs.jsonl", "rb") as lines:
-        for line in lines:
-            yield decoder.decode(line)
+        for number, line in enumerate(lines, 1):
+            try:
+                yield decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise TokmillError(
+                    f"the line cannot be read: {error}",
+                    where=f"{path / 'inputs.jsonl'}:{number}",
+                    hint="remove the file and run the build again: it writes a new one",
+                ) from error
 
 
 def read_receipts(path: Path) -> list[Receipt]:
@@ -285,9 +292,10 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
 
     entries: list[ShardEntry] = []
     contents: list[str] = []
-    ranges: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[int | float, int | float]] = {}
     skipped: dict[str, int] = {}
     rejected: dict[str, int] = {}
+    notes: dict[str, int] = {}
     read = 0
     for receipt in receipts:
         entries.append(
@@ -302,6 +310,8 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
         for _, _, reason, is_rejected in receipt.drops:
             table = rejected if is_rejected else skipped
             table[reason] = table.get(reason, 0) + 1
+        for note, count in receipt.notes.items():
+            notes[note] = notes.get(note, 0) + count
     return Manifest(
         producer=f"tokmill {__version__}",
         complete=complete,
@@ -318,5 +328,6 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
         ranges=ranges,
         skipped=dict(sorted(skipped.items())),
         rejected=dict(sorted(rejected.items())),
+        notes=dict(sorted(notes.items())),
         shards=entries,
     )

@@ -14,7 +14,7 @@ from tokmill.store import manifest as layout
 from tokmill.store.manifest import ShardEntry
 from tokmill.store.schema import PHRASE_BIT, phrase_columns
 from tokmill.store.shard import SUFFIX, Shard
-from tokmill.store.store import Store
+from tokmill.store.store import Store, make_manifest, planned_shards, read_receipts
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -64,6 +64,8 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
                 problems.append(Problem(error.where, error.what, entry.name))
             bar.advance(entry.bytes)
     problems += check_totals(store)
+    if not any(problem.shard for problem in problems):
+        problems += check_plan(store)
     problems += check_strays(store)
     return Report(
         store=str(store.path),
@@ -151,6 +153,32 @@ def check_totals(store: Store) -> list[Problem]:
                 Problem(where, f"{name}: {getattr(manifest, name)} stated, {total} found")
             )
     return problems
+
+
+def check_plan(store: Store) -> list[Problem]:
+    """Check that a complete manifest says what plan and receipts say (which must be sound)."""
+    path = store.path / "plan.json"
+    if not store.manifest.complete or not path.exists():
+        return []
+    try:
+        plan: layout.Plan = layout.read_json(path, layout.Plan)
+        if layout.canonical_digest(plan.recipe) != plan.recipe_id:
+            return [Problem(str(path), "the recipe is not the one that its recipe_id names")]
+        if plan.plan_id != store.manifest.plan_id:
+            what = "manifest and plan are of different builds: one that began has not ended"
+            return [Problem(str(store.path / "manifest.json"), what)]
+        order = {name: i for i, name in enumerate(planned_shards(store.path))}
+        receipts = [receipt for receipt in read_receipts(store.path) if receipt.shard in order]
+    except TokmillError as error:
+        return [Problem(error.where, error.what)]
+    receipts.sort(key=lambda receipt: (order[receipt.shard], receipt.part))
+    wanted = make_manifest(plan, receipts, complete=True)
+    return [
+        Problem(str(store.path / "manifest.json"), f"{name}: not what plan and receipts say")
+        for name in wanted.__struct_fields__
+        if name not in ("producer", "records", "tokens", "bytes")
+        and getattr(wanted, name) != getattr(store.manifest, name)
+    ]
 
 
 def check_strays(store: Store) -> list[Problem]:

@@ -2,29 +2,28 @@
 
 A record begins after a delimiter. An item owns the records that begin in (start, stop], the first
 item also the one at 0; so the ranges of a file's items tile it, and each is found by two searches.
+Members of compressed files follow the same rule, counted in the bytes that they inflate to.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from tokmill import plugins
 from tokmill.build.source import MAX_ITEM, Hash, Item
-from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
+from tokmill.text.streams import inflate, is_stream
 
 MAX_RECORD = 64 << 20
 READ = 1 << 20
-COMPRESSED = (".gz", ".zst")
 
 
 class Block(NamedTuple):
-    """Whole records with their delimiters, and where they begin in the (uncompressed) file."""
+    """Whole records with their delimiters, and where they begin.
+
+    Offsets are those of the file; in a compressed one of the content of the item.
+    """
 
     data: bytes
     start: int
@@ -33,18 +32,13 @@ class Block(NamedTuple):
     ends_part: bool
 
 
-def is_stream(path: str) -> bool:
-    """Say whether a file is compressed, so that it is one item and cannot be cut."""
-    return path.endswith(COMPRESSED)
-
-
 def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) -> Iterator[Block]:
     """Yield an item's records in blocks of about `block_bytes`; hash all that they consist of."""
     with machine_errors("read", item.path):
         if is_stream(item.path):
-            with open_stream(item.path) as stream:
-                chunks = _read(stream, None, item.path)
-                yield from _cut(chunks, 0, delimiter, digest, block_bytes, False, item, True)
+            chunks = _members(item, delimiter)
+            inside = item.start > 0
+            yield from _cut(chunks, 0, delimiter, digest, block_bytes, inside, item, True)
             return
         with open(item.path, "rb") as file:
             size = file.seek(0, 2)
@@ -55,7 +49,7 @@ def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) 
                 file.seek(max(0, start - len(delimiter)))
                 inside = file.read(len(delimiter)) != delimiter and start < size
             file.seek(start)
-            chunks = _read(file, stop - start, item.path)
+            chunks = _read(file, stop - start)
             whole = stop == size
             yield from _cut(chunks, start, delimiter, digest, block_bytes, inside, item, whole)
 
@@ -80,30 +74,26 @@ def _record_start(file: BinaryIO, place: int, size: int, delimiter: bytes) -> in
     return min(place + MAX_RECORD, size)
 
 
-def _read(file: BinaryIO, limit: int | None, path: str) -> Iterator[bytes]:
-    left = limit if limit is not None else -1
+def _read(file: BinaryIO, left: int) -> Iterator[bytes]:
     while left:
-        try:
-            chunk = file.read(READ if left < 0 else min(READ, left))
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise _broken(path, error) from None
-        except Exception as error:
-            if type(error).__name__ != "ZstdError":
-                raise
-            raise _broken(path, error) from None
+        chunk = file.read(min(READ, left))
         if not chunk:
             return
-        if left > 0:
-            left -= len(chunk)
+        left -= len(chunk)
         yield chunk
 
 
-def _broken(path: str, error: Exception) -> TokmillError:
-    return TokmillError(
-        f"the compressed file is damaged or cut off: {error}",
-        where=path,
-        hint="test it with gzip -t or zstd -t, and fetch it again",
-    )
+def _members(item: Item, delimiter: bytes) -> Iterator[bytes]:
+    """Yield the content of an item's members, and of the next ones up to the first delimiter."""
+    size = Path(item.path).stat().st_size
+    yield from inflate(item.path, item.start, item.stop)
+    if item.stop < size:
+        for chunk in inflate(item.path, item.stop):
+            found = chunk.find(delimiter)
+            if found >= 0:
+                yield chunk[: found + len(delimiter)]
+                return
+            yield chunk
 
 
 def _cut(
@@ -187,16 +177,3 @@ def _cut(
         data = data[:end]
     if (data or lost) and part >= item.parts_done:
         yield Block(data, position, lost, False)
-
-
-def open_stream(path: str) -> BinaryIO:
-    """Open a .gz or .zst file for reading its content; several members or frames are one text."""
-    if Path(path).suffix == ".gz":
-        return io.BufferedReader(gzip.open(path, "rb"), READ)
-    zstandard = plugins.require("zstandard")
-    reader = zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(
-        open(path, "rb"),  # noqa: SIM115
-        read_across_frames=True,
-        closefd=True,
-    )
-    return io.BufferedReader(reader, READ)

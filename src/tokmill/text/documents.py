@@ -22,9 +22,9 @@ from tokmill.build.source import (
 )
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Array, Column, Records, Schema, id_dtype, utf8_column
-from tokmill.text.blocks import is_stream
 from tokmill.text.encoders import make_encoder
 from tokmill.text.prepare import Documents, TextOptions, select
+from tokmill.text.streams import EXPANDS, is_stream, members
 from tokmill.text.tokenizer_json import template_tokens
 
 
@@ -34,6 +34,8 @@ class DocumentSource(ABC):
     Config: ClassVar[type[msgspec.Struct]] = TextOptions
     version: ClassVar[int] = 1
     suffixes: ClassVar[tuple[str, ...]]
+    lines: bool = True
+    """Whether records are lines; only then is a compressed file of several members cut."""
 
     def __init__(
         self,
@@ -78,12 +80,14 @@ class DocumentSource(ABC):
             yield from self.cut(file)
 
     def cut(self, file: InputFile) -> Iterator[Item]:
-        """Yield the items of one file; a compressed one is a single item."""
+        """Yield the items of one file; a compressed one is cut where a member or frame begins."""
         path = str(file.path.absolute())
-        if is_stream(path):
-            yield Item(file.name, path, 0, file.size, file.digest)
-        else:
+        if not is_stream(path):
             yield from cut(file)
+            return
+        edges = [*(members(path, file.size) if self.lines else [0]), file.size]
+        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+            yield Item(file.name, path, start, stop, file.digest, expands=EXPANDS)
 
     @abstractmethod
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from tokmill.build.source import Frozen, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.locate import find_input, locate
 from tokmill.store.store import Store
-from tokmill.text.blocks import is_stream, open_stream
 from tokmill.text.documents import DocumentSource, Encode
 from tokmill.text.prepare import Documents
+from tokmill.text.streams import inflate, is_stream
 
 SHOWN = 400
 
@@ -115,12 +116,24 @@ def find_line(name: str, line: int) -> tuple[int, bytes]:
     if not Path(name).is_file():
         raise TokmillError("there is no such file", where=name)
     offset = 0
-    with open_stream(name) if is_stream(name) else open(name, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            if number == line:
-                return offset, raw
-            offset += len(raw)
+    for number, raw in enumerate(_lines(name), 1):
+        if number == line:
+            return offset, raw
+        offset += len(raw)
     raise UsageError(f"{name} has no line {line}", hint="lines count from 1")
+
+
+def _lines(name: str) -> Iterator[bytes]:
+    if not is_stream(name):
+        with open(name, "rb") as file:
+            yield from file
+        return
+    rest = b""
+    for chunk in inflate(name):
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line + b"\n" for line in whole)
+    if rest:
+        yield rest
 
 
 def show(raw: bytes) -> str:

@@ -37,9 +37,14 @@ class TextSource(DocumentSource):
     suffixes = (".txt", ".text", ".md", ".txt.gz", ".txt.zst")
     config: TextConfig
 
+    @property
+    def lines(self) -> bool:  # type: ignore[override]
+        """Whether records are lines."""
+        return self.config.record == "line"
+
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield documents; blank ones are skipped as empty."""
-        lines = self.config.record == "line"
+        lines = self.lines
         delimiter = b"\n" if lines else self.config.separator.encode()
         for block in record_blocks(item, delimiter, digest, self.resources.block_bytes):
             yield self._split(block, delimiter, lines)

@@ -1,0 +1,95 @@
+"""Run commands side by side: wall time of the whole process and peak memory of its tree.
+
+The contestants take turns, so that a slow minute of the machine hits all of them; the best of the
+rounds is reported. A contestant without an equal result has no figure.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+
+@dataclass
+class Contestant:
+    """A command, what must be done before each run, and its measurements."""
+
+    name: str
+    command: Sequence[str]
+    before: Callable[[], None] = lambda: None
+    seconds: list[float] = field(default_factory=list)
+    peak: list[int] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        """Best wall time in seconds."""
+        return min(self.seconds)
+
+    @property
+    def memory(self) -> int:
+        """Peak resident bytes: the largest of all rounds."""
+        return max(self.peak)
+
+
+def run_once(contestant: Contestant) -> None:
+    """Run a contestant once; its failure ends the benchmark."""
+    contestant.before()
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "true", "HF_HUB_OFFLINE": "1"}
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        contestant.command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    peak = [0]
+    watcher = threading.Thread(target=_watch, args=(process.pid, peak), daemon=True)
+    watcher.start()
+    _, errors = process.communicate()
+    contestant.seconds.append(time.perf_counter() - started)
+    watcher.join()
+    contestant.peak.append(peak[0])
+    if process.returncode:
+        raise SystemExit(f"{contestant.name} failed:\n{errors.decode()[-2000:]}")
+
+
+def _watch(pid: int, peak: list[int]) -> None:
+    # VmHWM is exact for one process; a tree is the sum of its members at one time.
+    try:
+        root = psutil.Process(pid)
+        while root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
+            members = [root, *root.children(recursive=True)]
+            if len(members) == 1:
+                status = Path(f"/proc/{pid}/status").read_text()
+                high = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+                peak[0] = max(peak[0], int(high.split()[1]) * 1024)
+            else:
+                peak[0] = max(peak[0], sum(member.memory_info().rss for member in members))
+            time.sleep(0.01)
+    except (psutil.Error, OSError, StopIteration):
+        return
+
+
+def interleave(contestants: Sequence[Contestant], rounds: int) -> None:
+    """Run all contestants in turns."""
+    for _ in range(rounds):
+        for contestant in contestants:
+            run_once(contestant)
+
+
+def table(contestants: Sequence[Contestant], against: Contestant, megabytes: float) -> list[str]:
+    """Return Markdown rows: seconds, MB/s, peak memory, ratio to one of them."""
+    lines = ["| program | seconds | MB/s | peak MiB | wall time / first |", "|---|---|---|---|---|"]
+    for one in contestants:
+        lines.append(
+            f"| {one.name} | {one.best:.2f} | {megabytes / one.best:.0f} | "
+            f"{one.memory / 2**20:.0f} | {one.best / against.best:.2f} |"
+        )
+    return lines

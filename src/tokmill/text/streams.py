@@ -1,0 +1,139 @@
+"""Compressed text: .gz and .zst as streams, cut where a member or a frame begins.
+
+A single member or frame can only be read from its beginning. Files of many (bgzip, `cat a.gz b.gz`,
+seekable zstd, pzstd) are cut: the first member or frame that begins after each 16 MiB starts an
+item. Where one begins is found by its magic number and a trial; reading then proves it, as every
+member must end where the next item begins.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+from tokmill.files import machine_errors
+
+SUFFIXES = (".gz", ".zst")
+STEP = 16 << 20
+"""Compressed bytes of an item, about."""
+SEARCH = 64 << 20
+"""A file whose second member begins later than this is not searched further."""
+EXPANDS = 5
+"""What compressed text usually grows by; decides how many files share a shard, nothing else."""
+MAGIC = {".gz": b"\x1f\x8b\x08", ".zst": b"\x28\xb5\x2f\xfd"}
+PIECE = {".gz": 1 << 16, ".zst": 1 << 13}
+OUTPUT = 1 << 20
+
+
+def is_stream(path: str) -> bool:
+    """Say whether a file is compressed."""
+    return path.endswith(SUFFIXES)
+
+
+def suffix(path: str) -> str:
+    """Return the compression suffix of a file."""
+    return next(ending for ending in SUFFIXES if path.endswith(ending))
+
+
+def inflate(path: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+    """Yield the content of the members or frames between two bytes of a compressed file.
+
+    Raises `TokmillError` when a member is damaged, or does not end at `stop` or the file's end.
+    """
+    kind = suffix(path)
+    with machine_errors("read", path), open(path, "rb") as file:
+        file.seek(start)
+        left = (stop if stop is not None else file.seek(0, 2)) - start
+        file.seek(start)
+        current: Any = None
+        data = b""
+        while True:
+            if not data:
+                data = file.read(min(PIECE[kind], left))
+                left -= len(data)
+                if not data:
+                    break
+            if current is None:
+                if kind == ".gz" and not data.strip(b"\0"):
+                    data = b""
+                    continue
+                current = _decompressor(kind)
+            try:
+                if kind == ".gz":
+                    out = current.decompress(data, OUTPUT)
+                    data = current.unconsumed_tail or (current.unused_data if current.eof else b"")
+                else:
+                    out = current.decompress(data)
+                    data = current.unused_data if current.eof else b""
+            except Exception as error:
+                if not isinstance(error, zlib.error) and type(error).__name__ != "ZstdError":
+                    raise
+                raise _broken(path, str(error)) from None
+            if current.eof:
+                current = None
+            if out:
+                yield out
+        if current is not None:
+            raise _broken(path, "it ends in the middle of a member")
+
+
+def _decompressor(kind: str) -> Any:
+    if kind == ".gz":
+        return zlib.decompressobj(31)
+    zstandard = plugins.require("zstandard")
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+
+
+def _broken(path: str, what: str) -> TokmillError:
+    return TokmillError(
+        f"the compressed file is damaged or cut off: {what}",
+        where=path,
+        hint="test it with gzip -t or zstd -t, and fetch it again",
+    )
+
+
+def members(path: str, size: int) -> list[int]:
+    """Return the bytes at which a compressed file is cut: 0, and beginnings of later members."""
+    edges = [0]
+    if size <= STEP:
+        return edges
+    with machine_errors("read", path), open(path, "rb") as file:
+        first = _next_member(file, 1, min(size, SEARCH), suffix(path))
+        if first is None:
+            return edges
+        place = STEP
+        while place < size:
+            found = _next_member(file, place, size, suffix(path))
+            if found is None:
+                break
+            edges.append(found)
+            place = found + STEP
+    return edges
+
+
+def _next_member(file: BinaryIO, start: int, stop: int, kind: str) -> int | None:
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        place = view.find(MAGIC[kind], start, stop)
+        while place >= 0:
+            if _begins_member(view[place : place + (1 << 16)], kind):
+                return place
+            place = view.find(MAGIC[kind], place + 1, stop)
+    return None
+
+
+def _begins_member(data: bytes, kind: str) -> bool:
+    """Say whether bytes that begin with the magic number inflate."""
+    if kind == ".gz" and data[3] & 0xE0:
+        return False
+    trial = _decompressor(kind)
+    try:
+        out = trial.decompress(data, OUTPUT) if kind == ".gz" else trial.decompress(data)
+    except Exception as error:
+        if not isinstance(error, zlib.error) and type(error).__name__ != "ZstdError":
+            raise
+        return False
+    return bool(out) or bool(trial.eof)
