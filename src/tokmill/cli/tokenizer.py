@@ -14,7 +14,7 @@ import typer
 
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, write_file
+from tokmill.files import machine_errors, make_folder, write_file
 from tokmill.progress import human_bytes, human_time
 
 app = typer.Typer(
@@ -78,6 +78,7 @@ def train(
     path = Path(out)
     if path.is_dir() or not path.suffix:
         path = path / "tokenizer.json"
+    make_folder(path.parent)
     begun = time.monotonic()
     seen = Seen(
         read_records(inputs, kind or _kind(inputs), recipe.overrides(set_ or []), unit=records)

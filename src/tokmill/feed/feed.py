@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tokmill.errors import UsageError
-from tokmill.feed.order import Array, key, permute
+from tokmill.feed.order import key, permute
 from tokmill.feed.rows import Rows
+from tokmill.store.schema import Array
 
 
 @dataclass(slots=True)

@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from tokmill.errors import TokmillError
-from tokmill.feed.order import Array, key
+from tokmill.feed.order import key
+from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
 
@@ -141,6 +142,9 @@ def ribbon_spans(ends: Array, starts: Array, length: int) -> Spans:
 
 
 def _window_count(lengths: Array, length: int, step: int) -> Array:
-    """Return how many windows cover so many tokens: the last one reaches the end."""
+    """Return how many windows cover so many tokens: the last one reaches the end, or near it.
+
+    With gaps between windows the end may lie in a gap: no window is empty.
+    """
     counts = np.where(lengths <= length, 1, -(-(lengths - length) // step) + 1)
-    return np.where(lengths <= 0, 0, counts)
+    return np.where(lengths <= 0, 0, np.minimum(counts, -(-lengths // step)))

@@ -8,6 +8,7 @@ Members of compressed files follow the same rule, counted in the bytes that they
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -17,6 +18,7 @@ from tokmill.text.streams import inflate, is_stream
 
 MAX_RECORD = 64 << 20
 READ = 1 << 20
+PEEK = 1 << 16
 
 
 class Block(NamedTuple):
@@ -42,36 +44,81 @@ def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) 
             return
         with open(item.path, "rb") as file:
             size = file.seek(0, 2)
-            start = _record_start(file, item.start, size, delimiter)
-            stop = _record_start(file, item.stop, size, delimiter)
-            inside = False
-            if start:
-                file.seek(max(0, start - len(delimiter)))
-                inside = file.read(len(delimiter)) != delimiter and start < size
+            start, found = _record_start(file, item.start, size, delimiter)
+            stop, _ = _record_start(file, item.stop, size, delimiter)
             file.seek(start)
             chunks = _read(file, stop - start)
             whole = stop == size
-            yield from _cut(chunks, start, delimiter, digest, block_bytes, inside, item, whole)
+            yield from _cut(chunks, start, delimiter, digest, block_bytes, not found, item, whole)
 
 
-def _record_start(file: BinaryIO, place: int, size: int, delimiter: bytes) -> int:
-    """Return the first record start after `place`, looking at most 64 MiB further."""
+def _record_start(file: BinaryIO, place: int, size: int, delimiter: bytes) -> tuple[int, bool]:
+    """Return (the first record start after `place`, True), looking at most 64 MiB further.
+
+    Where there is none so near: (a byte inside of the over-long record, False).
+    """
     if place == 0 or place >= size:
-        return min(place, size)
-    at = max(0, place - len(delimiter) + 1)
+        return min(place, size), True
+    length = len(delimiter)
+    at = max(0, place - length + 1)
+    if _overlaps_itself(delimiter):
+        at = _in_step(file, at, delimiter)
     file.seek(at)
-    tail = b""
-    while at - place < MAX_RECORD:
-        chunk = file.read(1 << 16)
+    window = b""
+    last = place + MAX_RECORD + length
+    while at <= last:
+        chunk = file.read(PEEK)
         if not chunk:
-            return size
-        window = tail + chunk
-        found = window.find(delimiter)
-        if found >= 0:
-            return at - len(tail) + found + len(delimiter)
-        at += len(chunk)
-        tail = window[-(len(delimiter) - 1) :] if len(delimiter) > 1 else b""
-    return min(place + MAX_RECORD, size)
+            return size, True
+        window += chunk
+        begin = 0
+        while (found := window.find(delimiter, begin)) >= 0:
+            begin = found + length
+            if at + begin > place:
+                return (at + begin, True) if at + begin <= last else (place + MAX_RECORD, False)
+        begin = max(begin, len(window) - length + 1)
+        at, window = at + begin, window[begin:]
+    return place + MAX_RECORD, False
+
+
+def _overlaps_itself(delimiter: bytes) -> bool:
+    """Say whether a delimiter can begin within another one, as an empty line in three newlines."""
+    return any(delimiter.startswith(delimiter[i:]) for i in range(1, len(delimiter)))
+
+
+def _in_step(file: BinaryIO, place: int, delimiter: bytes) -> int:
+    """Return the nearest byte at or before `place` that no delimiter, wherever it begins, spans.
+
+    From there on delimiters are found as from the beginning of the file.
+    """
+    length, low, window = len(delimiter), place, b""
+    while True:
+        if low and place - low < length:
+            low = max(0, low - PEEK)
+            file.seek(low)
+            window = file.read(place - low + length - 1)
+        found = window.rfind(delimiter, 0, place - low + length - 1)
+        if found < 0 or low + found + length <= place:
+            return place
+        place = low + found
+
+
+def _last_end(data: bytes, delimiter: bytes) -> int:
+    """Return where the last delimiter ends, or 0, as splitting from the left finds it."""
+    if not _overlaps_itself(delimiter):
+        found = data.rfind(delimiter)
+        return found + len(delimiter) if found >= 0 else 0
+    return len(data) - len(data.split(delimiter)[-1])
+
+
+def _end_after(data: bytes, place: int, delimiter: bytes) -> int:
+    """Return the end of the first delimiter that ends after `place`, or -1."""
+    begin = 0 if _overlaps_itself(delimiter) else max(0, place - len(delimiter) + 1)
+    while (found := data.find(delimiter, begin)) >= 0:
+        begin = found + len(delimiter)
+        if begin > place:
+            return begin
+    return -1
 
 
 def _read(file: BinaryIO, left: int) -> Iterator[bytes]:
@@ -111,69 +158,77 @@ def _cut(
     `inside`: the first bytes belong to an over-long record that another item reports. `whole`: the
     end of the chunks is the end of the file, so the last record needs no delimiter.
     """
-    stream = is_stream(item.path)
-    part = 0
+    part, part_stop = 0, base + MAX_ITEM
     pending: list[bytes] = []
     size = 0
     skipping = inside
     lost: list[int] = []
     position = base
-    for chunk in chunks:
-        pending.append(chunk)
-        size += len(chunk)
-        next_part = (part + 1) * MAX_ITEM if stream else None
-        crosses = next_part is not None and position + size > next_part
-        if size < block_bytes and not crosses:
-            continue
+
+    def read(data: bytes) -> None:
+        if part >= item.parts_done:
+            digest.update(data)
+
+    for chunk in chain(chunks, (None,)):
+        if chunk is not None:
+            pending.append(chunk)
+            size += len(chunk)
+            if size < block_bytes:
+                continue
         data = b"".join(pending)
         if skipping:
             end = data.find(delimiter)
-            if end < 0:
-                keep = len(delimiter) - 1
-                cut = len(data) - keep
-                digest.update(memoryview(data)[:cut])
-                pending, size, position = [data[cut:]], keep, position + cut
-                continue
-            end += len(delimiter)
-            digest.update(memoryview(data)[:end])
-            data, position, skipping = data[end:], position + end, False
-        while next_part is not None and position + len(data) > next_part:
-            # The part ends at the first record that begins after its 64 MiB.
-            near = max(0, next_part - position - len(delimiter) + 1)
-            end = data.find(delimiter, near)
+            # Its last bytes may be the first of a delimiter.
+            gone = end + len(delimiter) if end >= 0 else max(0, len(data) - len(delimiter) + 1)
+            gone = len(data) if end < 0 and chunk is None else gone
+            read(data[:gone])
+            data, position, skipping = data[gone:], position + gone, end < 0
+        if skipping:
+            pending, size = [data], len(data)
+            continue
+        while is_stream(item.path):
+            # A part ends at the first record that begins after its 64 MiB.
+            over = position > part_stop
+            end = 0 if over else _end_after(data, part_stop - position, delimiter)
             if end < 0:
                 break
-            end += len(delimiter)
-            digest.update(memoryview(data)[:end])
+            read(data[:end])
             if part >= item.parts_done:
-                yield Block(data[:end], position, lost, True)
+                yield from _without_long(data[:end], position, delimiter, lost, True)
             lost = []
             part += 1
             data, position = data[end:], position + end
-            next_part = (part + 1) * MAX_ITEM
-        end = data.rfind(delimiter) + len(delimiter) if delimiter in data else 0
+            part_stop = position + MAX_ITEM
+        end = len(data) if chunk is None and whole else _last_end(data, delimiter)
         if end:
-            digest.update(memoryview(data)[:end])
+            read(data[:end])
             if part >= item.parts_done:
-                yield Block(data[:end], position, lost, False)
+                yield from _without_long(data[:end], position, delimiter, lost, False)
             lost = []
             data, position = data[end:], position + end
-        if len(data) >= MAX_RECORD:
+        if len(data) >= MAX_RECORD + len(delimiter) or (data and chunk is None):
             lost.append(position)
             skipping = True
         pending, size = [data], len(data)
-    data = b"".join(pending)
-    digest.update(data)
-    if skipping:
-        end = data.find(delimiter)
-        data, position = (
-            (data[end + len(delimiter) :], position + end + len(delimiter))
-            if end >= 0
-            else (b"", position + len(data))
-        )
-    if not whole and data and not data.endswith(delimiter):
-        end = data.rfind(delimiter) + len(delimiter) if delimiter in data else 0
-        lost.append(position + end)
-        data = data[:end]
-    if (data or lost) and part >= item.parts_done:
-        yield Block(data, position, lost, False)
+    read(b"".join(pending))
+    if lost and part >= item.parts_done:
+        yield Block(b"", position, lost, False)
+
+
+def _without_long(
+    data: bytes, position: int, delimiter: bytes, lost: list[int], ends_part: bool
+) -> Iterator[Block]:
+    """Yield whole records as one block, or as several around those above 64 MiB."""
+    start = 0
+    if len(data) > MAX_RECORD:
+        place = 0
+        for piece in data.split(delimiter):
+            stop = min(place + len(piece) + len(delimiter), len(data))
+            if len(piece) > MAX_RECORD:
+                if place > start:
+                    yield Block(data[start:place], position + start, lost, False)
+                    lost = []
+                lost = [*lost, position + place]
+                start = stop
+            place = stop
+    yield Block(data[start:], position + start, lost, ends_part)

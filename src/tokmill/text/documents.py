@@ -21,7 +21,15 @@ from tokmill.build.source import (
     find_files,
 )
 from tokmill.errors import TokmillError, UsageError
-from tokmill.store.schema import Array, Column, Records, Schema, id_dtype, utf8_column
+from tokmill.store.schema import (
+    RESERVED,
+    Array,
+    Column,
+    Records,
+    Schema,
+    id_dtype,
+    utf8_column,
+)
 from tokmill.text.encoders import make_encoder
 from tokmill.text.prepare import Documents, TextOptions, select
 from tokmill.text.streams import EXPANDS, is_stream, members
@@ -67,7 +75,10 @@ class DocumentSource(ABC):
         assert self.frozen is not None
         schema: Schema = {"token": Column(id_dtype(self.frozen.vocabulary.size), vocab="token")}
         for name in getattr(self.config, "keep", ()):
-            schema[column_name(name)] = Column("utf8", per="record")
+            column = column_name(name)
+            if column in schema:
+                raise UsageError(f"two fields to keep would be the column {column!r}")
+            schema[column] = Column("utf8", per="record")
         return schema
 
     def identity(self) -> dict[str, Any]:
@@ -105,7 +116,8 @@ class DocumentSource(ABC):
 def column_name(field: str) -> str:
     """Return a field's name as a column: letters, digits and underscores."""
     name = "".join(c if c.isalnum() else "_" for c in field) or "_"
-    return f"field_{name}" if name[0].isdigit() or name in ("token", "item", "start") else name
+    taken = name in RESERVED or name == "token"
+    return name if name.isidentifier() and not taken else f"field_{name}"
 
 
 class Encode:

@@ -10,12 +10,13 @@ import numpy as np
 
 from tokmill import plugins, recipe
 from tokmill.build.run import BuildRecipe
-from tokmill.build.source import Frozen, Item, Request, Resources
+from tokmill.build.source import Frozen, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.locate import find_input, locate
-from tokmill.store.store import Store
+from tokmill.store.store import Store, read_planned
 from tokmill.text.documents import DocumentSource, Encode
 from tokmill.text.prepare import Documents
+from tokmill.text.source import BOM
 from tokmill.text.streams import inflate, is_stream
 
 SHOWN = 400
@@ -37,11 +38,15 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
         raise UsageError(f"--explain {place!r} is not FILE:LINE", hint="lines count from 1")
     kind = plugins.load(plugins.SOURCES, chosen.source)
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
-    frozen = kind.freeze(config, Request(inputs=(name,), tokenizer=chosen.tokenizer))
+    request = Request(inputs=(name,), tokenizer=chosen.tokenizer, roles=chosen.roles)
+    frozen = kind.freeze(config, request)
     source: DocumentSource = kind(config, [name], frozen, Resources())
     rows = chosen.source == "parquet"
     line = int(number)
     offset, raw = (line - 1, b"") if rows else find_line(name, line)
+    if offset == 0 and raw.startswith(BOM):
+        # A record may begin before or behind it.
+        offset = len(BOM)
     found = {"place": f"{name}, {'row' if rows else 'line'} {line}, byte {offset:,}"}
     if rows:
         found["place"] = f"{name}, row {line}"
@@ -71,7 +76,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     for field, values in documents.kept.items():
         found[f"kept {field}"] = values[index]
     found.update(_tokens(text, documents, index, frozen["token"], config))
-    found.update(_in_store(chosen.out, Item(Path(name).name, "", 0, 0, ""), begins))
+    found.update(_in_store(chosen.out, Path(name), begins))
     return found
 
 
@@ -97,11 +102,14 @@ def _tokens(
     }
 
 
-def _in_store(out: str, item: Item, begins: int) -> dict[str, str]:
+def _in_store(out: str, path: Path, begins: int) -> dict[str, str]:
     if not out or not (Path(out) / "plan.json").exists():
         return {}
     store = Store(out)
-    record = find_input(store, item.name, begins)
+    # The name is the path below the INPUT argument of the build.
+    names = {planned.path: planned.name for planned in read_planned(store.path)}
+    name = names.get(str(path.absolute()), path.name)
+    record = find_input(store, name, begins)
     if record is None:
         return {"store": f"{out} does not hold it"}
     place = locate(store, record)

@@ -43,13 +43,15 @@ class JsonlSource(DocumentSource):
         resources: Resources,
     ) -> None:
         super().__init__(config, inputs, vocabularies, resources)
-        names = [f"f{i}" for i in range(len(config.fields))]
-        kept = [f"k{i}" for i in range(len(config.keep))]
-        self.names, self.kept = names, kept
+        # A field may make the document and be carried along as well.
+        keys = list(dict.fromkeys([*config.fields, *config.keep]))
+        names = {key: f"f{i}" for i, key in enumerate(keys)}
+        self.names = [names[key] for key in config.fields]
+        self.kept = [names[key] for key in config.keep]
         struct = msgspec.defstruct(
             "Line",
-            [(name, str | None, None) for name in names] + [(name, Any, None) for name in kept],
-            rename=dict(zip([*names, *kept], [*config.fields, *config.keep], strict=True)).get,
+            [(names[key], str | None if key in config.fields else Any, None) for key in keys],
+            rename={name: key for key, name in names.items()}.get,
             gc=False,
         )
         self.decoder = msgspec.json.Decoder(struct)
@@ -117,8 +119,6 @@ def refusal(line: bytes, error: Exception) -> str:
     """Return why a line was refused: type, utf8, surrogate, nan, depth or json."""
     if isinstance(error, RecursionError):
         return "depth"
-    if isinstance(error, msgspec.ValidationError):
-        return "type"
     try:
         text = line.decode()
     except UnicodeDecodeError:
@@ -138,6 +138,8 @@ def refusal(line: bytes, error: Exception) -> str:
         return "json"
     if found_nan:
         return "nan"
+    if isinstance(error, msgspec.ValidationError):
+        return "type"
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

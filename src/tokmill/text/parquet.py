@@ -76,10 +76,6 @@ class ParquetSource(DocumentSource):
                 for name in self.config.fields
             ]
             texts, reasons = join_fields(texts_in, self.config)
-            # The content is the text itself: how Parquet packs it may differ.
-            content = "\0".join(texts).encode("utf-8", "surrogatepass")
-            digest.update(content)
-            taken += len(content)
             starts = np.arange(row, row + len(batch), dtype=np.int64)
             row += len(batch)
             kept = {
@@ -88,6 +84,12 @@ class ParquetSource(DocumentSource):
                 else [""] * len(batch)
                 for name in self.config.keep
             }
+            # The content is the text itself: how Parquet packs it may differ.
+            content = [*texts, *(value for values in kept.values() for value in values)]
+            joined = "\0".join(content).encode("utf-8", "surrogatepass")
+            taken += len(joined)
+            if part >= item.parts_done:
+                digest.update(joined)
             drops: list[Drop] = []
             for i, text in enumerate(texts):
                 if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:

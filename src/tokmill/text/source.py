@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from tokmill.build.source import Hash, Item
+from tokmill.errors import UsageError
 from tokmill.store.schema import Drop
 from tokmill.text.blocks import Block, record_blocks
 from tokmill.text.documents import DocumentSource
@@ -46,6 +47,8 @@ class TextSource(DocumentSource):
         """Yield documents; blank ones are skipped as empty."""
         lines = self.lines
         delimiter = b"\n" if lines else self.config.separator.encode()
+        if not delimiter:
+            raise UsageError("the separator is empty", hint="--record line, or some text")
         for block in record_blocks(item, delimiter, digest, self.resources.block_bytes):
             yield self._split(block, delimiter, lines)
 

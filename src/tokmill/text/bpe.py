@@ -1,0 +1,246 @@
+"""Byte pair encoding in readable Python: the trainer and the encoder that the engines must equal.
+
+The trainer counts distinct words once, then updates the counts of pairs only in the words that a
+merge touches (Sennrich et al. 2016, with byte units as in GPT-2). Counts are Python integers, so
+they do not overflow.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import machine_errors
+from tokmill.text.cutting import segments
+from tokmill.text.patterns import GPT2, safe_cut, split_words
+
+TieBreak = Literal["first", "greatest-bytes"]
+TIE_BREAKS: tuple[str, ...] = get_args(TieBreak)
+
+# Printable characters stand for themselves, the others follow; the order of Hugging Face's
+# alphabet, so that ids (and with them the tie-break "first") are theirs.
+BYTE_ORDER = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTE_ORDER += [byte for byte in range(256) if byte not in BYTE_ORDER]
+"""The 256 bytes in the order in which they get ids."""
+
+_INVERTED = bytes(255 - byte for byte in range(256))
+
+
+def train_bpe(
+    source: str | os.PathLike[str] | Iterable[str],
+    vocab_size: int,
+    special_tokens: Sequence[str] = (),
+    tie_break: TieBreak = "greatest-bytes",
+    *,
+    pattern: str = GPT2,
+) -> tuple[dict[int, bytes], list[tuple[bytes, bytes]]]:
+    """Learn a byte-level BPE vocabulary from a UTF-8 file or from records.
+
+    Args:
+        source: the path of a text file, or an iterable of records (a word never crosses two).
+        vocab_size: tokens in all: special tokens, 256 bytes, and what is learned.
+        special_tokens: they get the first ids, and the text is cut at them before it is counted.
+        tie_break: of pairs with equal counts, `greatest-bytes` takes the lexicographically greatest
+            pair of byte strings (the rule of CS336), `first` the pair with the smallest ids (the
+            rule of Hugging Face `tokenizers`).
+        pattern: cuts text into words (`tokmill.text.patterns`).
+
+    Returns:
+        id → bytes, and the merges in the order in which they were learned. Ids are special tokens,
+        then bytes in `BYTE_ORDER`, then merges. Fewer tokens than asked when no pair is left.
+
+    Raises:
+        UsageError: the vocabulary is too small, a special token is empty or given twice.
+        MachineError: the file cannot be read.
+    """
+    check_request(vocab_size, special_tokens)
+    if isinstance(source, str | os.PathLike):
+        source = _blocks(Path(source))
+        records: Iterable[Iterable[str]] = [source]
+    else:
+        records = ([record] for record in source)
+    return train_words(
+        count_words(records, special_tokens, pattern), vocab_size, special_tokens, tie_break
+    )
+
+
+def check_request(vocab_size: int, special_tokens: Sequence[str]) -> None:
+    """Raise `UsageError` for a vocabulary that cannot be: too small, a special token twice."""
+    for token, times in Counter(special_tokens).items():
+        if not token:
+            raise UsageError("a special token is empty", hint="give it a name: <|endoftext|>")
+        if times > 1:
+            raise UsageError(f"the special token {token!r} is given {times} times")
+        if len(token) == 1:
+            raise UsageError(
+                f"the special token {token!r} is one character, which text uses too",
+                hint=f"use a longer name: <|{token}|>",
+            )
+    least = 256 + len(special_tokens)
+    if vocab_size < least:
+        raise UsageError(
+            f"a vocabulary of {vocab_size} is too small: 256 bytes and {len(special_tokens)} "
+            "special tokens",
+            hint=f"--vocab-size {least} or more",
+        )
+
+
+def count_words(
+    records: Iterable[Iterable[str]], special_tokens: Sequence[str], pattern: str = GPT2
+) -> Counter[bytes]:
+    """Count the words of records, each given as chunks of text; memory follows distinct words."""
+    words: Counter[str] = Counter()
+    for chunks in records:
+        for piece, is_special in segments(chunks, special_tokens, safe_cut(pattern)):
+            if not is_special:
+                words.update(split_words(pattern, piece))
+    try:
+        return Counter({word.encode(): count for word, count in words.items()})
+    except UnicodeEncodeError as error:
+        raise TokmillError(
+            f"a record holds a lone surrogate: {error.object[:40]!r}",
+            hint="read the text with errors='replace'",
+        ) from None
+
+
+def train_words(
+    words: Mapping[bytes, int],
+    vocab_size: int,
+    special_tokens: Sequence[str],
+    tie_break: TieBreak,
+) -> tuple[dict[int, bytes], list[tuple[bytes, bytes]]]:
+    """Learn merges from distinct words and their counts; see `train_bpe`."""
+    if tie_break not in TIE_BREAKS:
+        raise UsageError(
+            f"no tie-break is called {tie_break!r}", hint=nearest(tie_break, TIE_BREAKS)
+        )
+    tokens = [token.encode() for token in special_tokens]
+    byte_id = {byte: len(tokens) + place for place, byte in enumerate(BYTE_ORDER)}
+    tokens += [bytes([byte]) for byte in BYTE_ORDER]
+    known = {token: number for number, token in enumerate(tokens)}
+
+    spelled = [[byte_id[byte] for byte in word] for word in words]
+    counts = list(words.values())
+    pairs: defaultdict[tuple[int, int], int] = defaultdict(int)
+    holders: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for place, ids in enumerate(spelled):
+        for pair in zip(ids, ids[1:], strict=False):
+            pairs[pair] += counts[place]
+            holders[pair].add(place)
+
+    order: list[int] | list[str] = (
+        list(range(len(tokens))) if tie_break == "first" else [_descending(t) for t in tokens]
+    )
+    queue = [(-count, order[a], order[b], a, b) for (a, b), count in pairs.items()]
+    heapq.heapify(queue)
+    merges: list[tuple[bytes, bytes]] = []
+    while len(tokens) < vocab_size and queue:
+        negative, _, _, a, b = heapq.heappop(queue)
+        count = pairs[a, b]
+        if count != -negative:
+            # Counts that fell are put right when their turn comes; those that rose are in the
+            # queue a second time.
+            if 0 < count < -negative:
+                heapq.heappush(queue, (-count, order[a], order[b], a, b))
+            continue
+        if count <= 0:
+            break
+        joined = tokens[a] + tokens[b]
+        if joined not in known:
+            known[joined] = len(tokens)
+            tokens.append(joined)
+            order.append(len(order) if tie_break == "first" else _descending(joined))  # type: ignore[arg-type]
+        merges.append((tokens[a], tokens[b]))
+        risen: set[tuple[int, int]] = set()
+        for place in holders.pop((a, b)):
+            old = spelled[place]
+            new = _join(old, a, b, known[joined])
+            for pair in zip(old, old[1:], strict=False):
+                pairs[pair] -= counts[place]
+            for pair in zip(new, new[1:], strict=False):
+                pairs[pair] += counts[place]
+                holders[pair].add(place)
+                risen.add(pair)
+            spelled[place] = new
+        for c, d in risen:
+            heapq.heappush(queue, (-pairs[c, d], order[c], order[d], c, d))
+    return dict(enumerate(tokens)), merges
+
+
+def merge_ids(ids: Sequence[int], ranks: Mapping[tuple[int, int], tuple[int, int]]) -> list[int]:
+    """Merge a word's units: always the pair of the smallest rank, of equal ones the leftmost.
+
+    Args:
+        ids: the ids of a word's bytes (or characters).
+        ranks: pair of ids → (rank, id of the joined token).
+
+    Returns:
+        The ids that are left. Time grows as n log n, so a word of a million letters is fine.
+    """
+    symbols: list[int] = list(ids)
+    count = len(symbols)
+    after = list(range(1, count + 1))
+    before = list(range(-1, count - 1))
+    gone = bytearray(count)
+    queue = [
+        (ranks[pair][0], place)
+        for place, pair in enumerate(zip(symbols, symbols[1:], strict=False))
+        if pair in ranks
+    ]
+    heapq.heapify(queue)
+    while queue:
+        rank, left = heapq.heappop(queue)
+        right = after[left]
+        if gone[left] or right >= count:
+            continue
+        found = ranks.get((symbols[left], symbols[right]))
+        if found is None or found[0] != rank:
+            continue
+        symbols[left] = found[1]
+        gone[right] = 1
+        after[left] = after[right]
+        if after[left] < count:
+            before[after[left]] = left
+        for place in (before[left], left):
+            if place >= 0 and after[place] < count:
+                found = ranks.get((symbols[place], symbols[after[place]]))
+                if found is not None:
+                    heapq.heappush(queue, (found[0], place))
+    return [symbol for symbol, is_gone in zip(symbols, gone, strict=True) if not is_gone]
+
+
+def _join(ids: list[int], a: int, b: int, joined: int) -> list[int]:
+    new: list[int] = []
+    place = 0
+    while place < len(ids):
+        if ids[place] == a and place + 1 < len(ids) and ids[place + 1] == b:
+            new.append(joined)
+            place += 2
+        else:
+            new.append(ids[place])
+            place += 1
+    return new
+
+
+def _descending(token: bytes) -> str:
+    # Strings that sort opposite to the bytes: a longer token must come before its own prefix,
+    # hence the end mark, which is greater than any inverted byte.
+    return token.translate(_INVERTED).decode("latin-1") + "\u0100"
+
+
+def _blocks(path: Path, characters: int = 1 << 20) -> Iterator[str]:
+    with machine_errors("read", path), open(path, encoding="utf-8", newline="") as handle:
+        try:
+            while block := handle.read(characters):
+                yield block
+        except UnicodeDecodeError as error:
+            raise TokmillError(
+                f"the text is no UTF-8: {error.reason}",
+                where=str(path),
+                hint="convert it with iconv",
+            ) from None

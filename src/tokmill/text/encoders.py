@@ -1,0 +1,310 @@
+"""The engines that builds encode with, behind one interface and with equal ids.
+
+gigatoken is taken where its ids are known to equal those of Hugging Face `tokenizers`: byte-level
+BPE with the patterns of `tokmill.text.patterns`, and no step that the two read differently. All
+else goes to `tokenizers`. The two know different versions of Unicode, so texts with characters
+newer than 16.0 go to `tokenizers` one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokmill import plugins
+from tokmill.errors import MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.text import gigatoken_limits as limits
+from tokmill.text import tokenizer_json as files
+from tokmill.text.cutting import segments
+from tokmill.text.readable import ReadableEncoder
+from tokmill.text.tokenizer_json import template_tokens
+
+__all__ = ["BatchEncoder", "make_encoder", "template_tokens"]
+
+Array = NDArray[Any]
+
+_LONG = 1 << 20
+"""Characters above which a text goes to `tokenizers` in parts."""
+
+ENGINES = ("auto", "gigatoken", "tokenizers")
+SPECIALS_IN_TEXT = ("plain", "special", "reject")
+
+
+class BatchEncoder(Protocol):
+    """Many texts at a time → ids in one array."""
+
+    name: str
+    """`gigatoken` or `tokenizers`."""
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        """Encode texts.
+
+        Returns:
+            ids (uint32, flat) and lengths (int64, one a text; an empty text has 0).
+
+        Raises:
+            TokmillError: a text holds a lone surrogate.
+        """
+        ...
+
+    def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        """Encode texts that lie in one buffer, without a Python object for each.
+
+        Args:
+            data: uint8, valid UTF-8 (the engines do not agree on what is none).
+            offsets: int64 (n + 1), text i is `data[offsets[i]:offsets[i + 1]]`; it begins and ends
+                between characters.
+        """
+        ...
+
+
+def make_encoder(
+    tokenizer_json: bytes,
+    *,
+    engine: str = "auto",
+    specials_in_text: str = "plain",
+    threads: bool = True,
+) -> BatchEncoder:
+    """Load a tokenizer into an engine.
+
+    Args:
+        tokenizer_json: the content of a tokenizer.json.
+        engine: `auto` takes gigatoken where it gives the ids of `tokenizers`, else `tokenizers`.
+        specials_in_text: `plain`, and `reject` (whose check is the caller's), take special tokens
+            in a text as text; `special` as the token.
+        threads: use all cores; else all work is on the calling thread.
+
+    Template tokens of the post-processor are never added (`tokenizer_json.template_tokens`).
+
+    Raises:
+        UsageError: an engine or mode of this name does not exist.
+        TokmillError: the tokenizer cannot be loaded, or not by the engine that was asked for.
+    """
+    if engine not in ENGINES:
+        raise UsageError(f"no engine is called {engine!r}", hint=nearest(engine, ENGINES))
+    if specials_in_text not in SPECIALS_IN_TEXT:
+        raise UsageError(
+            f"specials_in_text = {specials_in_text!r} is not known",
+            hint=nearest(specials_in_text, SPECIALS_IN_TEXT),
+        )
+    data = files.parse(tokenizer_json, "tokenizer.json")
+    data = {**data, "post_processor": None, "truncation": None, "padding": None}
+    if specials_in_text != "special":
+        data = files.without_specials(data)
+    if data["model"].get("dropout"):
+        raise TokmillError(
+            f"the model has dropout = {data['model']['dropout']}: the same text would get other "
+            "ids each time",
+            where="tokenizer.json",
+            hint='set "dropout" to null',
+        )
+    reason = limits.why_not_gigatoken(data)
+    if engine == "gigatoken" and reason:
+        raise TokmillError(
+            f"gigatoken does not give the ids of this tokenizer: {reason}",
+            where="tokenizer.json",
+            hint="--engine auto (or tokenizers)",
+        )
+    if engine != "tokenizers" and not reason:
+        try:
+            return GigatokenEncoder(data, threads)
+        except MissingExtraError:
+            if engine == "gigatoken":
+                raise
+    return TokenizersEncoder(data, threads)
+
+
+class TokenizersEncoder:
+    """Hugging Face `tokenizers`: runs every tokenizer.json."""
+
+    name = "tokenizers"
+
+    def __init__(self, data: Mapping[str, Any], threads: bool) -> None:
+        library = plugins.require("tokenizers")
+        self.threads = threads
+        self._data = data
+        try:
+            self.tokenizer = library.Tokenizer.from_str(json.dumps(data))
+        except Exception as error:
+            raise TokmillError(
+                f"this tokenizer.json cannot be loaded: {error}",
+                where="tokenizer.json",
+                hint="is it written by a newer version of tokenizers?",
+            ) from None
+        for token, number in files.added_tokens(data).items():
+            found = self.tokenizer.token_to_id(token)
+            if found != number:
+                raise TokmillError(
+                    f"the added token {token!r} says id {number}, but tokenizers gives it {found}",
+                    where="tokenizer.json",
+                    hint="put the token into the model's vocabulary with its id",
+                )
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        """Encode texts; see `BatchEncoder`."""
+        texts = list(texts)
+        if any(len(text) > _LONG for text in texts) and self._reader is not None:
+            return self._in_parts(texts)
+        return self._encode(texts)
+
+    @functools.cached_property
+    def _reader(self) -> ReadableEncoder | None:
+        # Its safe places; where it does not know the file, or a step adds to each text, no cuts.
+        steps = files.flatten(self._data.get("pre_tokenizer"), "pretokenizers")
+        if self._data.get("normalizer") or any(step.get("add_prefix_space") for step in steps):
+            return None
+        try:
+            reader = ReadableEncoder(self._data, "tokenizer.json")
+        except TokmillError:
+            return None
+        return reader if reader.safe_places is not None else None
+
+    def _in_parts(self, texts: list[str]) -> tuple[Array, Array]:
+        """Encode long texts cut at safe places: an Encoding takes some 100 bytes a token."""
+        reader = self._reader
+        assert reader is not None
+        ids: list[Array] = []
+        lengths: list[int] = []
+        for text in texts:
+            blocks = (text[start : start + _LONG] for start in range(0, len(text), _LONG))
+            pieces = segments(blocks, reader.added, reader.safe_places)
+            parts = [self._encode([piece])[0] for piece, _ in pieces]
+            ids.extend(parts)
+            lengths.append(sum(map(len, parts)))
+        flat = np.concatenate(ids) if ids else np.zeros(0, np.uint32)
+        return flat, np.array(lengths, np.int64)
+
+    def _encode(self, texts: list[str]) -> tuple[Array, Array]:
+        try:
+            if self.threads:
+                found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            else:
+                found = [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
+        except (TypeError, UnicodeEncodeError):
+            _utf8(texts)
+            raise
+        parts = [np.array(encoding.ids, np.uint32) for encoding in found]
+        lengths = np.array([len(part) for part in parts], np.int64)
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint32), lengths
+
+    def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        """Encode texts in one buffer; see `BatchEncoder`. Makes a string for each."""
+        view = memoryview(np.ascontiguousarray(data).data)
+        places = offsets.tolist()
+        return self(
+            [
+                str(view[start:stop], "utf-8")
+                for start, stop in zip(places, places[1:], strict=False)
+            ]
+        )
+
+
+class GigatokenEncoder:
+    """gigatoken: byte-level BPE without a Python object a text."""
+
+    name = "gigatoken"
+
+    def __init__(self, data: Mapping[str, Any], threads: bool) -> None:
+        library = plugins.require("gigatoken")
+        self.threads = threads
+        self._data = data
+        self._white_tails = limits.sees_end_of_text(data)
+        try:
+            self.tokenizer = library.Tokenizer.from_json(json.dumps(limits.for_gigatoken(data)))
+        except BaseException as error:
+            raise _readable_panic(error) from None
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        """Encode texts; see `BatchEncoder`."""
+        encoded = _utf8(texts)
+        offsets = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(text) for text in encoded], out=offsets[1:])
+        return self.encode_utf8(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+
+    def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        """Encode texts in one buffer; see `BatchEncoder`."""
+        if len(offsets) < 2:
+            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        ids, lengths = self._encode(data, offsets)
+        others = limits.texts_with_newer_characters(data, offsets)
+        if self._white_tails:
+            others = np.union1d(others, limits.texts_with_white_tails(data, offsets))
+        if not len(others):
+            return ids, lengths
+        return self._replaced(ids, lengths, data, offsets, others)
+
+    def _encode(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        import awkward
+
+        texts = awkward.Array(
+            awkward.contents.ListOffsetArray(
+                awkward.index.Index64(np.ascontiguousarray(offsets, np.int64)),
+                awkward.contents.NumpyArray(
+                    np.ascontiguousarray(data, np.uint8), parameters={"__array__": "char"}
+                ),
+                parameters={"__array__": "string"},
+            )
+        )
+        try:
+            layout = self.tokenizer.encode_batch(
+                texts, parallel=None if self.threads else False
+            ).layout
+        except BaseException as error:
+            raise _readable_panic(error) from None
+        ends = np.asarray(layout.offsets.data)
+        ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
+        return ids, np.diff(ends)
+
+    @functools.cached_property
+    def _other(self) -> TokenizersEncoder:
+        return TokenizersEncoder(self._data, self.threads)
+
+    def _replaced(
+        self, ids: Array, lengths: Array, data: Array, offsets: Array, texts: Array
+    ) -> tuple[Array, Array]:
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        lengths = lengths.copy()
+        parts: list[Array] = []
+        done = 0
+        for text in texts.tolist():
+            parts.append(ids[starts[done] : starts[text]])
+            span = offsets[text : text + 2]
+            new, _ = self._other.encode_utf8(data[span[0] : span[1]], span - span[0])
+            parts.append(new)
+            lengths[text] = len(new)
+            done = text + 1
+        parts.append(ids[starts[done] :])
+        return np.concatenate(parts), lengths
+
+
+def _utf8(texts: Sequence[str]) -> list[bytes]:
+    try:
+        return [text.encode() for text in texts]
+    except UnicodeEncodeError:
+        pass
+    for number, text in enumerate(texts):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokmillError(
+                f"the text holds a lone surrogate {text[error.start]!r}, which no UTF-8 has",
+                where=f"text {number}, character {error.start}",
+                hint="read the text with errors='replace', or reject it",
+            ) from None
+    raise AssertionError
+
+
+def _readable_panic(error: BaseException) -> BaseException:
+    # PyO3's PanicException is a BaseException, which would end a worker without a word.
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return TokmillError(
+            f"gigatoken failed: {error}",
+            where="tokenizer.json",
+            hint="--engine tokenizers runs every tokenizer",
+        )
+    return error

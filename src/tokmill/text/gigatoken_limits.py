@@ -1,0 +1,162 @@
+"""Where gigatoken 0.10 and Hugging Face `tokenizers` 0.23 part, and how builds go around it.
+
+Found by fuzzing both with every kind of step (tests/property/test_tokenizer_properties.py):
+
+- gigatoken has Unicode 17.0, `tokenizers` 16.0: texts with newer letters, marks and numbers go to
+  `tokenizers`, one by one.
+- Added tokens: `tokenizers` looks first for those that are not `normalized`, then for the others;
+  gigatoken for all at once. `lstrip`, `rstrip` and `single_word` are not compared at all.
+- gigatoken knows only the patterns that it has a scanner for; tiktoken's newer spelling of cl100k
+  is among them only but for texts that end in white space.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokmill.text import tokenizer_json as files
+from tokmill.text.patterns import CL100K, CL100K_TIKTOKEN, O200K
+from tokmill.text.unicode_classes import runs
+
+Array = NDArray[Any]
+
+_PATTERNS = {CL100K: CL100K, O200K: O200K, CL100K_TIKTOKEN: CL100K}
+"""Pattern → the one that gigatoken knows and that gives the same words.
+
+tiktoken's spelling of cl100k differs at the end of a text that ends in white space; such texts go
+to the other engine.
+"""
+
+
+def why_not_gigatoken(data: Mapping[str, Any]) -> str:
+    """Return why gigatoken may not encode for a tokenizer.json; an empty string if it may."""
+    model = data["model"]
+    if model["type"] != "BPE":
+        return f"its model is {model['type']}"
+    if model.get("byte_fallback"):
+        return _why_not_sentencepiece(data)
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "unk_token"):
+        if model.get(key):
+            return f"it has {key} = {model[key]!r}"
+    if data.get("normalizer") is not None:
+        return f"it has the normalizer {data['normalizer'].get('type')!r}"
+    steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
+    if not steps or steps[-1]["type"] != "ByteLevel":
+        return "it is not byte-level"
+    if steps[-1].get("add_prefix_space", True):
+        return "it adds a space before each text"
+    if len(steps) == 1:
+        if not steps[0].get("use_regex", True):
+            return "it does not cut text into words"
+    elif len(steps) > 2 or steps[0]["type"] != "Split" or steps[1].get("use_regex", True):
+        return "its pre-tokenizers are not known"
+    elif steps[0]["pattern"].get("Regex") not in _PATTERNS:
+        return "its pattern is not known"
+    elif steps[0]["pattern"]["Regex"] == CL100K_TIKTOKEN and data.get("added_tokens"):
+        return "its pattern sees the end of the text before each added token"
+    elif steps[0]["behavior"] != "Isolated" or steps[0].get("invert"):
+        return "its pattern does not keep all text"
+    if any(character not in model["vocab"] for character in files.ALIASES.values()):
+        return "some byte has no token"
+    if len({bool(token.get("normalized")) for token in data.get("added_tokens") or []}) > 1:
+        return "some added tokens are normalized and some are not"
+    for token in data.get("added_tokens") or []:
+        for flag in ("lstrip", "rstrip", "single_word"):
+            if token.get(flag):
+                return f"the added token {token['content']!r} has {flag}"
+    return ""
+
+
+def _why_not_sentencepiece(data: Mapping[str, Any]) -> str:
+    model = data["model"]
+    for step in files.flatten(data.get("normalizer"), "normalizers"):
+        if step not in (
+            {"type": "Prepend", "prepend": files.SPACE},
+            {"type": "Replace", "pattern": {"String": " "}, "content": files.SPACE},
+        ):
+            return f"it has byte fallback and the normalizer {step.get('type')!r}"
+    if data.get("pre_tokenizer") is not None:
+        return "it has byte fallback and a pre-tokenizer"
+    if model.get("dropout") or model.get("ignore_merges"):
+        return "it has byte fallback and dropout or ignore_merges"
+    if any(f"<0x{byte:02X}>" not in model["vocab"] for byte in range(256)):
+        return "some byte has no token"
+    if data.get("added_tokens"):
+        return "it has byte fallback and added tokens that text may become"
+    return ""
+
+
+def texts_with_newer_characters(data: Array, offsets: Array) -> Array:
+    """Return the numbers of the texts that hold characters newer than Unicode 16.0.
+
+    Args:
+        data: uint8, UTF-8.
+        offsets: int64 (n + 1).
+    """
+    none = np.zeros(0, np.int64)
+    if not len(data) or int(data.max()) < 0xC0:
+        return none
+    characters, suspects = _newer_characters()
+    # The first two bytes of a character say nearly always that it is none of them.
+    leads = np.flatnonzero(data[:-1] >= 0xC0)
+    leads = leads[suspects[_two_bytes(data[leads], data[leads + 1])]]
+    hits = []
+    for lead in leads.tolist():
+        width = 2 if data[lead] < 0xE0 else 3 if data[lead] < 0xF0 else 4
+        if bytes(data[lead : lead + width]) in characters:
+            hits.append(lead)
+    if not hits:
+        return none
+    return np.unique(np.searchsorted(offsets, np.array(hits, np.int64), side="right") - 1)
+
+
+def _two_bytes(first: Array, second: Array) -> Array:
+    return (first.astype(np.int64) & 0x3F) << 6 | (second & 0x3F)
+
+
+@functools.cache
+def _newer_characters() -> tuple[frozenset[bytes], Array]:
+    characters = frozenset(
+        chr(number).encode() for start, stop in runs("newer") for number in range(start, stop)
+    )
+    suspects = np.zeros(1 << 12, bool)
+    pairs = np.array([tuple(character[:2]) for character in characters], np.uint8)
+    suspects[_two_bytes(pairs[:, 0], pairs[:, 1])] = True
+    return characters, suspects
+
+
+def texts_with_white_tails(data: Array, offsets: Array) -> Array:
+    """Return the numbers of the texts that end in white space that is no newline."""
+    full = np.flatnonzero(np.diff(offsets))
+    last = data[offsets[full + 1] - 1]
+    # A newline at the very end is read alike.
+    full = full[(last == 0x20) | (last == 0x09) | (last == 0x0B) | (last == 0x0C) | (last >= 0x80)]
+    found = [
+        text
+        for text in full.tolist()
+        if bytes(data[max(offsets[text], offsets[text + 1] - 3) : offsets[text + 1]])
+        .decode("utf-8", errors="ignore")[-1:]
+        .isspace()
+    ]
+    return np.array(found, np.int64)
+
+
+def sees_end_of_text(data: Mapping[str, Any]) -> bool:
+    """Say whether white space at the end of a text is read apart (tiktoken's cl100k)."""
+    steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
+    return bool(steps) and steps[0].get("pattern") == {"Regex": CL100K_TIKTOKEN}
+
+
+def for_gigatoken(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the file with its pattern in the spelling that gigatoken knows."""
+    steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
+    if len(steps) < 2:
+        return dict(data)
+    known = _PATTERNS[steps[0]["pattern"]["Regex"]]
+    split = {**steps[0], "pattern": {"Regex": known}}
+    return {**data, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, steps[1]]}}

@@ -1,0 +1,178 @@
+"""The patterns that cut text into words before byte pairs are merged, exact without a library.
+
+A pattern is written in the dialect of tokenizer files (`\\p{L}`, `(?i:…)`, possessive `?+`).
+`compile_pattern` turns it into Python's `re` with the Unicode 16.0 tables of
+`tokmill.text.unicode_classes`, so the words do not depend on the Python version.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.text.unicode_classes import CATEGORIES, WHITE_SPACE, class_body
+
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""GPT-2's words (Radford et al. 2019; the contractions in tiktoken's spelling)."""
+
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""GPT-4's words as tokenizer.json files have them (Llama 3 too)."""
+
+CL100K_TIKTOKEN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!.|\n)|\s*[\r\n]|\s+(?!\S)|\s"
+)
+"""`cl100k_base` as tiktoken 0.14 has it, in a spelling that every engine reads alike.
+
+It differs from `CL100K` at the end of a text: white space there is one word even where it holds a
+newline. tiktoken's own `{1,3}+` and `$` mean something else to Hugging Face's regular expressions.
+"""
+
+O200K = "|".join(
+    [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+"""GPT-4o's words (tiktoken's `o200k_base`)."""
+
+PATTERNS = {"gpt2": GPT2, "cl100k": CL100K, "o200k": O200K}
+"""Names for `--pattern`; anything else is taken as a pattern itself."""
+
+_CUTTABLE = {GPT2, CL100K, CL100K_TIKTOKEN, O200K}
+
+
+def resolve_pattern(name: str) -> str:
+    """Return the pattern called `name`, or `name` itself when it is a pattern.
+
+    Raises `UsageError` for a plain word that names none (a pattern of letters only is a mistake).
+    """
+    if name in PATTERNS:
+        return PATTERNS[name]
+    if not name or re.fullmatch(r"[\w.-]+", name):
+        raise UsageError(
+            f"no pattern is called {name!r}",
+            hint=f"{nearest(name, PATTERNS)}; or give a regular expression",
+        )
+    return name
+
+
+@functools.cache
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern for Python's `re`, with Unicode 16.0 classes.
+
+    Raises `TokmillError` for a class or a construct that this translation does not know.
+    """
+    try:
+        return re.compile(_translate(pattern))
+    except re.error as error:
+        raise TokmillError(
+            f"the pattern {pattern!r} cannot be read: {error}",
+            hint="write it as Python's `re` does, with \\p{L}, \\p{N} and other categories "
+            f"({' '.join(CATEGORIES)})",
+        ) from None
+
+
+def split_words(pattern: str, text: str) -> Iterator[str]:
+    """Cut a text into words: the matches of a pattern and what lies between them.
+
+    Nothing is lost: the words joined are the text (Hugging Face's behaviour `Isolated`).
+    """
+    end = 0
+    for match in compile_pattern(pattern).finditer(text):
+        start, stop = match.span()
+        if start > end:
+            yield text[end:start]
+        if stop > start:
+            yield text[start:stop]
+        end = stop
+    if end < len(text):
+        yield text[end:]
+
+
+@functools.cache
+def safe_cut(pattern: str) -> re.Pattern[str] | None:
+    """Return a pattern whose matches are places where a text may be cut in two before its end.
+
+    Such a place lies after a letter or digit and before what can belong to no word of letters or
+    digits (an apostrophe can: `'s`; a mark can). All patterns of `PATTERNS` end a word there, with
+    or without what follows, so the words of the parts are the words of the whole. None for a
+    pattern of which this is not known.
+    """
+    if pattern not in _CUTTABLE:
+        return None
+    return compile_pattern(r"(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}'])")
+
+
+def _translate(pattern: str) -> str:
+    parts: list[str] = []
+    inside = False
+    position = 0
+    while position < len(pattern):
+        char = pattern[position]
+        if char == "\\":
+            piece, position = _escape(pattern, position, inside)
+            parts.append(piece)
+            continue
+        if char == "[" and not inside:
+            inside = True
+            # A bracket that stands first in a class is a literal there.
+            end = position + (2 if pattern[position + 1 : position + 2] == "^" else 1)
+            if pattern[end : end + 1] == "]":
+                end += 1
+            parts.append(pattern[position:end])
+            position = end
+            continue
+        if char == "[" and inside:
+            parts.append(r"\[")
+        else:
+            if char == "]":
+                inside = False
+            parts.append(char)
+        position += 1
+    return "".join(parts)
+
+
+def _escape(pattern: str, position: int, inside: bool) -> tuple[str, int]:
+    kind = pattern[position + 1 : position + 2]
+    if kind in ("p", "P"):
+        match = re.match(r"\{(\^?)(\w+)\}", pattern[position + 2 :])
+        if match is None or match[2] not in CATEGORIES:
+            raise TokmillError(
+                f"the class {pattern[position : position + 8]!r} is not known here",
+                where=f"pattern {pattern!r}",
+                hint=f"known categories: {' '.join(CATEGORIES)}",
+            )
+        negated = (kind == "P") != bool(match[1])
+        body, end = class_body(match[2]), position + 2 + match.end()
+    elif kind in ("s", "S"):
+        negated, body, end = kind == "S", WHITE_SPACE, position + 2
+    elif kind in tuple("dDwWbBhHRXxGKkzZA"):
+        raise TokmillError(
+            f"the readable encoder does not know '\\{kind}'",
+            where=f"pattern {pattern!r}",
+            hint="write it with \\p{L}, \\p{N}, \\s and plain characters",
+        )
+    else:
+        return pattern[position : position + 2], position + 2
+    if not inside:
+        return f"[{'^' if negated else ''}{body}]", end
+    if negated:
+        raise TokmillError(
+            f"a negated class inside [...] is not known here: {pattern[position:end]!r}",
+            where=f"pattern {pattern!r}",
+            hint="write the class without a negation",
+        )
+    return body, end

@@ -1,0 +1,249 @@
+"""The readable encoder: what a tokenizer.json means, step by step, in plain Python.
+
+It is the twin that the engines of `tokmill.text.encoders` are tested against. It knows byte-level
+BPE (GPT-2, GPT-4, Llama 3 and their like) and SentencePiece BPE with byte fallback (Llama 2); any
+step that it does not know is refused by name, never skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from tokmill.errors import TokmillError
+from tokmill.text import tokenizer_json as files
+from tokmill.text.bpe import merge_ids
+from tokmill.text.cutting import segments
+from tokmill.text.patterns import GPT2, compile_pattern, safe_cut, split_words
+
+Normalizer = Callable[[str, bool, bool], str]
+"""(text, begins a stretch between special tokens, ends one) → text."""
+Splitter = Callable[[str, bool], Iterator[str]]
+
+_CACHED = 1 << 11
+"""Words whose ids are kept: some 0.5 MB, as `encode_iterable` promises constant memory."""
+
+
+class ReadableEncoder:
+    """Text → ids for one tokenizer.json.
+
+    Raises `TokmillError` when the file has a step that is not known here.
+    """
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        model = data["model"]
+        self._check_model(model)
+        self.vocab: dict[str, int] = model["vocab"]
+        self.unknown = self.vocab.get(model.get("unk_token") or "")
+        self.fuse_unknown = bool(model.get("fuse_unk"))
+        self.byte_fallback = bool(model.get("byte_fallback"))
+        self.ignore_merges = bool(model.get("ignore_merges"))
+        self.ranks: dict[tuple[int, int], tuple[int, int]] = {}
+        for rank, (left, right) in enumerate(model["merges"]):
+            pair = self._merge(left, right)
+            self.ranks.setdefault(pair, (rank, self.vocab[left + right]))
+        self.normalizers = [
+            self._normalizer(step) for step in files.flatten(data.get("normalizer"), "normalizers")
+        ]
+        self.is_byte_level = False
+        self.splitters = [
+            self._splitter(step)
+            for step in files.flatten(data.get("pre_tokenizer"), "pretokenizers")
+        ]
+        if not (self.is_byte_level or self.byte_fallback):
+            raise self._unknown("a model that is neither byte-level nor has byte fallback")
+        self.safe_places = self._safe_places(data)
+        self.added = self._added(data)
+        self._words: dict[str, list[int]] = {}
+
+    def encode(self, chunks: Iterable[str]) -> Iterator[list[int]]:
+        """Yield the ids of text that arrives in chunks, some at a time.
+
+        The ids do not depend on where the text was cut. Added tokens become ids wherever they stand
+        (`tokenizer_json.without_specials` makes a file where special ones do not).
+        """
+        tokens = self.added
+        before_special = True
+        held: str | None = None
+        for piece, is_special in segments(chunks, tokens, self.safe_places):
+            if held is not None:
+                yield self._stretch(held, before_special, is_special)
+                before_special = False
+                held = None
+            if is_special:
+                before_special = True
+                yield [tokens[piece]]
+            else:
+                held = piece
+        if held is not None:
+            yield self._stretch(held, before_special, True)
+
+    def _stretch(self, text: str, first: bool, last: bool) -> list[int]:
+        for normalize in self.normalizers:
+            text = normalize(text, first, last)
+        words: Iterable[str] = [text] if text else []
+        for place, split in enumerate(self.splitters):
+            words = [
+                piece
+                for number, word in enumerate(words)
+                for piece in split(word, first or place > 0 or number > 0)
+            ]
+        ids: list[int] = []
+        for word in words:
+            ids.extend(self._word(word))
+        return ids
+
+    def _word(self, word: str) -> list[int]:
+        known = self._words.get(word)
+        if known is None:
+            known = self._merged(word)
+            if len(self._words) < _CACHED and len(word) < 64:
+                self._words[word] = known
+        return known
+
+    def _merged(self, word: str) -> list[int]:
+        try:
+            raw = word.encode()
+        except UnicodeEncodeError as error:
+            raise TokmillError(
+                f"the text holds a lone surrogate {word[error.start]!r}, which no UTF-8 has",
+                hint="read the text with errors='replace'",
+            ) from None
+        spelled = files.alias(raw) if self.is_byte_level else word
+        if self.ignore_merges and spelled in self.vocab:
+            return [self.vocab[spelled]]
+        units: list[int] = []
+        after_unknown = False
+        for unit in spelled:
+            number = self.vocab.get(unit)
+            if number is not None:
+                units.append(number)
+                after_unknown = False
+                continue
+            fallback = [self.vocab.get(f"<0x{byte:02X}>") for byte in unit.encode()]
+            if self.byte_fallback and None not in fallback:
+                units.extend(number for number in fallback if number is not None)
+                after_unknown = False
+            elif self.unknown is None:
+                raise TokmillError(
+                    f"the vocabulary has no token for {unit!r} and no unknown token",
+                    where=self.where,
+                    hint="train with all 256 bytes in the vocabulary",
+                )
+            else:
+                if not (after_unknown and self.fuse_unknown):
+                    units.append(self.unknown)
+                after_unknown = True
+        return merge_ids(units, self.ranks)
+
+    def _merge(self, left: str, right: str) -> tuple[int, int]:
+        for token in (left, right, left + right):
+            if token not in self.vocab:
+                raise TokmillError(
+                    f"the merge {left!r} {right!r} needs the token {token!r}, which is not in the "
+                    "vocabulary",
+                    where=self.where,
+                    hint="the vocabulary and the merges are of different tokenizers",
+                )
+        return self.vocab[left], self.vocab[right]
+
+    def _safe_places(self, data: Mapping[str, Any]) -> re.Pattern[str] | None:
+        steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
+        if self.byte_fallback and not steps:
+            # No token goes on behind a space, so nothing is merged across the place before one.
+            # White space that a normalizer joins or takes away is then in one part.
+            inner = re.compile(f"[^{files.SPACE}]{files.SPACE}")
+            known = (files.SPACE, " ", "")
+            if all(
+                step.get("content", step.get("prepend")) in known
+                for step in files.flatten(data.get("normalizer"), "normalizers")
+            ) and not any(map(inner.search, self.vocab)):
+                return re.compile(f"(?<=[^ {files.SPACE}])(?= )")
+            return None
+        # The first pre-tokenizer sees the text as it came where there is no normalizer; what it
+        # cuts, later steps see cut. Other stretches are held until their end.
+        if self.normalizers or not steps:
+            return None
+        if steps[0]["type"] == "Split":
+            return safe_cut(steps[0]["pattern"]["Regex"])
+        return safe_cut(GPT2) if steps[0].get("use_regex", True) else None
+
+    def _check_model(self, model: Mapping[str, Any]) -> None:
+        if model["type"] != "BPE":
+            raise self._unknown(f"the model {model['type']!r}")
+        for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+            if model.get(key):
+                raise self._unknown(f"{key} = {model[key]!r}")
+
+    def _normalizer(self, step: Mapping[str, Any]) -> Normalizer:
+        kind = step["type"]
+        if kind == "Prepend":
+            return lambda text, first, last: step["prepend"] + text if first and text else text
+        if kind == "Replace":
+            return _replacer(step["pattern"], step["content"])
+        raise self._unknown(f"the normalizer {kind!r}")
+
+    def _splitter(self, step: Mapping[str, Any]) -> Splitter:
+        kind = step["type"]
+        if kind == "ByteLevel":
+            self.is_byte_level = True
+            pattern = GPT2 if step.get("use_regex", True) else None
+            if pattern:
+                compile_pattern(pattern)
+            return _byte_level(pattern, bool(step.get("add_prefix_space", True)))
+        if kind == "Split":
+            inverted = bool(step.get("invert"))
+            if (step["behavior"], inverted) not in (("Isolated", False), ("Removed", True)):
+                raise self._unknown(f"the Split with behaviour {step['behavior']!r}")
+            if "Regex" not in step["pattern"]:
+                raise self._unknown("the Split at a fixed string")
+            pattern = step["pattern"]["Regex"]
+            found = compile_pattern(pattern)
+            if inverted:
+                return lambda text, first: (m.group() for m in found.finditer(text) if m.group())
+            return lambda text, first: split_words(pattern, text)
+        raise self._unknown(f"the pre-tokenizer {kind!r}")
+
+    def _added(self, data: Mapping[str, Any]) -> dict[str, int]:
+        for token in data.get("added_tokens") or []:
+            flags = [k for k in ("lstrip", "rstrip", "single_word") if token.get(k)]
+            if flags:
+                raise self._unknown(f"the added token {token['content']!r} with {flags[0]}")
+            if token.get("normalized") and self.normalizers and not token.get("special"):
+                raise self._unknown(f"the added token {token['content']!r} with a normalizer")
+        if len({bool(t.get("normalized")) for t in data.get("added_tokens") or []}) > 1:
+            # Hugging Face looks for the two sorts one after the other.
+            raise self._unknown("added tokens of which some are `normalized` and some are not")
+        return files.added_tokens(data)
+
+    def _unknown(self, what: str) -> TokmillError:
+        return TokmillError(
+            f"the readable encoder does not know {what}",
+            where=self.where,
+            hint="the engine 'tokenizers' may run it: --engine tokenizers",
+        )
+
+
+def _replacer(pattern: Mapping[str, str], content: str) -> Normalizer:
+    if pattern.get("Regex") == files.OUTER_SPACES and not content:
+        return _strip_spaces
+    if "String" in pattern:
+        return lambda text, first, last: text.replace(pattern["String"], content)
+    found = re.compile(compile_pattern(pattern["Regex"]).pattern)
+    return lambda text, first, last: found.sub(lambda match: content, text)
+
+
+def _strip_spaces(text: str, first: bool, last: bool) -> str:
+    text = text.lstrip(" ") if first else text
+    return text.rstrip(" " + files.SPACE) if last else text
+
+
+def _byte_level(pattern: str | None, prefix_space: bool) -> Splitter:
+    def split(text: str, first: bool) -> Iterator[str]:
+        if prefix_space and first and text and not text.startswith(" "):
+            text = " " + text
+        return split_words(pattern, text) if pattern else iter([text] if text else [])
+
+    return split

@@ -1,0 +1,269 @@
+"""The `Tokenizer` object: text ↔ ids, and the frozen vocabulary of a store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import make_folder, write_file
+from tokmill.store.vocab import Vocabulary, find_roles
+from tokmill.text import tokenizer_files, tokenizer_json
+from tokmill.text.patterns import resolve_pattern
+from tokmill.text.readable import ReadableEncoder
+
+Specials = Literal["special", "plain"]
+
+
+class Tokenizer:
+    """A tokenizer, whatever file it came from.
+
+    `encode` and `encode_iterable` are the readable encoder, exact and slow; builds use
+    `tokmill.text.encoders`, which gives equal ids.
+    """
+
+    def __init__(
+        self,
+        vocab: Mapping[int, bytes],
+        merges: Sequence[tuple[bytes, bytes]],
+        special_tokens: Sequence[str] | Mapping[str, int] | None = None,
+        *,
+        pattern: str = "gpt2",
+    ) -> None:
+        """Make a byte-level BPE tokenizer.
+
+        Args:
+            vocab: id → bytes.
+            merges: pairs of tokens, first learned first.
+            special_tokens: names, or names with their ids. A name that is in the vocabulary keeps
+                its id there, another one gets the next free id.
+            pattern: how text is cut into words, by name or as a regular expression.
+        """
+        vocab = dict(vocab)
+        specials: dict[str, int] = {}
+        if isinstance(special_tokens, Mapping):
+            specials = dict(special_tokens)
+            for token, number in specials.items():
+                if vocab.setdefault(number, token.encode()) != token.encode():
+                    raise UsageError(f"the id {number} of {token!r} is {vocab[number]!r} already")
+        else:
+            numbers = {token: number for number, token in sorted(vocab.items(), reverse=True)}
+            for token in special_tokens or ():
+                number = numbers.setdefault(token.encode(), max(vocab, default=-1) + 1)
+                vocab[number] = token.encode()
+                specials[token] = number
+        data = tokenizer_json.byte_level(vocab, merges, specials, pattern=resolve_pattern(pattern))
+        self._set(data, "tokenizer")
+        # Made now, so that `encode_iterable` needs no more memory than it says.
+        self._special  # noqa: B018
+
+    @classmethod
+    def from_file(
+        cls,
+        path: Path | str,
+        *,
+        pattern: str | None = None,
+        specials: dict[str, int] | None = None,
+    ) -> Self:
+        """Read a tokenizer.json (or its folder), vocab.json and merges.txt, `.tiktoken`, `.model`.
+
+        `pattern` and `specials` are for rank files whose name is not known; see
+        `tokenizer_files.read`.
+        """
+        return cls.from_data(
+            tokenizer_files.read(path, pattern=pattern, specials=specials), str(path)
+        )
+
+    @classmethod
+    def from_json(cls, raw: bytes | str, where: str = "tokenizer.json") -> Self:
+        """Read the content of a tokenizer.json."""
+        return cls.from_data(tokenizer_json.parse(raw, where), where)
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any], where: str = "tokenizer.json") -> Self:
+        """Take the parsed content of a tokenizer.json."""
+        tokenizer = cls.__new__(cls)
+        tokenizer._set(data, where)
+        return tokenizer
+
+    def _set(self, data: dict[str, Any], where: str) -> None:
+        self.data = data
+        self.where = where
+
+    @cached_property
+    def vocab(self) -> dict[int, bytes]:
+        """Id → the bytes of the token, added tokens included, by id."""
+        return tokenizer_json.token_bytes(self.data)
+
+    @cached_property
+    def merges(self) -> list[tuple[bytes, bytes]]:
+        """Merges as pairs of byte strings, first learned first; empty for models without."""
+        kind = tokenizer_json.is_byte_level(self.data)
+        return [
+            (
+                tokenizer_json.spelling_bytes(left, byte_level=kind),
+                tokenizer_json.spelling_bytes(right, byte_level=kind),
+            )
+            for left, right in self.data["model"].get("merges") or []
+        ]
+
+    @cached_property
+    def specials(self) -> dict[str, int]:
+        """Special token → id, by id."""
+        found = tokenizer_json.added_tokens(self.data, special_only=True)
+        return dict(sorted(found.items(), key=lambda item: item[1]))
+
+    @property
+    def size(self) -> int:
+        """Largest id + 1, added tokens counted."""
+        return max(self.vocab, default=-1) + 1
+
+    @cached_property
+    def _special(self) -> ReadableEncoder:
+        return ReadableEncoder(self.data, self.where)
+
+    @cached_property
+    def _plain(self) -> ReadableEncoder:
+        return ReadableEncoder(tokenizer_json.without_specials(self.data), self.where)
+
+    def _readable(self, specials: str) -> ReadableEncoder:
+        known = get_args(Specials)
+        if specials not in known:
+            raise UsageError(f"specials = {specials!r} is not known", hint=nearest(specials, known))
+        return self._plain if specials == "plain" else self._special
+
+    def encode(self, text: str, specials: Specials = "special") -> list[int]:
+        """Return the ids of a text, with the readable encoder.
+
+        Args:
+            text: any text without lone surrogates.
+            specials: `special` makes the special token where its name stands in the text (of
+                overlapping names the leftmost, then the longest); `plain` takes it as text.
+
+        Raises:
+            TokmillError: the file has a step that the readable encoder does not know, or a lone
+                surrogate stands in the text.
+        """
+        return [i for ids in self._readable(specials).encode([text]) for i in ids]
+
+    def encode_iterable(
+        self, chunks: Iterable[str], specials: Specials = "special"
+    ) -> Iterator[int]:
+        """Yield the ids of a text that comes in parts (lines of a file), in constant memory.
+
+        The ids are those of the whole text: words and special tokens may lie across parts. Where
+        the pattern is not one of `patterns.PATTERNS`, or there is a normalizer, the text between
+        two special tokens is held whole.
+        """
+        for ids in self._readable(specials).encode(chunks):
+            yield from ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids; bytes that are no UTF-8 become U+FFFD.
+
+        Raises `TokmillError` for an id that the vocabulary does not have.
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: Iterable[int]) -> bytes:
+        """Return the bytes of ids, as they are."""
+        if self.data["model"]["type"] != "BPE":
+            raise TokmillError(
+                f"decoding is not known for the model {self.data['model']['type']!r}",
+                where=self.where,
+                hint="use the package tokenizers for it",
+            )
+        vocab = self.vocab
+        numbers = [int(i) for i in ids]
+        try:
+            raw = b"".join([vocab[number] for number in numbers])
+        except KeyError as error:
+            raise TokmillError(
+                f"the vocabulary has no id {error.args[0]} (size {self.size})",
+                where=self.where,
+                hint="the ids are of another tokenizer",
+            ) from None
+        decoders = tokenizer_json.flatten(self.data.get("decoder"), "decoders")
+        if any(step.get("type") == "Strip" and step.get("start") == 1 for step in decoders):
+            raw = raw.removeprefix(b" ")
+        return raw
+
+    def to_json(self) -> bytes:
+        """Return the canonical tokenizer.json: equal tokenizers give equal bytes."""
+        return tokenizer_json.canonical(self.data)
+
+    def vocabulary(
+        self, role_overrides: Mapping[str, str] | None = None
+    ) -> tuple[Vocabulary, bytes]:
+        """Return the store's frozen record of this vocabulary, and the file that it names.
+
+        Args:
+            role_overrides: role → token, over the roles that follow from names.
+        """
+        raw = self.to_json()
+        roles = find_roles(tokenizer_json.added_tokens(self.data), role_overrides, where=self.where)
+        return (
+            Vocabulary(
+                file="tokenizer.json",
+                sha256=hashlib.sha256(raw).hexdigest(),
+                size=self.size,
+                roles=roles,
+            ),
+            raw,
+        )
+
+    def save(self, path: Path | str) -> Path:
+        """Write tokenizer.json, and beside it what `transformers.AutoTokenizer` wants to find.
+
+        Args:
+            path: the file, or a folder for `tokenizer.json`.
+
+        Returns:
+            The path of the tokenizer.json.
+        """
+        path = Path(path)
+        if path.is_dir() or not path.suffix:
+            path = path / "tokenizer.json"
+        make_folder(path.parent)
+        names = {
+            "eot": "eos_token",
+            "bos": "bos_token",
+            "pad": "pad_token",
+            "unk": "unk_token",
+            "mask": "mask_token",
+            "cls": "cls_token",
+            "sep": "sep_token",
+        }
+        tokens = {number: token for token, number in self.specials.items()}
+        named = {names[role]: tokens[number] for role, number in find_roles(self.specials).items()}
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": 10**30,
+            "clean_up_tokenization_spaces": False,
+            "added_tokens_decoder": {
+                str(token["id"]): {
+                    key: token.get(key, False)
+                    for key in (
+                        "content",
+                        "lstrip",
+                        "normalized",
+                        "rstrip",
+                        "single_word",
+                        "special",
+                    )
+                }
+                for token in self.data.get("added_tokens") or []
+            },
+            **named,
+        }
+        write_file(path.with_name("special_tokens_map.json"), _json(named))
+        write_file(path.with_name("tokenizer_config.json"), _json(config))
+        return write_file(path, self.to_json())
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode()

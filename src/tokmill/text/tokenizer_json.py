@@ -1,0 +1,316 @@
+"""The `tokenizer.json` format: read with checks, write in one canonical form.
+
+Format: Hugging Face `tokenizers`. Byte-level files spell each byte as one printable character
+(GPT-2's `bytes_to_unicode`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokmill.errors import TokmillError
+from tokmill.text.bpe import BYTE_ORDER
+from tokmill.text.patterns import GPT2
+
+_SAME = 188
+ALIASES = {
+    byte: chr(byte) if place < _SAME else chr(256 + place - _SAME)
+    for place, byte in enumerate(BYTE_ORDER)
+}
+"""Byte → the character that stands for it: itself where printable, else one from U+0100 on."""
+
+_BYTES = {alias: byte for byte, alias in ALIASES.items()}
+
+SPACE = "\u2581"
+"""SentencePiece's sign for a space."""
+
+OUTER_SPACES = f"\\A +|[ {SPACE}]+\\z"
+"""What SentencePiece takes off the ends of a text, as a pattern of Hugging Face's `Replace`."""
+
+
+def alias(token: bytes) -> str:
+    """Spell bytes as a byte-level file does."""
+    return "".join(map(ALIASES.__getitem__, token))
+
+
+def unalias(spelled: str) -> bytes | None:
+    """Return the bytes of a byte-level spelling; None where a character stands for no byte."""
+    try:
+        return bytes(map(_BYTES.__getitem__, spelled))
+    except KeyError:
+        return None
+
+
+def byte_level(
+    vocab: dict[int, bytes],
+    merges: Sequence[tuple[bytes, bytes]],
+    specials: Mapping[str, int],
+    *,
+    pattern: str = GPT2,
+    ignore_merges: bool = False,
+) -> dict[str, Any]:
+    """Make the content of a byte-level BPE tokenizer.json.
+
+    Args:
+        vocab: id → bytes; the ids of special tokens may stand here too.
+        merges: pairs of tokens, first learned first.
+        specials: special token → id; an id in `vocab` must have the token's UTF-8 bytes.
+        pattern: how words are cut; GPT-2's is written as the plain `ByteLevel` step.
+        ignore_merges: a whole word that is a token is taken as it is (tiktoken's way).
+    """
+    special_ids = {number: token for token, number in specials.items()}
+    # In the model's vocabulary too: `tokenizers` numbers added tokens that are not there itself.
+    by_id = dict(sorted((vocab | {n: t.encode() for n, t in special_ids.items()}).items()))
+    spelled: dict[str, int] = {}
+    for number, token in by_id.items():
+        name = special_ids.get(number)
+        text = alias(token) if name is None else name
+        if text in spelled:
+            if spelled[text] in special_ids or name is not None:
+                raise TokmillError(
+                    f"the special token {text!r} is spelled like the learned token {token!r} in a "
+                    "tokenizer.json",
+                    hint="give the special token another name: <|name|>",
+                )
+            continue
+        spelled[text] = number
+    byte_step = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": pattern == GPT2,
+    }
+    split_step = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": number,
+                "content": token,
+                "single_word": False,
+                "lstrip": False,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for number, token in sorted(special_ids.items())
+        ],
+        "normalizer": None,
+        "pre_tokenizer": byte_step
+        if pattern == GPT2
+        else {"type": "Sequence", "pretokenizers": [split_step, byte_step]},
+        "post_processor": None,
+        "decoder": {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        },
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": ignore_merges,
+            "vocab": spelled,
+            "merges": [[alias(left), alias(right)] for left, right in merges],
+        },
+    }
+
+
+def parse(raw: bytes | str, where: str) -> dict[str, Any]:
+    """Read the content of a tokenizer.json; refuse what is none.
+
+    Raises `TokmillError` for bytes that are no JSON, and for a file without model or vocabulary.
+    """
+    try:
+        data: Any = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise TokmillError(
+            f"this is no tokenizer.json: {error}",
+            where=where,
+            hint="give a tokenizer.json, its "
+            "folder, vocab.json beside merges.txt, a .tiktoken or a .model file",
+        ) from None
+    model = data.get("model") if isinstance(data, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
+        raise TokmillError(
+            "this JSON is no tokenizer.json: it has no model with a vocabulary",
+            where=where,
+            hint="GPT-2's vocab.json is read together with the merges.txt beside it",
+        )
+    # Files older than tokenizers 0.14 name no type.
+    if "type" not in model:
+        model["type"] = "BPE" if "merges" in model else "WordPiece"
+    if model["type"] == "BPE":
+        merges = model.get("merges") or []
+        if not isinstance(merges, list):
+            raise TokmillError("the merges are no list", where=where, hint="the file is broken")
+        model["merges"] = [_pair(merge, where) for merge in merges]
+    for token in data.get("added_tokens") or []:
+        if (
+            not isinstance(token, dict)
+            or not isinstance(token.get("id"), int)
+            or not isinstance(token.get("content"), str)
+        ):
+            raise TokmillError(f"an added token has no id or content: {token!r}", where=where)
+    return dict(data)
+
+
+def _pair(merge: object, where: str) -> list[str]:
+    pair = merge.split(" ") if isinstance(merge, str) else merge
+    if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(p, str) for p in pair):
+        raise TokmillError(f"a merge is no pair: {merge!r}", where=where, hint="the file is broken")
+    return pair
+
+
+def canonical(data: Mapping[str, Any]) -> bytes:
+    """Write a tokenizer.json in its one form: vocabulary by id, added tokens by id, two spaces."""
+    data = dict(data)
+    data["added_tokens"] = sorted(data.get("added_tokens") or [], key=lambda token: token["id"])
+    model = dict(data["model"])
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = dict(sorted(model["vocab"].items(), key=lambda item: (item[1], item[0])))
+    data["model"] = model
+    try:
+        return (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(data, ensure_ascii=True, indent=1) + "\n").encode()
+
+
+def added_tokens(data: Mapping[str, Any], *, special_only: bool = False) -> dict[str, int]:
+    """Return the added tokens, or only those marked special, as token → id."""
+    return {
+        token["content"]: token["id"]
+        for token in data.get("added_tokens") or []
+        if token.get("special") or not special_only
+    }
+
+
+def without_specials(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file in which text never becomes a special token; every other id stays.
+
+    A special token that also stands in the model's vocabulary is taken out there too where the
+    model takes whole words as they are (`ignore_merges`).
+    """
+    special = added_tokens(data, special_only=True)
+    data = dict(data)
+    data["added_tokens"] = [t for t in data.get("added_tokens") or [] if not t.get("special")]
+    data["post_processor"] = None
+    model = data["model"]
+    if model.get("ignore_merges"):
+        used = {part for merge in model["merges"] for part in (*merge, "".join(merge))}
+        vocab = {
+            token: number
+            for token, number in model["vocab"].items()
+            if special.get(token) != number or token in used
+        }
+        data["model"] = {**model, "vocab": vocab}
+    return data
+
+
+def template_tokens(tokenizer_json: bytes | str | Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    """Return the ids that the file's post-processor puts before and after a single text.
+
+    The encoders never add them; a source that wants them puts them in. Raises `TokmillError` for a
+    post-processor that is not known.
+    """
+    data = (
+        tokenizer_json
+        if isinstance(tokenizer_json, Mapping)
+        else parse(tokenizer_json, "tokenizer.json")
+    )
+    prefix: list[int] = []
+    suffix: list[int] = []
+    for step in flatten(data.get("post_processor"), "processors"):
+        kind = step.get("type")
+        if kind == "ByteLevel":
+            continue
+        if kind == "TemplateProcessing":
+            known = step.get("special_tokens") or {}
+            side = prefix
+            for piece in step.get("single") or []:
+                if "Sequence" in piece:
+                    side = suffix
+                else:
+                    side.extend(known[piece["SpecialToken"]["id"]]["ids"])
+        elif kind in ("RobertaProcessing", "BertProcessing"):
+            prefix.append(step["cls"][1])
+            suffix.insert(0, step["sep"][1])
+        else:
+            raise TokmillError(
+                f"the post-processor {kind!r} is not known",
+                where="tokenizer.json",
+                hint='set "post_processor" to null to encode without it',
+            )
+    return prefix, suffix
+
+
+def flatten(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+    """Return the steps of a normalizer, pre-tokenizer or post-processor, sequences opened."""
+    if step is None:
+        return []
+    if step.get("type") == "Sequence":
+        return [inner for part in step[key] for inner in flatten(part, key)]
+    return [step]
+
+
+def is_byte_level(data: Mapping[str, Any]) -> bool:
+    """Say whether a file spells bytes as characters (`ALIASES`)."""
+    return any(
+        step.get("type") == "ByteLevel"
+        for step in [
+            *flatten(data.get("pre_tokenizer"), "pretokenizers"),
+            *flatten(data.get("decoder"), "decoders"),
+        ]
+    )
+
+
+def spelling_bytes(spelled: str, *, byte_level: bool) -> bytes:
+    """Return the bytes that a part of a merge stands for; U+2581 is a space in SentencePiece's."""
+    read = unalias(spelled) if byte_level else spelled.replace(SPACE, " ").encode()
+    return spelled.encode() if read is None else read
+
+
+def token_bytes(data: Mapping[str, Any]) -> dict[int, bytes]:
+    """Return id → the bytes that a token stands for, added tokens included.
+
+    Byte-level spellings are read back; in a model with byte fallback `<0x0A>` is one byte and
+    U+2581 a space; other models give their tokens' UTF-8.
+    """
+    model = data["model"]
+    entries = model["vocab"]
+    numbered = (
+        [(number, token) for token, number in entries.items()]
+        if isinstance(entries, dict)
+        else [(number, entry[0]) for number, entry in enumerate(entries)]
+    )
+    spelled_as_bytes = is_byte_level(data)
+    result: dict[int, bytes] = {}
+    for number, token in numbered:
+        if spelled_as_bytes:
+            read = unalias(token)
+            result[number] = token.encode() if read is None else read
+        elif model.get("byte_fallback"):
+            byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+            result[number] = (
+                bytes([int(byte[1], 16)]) if byte else token.replace(SPACE, " ").encode()
+            )
+        else:
+            result[number] = token.encode()
+    for token, number in added_tokens(data).items():
+        result[number] = token.encode()
+    return dict(sorted(result.items()))

@@ -1,0 +1,315 @@
+"""Train a byte-level BPE tokenizer on records, with the fastest engine that is exact."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.files import machine_errors
+from tokmill.text import tokenizer_json
+from tokmill.text.bpe import (
+    BYTE_ORDER,
+    TIE_BREAKS,
+    TieBreak,
+    check_request,
+    count_words,
+    train_words,
+)
+from tokmill.text.cutting import segments
+from tokmill.text.gigatoken_limits import texts_with_newer_characters
+from tokmill.text.patterns import GPT2, compile_pattern, resolve_pattern, safe_cut
+from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.train_child import BORDER
+
+ENGINES = ("auto", "gigatoken", "tokenizers", "python")
+_MOST_COUNTED = 2**31 - 1
+"""Pairs that `tokenizers` counts in 32 bits; above that only the Python trainer is exact."""
+
+
+def records(
+    inputs: Sequence[str],
+    kind: str = "text",
+    options: Mapping[str, Any] | None = None,
+    *,
+    unit: str = "documents",
+) -> Iterator[str]:
+    """Yield what training sees: the documents that a build of this kind would make.
+
+    Args:
+        inputs: files and folders.
+        kind: `text`, `jsonl` or `parquet`.
+        options: of the source, by name.
+        unit: `documents`, or `lines`: each line of text with its newline, as `tokenizers` reads a
+            plain file.
+    """
+    from tokmill.text.documents import iter_documents
+
+    if unit == "documents":
+        yield from chain.from_iterable(iter_documents(inputs, kind, options))
+    elif unit == "lines" and kind == "text":
+        yield from _lines(inputs)
+    elif unit == "lines":
+        raise UsageError(f"lines are of plain text, not of {kind}", hint="--records documents")
+    else:
+        raise UsageError(
+            f"records = {unit!r} is not known", hint=nearest(unit, ["documents", "lines"])
+        )
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    vocab_size: int,
+    specials: Sequence[str] = ("<|endoftext|>",),
+    *,
+    pattern: str = "gpt2",
+    tie_break: str = "first",
+    engine: str = "auto",
+) -> Tokenizer:
+    """Train a tokenizer on records.
+
+    Args:
+        texts: records; words never cross two of them, and each is cut at special tokens.
+        vocab_size: tokens in all: special tokens (the first ids), 256 bytes, what is learned.
+        specials: special tokens.
+        pattern: `gpt2`, `cl100k`, `o200k` or a regular expression.
+        tie_break: `first` gives the merges of Hugging Face's `train_from_iterator`;
+            `greatest-bytes` is the rule of CS336, by the Python trainer.
+        engine: `gigatoken` (GPT-2's pattern), `tokenizers` (any pattern), `python` (the readable
+            twin), or `auto`. All give equal tokenizers.
+
+    Returns:
+        A tokenizer with `vocab_size` ids; fewer where every word has become one token.
+
+    Raises:
+        UsageError: an argument is not known, the vocabulary is too small, a special token is given
+            twice.
+        TokmillError: there is no text.
+    """
+    specials = list(specials)
+    check_request(vocab_size, specials)
+    chosen = resolve_pattern(pattern)
+    if tie_break not in TIE_BREAKS:
+        raise UsageError(
+            f"no tie-break is called {tie_break!r}", hint=nearest(tie_break, TIE_BREAKS)
+        )
+    if engine not in ENGINES:
+        raise UsageError(f"no engine is called {engine!r}", hint=nearest(engine, ENGINES))
+    if tie_break != "first" and engine in ("gigatoken", "tokenizers"):
+        raise UsageError(
+            f"{engine} does not know the tie-break {tie_break!r}", hint="--engine python"
+        )
+    if engine == "gigatoken" and chosen != GPT2:
+        raise UsageError("gigatoken trains GPT-2's pattern only", hint="--engine tokenizers")
+    if engine == "python" or tie_break != "first":
+        compile_pattern(chosen)
+        merges = _with_python(texts, vocab_size, specials, chosen, tie_break)
+    else:
+        with tempfile.TemporaryDirectory(prefix="tokmill-train-") as folder:
+            spool = Spool(Path(folder) / "text")
+            spool.fill(texts, specials, chosen)
+            if not spool.bytes:
+                raise _no_text()
+            merges = _with_library(spool, vocab_size, specials, chosen, engine)
+    return assemble(merges, specials, chosen)
+
+
+def assemble(
+    merges: Sequence[tuple[bytes, bytes]], specials: Sequence[str], pattern: str
+) -> Tokenizer:
+    """Make the tokenizer of merges: ids are special tokens, bytes, then merges as learned."""
+    tokens = [token.encode() for token in specials]
+    tokens += [bytes([byte]) for byte in BYTE_ORDER]
+    learned = dict.fromkeys(left + right for left, right in merges)
+    known = set(tokens[len(specials) :])
+    tokens += [token for token in learned if token not in known]
+    data = tokenizer_json.byte_level(
+        dict(enumerate(tokens)),
+        merges,
+        {token: number for number, token in enumerate(specials)},
+        pattern=pattern,
+    )
+    return Tokenizer.from_data(data)
+
+
+class Spool:
+    """Records in a temporary file: read twice without holding them, and mapped by gigatoken."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bytes = 0
+        self.newer = False
+
+    def fill(self, texts: Iterable[str], specials: Sequence[str], pattern: str) -> None:
+        """Write the records, cut at special tokens."""
+        with machine_errors("write", self.path), open(self.path, "wb", 1 << 20) as handle:
+            for text in texts:
+                for piece, is_special in segments([text], specials, safe_cut(pattern)):
+                    if is_special:
+                        continue
+                    try:
+                        raw = piece.encode()
+                    except UnicodeEncodeError:
+                        raise TokmillError(
+                            f"a record holds a lone surrogate: {piece[:40]!r}",
+                            hint="read the text with errors='replace'",
+                        ) from None
+                    if not self.newer and not piece.isascii():
+                        data = np.frombuffer(raw, np.uint8)
+                        self.newer = bool(len(texts_with_newer_characters(data, np.array([0]))))
+                    handle.write(raw)
+                    handle.write(BORDER)
+                    self.bytes += len(raw)
+
+    def __iter__(self) -> Iterator[str]:
+        with machine_errors("read", self.path), open(self.path, "rb") as handle:
+            rest = b""
+            while block := handle.read(1 << 22):
+                *whole, rest = (rest + block).split(BORDER)
+                for record in whole:
+                    yield record.decode()
+
+
+def _with_library(
+    spool: Spool, vocab_size: int, specials: list[str], pattern: str, engine: str
+) -> list[tuple[bytes, bytes]]:
+    merges: list[tuple[bytes, bytes]] | None = None
+    if engine in ("auto", "gigatoken") and pattern == GPT2 and not spool.newer:
+        merges = _with_gigatoken(spool, vocab_size, specials, required=engine == "gigatoken")
+        if merges is not None:
+            return merges
+    if engine == "gigatoken" or spool.bytes > _MOST_COUNTED:
+        return _with_python(spool, vocab_size, specials, pattern, "first")
+    return _with_tokenizers(spool, vocab_size, specials, pattern)
+
+
+def _with_gigatoken(
+    spool: Spool, vocab_size: int, specials: list[str], *, required: bool
+) -> list[tuple[bytes, bytes]] | None:
+    """Train in a child process (it prints to stdout); None where its merges are not to be used.
+
+    When no pair is left, gigatoken goes on with pairs that do not occur; that cannot have happened
+    while there are more distinct words than merges.
+    """
+    try:
+        plugins.require("gigatoken")
+    except MissingExtraError:
+        if required:
+            raise
+        return None
+    answer = spool.path.with_name("merges.json")
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tokmill.text.train_child",
+            str(spool.path),
+            str(vocab_size),
+            json.dumps(specials),
+            str(answer),
+        ],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        check=False,
+    )
+    if done.returncode != 0 or not answer.exists():
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise MachineError(
+            f"the training process ended with {done.returncode}: {last}",
+            hint="it may have run out of memory; --engine python needs the least",
+        )
+    merges = [
+        (bytes.fromhex(left), bytes.fromhex(right))
+        for left, right in json.loads(answer.read_bytes())
+    ]
+    counted = re.search(r"(\d+) unique words", done.stdout)
+    joined = {left + right for left, right in merges}
+    if counted is None or int(counted[1]) <= len(merges) or len(joined) < len(merges):
+        return None
+    return merges
+
+
+def _with_tokenizers(
+    texts: Iterable[str], vocab_size: int, specials: list[str], pattern: str
+) -> list[tuple[bytes, bytes]]:
+    library = plugins.require("tokenizers")
+    steps = library.pre_tokenizers
+    try:
+        words = (
+            steps.ByteLevel(add_prefix_space=False)
+            if pattern == GPT2
+            else steps.Sequence(
+                [
+                    steps.Split(library.Regex(pattern), "isolated"),
+                    steps.ByteLevel(add_prefix_space=False, use_regex=False),
+                ]
+            )
+        )
+    except Exception as error:
+        raise UsageError(f"the pattern {pattern!r} cannot be read: {error}") from None
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = words
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=specials,
+        initial_alphabet=steps.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    data = tokenizer_json.parse(tokenizer.to_str(), "tokenizers")
+    return [
+        (tokenizer_json.unalias(left) or b"", tokenizer_json.unalias(right) or b"")
+        for left, right in data["model"]["merges"]
+    ]
+
+
+def _with_python(
+    texts: Iterable[str], vocab_size: int, specials: list[str], pattern: str, tie_break: str
+) -> list[tuple[bytes, bytes]]:
+    words = count_words(([text] for text in texts), specials, pattern)
+    if not words:
+        raise _no_text()
+    rule: TieBreak = "first" if tie_break == "first" else "greatest-bytes"
+    return train_words(words, vocab_size, specials, rule)[1]
+
+
+def _lines(inputs: Sequence[str]) -> Iterator[str]:
+    import hashlib
+
+    from tokmill.build.source import Resources
+    from tokmill.text.blocks import record_blocks
+    from tokmill.text.source import TextConfig, TextSource
+
+    resources = Resources()
+    for item in TextSource(TextConfig(record="line"), list(inputs), {}, resources).items():
+        for block in record_blocks(item, b"\n", hashlib.md5(), resources.block_bytes):
+            try:
+                text = block.data.decode()
+            except UnicodeDecodeError as error:
+                raise TokmillError(
+                    "the text is no UTF-8",
+                    where=f"{item.path}: byte {block.start + error.start}",
+                    hint="convert it with iconv",
+                ) from None
+            yield from re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def _no_text() -> TokmillError:
+    return TokmillError(
+        "there is no text to train on",
+        hint="the inputs are empty, or all of their documents were skipped or rejected",
+    )

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokmill.cli import main
+from tokmill.text.tokenizer import Tokenizer
+
+pytest.importorskip("gigatoken", reason="needs the extra text")
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, corpus: Any) -> Path:
+    from tokmill.text.train import train_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    train_tokenizer(corpus.texts[:50], 600, ["<|endoftext|>"]).save(folder)
+    return folder
+
+
+def test_train_writes_three_files(tokmill: Run, tmp_path: Path, corpus: Any) -> None:
+    done = tokmill(
+        *["tokenizer", "train", corpus.txt, "-o", "tok/tokenizer.json", "--vocab-size", 700],
+        *["--special", "<|endoftext|>", "--special", "<|pad|>", "--json"],
+    )
+    facts = json.loads(done.stdout)
+    assert facts["size"] == facts["asked"] == 700
+    assert facts["specials"] == {"<|endoftext|>": 0, "<|pad|>": 1}
+    # A document of white space only is none.
+    assert 0 < facts["records"] <= len(corpus.texts)
+    names = sorted(path.name for path in (tmp_path / "tok").iterdir())
+    assert names == ["special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"]
+    assert Tokenizer.from_file(tmp_path / "tok").size == 700
+
+
+def test_formats_and_rules(tokmill: Run, tmp_path: Path, corpus: Any) -> None:
+    texts = [text.strip() for text in corpus.texts[1:30]]
+    (tmp_path / "a.txt").write_text("<|endoftext|>".join(texts))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    base = ["--vocab-size", 400]
+    tokmill("tokenizer", "train", "a.txt", "-o", "a.json", *base)
+    tokmill("tokenizer", "train", "b.jsonl", "-o", "b.json", *base)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    tokmill(
+        *["tokenizer", "train", "a.txt", "-o", "c.json", *base, "--no-special"],
+        *["--tie-break", "greatest-bytes", "--records", "lines"],
+    )
+    third = Tokenizer.from_file(tmp_path / "c.json")
+    assert third.specials == {} and third.size == 400
+
+
+def test_a_vocabulary_that_is_not_reached_says_why(tokmill: Run, tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("only a few words, a few")
+    done = tokmill("tokenizer", "train", "few.txt", "-o", "t.json", "--vocab-size", 5000)
+    assert "not 5,000: every word of the text is one token" in done.stderr
+    assert done.stdout == "t.json\n"
+
+
+def test_encode_and_decode(tokmill: Run, tmp_path: Path, trained: Path) -> None:
+    text = "def f(x):\n    return <|endoftext|> caf\u00e9\r\n"
+    (tmp_path / "text.txt").write_bytes(text.encode())
+    done = tokmill("tokenizer", "encode", "-t", trained, "text.txt")
+    ids = [int(word) for word in done.stdout.split()]
+    assert ids == Tokenizer.from_file(trained).encode(text, "plain")
+    again = tokmill("tokenizer", "decode", "-t", trained, "-o", "back.txt", input=done.stdout)
+    assert again.stdout == "" and (tmp_path / "back.txt").read_bytes() == text.encode()
+    assert (
+        tokmill("tokenizer", "decode", "-t", trained, *ids[:4]).stdout
+        == "def f(x"[: len(Tokenizer.from_file(trained).decode(ids[:4]))]
+    )
+    special = tokmill(
+        "tokenizer",
+        "encode",
+        "-t",
+        trained,
+        "--text",
+        "a<|endoftext|>",
+        "--specials",
+        "special",
+        "--json",
+    )
+    assert json.loads(special.stdout)[-1] == 0
+    shown = tokmill("tokenizer", "encode", "-t", trained, "--text", "\u00e9", "--tokens").stdout
+    assert shown.splitlines()[0].split("\t")[1].startswith("b'\\xc3")
+
+
+def test_compare(tokmill: Run, tmp_path: Path, trained: Path, corpus: Any) -> None:
+    tokmill("tokenizer", "train", corpus.txt, "-o", "small.json", "--vocab-size", 300)
+    (tmp_path / "text.txt").write_text("".join(corpus.texts[:5]))
+    done = tokmill(
+        "tokenizer", "compare", trained, "small.json", "text.txt", "--json", "--figure", "f.svg"
+    )
+    first, second = json.loads(done.stdout)
+    assert first["size"] == 600 and second["size"] == 300
+    assert first["bytes_a_token"] > second["bytes_a_token"] > 1
+    assert first["tokens_a_word"] < second["tokens_a_word"]
+    assert first["round_trip"] and second["round_trip"]
+    assert 0 < first["unused_ids"] < 600
+    assert b"<svg" in (tmp_path / "f.svg").read_bytes()[:600]
+    table = tokmill("tokenizer", "compare", trained, "small.json", "text.txt").stdout
+    assert "bytes a token" in table.splitlines()[0] and "small.json" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "no.txt", "-o", "t.json", "--vocab-size", 300], 1, "no.txt: there is no such"),
+        (["train", "empty.txt", "-o", "t.json", "--vocab-size", 300], 1, "no text to train on"),
+        (["train", "a.txt", "-o", "t.json", "--vocab-size", 20], 2, "too small"),
+        (
+            [
+                "train",
+                "a.txt",
+                "-o",
+                "t.json",
+                "--vocab-size",
+                300,
+                "--special",
+                "<a>",
+                "--special",
+                "<a>",
+            ],
+            2,
+            "given 2 times",
+        ),
+        (["train", "a.txt", "-o", "t.json", "--vocab-size", 300, "--pattern", "gpt3"], 2, "gpt2"),
+        (["train", "a.txt", "-o", "t.json", "--vocab-size", 300, "--kind", "pdf"], 2, "pdf"),
+        (["train", "a.txt", "b.jsonl", "-o", "t.json", "--vocab-size", 300], 2, "several kinds"),
+        (["train", "a.txt", "-o", "a.txt/t.json", "--vocab-size", 300], 5, "a.txt"),
+        (["encode", "-t", "no", "--text", "a"], 1, "no such tokenizer"),
+        (["encode", "-t", "a.txt", "--text", "a"], 1, "no tokenizer.json"),
+        (["encode", "-t", "TRAINED", "."], 1, "a folder"),
+        (["encode", "-t", "TRAINED", "latin.txt"], 1, "no UTF-8"),
+        (["decode", "-t", "TRAINED", "12000"], 1, "no id 12000"),
+        (["decode", "-t", "TRAINED", "x"], 2, "whole numbers"),
+        (["compare", "TRAINED"], 2, "at least one"),
+        (["compare", "TRAINED", "empty.txt"], 1, "empty"),
+        (["compare", "TRAINED", "a.txt", "--figure", "f.gif"], 1, "cannot be .gif"),
+    ],
+)
+def test_mistakes_are_answered_without_a_traceback(
+    tmp_path: Path,
+    trained: Path,
+    arguments: list[Any],
+    code: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").write_text("")
+    (tmp_path / "a.txt").write_text("some words")
+    (tmp_path / "b.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    words = [str(trained if word == "TRAINED" else word) for word in arguments]
+    with pytest.raises(SystemExit) as ended:
+        main(["tokenizer", *words])
+    assert ended.value.code == code
+    said = capsys.readouterr()
+    assert message in said.err and said.out == ""
+    assert not (tmp_path / "t.json").exists()

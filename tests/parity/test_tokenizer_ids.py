@@ -1,0 +1,218 @@
+"""Ids equal those of tiktoken, Hugging Face `tokenizers` and SentencePiece on adversarial text."""
+
+from __future__ import annotations
+
+import base64
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokmill.errors import TokmillError
+from tokmill.text.encoders import make_encoder
+from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.train import train_tokenizer
+from tokmill.text.unicode_classes import runs
+
+pytest.importorskip("tokenizers", reason="needs the extra text")
+pytest.importorskip("gigatoken", reason="needs the extra text")
+
+SPECIALS = ["<|endoftext|>", "<|pad|>", "<|endoftext|><|endoftext|>"]
+PIECES = [
+    *"aAbzZ sSrRtTlLvVedDmM'  \n\r\t.,!/09",
+    *"\u00a0\u0661\u00b2\u0301\u00e9\u0416\u4e2d\u6587\u3002\u017f\u00df\u01c5\u200d\x1c\x85\u2028",
+    *"\u2019\u0295\u088f\U000323b0\u1acf\U0001f600",
+    *["'s", "'LL", "\r\n", "     ", "<|endoftext|>", "<|pad|>", "<|pad", "|>", " the", "def self"],
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "a" * 300,
+    " " * 300,
+]
+
+ASSIGNED = [*range(0x34000), *range(0xE0000, 0xE0200)]
+"""Planes 0 to 3 as far as letters go, and tags; the rest is private use or nothing."""
+
+
+def adversarial(count: int, seed: int = 0) -> list[str]:
+    choose = random.Random(seed)
+    return ["".join(choose.choices(PIECES, k=choose.randrange(14))) for _ in range(count)]
+
+
+def texts_of(corpus: Any) -> list[str]:
+    extra = "\u4e2d\u6587\u5b57\u7b26\u3002 \u041f\u0440\u0438\u0432\u0435\u0442 don't we'LL\r\n  "
+    return [*corpus.texts[:60], extra * 40]
+
+
+def split(ids: Any, lengths: Any) -> list[list[int]]:
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+@pytest.mark.parametrize("pattern", ["gpt2", "cl100k", "o200k"])
+def test_all_engines_and_the_readable_encoder_agree(corpus: Any, pattern: str) -> None:
+    texts = texts_of(corpus)
+    tokenizer = train_tokenizer(texts, 1200, SPECIALS, pattern=pattern)
+    documents = adversarial(700) + texts[:8]
+    modes: tuple[Any, ...] = ("plain", "special")
+    for mode in modes:
+        mine = [tokenizer.encode(text, mode) for text in documents]
+        for engine in ("gigatoken", "tokenizers"):
+            encoder = make_encoder(tokenizer.to_json(), engine=engine, specials_in_text=mode)
+            assert encoder.name == engine
+            assert split(*encoder(documents)) == mine
+        assert [tokenizer.decode(ids) for ids in mine] == documents
+
+
+@pytest.mark.parametrize("name", ["r50k_base", "cl100k_base", "o200k_base"])
+def test_tiktoken(corpus: Any, tmp_path: Path, name: str) -> None:
+    tiktoken = pytest.importorskip("tiktoken", reason="needs tiktoken")
+    from tiktoken_ext import openai_public
+
+    pattern = {"r50k_base": "gpt2", "cl100k_base": "cl100k", "o200k_base": "o200k"}[name]
+    texts = texts_of(corpus)
+    learned = train_tokenizer(texts, 1256, [], pattern=pattern)
+    path = tmp_path / f"{name}.tiktoken"
+    path.write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % n for n, t in learned.vocab.items()))
+    specials = {"<|endoftext|>": 1300, "<|pad|>": 1301}
+    tokenizer = Tokenizer.from_file(path, specials=specials)
+
+    # The patterns of the installed tiktoken, without its network: ranks are asked for by a loader.
+    ranks = {token: number for number, token in learned.vocab.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: ranks)
+        settings = getattr(openai_public, name)()
+    settings.pop("explicit_n_vocab", None)
+    reference = tiktoken.Encoding(**{**settings, "special_tokens": specials})
+
+    assert tokenizer.size == reference.n_vocab == 1302
+    documents = adversarial(700) + texts[:8] + ["x\n  ", "\n ", " \n\t", "a  ", "\u3000\n\u3000"]
+    plain = [reference.encode_ordinary(text) for text in documents]
+    assert [tokenizer.encode(text, "plain") for text in documents] == plain
+    special = [reference.encode(text, allowed_special="all") for text in documents]
+    assert [tokenizer.encode(text) for text in documents] == special
+    for engine in ("auto", "tokenizers"):
+        encoder = make_encoder(tokenizer.to_json(), engine=engine)
+        assert encoder.name == ("gigatoken" if engine == "auto" else "tokenizers")
+        assert split(*encoder(documents)) == plain
+        encoder = make_encoder(tokenizer.to_json(), engine=engine, specials_in_text="special")
+        assert split(*encoder(documents)) == special
+    for ids, text in zip(plain, documents, strict=True):
+        assert tokenizer.decode(ids) == reference.decode(ids) == text
+
+
+def test_long_runs() -> None:
+    tokenizer = train_tokenizer(["a" * 5000 + " " * 5000 + "ab" * 3000], 300, [])
+    documents = [
+        "a" * 50_001,
+        " " * 50_001 + "x",
+        "\n" * 9_999,
+        "ab" * 20_000 + "b",
+        "\u4e2d" * 5000,
+    ]
+    expected = [tokenizer.encode(text) for text in documents]
+    for engine in ("gigatoken", "tokenizers"):
+        assert split(*make_encoder(tokenizer.to_json(), engine=engine)(documents)) == expected
+
+
+def test_unicode_tables_are_those_of_tokenizers() -> None:
+    from tokenizers import Regex, pre_tokenizers
+
+    points = [number for number in ASSIGNED if not 0xD800 <= number < 0xE000]
+    text = "".join(map(chr, points))
+    for category in ("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "N"):
+        step = pre_tokenizers.Split(Regex(rf"\p{{{category}}}+"), "removed")
+        kept = np.zeros(len(points), bool)
+        for _, (start, stop) in step.pre_tokenize_str(text):
+            kept[start:stop] = True
+        found = np.zeros(0x110000, bool)
+        for start, stop in runs(category):
+            found[start:stop] = True
+        assert not np.any(found[points] == kept), category
+
+
+def test_gigatoken_differs_only_in_the_newer_characters() -> None:
+    import gigatoken
+
+    kind = np.zeros(0x110000, np.int8)
+    for value, category in ((1, "L"), (2, "N")):
+        for start, stop in runs(category):
+            kind[start:stop] = value
+    newer = {number for start, stop in runs("newer") for number in range(start, stop)}
+    points = [n for n in ASSIGNED[128:] if not 0xD800 <= n < 0xE000 and n not in newer]
+    # Between two letters a letter makes one word, between two digits a digit does.
+    for value, around in ((1, "a"), (2, "1")):
+        text = "\n".join(f"{around}{chr(number)}{around}" for number in points) + "\n"
+        words = set(gigatoken.pretokenizer(text.encode()))
+        for number in points:
+            whole = f"{around}{chr(number)}{around}".encode()
+            assert (whole in words) == (kind[number] == value), hex(number)
+
+
+SENTENCEPIECE = [
+    {"remove_extra_whitespaces": False},
+    {"remove_extra_whitespaces": True},
+    {"remove_extra_whitespaces": False, "add_dummy_prefix": False},
+    {
+        "remove_extra_whitespaces": False,
+        "add_dummy_prefix": False,
+        "user_defined_symbols": ["<tool>", "ab"],
+    },
+]
+
+
+def train_sentencepiece(corpus: Any, folder: Path, **options: Any) -> tuple[Any, Path]:
+    sentencepiece = pytest.importorskip("sentencepiece", reason="needs sentencepiece")
+    lines = [line for text in corpus.texts[:200] for line in text.splitlines() if line.strip()]
+    settings = {
+        "model_type": "bpe",
+        "vocab_size": 900,
+        "byte_fallback": True,
+        "character_coverage": 0.999,
+        "normalization_rule_name": "identity",
+        "minloglevel": 2,
+    }
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(folder / "m"), **{**settings, **options}
+    )
+    path = folder / "m.model"
+    return sentencepiece.SentencePieceProcessor(model_file=str(path)), path
+
+
+@pytest.mark.parametrize("options", SENTENCEPIECE)
+def test_sentencepiece(corpus: Any, tmp_path: Path, options: dict[str, Any]) -> None:
+    reference, path = train_sentencepiece(corpus, tmp_path, **options)
+    tokenizer = Tokenizer.from_file(path)
+    documents = [
+        *adversarial(600),
+        *corpus.texts[:5],
+        *["<s>a", "<unk>", "\u2581 \u2581a", "  a  b ", "<0x41>", "ab<tool>", " "],
+    ]
+    expected = [reference.encode(text) for text in documents]
+    assert [tokenizer.encode(text, "plain") for text in documents] == expected
+    for engine in ("auto", "tokenizers"):
+        encoder = make_encoder(tokenizer.to_json(), engine=engine)
+        assert split(*encoder(documents)) == expected
+    for text, ids in zip(documents[-60:], expected[-60:], strict=True):
+        assert list(tokenizer.encode_iterable(text, "plain")) == ids
+        if "\u2581" not in text:
+            assert tokenizer.decode(ids) == reference.decode(ids)
+    assert tokenizer.size == reference.get_piece_size()
+    left, right = tokenizer.merges[0]
+    assert left + right in tokenizer.vocab.values()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_type": "unigram"}, "Unigram"),
+        ({"byte_fallback": False}, "without byte_fallback"),
+        ({"normalization_rule_name": "nmt_nfkc"}, "nmt_nfkc"),
+        ({"user_defined_symbols": ["<tool>"]}, "user-defined"),
+    ],
+)
+def test_other_sentencepiece_models_are_refused(
+    corpus: Any, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    _, path = train_sentencepiece(corpus, tmp_path, **options)
+    with pytest.raises(TokmillError, match=message):
+        Tokenizer.from_file(path)

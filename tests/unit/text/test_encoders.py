@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.text.encoders import make_encoder
+from tokmill.text.gigatoken_limits import texts_with_newer_characters, texts_with_white_tails
+from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.train import train_tokenizer
+
+pytest.importorskip("gigatoken", reason="needs the extra text")
+pytest.importorskip("tokenizers", reason="needs the extra text")
+
+NEWER = "\u088f"  # a letter of Unicode 17.0
+TEXTS = ["hello world", "", "<|endoftext|>x", "\u00e9t\u00e9", f"{NEWER}a{NEWER}", "end"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus: Any) -> Tokenizer:
+    return train_tokenizer([*corpus.texts[:60], f" {NEWER}a" * 50], 800, ["<|endoftext|>"])
+
+
+def flat(texts: list[str]) -> tuple[Any, Any]:
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)])
+    return np.frombuffer(b"".join(encoded), np.uint8), offsets.astype(np.int64)
+
+
+@pytest.mark.parametrize("engine", ["auto", "gigatoken", "tokenizers"])
+@pytest.mark.parametrize("threads", [True, False])
+@pytest.mark.parametrize("mode", ["plain", "special", "reject"])
+def test_both_ways_in_give_the_readable_ids(
+    tokenizer: Tokenizer, engine: str, threads: bool, mode: str
+) -> None:
+    encoder = make_encoder(
+        tokenizer.to_json(), engine=engine, specials_in_text=mode, threads=threads
+    )
+    assert encoder.name == ("tokenizers" if engine == "tokenizers" else "gigatoken")
+    readable: Any = "special" if mode == "special" else "plain"
+    expected = [tokenizer.encode(text, readable) for text in TEXTS]
+    for ids, lengths in (encoder(TEXTS), encoder.encode_utf8(*flat(TEXTS))):
+        assert ids.dtype == np.uint32 and lengths.dtype == np.int64
+        assert lengths.tolist() == [len(part) for part in expected]
+        assert ids.tolist() == [number for part in expected for number in part]
+
+
+def test_a_buffer_may_hold_more_than_its_texts(tokenizer: Tokenizer) -> None:
+    data, offsets = flat(["skip", *TEXTS, "skip"])
+    for engine in ("gigatoken", "tokenizers"):
+        encoder = make_encoder(tokenizer.to_json(), engine=engine)
+        ids, lengths = encoder.encode_utf8(data, offsets[1:-1])
+        assert ids.tolist() == encoder(TEXTS)[0].tolist()
+        assert len(lengths) == len(TEXTS)
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])
+def test_nothing_in_nothing_out(tokenizer: Tokenizer, engine: str) -> None:
+    encoder = make_encoder(tokenizer.to_json(), engine=engine)
+    for texts in ([], ["", ""]):
+        ids, lengths = encoder(texts)
+        assert ids.dtype == np.uint32 and len(ids) == 0
+        assert lengths.dtype == np.int64 and lengths.tolist() == [0] * len(texts)
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])
+def test_a_lone_surrogate_is_named(tokenizer: Tokenizer, engine: str) -> None:
+    encoder = make_encoder(tokenizer.to_json(), engine=engine)
+    with pytest.raises(TokmillError, match="text 1, character 2.*lone surrogate"):
+        encoder(["fine", "ab\udc00"])
+
+
+def test_wrong_names_are_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UsageError, match="did you mean 'gigatoken'"):
+        make_encoder(tokenizer.to_json(), engine="gigatokens")
+    with pytest.raises(UsageError, match="specials_in_text"):
+        make_encoder(tokenizer.to_json(), specials_in_text="allow")
+    with pytest.raises(TokmillError, match=r"no tokenizer\.json"):
+        make_encoder(b"{")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"normalizer": {"type": "NFC"}}, "normalizer 'NFC'"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "not byte-level"),
+        ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "adds a space"),
+    ],
+)
+def test_where_gigatoken_may_differ_tokenizers_is_taken(
+    tokenizer: Tokenizer, change: dict[str, Any], reason: str
+) -> None:
+    changed = json.dumps(
+        {**tokenizer.data, **{k: {"trim_offsets": True, **v} for k, v in change.items()}}
+        if "ByteLevel" in str(change)
+        else {**tokenizer.data, **change}
+    ).encode()
+    assert make_encoder(changed).name == "tokenizers"
+    with pytest.raises(TokmillError, match=reason):
+        make_encoder(changed, engine="gigatoken")
+
+
+def test_dropout_and_wrong_added_ids_are_refused(tokenizer: Tokenizer) -> None:
+    data = json.loads(tokenizer.to_json())
+    data["model"]["dropout"] = 0.1
+    with pytest.raises(TokmillError, match="dropout"):
+        make_encoder(json.dumps(data).encode())
+    data["model"]["dropout"] = None
+    data["added_tokens"].append({**data["added_tokens"][0], "id": 900, "content": "<|far|>"})
+    with pytest.raises(TokmillError, match="says id 900"):
+        make_encoder(json.dumps(data).encode(), engine="tokenizers", specials_in_text="special")
+
+
+def test_template_tokens_are_never_added(tokenizer: Tokenizer) -> None:
+    data = json.loads(tokenizer.to_json())
+    data["post_processor"] = {
+        "type": "RobertaProcessing",
+        "cls": ["<|endoftext|>", 0],
+        "sep": ["<|endoftext|>", 0],
+        "trim_offsets": True,
+        "add_prefix_space": False,
+    }
+    for engine in ("gigatoken", "tokenizers"):
+        encoder = make_encoder(json.dumps(data).encode(), engine=engine, specials_in_text="special")
+        assert encoder(["end"])[0].tolist() == tokenizer.encode("end")
+
+
+def test_whole_word_specials_stay_text_in_plain_mode(tokenizer: Tokenizer) -> None:
+    data = json.loads(tokenizer.to_json())
+    data["model"]["ignore_merges"] = True
+    data["model"]["vocab"]["zebra"] = 800
+    data["added_tokens"].append({**data["added_tokens"][0], "id": 800, "content": "zebra"})
+    raw = json.dumps(data).encode()
+    expected = tokenizer.encode("zebra", "plain")
+    assert Tokenizer.from_json(raw).encode("zebra", "plain") == expected
+    assert Tokenizer.from_json(raw).encode("zebra") == [800]
+    for engine in ("gigatoken", "tokenizers"):
+        assert make_encoder(raw, engine=engine)(["zebra"])[0].tolist() == expected
+
+
+def test_odd_texts_are_found() -> None:
+    data, offsets = flat(
+        ["plain", "\u4e2d\u6587", f"a{NEWER}", "", "\U000323b0", "\U0001f600", "a "]
+    )
+    assert texts_with_newer_characters(data, offsets).tolist() == [2, 4]
+    data, offsets = flat(["a", "", "b ", "c\n", "d\u3000", "e\u4e2d", "f\t"])
+    assert texts_with_white_tails(data, offsets).tolist() == [2, 4, 6]
+
+
+@pytest.mark.parametrize("mode", ["plain", "special"])
+def test_long_texts_go_to_tokenizers_in_parts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, mode: str, corpus: Any
+) -> None:
+    from tokmill.text import encoders
+
+    text = "<|endoftext|>".join(corpus.texts[60:70]) + " <|endoftext|>\n"
+    encoder = make_encoder(tokenizer.to_json(), engine="tokenizers", specials_in_text=mode)
+    ids, lengths = encoder(["a", text, ""])
+    monkeypatch.setattr(encoders, "_LONG", 500)
+    parts = encoder(["a", text, ""])
+    assert parts[0].tolist() == ids.tolist() and parts[1].tolist() == lengths.tolist()

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import base64
+import json
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.text import tokenizer_json
+from tokmill.text.bpe import train_bpe
+from tokmill.text.patterns import compile_pattern, resolve_pattern, split_words
+from tokmill.text.tokenizer import Tokenizer
+
+SPECIALS = ["<|endoftext|>", "<|pad|>", "<|endoftext|><|endoftext|>"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(corpus: Any) -> Tokenizer:
+    vocab, merges = train_bpe(corpus.texts[:60], 800, SPECIALS, "first")
+    return Tokenizer(vocab, merges, SPECIALS)
+
+
+def test_attributes(tokenizer: Tokenizer) -> None:
+    assert tokenizer.size == 800
+    assert tokenizer.specials == {token: number for number, token in enumerate(SPECIALS)}
+    assert tokenizer.vocab[0] == b"<|endoftext|>"
+    assert len(tokenizer.merges) == 800 - 256 - 3
+    left, right = tokenizer.merges[0]
+    assert tokenizer.vocab[259] == left + right
+
+
+@pytest.mark.parametrize("text", ["", "s", "\U0001f643", "Hello, how are you?", "a\r\n\r\n b  "])
+def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_the_longest_of_overlapping_specials_wins(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("<|endoftext|><|endoftext|>") == [2]
+    assert tokenizer.encode("<|endoftext|><|endoftext|><|endoftext|>") == [2, 0]
+    assert tokenizer.encode("<|pad|><|endoftext|>\n")[:2] == [1, 0]
+
+
+def test_plain_text_never_becomes_a_special_token(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a<|endoftext|>b", "plain")
+    assert not set(ids) & {0, 1, 2}
+    assert tokenizer.decode(ids) == "a<|endoftext|>b"
+    with pytest.raises(UsageError, match="not known"):
+        tokenizer.encode("a", "all")  # type: ignore[arg-type]
+
+
+def test_bytes_that_are_no_utf8_become_replacement_characters(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("\u00e9")
+    assert tokenizer.decode(ids[:1]) == "\ufffd" or len(ids) == 1
+    assert tokenizer.decode_bytes(ids) == "\u00e9".encode()
+
+
+def test_wrong_ids_and_surrogates_are_errors(tokenizer: Tokenizer) -> None:
+    with pytest.raises(TokmillError, match="no id 800"):
+        tokenizer.decode([800])
+    with pytest.raises(TokmillError, match="lone surrogate"):
+        tokenizer.encode("a\ud83d")
+
+
+def test_encode_iterable_equals_encode_for_any_cut(tokenizer: Tokenizer, corpus: Any) -> None:
+    text = "<|endoftext|>".join(corpus.texts[60:64]) + "  <|endoftext|><|endoftext|>\n don't 'l"
+    whole = tokenizer.encode(text)
+    for step in (1, 7, 1000):
+        parts = [text[start : start + step] for start in range(0, len(text), step)]
+        assert list(tokenizer.encode_iterable(parts)) == whole
+    assert list(tokenizer.encode_iterable(text.splitlines(keepends=True))) == whole
+
+
+def test_encode_iterable_needs_constant_memory(tokenizer: Tokenizer) -> None:
+    def lines() -> Iterator[str]:
+        for number in range(8_000):
+            yield f"line {number % 50} of many lines in a file of some megabytes\n"
+
+    for _ in tokenizer.encode_iterable(["warm up the cache\n"]):
+        pass
+    tracemalloc.start()
+    count = sum(1 for _ in tokenizer.encode_iterable(lines()))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count > 80_000
+    assert peak < 200_000
+
+
+def test_canonical_bytes_and_vocabulary(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tokenizer.save(tmp_path / "tok")
+    again = Tokenizer.from_file(tmp_path / "tok")
+    assert path == tmp_path / "tok" / "tokenizer.json"
+    assert again.to_json() == tokenizer.to_json() == path.read_bytes()
+    vocabulary, raw = again.vocabulary()
+    assert raw == path.read_bytes()
+    assert vocabulary.size == 800
+    assert vocabulary.roles == {"eot": 0, "pad": 1}
+    changed, _ = again.vocabulary({"eot": "<|endoftext|><|endoftext|>"})
+    assert changed.role("eot") == 2
+    config = json.loads((tmp_path / "tok" / "tokenizer_config.json").read_bytes())
+    assert config["eos_token"] == "<|endoftext|>" and config["pad_token"] == "<|pad|>"
+
+
+def test_size_counts_added_tokens(tokenizer: Tokenizer) -> None:
+    data = json.loads(tokenizer.to_json())
+    data["added_tokens"].append({**data["added_tokens"][0], "id": 900, "content": "<|far|>"})
+    far = Tokenizer.from_json(json.dumps(data))
+    assert far.size == 901
+    assert far.encode("<|far|>") == [900]
+    assert far.decode([900]) == "<|far|>"
+
+
+def test_specials_that_are_not_in_the_vocabulary_get_new_ids() -> None:
+    vocab = {byte: bytes([byte]) for byte in range(256)}
+    tokenizer = Tokenizer(vocab, [], ["<|a|>", "<|b|>"])
+    assert tokenizer.encode("x<|b|>") == [120, 257]
+    assert Tokenizer(vocab, [], {"<|a|>": 300}).size == 301
+    with pytest.raises(UsageError, match="already"):
+        Tokenizer(vocab, [], {"<|a|>": 5})
+
+
+def test_a_special_spelled_like_a_token_is_refused() -> None:
+    vocab = {byte: bytes([byte]) for byte in range(256)} | {256: b" a"}
+    with pytest.raises(TokmillError, match="spelled like"):
+        Tokenizer(vocab, [(b" ", b"a")], {"\u0120a": 257})
+
+
+def test_gpt2_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = tokenizer.data["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    lines = ["#version: 0.2", *(" ".join(merge) for merge in model["merges"])]
+    (tmp_path / "merges.txt").write_text("\n".join(lines) + "\n")
+    text = "def f(x):\n    return x <|endoftext|>"
+    for path in (tmp_path, tmp_path / "vocab.json", tmp_path / "merges.txt"):
+        assert Tokenizer.from_file(path).encode(text) == tokenizer.encode(text)
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(TokmillError, match="belong together"):
+        Tokenizer.from_file(tmp_path / "vocab.json")
+
+
+def test_rank_files_need_a_pattern(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    ordinary = [t for n, t in tokenizer.vocab.items() if n >= 3]
+    lines = [base64.b64encode(t) + b" %d" % rank for rank, t in enumerate(ordinary)]
+    for name in ("own.tiktoken", "r50k_base.tiktoken"):
+        (tmp_path / name).write_bytes(b"\n".join(lines) + b"\n")
+    with pytest.raises(TokmillError, match="does not say how words are cut"):
+        Tokenizer.from_file(tmp_path / "own.tiktoken")
+    own = Tokenizer.from_file(tmp_path / "own.tiktoken", pattern="gpt2", specials={"<|x|>": 900})
+    assert own.encode("for x in range(3):<|x|>")[:-1] == [
+        number - 3 for number in tokenizer.encode("for x in range(3):")
+    ]
+    known = Tokenizer.from_file(tmp_path / "r50k_base.tiktoken")
+    assert known.specials == {"<|endoftext|>": 50256}
+    assert known.size == 50257
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"", "empty"),
+        ("tokenizer.json", b"{", "no tokenizer.json"),
+        ("tokenizer.json", b"[1]", "no model"),
+        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}', "no pair"),
+        ("x.tiktoken", b"\xff\xff", "known"),
+        ("r50k_base.tiktoken", b"abc", "no token and rank"),
+        ("r50k_base.tiktoken", b"YQ== 0\nYg== 0\n", "one rank"),
+        ("x.model", b"\x0a\xff\xff", "no SentencePiece model"),
+        ("x.model", b"", "empty"),
+    ],
+)
+def test_broken_files_say_what_is_wrong(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TokmillError, match=message):
+        Tokenizer.from_file(tmp_path / name)
+
+
+def test_missing_files_and_empty_folders(tmp_path: Path) -> None:
+    with pytest.raises(TokmillError, match="no such"):
+        Tokenizer.from_file(tmp_path / "tokenizer.json")
+    with pytest.raises(TokmillError, match="holds no tokenizer"):
+        Tokenizer.from_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"normalizer": {"type": "NFC"}}, "normalizer 'NFC'"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre-tokenizer 'Whitespace'"),
+        ({"pre_tokenizer": None}, "neither byte-level"),
+    ],
+)
+def test_unknown_steps_are_refused_by_name(
+    tokenizer: Tokenizer, change: dict[str, Any], message: str
+) -> None:
+    changed = Tokenizer.from_json(json.dumps({**tokenizer.data, **change}))
+    assert changed.size == 800
+    with pytest.raises(TokmillError, match=message):
+        changed.encode("text")
+
+
+def test_template_tokens(tokenizer: Tokenizer) -> None:
+    special = {"id": "<|pad|>", "ids": [1], "tokens": ["<|pad|>"]}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "<|pad|>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+            {"SpecialToken": {"id": "<|pad|>", "type_id": 0}},
+        ],
+        "pair": [],
+        "special_tokens": {"<|pad|>": special},
+    }
+    steps = {"type": "Sequence", "processors": [{"type": "ByteLevel"}, template]}
+    for processor, expected in (
+        (None, ([], [])),
+        ({"type": "ByteLevel"}, ([], [])),
+        (steps, ([1], [1])),
+        ({"type": "RobertaProcessing", "cls": ["<s>", 7], "sep": ["</s>", 8]}, ([7], [8])),
+    ):
+        data = {**tokenizer.data, "post_processor": processor}
+        assert tokenizer_json.template_tokens(json.dumps(data)) == expected
+    with pytest.raises(TokmillError, match="'Own' is not known"):
+        tokenizer_json.template_tokens({**tokenizer.data, "post_processor": {"type": "Own"}})
+
+
+def test_patterns_keep_all_text_and_refuse_what_they_do_not_know() -> None:
+    assert list(split_words(r"\p{L}+", "ab, cd")) == ["ab", ", ", "cd"]
+    assert list(split_words(r"[\p{Lu}x]\P{L}?", "Ax1")) == ["A", "x1"]
+    for pattern in (r"\p{Han}+", r"[\P{L}]", r"\w+", "("):
+        with pytest.raises(TokmillError):
+            compile_pattern(pattern)
+    with pytest.raises(UsageError, match="did you mean 'gpt2'"):
+        resolve_pattern("gtp2")
+
+
+def test_nothing_here_imports_torch_or_the_engines() -> None:
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, tokmill.text.tokenizer, tokmill.text.encoders, tokmill.text.train, "
+        "tokmill.text.compare, tokmill.cli.tokenizer\n"
+        "heavy = {'torch', 'gigatoken', 'tokenizers', 'matplotlib', 'awkward'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
