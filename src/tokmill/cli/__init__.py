@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.errors import TokmillError
+from tokmill.files import HINTS, machine_error
 
 # typer carries its own click, whose names are private; these are its public faces.
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
@@ -84,7 +85,15 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         code = 0
-    except Exception:
+    except MemoryError:
+        _complain("memory ran out\nhint: give it less to hold, as with --preset memory")
+        code = 5
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in HINTS:
+            # Nothing of ours went wrong, wherever the machine refused.
+            found = machine_error("work", error.filename or "", error)
+            _complain(str(found))
+            sys.exit(found.exit_code)
         with tempfile.NamedTemporaryFile(
             "w", prefix="tokmill-bug-", suffix=".txt", delete=False
         ) as handle:

@@ -227,8 +227,8 @@ def _report(store: Store, json: bool) -> None:
     state = "" if manifest.complete else " (partial)"
     print(
         f"{store.path}{state}: {manifest.records:,} records, {manifest.tokens:,} tokens, "
-        f"{human_bytes(manifest.bytes)} in {len(manifest.shards):,} shards "
-        f"from {human_bytes(manifest.input_bytes)}"
+        f"{human_bytes(manifest.bytes)} in {len(manifest.shards):,} shard"
+        f"{'' if len(manifest.shards) == 1 else 's'} from {human_bytes(manifest.input_bytes)}"
     )
     for what in ("skipped", "rejected", "notes"):
         counts = facts[what]

@@ -56,7 +56,8 @@ def record_digests(batch: Records, names: list[str]) -> Array:
     for number, name in enumerate(names):
         tokens = token_values(batch, name).astype(np.uint64)
         for part, salt in zip(("a", "b"), _SALTS, strict=True):
-            mixed = mix(tokens * salt + mix(position + salt * np.uint64(number + 1)))
+            column = np.uint64(int(salt) * (number + 1) & 0xFFFFFFFFFFFFFFFF)
+            mixed = mix(tokens * salt + mix(position + column))
             if len(full):
                 result[part][full] += np.add.reduceat(mixed, begins)
     for part, salt in zip(("a", "b"), _SALTS, strict=True):

@@ -134,8 +134,8 @@ def canonical_digest(value: Any) -> str:
 
 
 def encode(value: Any, indent: int = 1) -> bytes:
-    """Return a value as JSON with sorted keys for people and machines."""
-    return msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=indent) + b"\n"
+    """Return a value as JSON for people and machines; columns keep their order."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=indent) + b"\n"
 
 
 def read_json(path: Path, kind: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +22,20 @@ if TYPE_CHECKING:
     from tokmill.feed.rows import Spans
 
 MAPPED_SHARDS = 400
-"""Shards mapped at a time: each map holds a file descriptor, and 1,024 is a usual limit."""
+"""Shards that a store maps at most: each map holds a file descriptor."""
+_OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def most_maps() -> int:
+    """Return how many shards a store may map: what it may take of the process's descriptors.
+
+    The n-th store takes a share of 1 / n of a quarter, so that many stores open at once (a merge)
+    stay below the limit of 1,024 that is usual.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAPPED_SHARDS
+    return max(2, min(MAPPED_SHARDS, soft // (4 * max(1, len(_OPEN)))))
 
 
 class Store:
@@ -61,6 +76,7 @@ class Store:
         self._record_ends = np.cumsum([entry.records for entry in self.shards], dtype=np.int64)
         self._mapped: OrderedDict[int, Shard] = OrderedDict()
         self._ends: Array | None = None
+        _OPEN.add(self)
 
     def __len__(self) -> int:
         return self.records
@@ -73,9 +89,9 @@ class Store:
         shard = self._mapped.get(number)
         if shard is None:
             name = self.shards[number].name
-            shard = Shard(self.path / "shards" / f"{name}{SUFFIX}")
-            if len(self._mapped) >= MAPPED_SHARDS:
+            while len(self._mapped) >= most_maps():
                 self._mapped.popitem(last=False)
+            shard = Shard(self.path / "shards" / f"{name}{SUFFIX}")
             self._mapped[number] = shard
         else:
             self._mapped.move_to_end(number)
@@ -167,7 +183,9 @@ class Store:
         names = list(self.token_columns if names is None else names)
         for name in names:
             if name not in columns:
-                columns[name] = np.zeros((size, length), self.schema[name].numpy())
+                column = self.schema[name]
+                vector = (column.width,) if column.width else ()
+                columns[name] = np.zeros((size, length, *vector), column.numpy())
         if not len(spans.row):
             return
         lengths = spans.stop - spans.start
@@ -198,7 +216,7 @@ class Store:
             )
         )
         run_stops = np.append(runs[1:], len(target))
-        flat = {name: columns[name].reshape(-1) for name in names}
+        flat = {name: columns[name].reshape(-1, *columns[name].shape[2:]) for name in names}
         for first, after in zip(runs.tolist(), run_stops.tolist(), strict=True):
             to, last = int(target[first]), after - 1
             count = int(target[last] + lengths[last]) - to

@@ -95,7 +95,11 @@ def check_shard(store: Store, entry: ShardEntry) -> int:
     stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
     if stated != (entry.records, entry.tokens, entry.bytes, entry.sha256):
         raise TokmillError("receipt and manifest contradict each other", where=str(receipt_path))
-    return check_arrays(store, entry, Shard(path))
+    shard = Shard(path)
+    empty = check_arrays(store, entry, shard)
+    if entry.records and int(shard["item"].max()) >= len(receipt.items):
+        raise TokmillError("a record's input is not in the receipt", where=str(path))
+    return empty
 
 
 def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
@@ -129,12 +133,16 @@ def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
         if column.dtype == "utf8":
             ends = shard[f"{name}.offsets"].astype(np.int64)
             demand(len(ends) == entry.records + 1, f"column {name!r} has a wrong length")
-            demand((np.diff(ends) >= 0).all() and ends[-1] == len(array), f"strings of {name!r}")
+            whole = ends[0] == 0 and ends[-1] == len(array)
+            demand(whole and (np.diff(ends) >= 0).all(), f"strings of {name!r} are misplaced")
             continue
         demand(array.dtype == column.numpy(), f"column {name!r} is {array.dtype}")
-        if not column.phrase:
-            wanted = entry.tokens if column.per == "token" else entry.records
-            demand(len(array) == wanted, f"column {name!r} has {len(array)} values, not {wanted}")
+        wanted = entry.tokens if column.per == "token" else entry.records
+        if column.phrase:
+            wanted = int(shard["table_offsets"][-1])
+        demand(len(array) == wanted, f"column {name!r} has {len(array)} values, not {wanted}")
+        vector = (column.width,) if column.width else ()
+        demand(array.shape[1:] == vector, f"column {name!r} has the shape {array.shape}")
         if column.vocab in store.vocabularies and array.size:
             limit = store.vocabularies[column.vocab].size
             high = int(array.max())

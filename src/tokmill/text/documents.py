@@ -33,7 +33,7 @@ from tokmill.store.schema import (
 from tokmill.text.encoders import make_encoder
 from tokmill.text.prepare import Documents, TextOptions, select
 from tokmill.text.streams import EXPANDS, is_stream, members
-from tokmill.text.tokenizer_json import template_tokens
+from tokmill.text.tokenizer_json import added_tokens, template_tokens
 
 
 class DocumentSource(ABC):
@@ -128,8 +128,10 @@ class Encode:
         self.encoder = make_encoder(
             frozen.data, engine=resources.engine, specials_in_text=mode, threads=resources.threads
         )
-        self.specials = special_texts(frozen.data) if config.specials_in_text == "reject" else ()
-        prefix, suffix = template_tokens(frozen.data)
+        data = msgspec.json.decode(frozen.data)
+        reject = config.specials_in_text == "reject"
+        self.specials = tuple(added_tokens(data, special_only=True)) if reject else ()
+        prefix, suffix = template_tokens(data)
         if (prefix or suffix) and config.template == "refuse":
             raise TokmillError(
                 f"the tokenizer puts tokens around every text ({len(prefix)} before, "
@@ -191,12 +193,6 @@ def surround(
         inner[offsets[1:] - 1 - place] = False
     result[inner] = ids
     return result, offsets
-
-
-def special_texts(tokenizer_json: bytes) -> tuple[str, ...]:
-    """Return the texts of a tokenizer's special tokens."""
-    added = msgspec.json.decode(tokenizer_json).get("added_tokens") or []
-    return tuple(token["content"] for token in added if token.get("special"))
 
 
 class _NoHash:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from tokmill.errors import TokmillError
 from tokmill.text.bpe import BYTE_ORDER
 from tokmill.text.patterns import GPT2
@@ -186,7 +188,7 @@ def canonical(data: Mapping[str, Any]) -> bytes:
         model["vocab"] = dict(sorted(model["vocab"].items(), key=lambda item: (item[1], item[0])))
     data["model"] = model
     try:
-        return (json.dumps(data, ensure_ascii=False, indent=1) + "\n").encode()
+        return msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"
     except UnicodeEncodeError:
         return (json.dumps(data, ensure_ascii=True, indent=1) + "\n").encode()
 

@@ -1,0 +1,112 @@
+"""Print what `inspect` found, for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokmill.cli.output import print_table
+from tokmill.progress import human_bytes
+from tokmill.store.stats import Statistics
+
+BAR = 40
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """Print facts as name and value, lists of like things as tables below."""
+    tables = {k: v for k, v in facts.items() if isinstance(v, list) and v and _alike(v)}
+    rows = []
+    for name, value in facts.items():
+        if name in tables or name == "recipe" or value in (None, {}, []):
+            continue
+        shown = human_bytes(value) if name.endswith("bytes") else _text(value)
+        rows.append([name.replace("_", " "), shown])
+    width = max((len(row[0]) for row in rows), default=0)
+    for name, shown in rows:
+        first, *more = shown.split("\n")
+        print(f"{name.ljust(width)}  {first}")
+        for line in more:
+            print(f"{'':{width}}  {line}")
+    for name, value in tables.items():
+        headers = list(dict.fromkeys(key for entry in value for key in entry))
+        print(f"\n{name.replace('_', ' ')}")
+        print_table(headers, [[_text(entry.get(key)) for key in headers] for entry in value])
+
+
+def print_records(records: list[dict[str, Any]]) -> None:
+    """Print records one below the other."""
+    if not records:
+        print("no record")
+    for i, record in enumerate(records):
+        facts = [f"record {record['record']:,}", f"{record['tokens']:,} tokens"]
+        if "from" in record:
+            facts.append(f"{record['from']} byte {record['byte']:,}")
+        print(("\n" if i else "") + "-- " + ", ".join(facts))
+        for name, value in record.items():
+            if name in ("record", "tokens", "from", "byte"):
+                continue
+            if isinstance(value, list):
+                cut = " …" if 0 < len(value) < record["tokens"] and len(value) == 400 else ""
+                print(f"{name}: {' '.join(map(str, value))}{cut}")
+            elif name == "text":
+                print(value + (" …" if record["tokens"] > 400 else ""))
+            else:
+                print(f"{name}: {value}")
+
+
+def print_statistics(found: Statistics) -> None:
+    """Print the figures of a store."""
+    lengths = found.lengths
+    left_out = {**found.skipped, **{f"{k} (rejected)": n for k, n in found.rejected.items()}}
+    rows = [
+        ["records", f"{found.records:,}"],
+        ["tokens", f"{found.tokens:,}"],
+        ["shards read", f"{found.shards:,}" + ("" if found.exact else " (a sample)")],
+        ["shortest, longest", f"{lengths.min:,}, {lengths.max:,} tokens"],
+        ["mean, median", f"{lengths.mean:,.1f}, {lengths.median:,} tokens"],
+        ["90%, 99% up to", f"{lengths.p90:,}, {lengths.p99:,} tokens"],
+        [f"rows of {found.width:,}", f"{found.rows:,}, {found.padding:.2%} padding"],
+        [f"longer than {found.width:,}", f"{found.longer:.2%} of the records"],
+        ["empty", f"{found.empty:,} records"],
+    ]
+    if found.bytes_per_token is not None:
+        rows.append(["bytes a token", f"{found.bytes_per_token:.3f}"])
+    rows.append(["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"])
+    print_table(["figure", ""], rows)
+    if lengths.histogram:
+        print("\nlengths")
+        most = max(n for _, _, n in lengths.histogram)
+        labels = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b, _ in lengths.histogram]
+        width = max(map(len, labels))
+        for label, (_, _, n) in zip(labels, lengths.histogram, strict=True):
+            print(f"{label.rjust(width)}  {'#' * round(BAR * n / most):<{BAR}}  {n:,}")
+    for name, use in found.columns.items():
+        of = "" if use.vocabulary is None else f" of {use.vocabulary:,} ({use.used:.2%})"
+        print(f"\n{name}: {use.unique:,} ids{of}")
+        if use.unknown is not None:
+            print(f"unknown: {use.unknown:.4%} of the tokens")
+        if use.eot is not None:
+            print(f"eot: {use.eot:,} tokens")
+        first = [[i, n, f"{share:.2%}"] for i, n, share in use.frequent[:10]]
+        print_table(["id", "tokens", "share"], first)
+    for name in found.not_counted:
+        print(f"\n{name}: its ids are too large to be counted")
+
+
+def _alike(values: list[Any]) -> bool:
+    return all(isinstance(value, dict) for value in values)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return str(value)

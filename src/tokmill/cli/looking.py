@@ -1,0 +1,163 @@
+"""`tokmill inspect`, `plot`, `report` and `doctor`."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokmill.cli.facts import print_facts, print_records, print_statistics
+from tokmill.cli.output import print_json, print_table, say
+from tokmill.errors import UsageError
+from tokmill.progress import Progress
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Sample = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Read N shards of a store, not all; names are digests."),
+]
+Width = Annotated[int, typer.Option(help="Row length that padding is reckoned for.")]
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="ANY", help="A file or folder of any kind.")],
+    head: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Show the first N records of a store.")
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Read the store, and reckon its figures.")
+    ] = False,
+    width: Width = 1024,
+    sample: Sample = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=VALUE", help="Show records with this value only. May be repeated."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a file or folder is; of a store show records and figures too."""
+    from tokmill.report.inspect import describe
+
+    facts = describe(path)
+    is_store = facts["kind"] in ("store", "partial store")
+    if not is_store and (head is not None or stats or where):
+        raise UsageError(
+            f"--head, --stats and --where are for stores; this is {facts['what']}", where=str(path)
+        )
+    if head is None and where:
+        head = 5
+    if head is not None:
+        facts["head"] = _records(path, head, where or [], whole=as_json)
+    if stats:
+        facts["statistics"] = _statistics(path, width, sample)
+    if as_json:
+        print_json(facts)
+        return
+    shown = dict(facts)
+    records, found = shown.pop("head", None), shown.pop("statistics", None)
+    if records is None and found is None:
+        print_facts(shown)
+    if records is not None:
+        print_records(records)
+    if found is not None:
+        print_statistics(found)
+
+
+def plot(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="lengths, frequency or loss.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="ANY…", help="Stores, tokenizers or runs.")
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="An .svg or .png file.")],
+    data: Annotated[
+        bool, typer.Option("--data", help="Write the numbers as CSV beside the figure.")
+    ] = False,
+    sample: Sample = None,
+    column: Annotated[
+        str, typer.Option(help="Column of `frequency`; the first one if none is named.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Draw a figure: lengths (stores, tokenizers), frequency (stores) or loss (runs)."""
+    from tokmill.report import plot as plots
+
+    written = plots.plot(kind, paths, out, data=data, sample=sample, column=column)
+    if as_json:
+        print_json({"kind": kind, "written": [str(path) for path in written]})
+    else:
+        for path in written:
+            print(path)
+
+
+def report(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="STORE|RUN|TOKENIZER…", help="What the page is about."),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="An .html file.")],
+    title: Annotated[str, typer.Option(help="Heading of the page.")] = "",
+    width: Width = 1024,
+    sample: Sample = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one HTML page of stores, runs and tokenizers that needs neither network nor script."""
+    from tokmill.report.page import page
+
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise UsageError("a report is an .html file", where=str(out))
+    with Progress("report", sum(map(_store_bytes, paths))) as bar:
+        written = page(paths, out, title=title, width=width, sample=sample, advance=bar.advance)
+    if as_json:
+        print_json({"written": [str(written)], "bytes": written.stat().st_size})
+    else:
+        print(written)
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check the machine and what is installed; exit code 1 where a check failed."""
+    from tokmill.doctor import examine
+
+    checks = examine()
+    failed = [check for check in checks if check.state == "failed"]
+    if as_json:
+        print_json({"ok": not failed, "checks": checks})
+    else:
+        print_table(["check", "", "found"], [[c.name, c.state, c.found] for c in checks])
+        for check in checks:
+            if check.hint:
+                say(f"hint: {check.name}: {check.hint}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _records(path: Path, most: int, where: list[str], *, whole: bool) -> list[dict[str, Any]]:
+    from tokmill.report.records import Reader, matching
+    from tokmill.store.store import Store
+
+    store = Store(path)
+    reader = Reader(store)
+    if reader.talk:
+        say(reader.talk)
+    numbers = itertools.islice(matching(store, where), most)
+    return [reader.show(number, None if whole else 400) for number in numbers]
+
+
+def _statistics(path: Path, width: int, sample: int | None) -> Any:
+    from tokmill.store.stats import statistics
+    from tokmill.store.store import Store
+
+    store = Store(path)
+    with Progress("statistics", store.manifest.bytes) as bar:
+        return statistics(store, width, sample, advance=bar.advance)
+
+
+def _store_bytes(path: Path) -> int:
+    from tokmill.store.store import Store
+
+    if not any((path / name).exists() for name in ("manifest.json", "plan.json")):
+        return 0
+    return Store(path).manifest.bytes

@@ -1,0 +1,237 @@
+"""What the figures show, as numbers: nothing here draws."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.report.ours import metrics
+from tokmill.store.schema import Array
+from tokmill.store.stats import count, id_columns, length_figures
+from tokmill.store.store import Store
+
+POINTS = 600
+"""Most points of a rank-frequency curve: more cannot be told apart on a log axis."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve or histogram: x and y (bars: x are edges, one more than y)."""
+
+    label: str
+    x: Array
+    y: Array
+    colour: int
+    dashed: bool = False
+    more: dict[str, Array] = field(default_factory=dict)
+    """Columns that the CSV has besides."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure before it is drawn."""
+
+    title: str
+    x: str
+    y: str
+    form: Literal["line", "bars"]
+    series: list[Series]
+    log_x: int = 0
+    """Base of the logarithmic axis; 0: linear."""
+    log_y: int = 0
+    percent: bool = False
+    """y is a share, shown as per cent."""
+    marks: list[tuple[str, float, int]] = field(default_factory=list)
+    """(label, x, colour) of vertical lines."""
+
+
+def lengths(paths: Sequence[Path], sample: int | None = None) -> Figure:
+    """Return the histogram of record lengths of stores, or of token lengths of tokenizers."""
+    tables = [_length_table(path, sample) for path in paths]
+    units = {unit for unit, _, _ in tables}
+    if len(units) > 1:
+        raise UsageError("stores and tokenizers do not fit into one figure of lengths")
+    return length_figure(_labels(paths), [t[1:] for t in tables], units.pop())
+
+
+def length_figure(
+    labels: Sequence[str], tables: Sequence[tuple[Array, Array]], unit: str = "tokens"
+) -> Figure:
+    """Return the histogram of lengths (rising) that so many things have."""
+    edges, base = length_edges(np.concatenate([found for found, _ in tables]))
+    thing = "records" if unit == "tokens" else "tokens"
+    series, marks = [], []
+    for i, (label, (found, times)) in enumerate(zip(labels, tables, strict=True)):
+        # Length 0 has no place on a logarithmic axis and is counted where its bin is drawn.
+        heights, _ = np.histogram(np.maximum(found, edges[0]), edges, weights=times)
+        share = heights / max(times.sum(), 1) * 100
+        alone = len(tables) == 1
+        series.append(
+            Series(label, edges, heights, i)
+            if alone
+            else Series(label, edges, share, i, more={thing: heights})
+        )
+        median = length_figures(found, times).median
+        marks.append((f"median {median:,}", float(median), i))
+    return Figure(
+        f"Lengths of {thing}",
+        f"length of a {thing[:-1]} ({unit})",
+        thing if len(tables) == 1 else f"share of {thing} (%)",
+        "bars",
+        series,
+        log_x=base,
+        marks=marks,
+    )
+
+
+def length_edges(found: Array) -> tuple[Array, int]:
+    """Return the edges of bins for lengths, and the base of their axis (0: linear).
+
+    Lengths within a factor of 32 get at most 60 bins of equal width, others two bins an octave
+    with whole edges; length 0 then lies in a bin of its own, 0.5 … 1.
+    """
+    if not len(found):
+        return np.asarray([0.0, 1.0]), 0
+    low, high = int(found.min()), int(found.max())
+    if high <= 32 * max(low, 1):
+        step = -(-(high - low + 1) // 60)
+        return np.arange(low, high + step + 1, step) - 0.5, 0
+    octaves = high.bit_length()
+    edges = np.unique(np.ceil(2 ** (np.arange(2 * octaves + 1) / 2) - 1e-9))
+    start = 0 if low == 0 else np.searchsorted(edges, low, side="right") - 1
+    edges = edges[start:]
+    edges = edges[: np.searchsorted(edges, high, side="right") + 1]
+    return (np.append(0.5, edges) if low == 0 else edges), 2
+
+
+def frequency(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+    """Return the share of each id of a column, by rank, of stores."""
+    parts = []
+    for path in paths:
+        store = Store(path)
+        parts.append(count(store, sample).ids[column_of(store, column)])
+    return frequency_figure(_labels(paths), parts)
+
+
+def column_of(store: Store, column: str = "") -> str:
+    """Return a countable column: the one that is named, else the first."""
+    known = id_columns(store)
+    if column and column not in known:
+        raise UsageError(
+            f"the store has no ids in a column {column!r}",
+            where=str(store.path),
+            hint=nearest(column, known),
+        )
+    if not known:
+        raise TokmillError("the store has no column of ids", where=str(store.path))
+    return column or known[0]
+
+
+def frequency_figure(labels: Sequence[str], tables: Sequence[Array]) -> Figure:
+    """Return the rank-frequency curves of tables id → tokens."""
+    series = []
+    for i, (label, table) in enumerate(zip(labels, tables, strict=True)):
+        order = np.lexsort((np.arange(len(table)), -table))
+        order = order[: np.count_nonzero(table)]
+        rank = np.arange(1, len(order) + 1)
+        if len(rank) > POINTS:
+            thin = np.unique(np.geomspace(1, len(rank), POINTS).round().astype(np.int64))
+            order, rank = order[thin - 1], thin
+        found = table[order]
+        share = found / max(int(table.sum()), 1)
+        series.append(Series(label, rank, share, i, more={"id": order, "tokens": found}))
+    return Figure(
+        "Frequency of ids", "rank of the id", "share of tokens", "line", series, log_x=10, log_y=10,
+        percent=True,
+    )  # fmt: skip
+
+
+def loss(paths: Sequence[Path]) -> Figure:
+    """Return the loss of runs by step, on training and on validation rows."""
+    series = []
+    for i, (path, label) in enumerate(zip(paths, _labels(paths), strict=True)):
+        entries = metrics(path)
+        for key, name in (("loss", "train"), ("val_loss", "validation")):
+            points = [(e["step"], e[key]) for e in entries if e.get(key) is not None]
+            if points:
+                x, y = (np.asarray(values, float) for values in zip(*points, strict=True))
+                series.append(Series(f"{label}, {name}", x, y, i, dashed=key == "val_loss"))
+        if not any(s.colour == i for s in series):
+            raise TokmillError(
+                "no loss is logged there",
+                where=str(path),
+                hint="give the folder of a run; its metrics.jsonl has a line from the first step",
+            )
+    return Figure("Loss", "step", "loss (nats a token)", "line", series)
+
+
+KINDS: dict[str, str] = {
+    "lengths": "histogram of the lengths of records (stores) or of tokens (tokenizers)",
+    "frequency": "share of each id by its rank, both axes logarithmic (stores)",
+    "loss": "loss by step, on training and validation rows (runs)",
+}
+
+
+def make(kind: str, paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+    """Return a figure of one of `KINDS`."""
+    if kind not in KINDS:
+        raise UsageError(f"no figure is called {kind!r}", hint=nearest(kind, KINDS))
+    if kind == "loss":
+        return loss(paths)
+    return lengths(paths, sample) if kind == "lengths" else frequency(paths, sample, column)
+
+
+def write_csv(figure: Figure) -> str:
+    """Return the numbers of a figure as CSV: series, x (bars: from, to), y, and what is more."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    extra = sorted({name for s in figure.series for name in s.more})
+    bars = figure.form == "bars"
+    lines.writerow(["series", *(["from", "to"] if bars else [figure.x]), figure.y, *extra])
+    for series in figure.series:
+        columns = [series.x[:-1], series.x[1:]] if bars else [series.x]
+        columns += [series.y, *(series.more[name] for name in extra)]
+        for row in zip(*(c.tolist() for c in columns), strict=True):
+            lines.writerow([series.label, *(_plain(value) for value in row)])
+    return out.getvalue()
+
+
+def token_lengths(path: Path) -> tuple[Array, Array]:
+    """Return the lengths of a tokenizer's tokens in bytes, and how many have each."""
+    tokenizer: Any = plugins.require("tokmill.text.tokenizer").Tokenizer.from_file(path)
+    found, times = np.unique([len(token) for token in tokenizer.vocab.values()], return_counts=True)
+    return found, times
+
+
+def _length_table(path: Path, sample: int | None) -> tuple[str, Array, Array]:
+    is_store = any((path / name).exists() for name in ("manifest.json", "plan.json"))
+    if is_store or not path.exists() or (path.is_dir() and not _tokenizer_in(path)):
+        counts = count(Store(path), sample)
+        return "tokens", counts.lengths, counts.records
+    return "bytes", *token_lengths(path)
+
+
+def _tokenizer_in(path: Path) -> bool:
+    return (path / "tokenizer.json").exists() or (path / "vocab.json").exists()
+
+
+def _labels(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of the paths that tell them apart."""
+    parts = [path.absolute().parts for path in paths]
+    for deep in range(1, max(map(len, parts), default=1) + 1):
+        labels = ["/".join(p[-deep:]) for p in parts]
+        if len(set(labels)) == len(set(parts)):
+            return labels
+    return [str(path) for path in paths]
+
+
+def _plain(value: float) -> float | int:
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,315 @@
+"""Recognise what other programs write: token files, arrays, text, pickles."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import zipfile
+import zlib
+from typing import IO, Any
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import MissingExtraError
+from tokmill.files import machine_errors
+from tokmill.report.look import HEAD, Facts, Look, Recogniser, shorten, tail
+
+LLMC = {20240520: ("uint16", 2), 20240801: ("uint32", 4)}
+"""Magic number of llm.c → type of a token (karpathy/llm.c, `dev/data/data_common.py`)."""
+MEGATRON = b"MMIDIDX\x00\x00"
+MEGATRON_TYPES = {
+    1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32",
+    8: "uint16",
+}  # fmt: skip
+"""Codes of Megatron-LM's `.idx` (`megatron/core/datasets/indexed_dataset.py`)."""
+PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
+
+
+def empty(look: Look) -> Facts | None:
+    """A file without content."""
+    return None if look.size else {"kind": "empty file", "what": "a file without content"}
+
+
+def pickle(look: Look) -> Facts | None:
+    """A pickle, bare or inside PyTorch's zip; it is never opened."""
+    what = ""
+    proto = look.head[1] if look.head[:1] == b"\x80" and len(look.head) > 2 else 0
+    named = look.suffix in (".pkl", ".pickle")
+    if 2 <= proto <= 5 and tail(look) == b"." and (named or proto < 4 or look.head[2] == 0x95):
+        what = f"a pickle (protocol {proto})"
+    elif named:
+        what = "a pickle by its name"
+    elif any(name.endswith("data.pkl") for name in _members(look)):
+        what = "a PyTorch file, which holds a pickle"
+    if not what:
+        return None
+    return {
+        "kind": "pickle",
+        "what": f"{what}; it will not be opened, as opening one runs the code that is in it",
+        "bytes": look.size,
+    }
+
+
+def npz(look: Look) -> Facts | None:
+    """A numpy archive: its arrays' shapes and types from their headers."""
+    names = _members(look)
+    if not names or not all(name.endswith(".npy") for name in names):
+        return None
+    arrays: list[Facts] = []
+    with machine_errors("read", look.path), zipfile.ZipFile(look.path) as archive:
+        for name in names:
+            with archive.open(name) as member:
+                arrays.append({"name": name.removesuffix(".npy"), **_array_header(member)})
+    facts: Facts = {"kind": "npz", "what": "a numpy archive", "bytes": look.size, "arrays": arrays}
+    if {"input_ids", "attention_mask"} <= {array["name"] for array in arrays}:
+        facts["what"] = "a numpy archive of padded windows"
+        facts["next"] = f"tokmill build npz {look.path} -o STORE"
+    return facts
+
+
+def npy(look: Look) -> Facts | None:
+    """A numpy array."""
+    if not look.head.startswith(b"\x93NUMPY"):
+        return None
+    header = _array_header(io.BytesIO(look.head))
+    return {"kind": "npy", "what": "a numpy array", "bytes": look.size, **header}
+
+
+def llmc(look: Look) -> Facts | None:
+    """A shard of llm.c: 256 int32 of header, then tokens."""
+    if len(look.head) < 1024:
+        return None
+    header = np.frombuffer(look.head[:1024], "<i4")
+    if int(header[0]) not in LLMC or not 0 <= header[1] < 100:
+        return None
+    dtype, width = LLMC[int(header[0])]
+    promised, there = int(header[2]), (look.size - 1024) // width
+    facts: Facts = {
+        "kind": "llm.c tokens",
+        "what": "a token file of llm.c",
+        "bytes": look.size,
+        "dtype": dtype,
+        "tokens": promised,
+        "next": f"tokmill build bin {look.path} -o STORE",
+    }
+    if there != promised:
+        facts["problem"] = f"the header promises {promised:,} tokens, the file holds {there:,}"
+    return facts
+
+
+def megatron_index(look: Look) -> Facts | None:
+    """The index of a Megatron pair."""
+    if not look.head.startswith(MEGATRON) or len(look.head) < 34:
+        return None
+    code = look.head[17]
+    sequences, documents = (int(n) for n in np.frombuffer(look.head[18:34], "<u8"))
+    data = look.path.with_suffix(".bin")
+    facts: Facts = {
+        "kind": "Megatron index",
+        "what": "the index of a Megatron-LM token file",
+        "bytes": look.size,
+        "dtype": MEGATRON_TYPES.get(code, f"unknown (code {code})"),
+        "sequences": sequences,
+        "documents": max(documents - 1, 0),
+        "tokens_in": str(data),
+    }
+    if data.exists():
+        facts["next"] = f"tokmill build megatron {look.path} -o STORE"
+    else:
+        facts["problem"] = "the .bin file that belongs to it is not there"
+    return facts
+
+
+def datatrove(look: Look) -> Facts | None:
+    """Tokens of datatrove, whose borders stand in `.ds.index`."""
+    if look.suffix != ".ds":
+        return None
+    index = look.path.with_name(look.path.name + ".index")
+    facts: Facts = {"kind": "datatrove tokens", "what": "a token file of datatrove"}
+    facts["bytes"] = look.size
+    if not index.exists():
+        return {**facts, "problem": f"its index {index.name} is not there"}
+    with machine_errors("read", index):
+        ends = np.frombuffer(index.read_bytes()[: (index.stat().st_size // 8) * 8], "<u8")
+    tokens = int(ends[-1]) if len(ends) else 0
+    facts |= {"documents": len(ends), "tokens": tokens}
+    width = look.size / tokens if tokens else 0
+    if width in (2, 4):
+        facts["dtype"] = f"uint{8 * int(width)}"
+        facts["next"] = f"tokmill build datatrove {look.path} -o STORE"
+    else:
+        facts["problem"] = f"{look.size:,} bytes do not fit the {tokens:,} tokens of the index"
+    return facts
+
+
+def parquet(look: Look) -> Facts | None:
+    """A Parquet file: rows and columns, where pyarrow is installed."""
+    if look.head[:4] != b"PAR1":
+        return None
+    facts: Facts = {"kind": "parquet", "what": "a Parquet file", "bytes": look.size}
+    try:
+        reader = plugins.require("pyarrow.parquet")
+    except MissingExtraError as error:
+        return {**facts, "problem": f"its columns are not shown: {error.what}", "hint": error.hint}
+    try:
+        with machine_errors("read", look.path):
+            meta = reader.read_metadata(look.path)
+    except plugins.require("pyarrow").ArrowException as error:
+        return {**facts, "problem": f"it cannot be read: {error}"}
+    schema = meta.schema.to_arrow_schema()
+    facts |= {
+        "rows": meta.num_rows,
+        "row_groups": meta.num_row_groups,
+        "columns": [{"name": field.name, "type": str(field.type)} for field in schema],
+    }
+    return {**facts, "next": f"tokmill build parquet {look.path} --tokenizer T -o STORE"}
+
+
+def program(look: Look) -> Facts | None:
+    """A program, which this version does not read."""
+    for magic, what in PROGRAMS.items():
+        if look.head.startswith(magic):
+            return {"kind": "program", "what": f"{what}; this version does not read programs",
+                    "bytes": look.size}  # fmt: skip
+    return None
+
+
+def compressed(look: Look) -> Facts | None:
+    """A gzip or zstd stream, and what its first bytes are."""
+    inner, name = b"", ""
+    if look.head[:2] == b"\x1f\x8b":
+        name = "gzip"
+        try:
+            inner = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(look.head, HEAD)
+        except (zlib.error, gzip.BadGzipFile) as error:
+            return {"kind": "gzip", "what": "a damaged gzip stream", "problem": str(error)}
+    elif look.head[:4] == b"\x28\xb5\x2f\xfd":
+        name = "zstd"
+        try:
+            zstandard = plugins.require("zstandard")
+        except MissingExtraError as error:
+            return {"kind": "zstd", "what": "a zstd stream", "bytes": look.size,
+                    "problem": error.what, "hint": error.hint}  # fmt: skip
+        try:
+            with zstandard.ZstdDecompressor().stream_reader(look.head) as stream:
+                inner = stream.read(HEAD)
+        except zstandard.ZstdError as error:
+            return {"kind": "zstd", "what": "a damaged zstd stream", "problem": str(error)}
+    if not name:
+        return None
+    more = len(inner) == HEAD or look.size > HEAD
+    hidden = Look(look.path.with_suffix(""), inner, len(inner) + more)
+    held = next((f for f in (r(hidden) for r in (jsonl, text)) if f), {"kind": "binary data"})
+    facts: Facts = {"kind": name, "what": f"a {name} stream of {held['kind']}", "bytes": look.size}
+    for key in ("fields", "first_record"):
+        if key in held:
+            facts[key] = held[key]
+    if held["kind"] in ("jsonl", "text"):
+        facts["next"] = f"tokmill build {held['kind']} {look.path} --tokenizer T -o STORE"
+    return facts
+
+
+def jsonl(look: Look) -> Facts | None:
+    """JSON Lines: the fields of the first record."""
+    head = look.head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    line, newline, _ = head.partition(b"\n")
+    named = ".jsonl" in look.path.suffixes or look.suffix == ".ndjson"
+    try:
+        record = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError) as error:
+        if not named:
+            return None
+        cut = not newline and look.size > len(look.head)
+        why = f"its first line is longer than {HEAD:,} bytes" if cut else f"line 1: {error}"
+        return {"kind": "jsonl", "what": "JSON Lines by its name", "bytes": look.size,
+                "problem": why}  # fmt: skip
+    if not isinstance(record, dict):
+        return None
+    return {
+        "kind": "jsonl",
+        "what": "JSON Lines",
+        "bytes": look.size,
+        "fields": {key: type(value).__name__ for key, value in record.items()},
+        "first_record": shorten(record),
+        "next": f"tokmill build jsonl {look.path} --tokenizer T -o STORE",
+    }
+
+
+def text(look: Look) -> Facts | None:
+    """UTF-8 text."""
+    if b"\x00" in look.head:
+        return None
+    try:
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        decoded = decoder.decode(look.head, final=look.size <= len(look.head))
+    except UnicodeDecodeError:
+        return None
+    documents = decoded.split("<|endoftext|>")
+    return {
+        "kind": "text",
+        "what": "text in UTF-8",
+        "bytes": look.size,
+        "separators": "<|endoftext|> stands in it" if len(documents) > 1 else "none seen",
+        "first_record": shorten(documents[0]),
+        "next": f"tokmill build text {look.path} --tokenizer T -o STORE",
+    }
+
+
+def raw_tokens(look: Look) -> Facts | None:
+    """A headerless token file: what its bytes would be as uint16 and as uint32."""
+    if look.suffix not in (".bin", ".npy"):
+        return None
+    facts: Facts = {"kind": "raw tokens", "what": "no header that is known; by its name a file of "
+                    "bare tokens", "bytes": look.size}  # fmt: skip
+    if look.path.with_suffix(".idx").exists():
+        facts["what"] = "the tokens of a Megatron-LM pair"
+        facts["next"] = f"tokmill build megatron {look.path.with_suffix('.idx')} -o STORE"
+        return facts
+    if look.size % 2:
+        return {**facts, "problem": "an odd number of bytes holds neither uint16 nor uint32 tokens"}
+    short = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2")
+    # Small numbers in 32 bits leave the upper half of each empty.
+    wide = look.size % 4 == 0 and len(short) and np.mean(short[1::2] < 16) > 0.99
+    dtype = "uint32" if wide else "uint16"
+    ids = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u4" if wide else "<u2")
+    return {
+        **facts,
+        "guess": f"{dtype}, {look.size // (4 if wide else 2):,} tokens",
+        "largest_seen": int(ids.max()) if len(ids) else 0,
+        "first_ids": ids[:16].tolist(),
+        "next": f"tokmill build bin {look.path} -o STORE",
+    }
+
+
+def _members(look: Look) -> list[str]:
+    if look.head[:4] not in (b"PK\x03\x04", b"PK\x05\x06"):
+        return []
+    try:
+        with machine_errors("read", look.path), zipfile.ZipFile(look.path) as archive:
+            return archive.namelist()
+    except zipfile.BadZipFile:
+        return []
+
+
+def _array_header(stream: IO[bytes]) -> Facts:
+    form: Any = np.lib.format
+    try:
+        version = form.read_magic(stream)
+        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
+        shape, _, dtype = read(stream)
+    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        return {"problem": f"its header cannot be read: {error}"}
+    facts: Facts = {"shape": list(shape), "dtype": str(dtype)}
+    if dtype.hasobject:
+        facts["problem"] = "it holds Python objects (a pickle), which will not be opened"
+    return facts
+
+
+FOREIGN: list[Recogniser] = [
+    empty, npz, npy, pickle, llmc, megatron_index, datatrove, parquet, program, compressed,
+]  # fmt: skip
+"""By their first bytes; `LOOSE` comes last, as much could be text or bare tokens."""
+LOOSE: list[Recogniser] = [raw_tokens, jsonl, text]

@@ -1,0 +1,75 @@
+"""What a recogniser is given, and helpers that several of them use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill.files import machine_errors
+
+HEAD = 1 << 16
+MAX_JSON = 256 << 20
+"""JSON files beyond this are not read whole only to say what they are."""
+SHOWN = 300
+"""Characters of a text that are shown."""
+
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A file or folder to recognise: its path, its first bytes and its size."""
+
+    path: Path
+    head: bytes = b""
+    size: int = 0
+    json: Any = field(default=None)
+    """Content of a file that is one JSON value, read once for all recognisers."""
+
+    @property
+    def suffix(self) -> str:
+        """The last suffix in small letters, with its dot."""
+        return self.path.suffix.lower()
+
+
+Recogniser = Callable[[Look], Facts | None]
+"""Returns what it knows (`kind` and `what` first), or None for what is not of its kind."""
+
+
+def open_look(path: Path) -> Look:
+    """Read the beginning of a file, and the whole of it where it may be one JSON value."""
+    with machine_errors("read", path), open(path, "rb") as handle:
+        head = handle.read(HEAD)
+        size = handle.seek(0, 2)
+        value = None
+        if head.lstrip()[:1] in (b"{", b"[") and size <= MAX_JSON:
+            handle.seek(0)
+            try:
+                value = msgspec.json.decode(handle.read())
+            except (msgspec.DecodeError, RecursionError):
+                value = None
+    return Look(path, head, size, value)
+
+
+def tail(look: Look, size: int = 1) -> bytes:
+    """Return the last bytes of a file."""
+    with machine_errors("read", look.path), open(look.path, "rb") as handle:
+        handle.seek(max(0, look.size - size))
+        return handle.read(size)
+
+
+def shorten(value: Any, most: int = SHOWN) -> Any:
+    """Return a value with long strings and lists cut, for showing."""
+    if isinstance(value, str):
+        left = len(value) - most
+        return value if left <= 0 else f"{value[:most]}… ({left:,} more characters)"
+    if isinstance(value, dict):
+        return {key: shorten(inner, most) for key, inner in value.items()}
+    if isinstance(value, list):
+        short = [shorten(inner, most) for inner in value[:20]]
+        return short if len(value) <= 20 else [*short, f"… ({len(value) - 20:,} more)"]
+    return value

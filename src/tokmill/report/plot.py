@@ -1,0 +1,187 @@
+"""Draw figures with matplotlib; the one door to it."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokmill import plugins
+from tokmill.errors import UsageError
+from tokmill.files import make_folder, write_file
+from tokmill.report.figures import Figure, Series, make, write_csv
+
+COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
+"""Of middling lightness, so that they stand out from white and from black."""
+INK = "#0a0b0c"
+"""Ink of axes and text; unlike any other colour, as a page puts its own in its place."""
+SIZE = (7.2, 4.2)
+SUFFIXES = (".svg", ".png")
+
+
+def plot(
+    kind: str,
+    paths: Sequence[Path],
+    out: Path,
+    *,
+    data: bool = False,
+    sample: int | None = None,
+    column: str = "",
+) -> list[Path]:
+    """Draw a figure of one of `figures.KINDS` into a file, and return what was written.
+
+    Args:
+        kind: which figure.
+        paths: stores, runs or tokenizers, as the kind wants.
+        out: an `.svg` or `.png` file.
+        data: also write the numbers as CSV beside it.
+        sample: read so many shards of each store; None: all.
+        column: the column of `frequency`; empty: the first.
+    """
+    if out.suffix.lower() not in SUFFIXES:
+        raise UsageError("a figure is an .svg or a .png file", where=str(out))
+    if not paths:
+        raise UsageError("nothing was named to draw", hint="give stores, runs or tokenizers")
+    plugins.require("matplotlib")
+    figure = make(kind, paths, sample, column)
+    make_folder(out.parent)
+    written = [write_file(out, render(figure, out.suffix.lower()[1:]))]
+    if data:
+        written.append(write_file(out.with_suffix(".csv"), write_csv(figure)))
+    return written
+
+
+def render(figure: Figure, form: str, *, page: str = "") -> bytes:
+    """Return a figure as the bytes of an `svg` or `png`; equal figures give equal bytes.
+
+    With `page` (a word that is new for each figure of a page) the SVG is made to stand in HTML:
+    without header, on no ground, in the page's own colour and font.
+    """
+    matplotlib = plugins.require("matplotlib")
+    backend = plugins.require("matplotlib.backends.backend_agg")
+    settings = {
+        "svg.hashsalt": page or "tokmill",
+        "svg.fonttype": "none" if page else "path",
+        "font.family": ["DejaVu Sans"],
+        "font.size": 10,
+        "text.color": INK,
+        "axes.edgecolor": INK,
+        "axes.labelcolor": INK,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+    }
+    out = io.BytesIO()
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # Names of files may hold signs that the font lacks; a box for one is no reason to stop.
+        warnings.simplefilter("ignore", UserWarning)
+        canvas = plugins.require("matplotlib.figure").Figure(figsize=SIZE, layout="constrained")
+        backend.FigureCanvasAgg(canvas)
+        draw(figure, canvas.add_subplot(), title=not page)
+        metadata = {"Date": None} if form == "svg" else {"Software": None}
+        canvas.savefig(out, format=form, dpi=160, transparent=bool(page), metadata=metadata)
+    return inline(out.getvalue().decode(), figure).encode() if page else out.getvalue()
+
+
+def inline(svg: str, figure: Figure) -> str:
+    """Make an SVG document a part of a page."""
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = svg.replace("'DejaVu Sans'", "sans-serif").replace("DejaVu Sans", "sans-serif")
+    label = f"{figure.title}: {figure.y} by {figure.x}".replace('"', "'")
+    label = label.replace("&", "&amp;").replace("<", "&lt;")
+    head, rest = svg.split(">", 1)
+    head = re.sub(r'\s(?:width|height)="[^"]*"', "", head)
+    return f'{head} role="img" aria-label="{label}">{rest}'
+
+
+def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
+    """Draw a figure into matplotlib axes."""
+    for series in figure.series:
+        (_bars if figure.form == "bars" else _line)(figure, axes, series)
+    for label, x, colour in figure.marks:
+        ink = INK if len(figure.series) == 1 else _colour(colour)
+        axes.axvline(x, color=ink, linestyle=":", linewidth=1.6, label=_safe(label))
+    # matplotlib refuses a logarithmic axis on which nothing stands.
+    drawn = figure.form == "bars" or any(len(series.x) for series in figure.series)
+    if figure.log_x and drawn:
+        axes.set_xscale("log", base=figure.log_x)
+    if figure.log_y and drawn:
+        axes.set_yscale("log", base=figure.log_y)
+    _ticks(figure, axes)
+    if figure.form == "bars":
+        axes.set_ylim(bottom=0)
+        axes.set_xlim(figure.series[0].x[0], figure.series[0].x[-1])
+    axes.set_xlabel(figure.x)
+    axes.set_ylabel(figure.y)
+    axes.grid(True, color=INK, alpha=0.12, linewidth=0.8)
+    axes.set_axisbelow(True)
+    if title:
+        axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
+    if len(figure.series) + len(figure.marks) > 1:
+        axes.legend(frameon=False, fontsize=9)
+
+
+def _bars(figure: Figure, axes: Any, series: Series) -> None:
+    alone = len(figure.series) == 1
+    axes.stairs(
+        series.y,
+        series.x,
+        fill=alone,
+        color=_colour(series.colour),
+        alpha=0.75 if alone else 1.0,
+        linewidth=1.8,
+        label=_safe(series.label),
+    )
+
+
+def _line(figure: Figure, axes: Any, series: Series) -> None:
+    few = len(series.x) <= 40
+    axes.plot(
+        series.x,
+        series.y,
+        color=_colour(series.colour),
+        linestyle="--" if series.dashed else "-",
+        linewidth=1.6,
+        marker="o" if few else None,
+        markersize=3.5,
+        label=_safe(series.label),
+    )
+
+
+def _ticks(figure: Figure, axes: Any) -> None:
+    ticker = plugins.require("matplotlib.ticker")
+    plain = ticker.FuncFormatter(lambda value, _: "0" if value == 0.5 else f"{value:,.10g}")
+    if figure.log_x == 2:
+        # matplotlib would leave out the bin of length 0, which begins at a half.
+        low, high = figure.series[0].x[0], figure.series[0].x[-1]
+        powers = [1 << k for k in range(int(high).bit_length() + 1) if low <= 1 << k <= high]
+        powers = powers[:: -(-len(powers) // 12)]
+        axes.xaxis.set_major_locator(ticker.FixedLocator([*([0.5] if low == 0.5 else []), *powers]))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+    elif figure.log_x:
+        axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+    else:
+        steps = [1, 2, 2.5, 5, 10]
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(nbins=8, integer=True, steps=steps))
+    axes.xaxis.set_major_formatter(plain)
+    if figure.percent:
+        percent = ticker.FuncFormatter(lambda value, _: f"{100 * value:.6g}%")
+        axes.yaxis.set_major_formatter(percent)
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    elif not figure.log_y:
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _safe(label: str) -> str:
+    """Return a label that matplotlib neither reads as a formula nor hides."""
+    label = label.replace("$", r"\$")
+    return f" {label}" if label.startswith("_") else label

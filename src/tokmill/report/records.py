@@ -1,0 +1,137 @@
+"""Records of a store as people read them: text where there is a tokenizer, ids elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.store.schema import Array, Column
+from tokmill.store.store import Store
+
+SOME = 4096
+"""Records whose strings are read in one go."""
+
+
+def matching(store: Store, conditions: Sequence[str] = ()) -> Iterator[int]:
+    """Yield the numbers of the records for which every `COLUMN=VALUE` holds.
+
+    Raises `UsageError` for a condition of another form, and for a column that does not hold one
+    number or string a record.
+    """
+    wanted = [_condition(store, condition) for condition in conditions]
+    base = 0
+    for number, entry in enumerate(store.shards):
+        for start in range(0, entry.records, SOME):
+            stop = min(start + SOME, entry.records)
+            keep = np.ones(stop - start, bool)
+            shard = store.shard(number)
+            for name, value in wanted:
+                if isinstance(value, str):
+                    strings = shard.strings(name, start, stop)
+                    keep &= np.fromiter((s == value for s in strings), bool, len(strings))
+                else:
+                    keep &= shard[name][start:stop] == value
+            yield from (base + start + np.flatnonzero(keep)).tolist()
+        base += entry.records
+
+
+class Reader:
+    """Shows records of a store: `text` where its tokenizer can be loaded.
+
+    `talk` is what the user should know, when it cannot.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.talk = ""
+        self.column = next(
+            (
+                name
+                for name in store.token_columns
+                if (vocabulary := store.vocabularies.get(store.schema[name].vocab or ""))
+                and vocabulary.file.startswith("tokenizer")
+            ),
+            "",
+        )
+        self.tokenizer: Any = self._load() if self.column else None
+
+    def _load(self) -> Any:
+        try:
+            kind = plugins.require("tokmill.text.tokenizer").Tokenizer
+            name = self.store.schema[self.column].vocab or ""
+            return kind.from_file(self.store.vocabulary_file(name))
+        except MissingExtraError as error:
+            self.talk = f"ids instead of text: {error.what}\nhint: {error.hint}"
+        except TokmillError as error:
+            self.talk = f"ids instead of text: {error}"
+        return None
+
+    def show(self, number: int, most: int | None = None) -> dict[str, Any]:
+        """Return a record as plain values; of token columns the first `most` (None: all)."""
+        record = self.store.record(number)
+        lengths = [len(record[name]) for name in self.store.token_columns]
+        shown: dict[str, Any] = {"record": number, "tokens": lengths[0] if lengths else 0}
+        shown |= self.origin(number)
+        for name, column in self.store.schema.items():
+            value = record[name]
+            if column.per == "record":
+                shown[name] = value if isinstance(value, str) else value.tolist()
+            elif name == self.column and self.tokenizer is not None:
+                shown["text"] = self.text(value[:most])
+            else:
+                shown[name] = value[:most].tolist()
+        return shown
+
+    def text(self, ids: Array) -> str:
+        """Return the text of ids; where an id is unknown to the tokenizer, that is said."""
+        try:
+            return str(self.tokenizer.decode(ids.tolist()))
+        except TokmillError as error:
+            return f"({error.what})"
+
+    def origin(self, number: int) -> dict[str, Any]:
+        """Return the input and the byte in it that a record came from, if its receipt is there."""
+        shard_number, local = self.store.find(number)
+        shard = self.store.shard(shard_number)
+        try:
+            items = self.store.receipt(shard_number).items
+            return {
+                "from": items[int(shard["item"][local])].name,
+                "byte": int(shard["start"][local]),
+            }
+        except (TokmillError, IndexError):
+            return {}
+
+
+def _condition(store: Store, condition: str) -> tuple[str, str | int | float]:
+    name, equals, value = condition.partition("=")
+    if not equals:
+        raise UsageError(f"{condition!r} is no condition", hint="--where COLUMN=VALUE")
+    column = store.schema.get(name)
+    known = [n for n, c in store.schema.items() if c.per == "record" and not c.width]
+    if column is None:
+        raise UsageError(
+            f"the store has no column {name!r}",
+            where=str(store.path),
+            hint=nearest(name, known) or "it has no column with a value a record",
+        )
+    if name not in known:
+        raise UsageError(
+            f"the column {name!r} does not hold one value a record",
+            where=str(store.path),
+            hint=f"these do: {', '.join(known) or 'none'}",
+        )
+    return name, _value(name, column, value)
+
+
+def _value(name: str, column: Column, value: str) -> str | int | float:
+    if column.dtype == "utf8":
+        return value
+    try:
+        return float(value) if column.dtype == "f4" else int(value)
+    except ValueError:
+        raise UsageError(f"the column {name!r} holds numbers, and {value!r} is none") from None

@@ -1,0 +1,225 @@
+"""What a page says of a store, a run, a tokenizer: tables, figures, samples, provenance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill import plugins
+from tokmill.progress import human_bytes, human_time
+from tokmill.report import figures
+from tokmill.report.look import Facts, shorten
+from tokmill.report.ours import metrics
+from tokmill.report.plot import render
+from tokmill.report.records import Reader
+from tokmill.store.stats import Counts, Statistics, count, summary
+from tokmill.store.store import Store
+
+SAMPLES = 3
+SAMPLE_TOKENS = 200
+
+
+@dataclass
+class Table:
+    """Rows of text; `numbers` are the columns that are set to the right."""
+
+    rows: list[list[str]]
+    headers: list[str] = field(default_factory=list)
+    title: str = ""
+    numbers: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Picture:
+    """A figure as inline SVG, and what stands below it."""
+
+    title: str
+    svg: Any
+    caption: str
+
+
+@dataclass
+class Sample:
+    """A record as text, and where it came from."""
+
+    title: str
+    text: str
+
+
+@dataclass
+class Section:
+    """What the page says of one store, run or tokenizer."""
+
+    name: str
+    what: str
+    anchor: str
+    problem: str = ""
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Picture] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    provenance: Table | None = None
+    recipe: str = ""
+
+
+def store_section(
+    path: Path,
+    facts: Facts,
+    section: Section,
+    width: int,
+    sample: int | None,
+    advance: Callable[[int], None] | None,
+) -> None:
+    """Fill the section of a store."""
+    store = Store(path)
+    counts = count(store, sample, advance)
+    found = summary(store, counts, width)
+    section.tables += store_tables(store, found)
+    section.figures += store_figures(store, counts, section)
+    reader = Reader(store)
+    for number in range(min(SAMPLES, store.records)):
+        record = reader.show(number, SAMPLE_TOKENS)
+        section.samples.append(_sample(record, store.token_columns))
+    section.provenance = Table(
+        [
+            ["fingerprint", facts["fingerprint"]],
+            ["recipe id", facts["recipe_id"]],
+            *[[f"vocabulary {n}", v["sha256"]] for n, v in facts["vocabularies"].items()],
+            ["source", facts["source"]],
+            ["built by", facts["producer"]],
+            ["inputs", "\n".join(facts.get("inputs", [])) or "not recorded"],
+        ]
+    )
+    if "recipe" in facts:
+        section.recipe = _json(facts["recipe"])
+
+
+def store_tables(store: Store, found: Statistics) -> list[Table]:
+    """Return the tables of a store's figures."""
+    lengths = found.lengths
+    left_out = {**found.skipped, **{f"{k} (rejected)": n for k, n in found.rejected.items()}}
+    scope = "" if found.exact else f" (sample: {found.shards} of {len(store.shards)} shards)"
+    rows = [
+        ["records", f"{store.records:,}"],
+        ["tokens", f"{store.tokens:,}"],
+        ["shards", f"{len(store.shards):,} ({human_bytes(store.manifest.bytes)})"],
+        ["content read", human_bytes(found.input_bytes)],
+    ]
+    if found.bytes_per_token is not None:
+        rows.append(["bytes a token", f"{found.bytes_per_token:.3f}"])
+    rows += [
+        [
+            f"length of a record{scope}",
+            f"{lengths.min:,} to {lengths.max:,}, mean {lengths.mean:,.1f}, median "
+            f"{lengths.median:,}, 90% up to {lengths.p90:,}, 99% up to {lengths.p99:,}",
+        ],
+        [
+            f"in rows of {found.width:,}{scope}",
+            f"{found.rows:,} rows, {found.padding:.1%} of their positions padding; "
+            f"{found.longer:.1%} of the records are longer",
+        ],
+        [f"empty records{scope}", f"{found.empty:,}"],
+        ["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"],
+    ]
+    tables = [Table(rows)]
+    if found.columns:
+        use = [
+            [
+                name,
+                f"{column.unique:,}",
+                "none" if column.vocabulary is None else f"{column.vocabulary:,}",
+                "" if column.used is None else f"{column.used:.1%}",
+                "no such role" if column.unknown is None else f"{column.unknown:.3%}",
+                "no such role" if column.eot is None else f"{column.eot:,}",
+            ]
+            for name, column in found.columns.items()
+        ]
+        headers = ["column", "ids used", "vocabulary", "share used", "unknown", "eot tokens"]
+        tables.append(Table(use, headers, f"Use of ids{scope}", [1, 2, 3, 4, 5]))
+    return tables
+
+
+def store_figures(store: Store, counts: Counts, section: Section) -> list[Picture]:
+    """Return the figures of a store."""
+    pictures = []
+    if len(counts.lengths):
+        figure = figures.length_figure([section.name], [(counts.lengths, counts.records)])
+        pictures.append(picture(figure, section, "Tokens a record, the eot token counted."))
+    for name, table in counts.ids.items():
+        if table.any():
+            figure = figures.frequency_figure([section.name], [table])
+            caption = f"Ids of the column “{name}”, the most frequent first."
+            pictures.append(picture(figure, section, caption))
+    return pictures
+
+
+def run_section(path: Path, facts: Facts, section: Section) -> None:
+    """Fill the section of a run."""
+    rows = [["steps", f"{facts['step']:,} of {facts['steps']}"]]
+    for name, value in facts["metrics"].items():
+        if isinstance(value, int | float):
+            shown = human_time(value) if name == "seconds" else f"{value:,.4g}"
+            shown = f"{value:,}" if isinstance(value, int) else shown
+            rows.append([name.replace("_", " "), shown])
+    section.tables.append(Table(rows, title="Last metrics"))
+    if any(entry.get("loss") is not None for entry in metrics(path)):
+        caption = "Cross-entropy by step; dashed: validation rows."
+        section.figures.append(picture(figures.loss([path]), section, caption))
+    columns: dict[str, int] = facts["columns"] or {}
+    section.provenance = Table(
+        [
+            ["store", str(facts["store"])],
+            ["fingerprint of the store", str(facts["fingerprint"])],
+            ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in columns.items())],
+            ["checkpoints", ", ".join(facts["checkpoints"]) or "none kept"],
+        ]
+    )
+    section.recipe = _json(facts["recipe"])
+
+
+def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:
+    """Fill the section of a tokenizer."""
+    specials: Facts = facts.get("added_tokens") or facts.get("special_tokens") or {}
+    section.tables.append(
+        Table(
+            [
+                ["vocabulary", f"{facts.get('size', 0):,} ids"],
+                ["merges", f"{facts.get('merges', 0):,}"],
+                ["added tokens", ", ".join(f"{t} = {i}" for t, i in specials.items()) or "none"],
+                ["roles", ", ".join(f"{r} = {i}" for r, i in facts.get("roles", {}).items())],
+            ]
+        )
+    )
+    table = figures.token_lengths(path)
+    if len(table[0]):
+        figure = figures.length_figure([section.name], [table], "bytes")
+        section.figures.append(picture(figure, section, "Bytes a token of the vocabulary."))
+
+
+def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:
+    facts = [f"record {record['record']:,}", f"{record['tokens']:,} tokens"]
+    if "from" in record:
+        facts.append(f"from {record['from']}, byte {record['byte']:,}")
+    known = {"record", "tokens", "from", "byte", "text", *token_columns}
+    facts += [f"{name}: {shorten(record[name], 80)}" for name in record if name not in known]
+    text = record.get("text")
+    if text is None:
+        shown = [f"{n}: {' '.join(map(str, record[n]))}" for n in token_columns if n in record]
+        text = "\n".join(shown)
+    cut = record["tokens"] > SAMPLE_TOKENS
+    return Sample(", ".join(facts), text + (f"\n… (first {SAMPLE_TOKENS} tokens)" if cut else ""))
+
+
+def picture(figure: figures.Figure, section: Section, caption: str) -> Picture:
+    """Return a figure for a section, drawn as SVG that stands in the page."""
+    # SVG ids are drawn from this word: those of one page must differ.
+    word = f"{section.anchor}-{len(section.figures)}-{caption}"
+    markup = plugins.require("markupsafe").Markup(render(figure, "svg", page=word).decode())
+    return Picture(figure.title, markup, caption)
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

@@ -1,0 +1,151 @@
+"""`inspect`, `plot`, `report`, `doctor` and `recipe`, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "unit/report"))
+from report_stores import write_store  # noqa: E402
+
+
+def tokmill(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tokmill", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    records = [[[2, 3, 0], [0]], [[4] * 9 + [0]]]
+    return write_store(tmp_path / "store", records, kept=True, drops=[(0, 1, "empty", False)]).path
+
+
+@pytest.fixture
+def text_store(tmp_path: Path) -> Path:
+    kind = pytest.importorskip("tokmill.text.tokenizer").Tokenizer
+    vocab = {i: bytes([i]) for i in range(128)}
+    raw = kind(vocab, [], {"<|endoftext|>": 128}).to_json()
+    records = [[[*b"hello", 128], [*b"other", 128]]]
+    return write_store(
+        tmp_path / "text", records, size=129, vocabulary=raw, roles={"eot": 128}, kept=True
+    ).path
+
+
+def test_inspect_says_what_it_is(store: Path) -> None:
+    done = tokmill("inspect", store)
+    assert done.returncode == 0, done.stderr
+    assert "a token store" in done.stdout
+    assert "\x1b" not in done.stdout
+    found = json.loads(tokmill("inspect", store, "--json").stdout)
+    assert (found["kind"], found["records"], found["tokens"]) == ("store", 3, 14)
+    assert found["skipped"] == {"empty": 1}
+
+
+def test_inspect_shows_records_and_figures(store: Path, text_store: Path) -> None:
+    shown = tokmill("inspect", text_store, "--head", "1")
+    assert "hello<|endoftext|>" in shown.stdout
+    assert "in-0.txt byte 0" in shown.stdout
+    assert "other" not in shown.stdout
+    found = json.loads(
+        tokmill(
+            "inspect", text_store, "--where", "name=doc-0-1", "--where", "level=1", "--json"
+        ).stdout
+    )
+    assert [r["text"] for r in found["head"]] == ["other<|endoftext|>"]
+    assert [r["byte"] for r in found["head"]] == [10]
+    both = tokmill("inspect", store, "--stats", "--width", "4", "--head", "2")
+    assert both.returncode == 0, both.stderr
+    assert "rows of 4" in both.stdout
+    assert "ids instead of text" in both.stderr
+    assert "token: 2 3 0" in both.stdout
+    stats = json.loads(tokmill("inspect", store, "--stats", "--width", "4", "--json").stdout)
+    assert stats["statistics"]["rows"] == 5
+    assert stats["statistics"]["empty"] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing"], 1, "no such file"),
+        (["damaged"], 1, "manifest.json"),
+        (["note.txt", "--stats"], 2, "are for stores"),
+        (["store", "--where", "nam=x"], 2, "did you mean"),
+        (["store", "--stats", "--width", "0"], 2, "width"),
+    ],
+)
+def test_inspect_refuses_with_a_hint(
+    tmp_path: Path, store: Path, arguments: list[str], code: int, message: str
+) -> None:
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/manifest.json").write_text("{")
+    (tmp_path / "note.txt").write_text("text")
+    done = tokmill("inspect", *arguments, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_plot(tmp_path: Path, store: Path) -> None:
+    done = tokmill("plot", "lengths", store, "-o", "f.svg", "--data", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["f.svg", "f.csv"]
+    assert (tmp_path / "f.svg").read_bytes().startswith(b"<?xml")
+    assert tokmill("plot", "loss", store, "-o", "f.svg", cwd=tmp_path).returncode == 1
+
+
+def test_report(tmp_path: Path, store: Path) -> None:
+    done = tokmill("report", store, "-o", "page.html", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["written"] == ["page.html"]
+    assert "<!doctype html>" in (tmp_path / "page.html").read_text()
+    assert tokmill("report", store, "-o", "page.txt", cwd=tmp_path).returncode == 2
+    assert tokmill("report", tmp_path, "-o", "p.html", cwd=tmp_path).returncode == 2
+
+
+def test_doctor(tmp_path: Path) -> None:
+    done = tokmill("doctor", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"]
+    states = {check["name"]: check["state"] for check in found["checks"]}
+    assert states["rename and fsync"] == states["file locks"] == "ok"
+    assert states["encoder: readable"] == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_recipe(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "base.toml").write_text("[model]\ndim = 32\nlayers = 1\n")
+    (tmp_path / "r.toml").write_text('extends = "base.toml"\n[model]\nlayers = 2\n')
+    shown = tokmill("recipe", "show", "r.toml", "--set", "run.steps=7", cwd=tmp_path)
+    assert json.loads(shown.stdout) == {"model": {"dim": 32, "layers": 2}, "run": {"steps": 7}}
+    (tmp_path / "b.toml").write_text('source = "text"\n[options]\nrecrd = "line"\n')
+    done = tokmill("recipe", "check", "r.toml", "b.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "r.toml: good: a training" in done.stdout
+    assert "b.toml: wrong" in done.stdout
+    assert "did you mean 'record'?" in done.stdout
+    assert tokmill("recipe", "check", "none.toml", cwd=tmp_path).returncode == 2
+
+
+def test_recipe_schema() -> None:
+    done = tokmill("recipe", "schema", "text", "--json")
+    keys = {key["key"]: key for key in json.loads(done.stdout)}
+    assert keys["record"]["default"] == "separator"
+    assert keys["record"]["type"] == '"separator" | "line"'
+    assert keys["record"]["doc"]
+    assert "source" in tokmill("recipe", "schema", "build").stdout
+    wrong = tokmill("recipe", "schema", "txt")
+    assert wrong.returncode == 2
+    assert "did you mean 'text'?" in wrong.stderr

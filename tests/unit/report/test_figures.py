@@ -1,0 +1,135 @@
+"""Figures: their numbers, their bytes, and what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_stores import write_store
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.report import figures
+from tokmill.report.plot import plot, render
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def write_run(path: Path, lines: list[dict[str, float | None]]) -> Path:
+    path.mkdir()
+    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (path / "recipe.json").write_text(json.dumps({"run": {"steps": 20}, "data": {"train": "s"}}))
+    (path / "schema.json").write_text(json.dumps({"fingerprint": "f" * 64, "columns": {"a": 3}}))
+    return path
+
+
+@settings(max_examples=100, deadline=None)
+@given(found=st.sets(st.integers(0, 5000), min_size=1))
+def test_every_length_has_a_bin(found: set[int]) -> None:
+    lengths = np.asarray(sorted(found))
+    series = figures.length_figure(["s"], [(lengths, np.full(len(found), 2))]).series[0]
+    assert series.y.sum() == 2 * len(found)
+    assert (np.diff(series.x) > 0).all()
+    assert series.y[0] > 0
+    assert series.y[-1] > 0
+
+
+def test_csv_holds_what_is_drawn(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", [[[2, 2, 3, 0], [2, 0]]])
+    written = plot("frequency", [store.path], tmp_path / "f.svg", data=True)
+    assert [path.name for path in written] == ["f.svg", "f.csv"]
+    rows = list(csv.reader(io.StringIO(written[1].read_text())))
+    assert rows[0] == ["series", "rank of the id", "share of tokens", "id", "tokens"]
+    assert [row[3:] for row in rows[1:]] == [["2", "3"], ["0", "2"], ["3", "1"]]
+    plot("lengths", [store.path], tmp_path / "l.png", data=True)
+    rows = list(csv.reader(io.StringIO((tmp_path / "l.csv").read_text())))
+    assert rows[0] == ["series", "from", "to", "records"]
+    assert sum(int(row[3]) for row in rows[1:]) == 2
+    assert (tmp_path / "l.png").read_bytes().startswith(PNG)
+
+
+def test_equal_figures_are_equal_bytes(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", [[[2, 3, 0], []]])
+    figure = figures.lengths([store.path])
+    for form in ("svg", "png"):
+        assert render(figure, form) == render(figure, form)
+    ElementTree.fromstring(render(figure, "svg"))
+    inline = render(figure, "svg", page="a").decode()
+    ElementTree.fromstring(inline)
+    assert "currentColor" in inline
+    assert 'role="img"' in inline
+    assert "<?xml" not in inline
+
+
+def test_several_stores_are_compared_by_share(tmp_path: Path) -> None:
+    paths = [
+        write_store(tmp_path / name / "s$x", [[[2, 0]] * n, [[2] * 300]]).path
+        for n, name in ((3, "_a"), (1, "b"))
+    ]
+    figure = figures.lengths(paths)
+    assert [series.label for series in figure.series] == ["_a/s$x", "b/s$x"]
+    assert all(series.y.sum() == pytest.approx(100) for series in figure.series)
+    assert figure.log_x == 2
+    plot("lengths", paths, tmp_path / "out/l.svg")
+    plot("frequency", paths, tmp_path / "out/f.png")
+
+
+def test_loss_of_runs(tmp_path: Path) -> None:
+    lines: list[dict[str, float | None]] = [
+        {"step": 1, "loss": 3.0}, {"step": 2, "loss": None}, {"step": 3, "loss": 2.0},
+        {"step": 3, "val_loss": 2.5},
+    ]  # fmt: skip
+    run = write_run(tmp_path / "r", lines)
+    with (run / "metrics.jsonl").open("a") as handle:
+        handle.write('{"step": 4, "lo')
+    figure = figures.loss([run])
+    assert [series.label for series in figure.series] == ["r, train", "r, validation"]
+    assert figure.series[0].y.tolist() == [3.0, 2.0]
+    plot("loss", [run], tmp_path / "l.png")
+
+
+def test_a_tokenizer_has_lengths_too(tmp_path: Path) -> None:
+    tokenizer = pytest.importorskip("tokmill.text.tokenizer").Tokenizer
+    vocab = {i: bytes([i]) for i in range(256)} | {256: b"ab", 257: b"abc"}
+    path = tokenizer(vocab, [(b"a", b"b"), (b"ab", b"c")]).save(tmp_path)
+    figure = figures.lengths([path])
+    assert figure.x == "length of a token (bytes)"
+    assert int(figure.series[0].y.sum()) == 258
+
+
+def test_refusals(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", [[[2, 0]]])
+    with pytest.raises(UsageError, match=r"\.svg or a \.png"):
+        plot("lengths", [store.path], tmp_path / "a.pdf")
+    with pytest.raises(UsageError, match="did you mean"):
+        plot("length", [store.path], tmp_path / "a.svg")
+    with pytest.raises(UsageError, match="no ids"):
+        plot("frequency", [store.path], tmp_path / "a.svg", column="tokn")
+    with pytest.raises(TokmillError, match="no such store"):
+        plot("lengths", [tmp_path / "x"], tmp_path / "a.svg")
+    with pytest.raises(TokmillError, match="no loss"):
+        plot("loss", [store.path], tmp_path / "a.svg")
+    assert not (tmp_path / "a.svg").exists()
+
+
+def test_an_empty_store_has_a_figure(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", [[]])
+    plot("lengths", [store.path], tmp_path / "a.svg")
+    plot("frequency", [store.path], tmp_path / "b.svg")
+
+
+def test_matplotlib_waits_at_its_door() -> None:
+    code = (
+        "import sys, tokmill.report.plot, tokmill.report.page, tokmill.cli.looking, tokmill.doctor;"
+        "print([m for m in ('matplotlib', 'jinja2', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,225 @@
+"""What `describe` says of files and folders of many kinds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_stores import write_store
+
+from tokmill.errors import TokmillError
+from tokmill.report import foreign
+from tokmill.report.inspect import describe
+
+TOKENIZER = {
+    "added_tokens": [{"id": 2, "content": "<|endoftext|>", "special": True}],
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]},
+}
+
+
+def npz(path: Path) -> None:
+    with path.open("wb") as handle:
+        np.savez(handle, input_ids=np.zeros((3, 8), "i4"), attention_mask=np.ones((3, 8), "i1"))
+
+
+def llmc(path: Path, promised: int = 10) -> None:
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, promised
+    path.write_bytes(header.tobytes() + np.arange(10, dtype="<u2").tobytes())
+
+
+def megatron(path: Path) -> None:
+    path.write_bytes(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 5, 4))
+
+
+def datatrove(path: Path) -> None:
+    path.write_bytes(np.arange(12, dtype="<u2").tobytes())
+    Path(f"{path}.index").write_bytes(np.asarray([5, 12], "<u8").tobytes())
+
+
+def parquet(path: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    pq.write_table(pyarrow.table({"text": ["a", "b", "c"]}), path)
+
+
+def zstd(path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    path.write_bytes(zstandard.compress(b'{"text": "hello"}\n' * 9))
+
+
+def write_json(value: Any) -> Any:
+    return lambda path: path.write_text(json.dumps(value))
+
+
+FILES: list[tuple[str, Any, dict[str, Any]]] = [
+    ("a.npz", npz, {"kind": "npz", "what": "a numpy archive of padded windows"}),
+    ("a.npy", lambda p: np.save(p, np.zeros((2, 5), "<u2")), {"kind": "npy", "shape": [2, 5]}),
+    ("a.bin", llmc, {"kind": "llm.c tokens", "tokens": 10, "dtype": "uint16"}),
+    ("a.idx", megatron, {"kind": "Megatron index", "dtype": "uint16", "documents": 3}),
+    ("a.ds", datatrove, {"kind": "datatrove tokens", "dtype": "uint16", "tokens": 12}),
+    ("a.parquet", parquet, {"kind": "parquet", "rows": 3}),
+    ("s.bin", lambda p: p.write_bytes(np.arange(99, dtype="<u2").tobytes()),
+     {"kind": "raw tokens", "guess": "uint16, 99 tokens", "largest_seen": 97}),
+    ("w.bin", lambda p: p.write_bytes(np.arange(90_000, dtype="<u4").tobytes()),
+     {"kind": "raw tokens", "guess": "uint32, 90,000 tokens"}),
+    ("a.jsonl", lambda p: p.write_text('{"text": "hi", "n": 1}\n{"text": "x"}\n'),
+     {"kind": "jsonl", "fields": {"text": "str", "n": "int"}}),
+    ("odd", lambda p: p.write_text('{"text": "hi"}\n{"text": "x"}\n'), {"kind": "jsonl"}),
+    ("a.jsonl.gz", lambda p: p.write_bytes(gzip.compress(b'{"text": "hi"}\n')),
+     {"kind": "gzip", "what": "a gzip stream of jsonl"}),
+    ("a.jsonl.zst", zstd, {"kind": "zstd", "what": "a zstd stream of jsonl"}),
+    ("a.txt", lambda p: p.write_text("é" * 40_000 + "x<|endoftext|>b"), {"kind": "text"}),
+    ("t.json", write_json(TOKENIZER), {"kind": "tokenizer", "size": 3, "roles": {"eot": 2}}),
+    ("o.json", write_json({"a": 1}), {"kind": "json", "keys": ["a"]}),
+    ("l.json", write_json([1, 2]), {"kind": "json", "entries": 2}),
+    ("d.json", lambda p: p.write_text('{"a": '), {"kind": "json", "what": "JSON by its name"}),
+    ("b.toml", lambda p: p.write_text('source = "text"'),
+     {"kind": "recipe", "what": "a recipe of a text build"}),
+    ("r.toml", lambda p: p.write_text("[model]\ndim = 8"),
+     {"kind": "recipe", "what": "a recipe of a training"}),
+    ("x.toml", lambda p: p.write_text("= 3"), {"kind": "toml", "what": "TOML by its name"}),
+    ("a.pkl", lambda p: p.write_bytes(pickle.dumps({"a": 1})), {"kind": "pickle"}),
+    ("hidden", lambda p: p.write_bytes(pickle.dumps([1])), {"kind": "pickle"}),
+    ("prog", lambda p: p.write_bytes(b"\x7fELF" + bytes(60)), {"kind": "program"}),
+    ("none.txt", lambda p: p.write_bytes(b""), {"kind": "empty file"}),
+    ("noise", lambda p: p.write_bytes(b"\xff\xfe\x00\x01" * 9), {"kind": "unknown"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "write", "expected"), FILES, ids=[f[0] for f in FILES])
+def test_files(tmp_path: Path, name: str, write: Any, expected: dict[str, Any]) -> None:
+    write(tmp_path / name)
+    found = describe(tmp_path / name)
+    assert {key: found[key] for key in expected} == expected
+    json.dumps(found)
+
+
+def test_a_pickle_inside_an_array_is_not_opened(tmp_path: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "sprung"),)
+
+    np.save(tmp_path / "a.npy", np.asarray([Trap()], object), allow_pickle=True)
+    np.savez(tmp_path / "a.npz", x=np.asarray([Trap()], object))
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(Trap()))
+    assert "will not be opened" in describe(tmp_path / "a.npy")["problem"]
+    assert "will not be opened" in describe(tmp_path / "a.npz")["arrays"][0]["problem"]
+    assert "will not be opened" in describe(tmp_path / "a.pkl")["what"]
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("name", ["a.npz", "a.npy", "a.bin", "a.idx", "a.ds", "a.parquet"])
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_cut_files_never_raise(
+    tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / name
+    next(write for n, write, _ in FILES if n == name)(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    assert describe(path)["kind"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    raw=st.binary(max_size=400),
+    prefix=st.sampled_from([b"", b"\x93NUMPY", b"PK\x03\x04", b"\x1f\x8b", b"PAR1", b"MMIDIDX\0\0",
+                            b"\x80\x04\x95", b"{", b"\x28\xb5\x2f\xfd"]),
+    name=st.sampled_from(["a", "a.bin", "a.npz", "a.json", "a.jsonl", "a.ds", "a.safetensors",
+                          "a.toml", "a.model", "vocab.json", "a.tiktoken"]),
+)  # fmt: skip
+def test_arbitrary_bytes_never_raise(
+    tmp_path_factory: pytest.TempPathFactory, raw: bytes, prefix: bytes, name: str
+) -> None:
+    path = tmp_path_factory.mktemp("noise") / name
+    path.write_bytes(prefix + raw)
+    assert describe(path)["kind"]
+
+
+def test_promises_that_are_not_kept(tmp_path: Path) -> None:
+    llmc(tmp_path / "a.bin", promised=11)
+    assert "promises 11" in describe(tmp_path / "a.bin")["problem"]
+    (tmp_path / "b.ds").write_bytes(b"123")
+    assert "is not there" in describe(tmp_path / "b.ds")["problem"]
+
+
+def test_the_parts_of_a_store(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", [[[2, 0]], [[3, 0], [4]]], kept=True)
+    found = describe(store.path)
+    assert (found["kind"], found["records"], found["tokens"]) == ("store", 3, 5)
+    assert found["vocabularies"]["token"]["roles"] == {"eot": 0, "unk": 1}
+    assert {column["name"] for column in found["columns"]} == {"token", "name", "level"}
+    name = store.shards[0].name
+    shard = describe(store.path / f"shards/{name}.safetensors")
+    assert (shard["kind"], shard["records"], shard["committed"]) == ("shard", 1, True)
+    receipt = describe(store.path / f"shards/{name}.json")
+    assert (receipt["kind"], receipt["there"]) == ("receipt", True)
+    assert describe(store.path / "manifest.json")["kind"] == "manifest"
+    assert describe(store.path / "plan.json")["kind"] == "plan"
+    assert describe(store.path / "inputs.jsonl")["kind"] in ("jsonl", "text")
+
+
+def test_a_damaged_shard(tmp_path: Path) -> None:
+    store = write_store(tmp_path, [[[2, 0]]])
+    path = store.path / f"shards/{store.shards[0].name}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "are promised" in describe(path)["problem"]
+    path.write_bytes(path.read_bytes()[:40])
+    assert "cannot be read" in describe(path)["problem"]
+
+
+def test_a_partial_store(tmp_path: Path) -> None:
+    write_store(tmp_path, [[[2, 0]]], complete=False)
+    found = describe(tmp_path)
+    assert (found["kind"], found["complete"]) == ("partial store", False)
+    assert found["planned"]["shards"] == 1
+
+
+def test_a_damaged_manifest_names_its_file(tmp_path: Path) -> None:
+    write_store(tmp_path, [[[2, 0]]])
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(TokmillError, match="manifest.json"):
+        describe(tmp_path)
+
+
+def test_folders(tmp_path: Path) -> None:
+    assert describe(tmp_path)["what"] == "an empty folder"
+    (tmp_path / "a.txt").write_text("x")
+    assert describe(tmp_path)["suffixes"] == {".txt": 1}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    assert describe(tmp_path)["kind"] == "tokenizer"
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TokmillError, match="no such"):
+        describe(tmp_path / "x")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TokmillError, match="neither"):
+        describe(tmp_path / "pipe")
+
+
+def test_without_pyarrow_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokmill.errors import MissingExtraError
+
+    def missing(module: str) -> Any:
+        raise MissingExtraError("the package 'pyarrow' is not installed", hint="pip install …")
+
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(20))
+    monkeypatch.setattr(foreign.plugins, "require", missing)
+    found = describe(tmp_path / "a.parquet")
+    assert found["kind"] == "parquet"
+    assert "pyarrow" in found["problem"]
