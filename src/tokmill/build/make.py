@@ -135,7 +135,7 @@ class _Part:
             sha256=digest,
             ranges=self.writer.ranges,
             items=self.items,
-            drops=self.drops,
+            drops=sorted(self.drops),
             notes=self.notes,
         )
         write_file(path.with_suffix(".json"), layout.encode(receipt))

@@ -11,7 +11,7 @@ import msgspec
 
 from tokmill.build.source import Frozen, Item, Source
 from tokmill.errors import TokmillError
-from tokmill.files import write_file
+from tokmill.files import machine_errors, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, canonical_digest
 from tokmill.store.schema import check_schema
@@ -54,7 +54,6 @@ def make_plan(
     recipe_id = canonical_digest(recipe)
     planned: list[PlannedItem] = []
     shards = 0
-    inputs = hashlib.sha256(recipe_id.encode())
     for group in group_items(source.items()):
         name = shard_of(recipe_id, group)
         shards += 1
@@ -62,12 +61,11 @@ def make_plan(
             planned.append(
                 PlannedItem(item.name, item.path, item.start, item.stop, item.digest, name)
             )
-            inputs.update(_identity(item))
     if not planned:
         raise TokmillError("the inputs hold nothing to read", where=", ".join(roots))
     plan = Plan(
         recipe_id=recipe_id,
-        plan_id=inputs.hexdigest(),
+        plan_id=layout.plan_digest(recipe_id, planned),
         recipe=recipe,
         schema=source.schema,
         vocabularies={name: item.vocabulary for name, item in frozen.items()},
@@ -108,19 +106,35 @@ def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
     """Return a shard's name: the digest of the recipe and its items."""
     digest = hashlib.sha256(recipe_id.encode())
     for item in group:
-        digest.update(_identity(item))
+        digest.update(layout.item_identity(item))
     return digest.hexdigest()[:24]
-
-
-def _identity(item: Item) -> bytes:
-    return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}".encode()
 
 
 def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
     """Write `inputs.jsonl`, then `plan.json`."""
-    encoder = msgspec.json.Encoder()
-    write_file(store / "inputs.jsonl", (encoder.encode(item) + b"\n" for item in planned))
+    write_file(store / "inputs.jsonl", _lines(planned))
     write_file(store / "plan.json", layout.encode(plan))
+
+
+def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool:
+    """Say whether the two files are what `write_plan` would write.
+
+    They are not when they were damaged, or when the same inputs now lie elsewhere.
+    """
+    with machine_errors("read", store):
+        if (store / "plan.json").read_bytes() != layout.encode(plan):
+            return False
+        if not (store / "inputs.jsonl").exists():
+            return False
+        with open(store / "inputs.jsonl", "rb") as handle:
+            same = all(handle.read(len(lines)) == lines for lines in _lines(planned))
+            return same and not handle.read(1)
+
+
+def _lines(planned: Sequence[PlannedItem]) -> Iterator[bytes]:
+    encoder = msgspec.json.Encoder()
+    for start in range(0, len(planned), 4096):
+        yield encoder.encode_lines(planned[start : start + 4096])
 
 
 def difference(old: Any, new: Any, path: str = "") -> list[str]:

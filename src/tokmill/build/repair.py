@@ -33,7 +33,15 @@ def work_of(store: Store) -> tuple[Work, dict[str, Task]]:
     """Return what is needed to make the store's shards again."""
     plan: Plan = layout.read_json(store.path / "plan.json", Plan)
     tasks: dict[str, Task] = {}
-    for item in read_planned(store.path):
+    planned = list(read_planned(store.path))
+    if layout.plan_digest(plan.recipe_id, planned) != plan.plan_id:
+        raise TokmillError(
+            "the items are not those of plan.json: one of the two was damaged, or a build began "
+            "and has not ended",
+            where=str(store.path / "inputs.jsonl"),
+            hint="run the build again: it writes both anew and ends what began",
+        )
+    for item in planned:
         task = tasks.setdefault(item.shard, Task(item.shard, []))
         task.items.append(Item(item.name, item.path, item.start, item.stop, item.digest))
     work = Work(

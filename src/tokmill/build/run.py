@@ -17,7 +17,7 @@ import msgspec
 from tokmill import plugins, recipe
 from tokmill.build.executors import Executor, Here, Pool
 from tokmill.build.make import Task, Work
-from tokmill.build.plan import difference, make_plan, write_plan
+from tokmill.build.plan import difference, make_plan, plan_stands, write_plan
 from tokmill.build.resources import Amount, choose
 from tokmill.build.source import Frozen, Item, Request, Source
 from tokmill.build.watch import Watch
@@ -185,10 +185,11 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
                 where=str(out),
                 hint="build into a new folder, or start over with --fresh",
             )
-        if old.plan_id == plan.plan_id and (out / "inputs.jsonl").exists():
+        if old.plan_id != plan.plan_id:
+            report_changes(out, prepared.planned, how)
+        elif plan_stands(out, plan, prepared.planned):
             write_vocabularies(out, prepared.frozen)
             return
-        report_changes(out, prepared.planned, how)
     elif any(out.glob(f"shards/*{SUFFIX}")):
         raise TokmillError(
             "there are shards but no plan.json", where=str(out), hint="start over with --fresh"
@@ -395,7 +396,7 @@ def stop_early(
     """End a build at its time limit: a partial store, and what the whole would take."""
     manifest = make_manifest(prepared.plan, in_order(prepared.planned, receipts), complete=False)
     write_if_different(out / "manifest.json", layout.encode(manifest))
-    share = bar.done / bar.total
+    share = max(bar.done, 1) / max(bar.total, 1)
     projection = {
         "share": round(share, 4),
         "rate_bytes_per_second": round(bar.rate),
@@ -411,8 +412,8 @@ def stop_early(
         print(
             f"time limit reached after {human_time(bar.seconds)}: {share:.1%} of the input at "
             f"{human_bytes(bar.rate)}/s.\nThe whole input would take "
-            f"{human_time(bar.total / bar.rate)}, {human_bytes(manifest.bytes / share)} on disk "
-            f"and about {human_bytes(projection['peak_memory_bytes'] or 0)} of memory.\n"
+            f"{human_time(bar.total / max(bar.rate, 1))}, "
+            f"{human_bytes(manifest.bytes / share)} on disk and about {human_bytes(projection['peak_memory_bytes'] or 0)} of memory.\n"
             "What was made is kept: the same command without --limit-time goes on.",
             file=sys.stderr,
         )

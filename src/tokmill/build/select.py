@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,30 +124,40 @@ class SelectSource:
 
     def items(self) -> Iterator[Item]:
         """Yield the shards of the inputs in order."""
+        before = ""
         for number, store in enumerate(self.stores):
             for place, entry in enumerate(store.shards):
                 path = store.path.absolute() / "shards" / f"{entry.name}{SUFFIX}"
                 digest = sampled_digest(path, path.stat().st_size)
                 name = f"{number:05d}/{place:08d}/{entry.name}"
+                if self.config.unique:
+                    # What stays of a shard depends on those before it, so its identity does.
+                    before = hashlib.sha256(f"{before} {entry.sha256}".encode()).hexdigest()
+                    name += f"/{before[:24]}"
                 yield Item(name, str(path), 0, entry.bytes, digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the chosen records of one shard."""
-        number, place, _ = item.name.split("/")
+        number, place = item.name.split("/")[:2]
         store, place_ = self.stores[int(number)], int(place)
         digest.update(f"{store.fingerprint} {store.shards[place_].sha256}".encode())
         shard, count = store.shard(place_), store.shards[place_].records
         base = sum(entry.records for entry in store.shards[:place_])
         for start in range(0, count, 1024):
             batch = shard.records(start, min(start + 1024, count), store.schema)
-            keep, drops = self.choose(batch, int(number), base + start)
+            keep, drops = self.choose(batch, int(number), base + start, start)
             chosen = take(batch, np.flatnonzero(keep), self.schema)
             chosen.starts = np.flatnonzero(keep) + start
             chosen.drops = drops
             yield self.mapped(chosen) if self.config.map_oov else chosen
 
-    def choose(self, batch: Records, store: int, first: int) -> tuple[Array, list[Drop]]:
-        """Return which records stay, and why the others do not."""
+    def choose(
+        self, batch: Records, store: int, first: int, place: int
+    ) -> tuple[Array, list[Drop]]:
+        """Return which records stay, and why the others do not.
+
+        `first` is the number of the batch's first record in its store, `place` that in its shard.
+        """
         config, n = self.config, len(batch)
         lengths = np.diff(batch.offsets)
         keep = np.ones(n, bool)
@@ -174,12 +185,10 @@ class SelectSource:
         elif config.rest:
             demand(np.zeros(n, bool), "not drawn")
         dropped = np.flatnonzero(~keep)
-        return keep, [Drop(int(batch.starts[i]), reason[i], False) for i in dropped]
+        return keep, [Drop(int(place + i), reason[i], False) for i in dropped]
 
     def draw(self, batch: Records, digests: Array | None) -> Array:
         """Return a number in [0, 1) a record, from its key and the seed."""
-        import hashlib
-
         if not self.config.by:
             assert digests is not None
             salt = hashlib.sha256(f"select {self.config.seed}".encode()).digest()
@@ -284,9 +293,15 @@ def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Arr
     is_text = name != "length" and schema[name].dtype == "utf8"
     raw = raw.strip("'\"") if is_text else raw
     try:
-        wanted: Any = raw if is_text else float(raw) if "." in raw else int(raw)
+        wanted: Any = raw if is_text or sign == "~" else _number(raw)
     except ValueError:
         raise UsageError(f"where: {raw!r} is no number, but {name!r} holds numbers") from None
+
+    if sign == "~":
+        try:
+            re.compile(raw)
+        except re.error as error:
+            raise UsageError(f"where: {raw!r} is no regular expression: {error}") from None
 
     def holds(batch: Records, lengths: Array) -> Array:
         values = lengths if name == "length" else record_values(batch, name, schema)
@@ -299,6 +314,13 @@ def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Arr
         return result
 
     return holds
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
 
 
 def take(batch: Records, chosen: Array, schema: Schema) -> Records:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 import time
 from pathlib import Path
@@ -25,11 +27,10 @@ class Watch:
         try:
             import psutil
 
-            self._process: Any = psutil.Process()
             psutil.cpu_percent()
             self._psutil: Any = psutil
         except ModuleNotFoundError:
-            self._process = self._psutil = None
+            self._psutil = None
 
     def resources(self) -> dict[str, float]:
         """Return CPU in percent of the machine, memory of this build and free space, in bytes."""
@@ -42,9 +43,10 @@ class Watch:
     def memory(self) -> int:
         """Return the resident bytes of this process and its workers."""
         total = 0
-        for process in [self._process, *self._process.children(recursive=True)]:
+        # psutil's own list of children reads every process of the machine, at each shard.
+        for pid in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
             try:
-                total += process.memory_info().rss
+                total += self._psutil.Process(pid).memory_info().rss
             except self._psutil.Error:
                 continue
         return total

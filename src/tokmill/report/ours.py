@@ -186,7 +186,6 @@ def _manifest_facts(found: Manifest) -> Facts:
         "shards": len(found.shards),
         "bytes": found.bytes,
         "input_bytes": found.input_bytes,
-        "bytes_per_token": found.input_bytes / found.tokens if found.tokens else None,
         "skipped": found.skipped,
         "rejected": found.rejected,
         "columns": [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,19 @@ class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
     def size(self) -> int:
         """Input bytes of the item."""
         return self.stop - self.start
+
+
+def item_identity(item: Any) -> bytes:
+    """Return what of an item (planned or not) goes into identities: no path."""
+    return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}".encode()
+
+
+def plan_digest(recipe_id: str, items: Iterable[Any]) -> str:
+    """Return the plan_id of a recipe and its items in order."""
+    digest = hashlib.sha256(recipe_id.encode())
+    for item in items:
+        digest.update(item_identity(item))
+    return digest.hexdigest()
 
 
 class ItemReceipt(msgspec.Struct, frozen=True):

@@ -87,8 +87,7 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     input_bytes: int
     """Bytes of content that the build read, for the whole store (manifest)."""
     bytes_per_token: float | None
-    """`input_bytes` / tokens of the whole store; the markup of JSON counts as content. None: the
-    store has no tokens, or nothing was read."""
+    """UTF-8 bytes of the documents / tokens, for the whole store; None where it is not text."""
     skipped: dict[str, int]
     """Records left out by rule, by reason, for the whole store (manifest)."""
     rejected: dict[str, int]
@@ -165,9 +164,7 @@ def summary(
         },
         not_counted=[n for n in id_columns(store) if n not in counts.ids],
         input_bytes=manifest.input_bytes,
-        bytes_per_token=manifest.input_bytes / manifest.tokens
-        if manifest.input_bytes and manifest.tokens
-        else None,
+        bytes_per_token=store.bytes_per_token(),
         skipped=manifest.skipped,
         rejected=manifest.rejected,
     )

@@ -166,6 +166,12 @@ class Store:
         parts = [self.shard(number)[name] for number in range(len(self.shards))]
         return np.concatenate(parts) if parts else np.zeros(0, column.numpy())
 
+    def bytes_per_token(self) -> float | None:
+        """Return the UTF-8 bytes of the documents / tokens; None for stores that are not text."""
+        if "bytes" not in self.schema or not self.tokens:
+            return None
+        return float(self.column("bytes").sum(dtype=np.int64)) / self.tokens
+
     def fill(
         self,
         spans: Spans,

@@ -14,7 +14,7 @@ from tokmill.store import manifest as layout
 from tokmill.store.manifest import ShardEntry
 from tokmill.store.schema import PHRASE_BIT, phrase_columns
 from tokmill.store.shard import SUFFIX, Shard
-from tokmill.store.store import Store, make_manifest, planned_shards, read_receipts
+from tokmill.store.store import Store, make_manifest, read_planned, read_receipts
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -175,7 +175,11 @@ def check_plan(store: Store) -> list[Problem]:
         if plan.plan_id != store.manifest.plan_id:
             what = "manifest and plan are of different builds: one that began has not ended"
             return [Problem(str(store.path / "manifest.json"), what)]
-        order = {name: i for i, name in enumerate(planned_shards(store.path))}
+        planned = list(read_planned(store.path))
+        if layout.plan_digest(plan.recipe_id, planned) != plan.plan_id:
+            what = "the items are not those of plan.json"
+            return [Problem(str(store.path / "inputs.jsonl"), what)]
+        order = {name: i for i, name in enumerate(dict.fromkeys(item.shard for item in planned))}
         receipts = [receipt for receipt in read_receipts(store.path) if receipt.shard in order]
     except TokmillError as error:
         return [Problem(error.where, error.what)]

@@ -30,7 +30,7 @@ from tokmill.store.schema import (
     id_dtype,
     utf8_column,
 )
-from tokmill.text.encoders import make_encoder
+from tokmill.text.encoders import make_encoder, utf8_buffer
 from tokmill.text.prepare import Documents, TextOptions, select
 from tokmill.text.streams import EXPANDS, is_stream, members
 from tokmill.text.tokenizer_json import added_tokens, template_tokens
@@ -71,9 +71,12 @@ class DocumentSource(ABC):
 
     @property
     def schema(self) -> Schema:
-        """Tokens, and the fields that are carried along."""
+        """Tokens, the bytes of each document as UTF-8, and the fields that are carried along."""
         assert self.frozen is not None
-        schema: Schema = {"token": Column(id_dtype(self.frozen.vocabulary.size), vocab="token")}
+        schema: Schema = {
+            "token": Column(id_dtype(self.frozen.vocabulary.size), vocab="token"),
+            "bytes": Column("u4", per="record"),
+        }
         for name in getattr(self.config, "keep", ()):
             column = column_name(name)
             if column in schema:
@@ -161,12 +164,10 @@ class Encode:
                 for text in documents.texts
             ]
             documents = select(documents, reasons, rejected=True)
-        if not documents.texts:
-            ids, lengths = np.zeros(0, self.dtype), np.zeros(0, np.int64)
-        else:
-            ids, lengths = self.encoder(documents.texts)
+        data, places = utf8_buffer(documents.texts)
+        ids, lengths = self.encoder.encode_utf8(data, places)
         ids, offsets = surround(ids, lengths, self.prefix, self.suffix, self.dtype)
-        columns: dict[str, Array | tuple[Array, Array]] = {"token": ids}
+        columns: dict[str, Array | tuple[Array, Array]] = {"token": ids, "bytes": np.diff(places)}
         for name, values in documents.kept.items():
             columns[column_name(name)] = utf8_column(values)
         return Records(

@@ -221,10 +221,7 @@ class GigatokenEncoder:
 
     def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
         """Encode texts; see `BatchEncoder`."""
-        encoded = _utf8(texts)
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(text) for text in encoded], out=offsets[1:])
-        return self.encode_utf8(np.frombuffer(b"".join(encoded), np.uint8), offsets)
+        return self.encode_utf8(*utf8_buffer(texts))
 
     def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
         """Encode texts in one buffer; see `BatchEncoder`."""
@@ -280,6 +277,14 @@ class GigatokenEncoder:
             done = text + 1
         parts.append(ids[starts[done] :])
         return np.concatenate(parts), lengths
+
+
+def utf8_buffer(texts: Sequence[str]) -> tuple[Array, Array]:
+    """Return texts as UTF-8 in one buffer: (uint8, offsets int64 (n + 1))."""
+    encoded = _utf8(texts)
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    return np.frombuffer(b"".join(encoded), np.uint8), offsets
 
 
 def _utf8(texts: Sequence[str]) -> list[bytes]:

@@ -1,0 +1,1 @@
+"""Models: columns in, hidden states out."""

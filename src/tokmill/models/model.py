@@ -1,0 +1,67 @@
+"""What every model is: columns in, hidden states out.
+
+Shapes: B rows, T positions, D width of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+Group = dict[str, Any]
+"""A parameter group of torch.optim, with `weight_decay` and `lr_scale`."""
+
+
+@dataclass(slots=True)
+class Tensors:
+    """A batch as a model sees it, all on one device.
+
+    `columns` and `targets`: name → (B, T) int64; a target of -1 is nothing to learn. `document`:
+    (B, T) int64, the number of the document within its row, -1 at padding. `position`: (B, T)
+    int64, counted from the document's first token in the row. `whole`: every row is one document
+    without padding, so that the causal mask is all the mask there is.
+    """
+
+    columns: dict[str, Tensor]
+    document: Tensor
+    position: Tensor
+    whole: bool
+    values: dict[str, Tensor] = field(default_factory=dict)
+    targets: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Model(nn.Module):
+    """A backbone. `dim` is the width D of its hidden states."""
+
+    dim: int
+
+    def forward(self, batch: Tensors) -> Tensor:
+        """Return hidden states (B, T, D)."""
+        raise NotImplementedError
+
+    def embedding(self, column: str) -> nn.Parameter:
+        """Return the embedding (V, D) of a column, for heads that are tied to it."""
+        raise NotImplementedError
+
+    def flops_per_token(self, length: int) -> float:
+        """Return the floating point operations of a training step a token, without the head."""
+        raise NotImplementedError
+
+    def param_groups(self, weight_decay: float) -> list[Group]:
+        """Return parameter groups; decay only on matrices."""
+        return decay_groups(self.parameters(), weight_decay)
+
+
+def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[Group]:
+    """Return two groups: tensors with two or more axes decay, scales and biases do not."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim >= 2]
+    others = [parameter for parameter in trained if parameter.ndim < 2]
+    groups: list[Group] = [
+        {"params": matrices, "weight_decay": weight_decay, "lr_scale": 1.0},
+        {"params": others, "weight_decay": 0.0, "lr_scale": 1.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,1 @@
+"""Tasks: rows, masks, head, loss and metrics around a model."""

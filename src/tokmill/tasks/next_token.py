@@ -1,0 +1,117 @@
+"""Predict the next token of one column from all columns up to here.
+
+Shapes: B rows, T positions, D width of the model, V ids of the column.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokmill.errors import UsageError, nearest
+from tokmill.feed.feed import Batch
+from tokmill.feed.rows import Rows, Stream, Windows
+from tokmill.models.model import Group, Model, Tensors, decay_groups
+from tokmill.store.store import Store
+from tokmill.tasks.task import Task, perplexity
+
+
+class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How the next token is learned."""
+
+    kind: Literal["next_token"] = "next_token"
+    """Which task this is."""
+    length: int = 128
+    """Positions T of a row; a row reads one token more, as targets are one ahead."""
+    rows: Literal["windows", "stream"] = "windows"
+    """windows: every token is a target once an epoch; stream: windows that begin anywhere."""
+    column: str = ""
+    """The column to predict; may be left out where the store has one."""
+    tied: bool = True
+    """Whether the head is the column's embedding."""
+
+
+class NextToken(Task):
+    """Causal language modelling; the model must not look ahead."""
+
+    Config = NextTokenConfig
+
+    def __init__(self, config: NextTokenConfig, model: Model, sizes: Mapping[str, int]) -> None:
+        super().__init__(config, model, sizes)
+        if config.length < 1:
+            raise UsageError("a row needs at least one position", where="task.length")
+        self.config = config
+        self.column = config.column or next(iter(sizes), "")
+        if self.column not in sizes or (not config.column and len(sizes) > 1):
+            raise UsageError(
+                f"the column to predict is not clear: {config.column!r}",
+                where="task.column",
+                hint=nearest(config.column, sizes),
+            )
+        self.head: nn.Linear | None = None
+        if not config.tied:
+            self.head = nn.Linear(model.dim, sizes[self.column], bias=False)
+            nn.init.normal_(self.head.weight, std=0.02)
+
+    def rows(self, store: Store, seed: int = 0) -> Rows:
+        """Return rows of T + 1 tokens, as the recipe asks."""
+        if self.config.rows == "stream":
+            return Stream(store, self.length + 1, seed)
+        return self.evaluation_rows(store)
+
+    def evaluation_rows(self, store: Store) -> Rows:
+        """Return windows that share one token: the last target of one is the next one's input."""
+        return Windows(store, self.length + 1, step=self.length)
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Cut rows of T + 1 tokens into inputs and targets, (B, T) each.
+
+        There is nothing to learn at padding, nor where a new document begins: what is in front of
+        it says nothing about it.
+        """
+        here, ahead = batch.document[:, :-1], batch.document[:, 1:]
+        ids = batch.columns[self.column][:, 1:].astype(np.int64)
+        targets = np.where((here == ahead) & (ahead >= 0), ids, -1)
+        columns = {name: value[:, :-1].astype(np.int64) for name, value in batch.columns.items()}
+        return Batch(columns, here, batch.key, batch.values, {self.column: targets})
+
+    def logits(self, hidden_BTD: Tensor) -> Tensor:
+        """Return (…, V) from hidden states (…, D)."""
+        weight = self.model.embedding(self.column) if self.head is None else self.head.weight
+        return F.linear(hidden_BTD, weight)
+
+    def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the summed cross-entropy in nats, as the loss and as a sum to report."""
+        logits_BTV = self.logits(self.model(batch))
+        loss = F.cross_entropy(
+            logits_BTV.flatten(0, 1).float(),
+            batch.targets[self.column].flatten(),
+            ignore_index=-1,
+            reduction="sum",
+        )
+        return loss, {"loss": loss.detach()}
+
+    def report(
+        self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
+    ) -> dict[str, float]:
+        """Return loss (nats a token), perplexity, and bits a byte where bytes are known."""
+        metrics = super().report(sums, count)
+        metrics["perplexity"] = perplexity(metrics["loss"])
+        if bytes_per_token > 0:
+            metrics["bits_per_byte"] = metrics["loss"] / math.log(2) / bytes_per_token
+        return metrics
+
+    def param_groups(self, weight_decay: float) -> list[Group]:
+        """Return the groups of the model, and of the head where it is not tied."""
+        groups = super().param_groups(weight_decay)
+        return groups + (decay_groups(self.head.parameters(), weight_decay) if self.head else [])
+
+    def flops_per_token(self, length: int) -> float:
+        """Return those of the model, and 6 · D · V for the head."""
+        return super().flops_per_token(length) + 6.0 * self.model.dim * self.sizes[self.column]

@@ -1,0 +1,201 @@
+"""The recipe of a training: `[data] [model] [task] [optim] [run]`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from tokmill import plugins, recipe
+from tokmill.errors import UsageError, nearest
+
+
+class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is read, and in which order."""
+
+    train: str = ""
+    """The store to learn from."""
+    val: str = ""
+    """The store to evaluate on; none: no evaluation."""
+    batch: int = 16
+    """Rows a step, over all processes."""
+    seed: int = 0
+    """Seed of the order of the rows."""
+    shuffle: bool = True
+    """Whether rows come in a random order, new each epoch."""
+    partial: bool = False
+    """Whether a store whose build has not finished may be used."""
+
+
+class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """AdamW and the learning rate of each step."""
+
+    lr: float = 1e-3
+    """Largest learning rate."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How it falls after the warm-up."""
+    warmup: int = 50
+    """Steps over which it rises linearly."""
+    floor: float = 0.1
+    """Share of `lr` at which the schedule ends."""
+    weight_decay: float = 0.1
+    """Decay of matrices."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of Adam's two moments."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0: no limit."""
+
+
+class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How long and on what, and what is written."""
+
+    steps: int = 1000
+    """Steps of the optimiser."""
+    seed: int = 0
+    """Seed of the first weights and of dropout."""
+    device: str = "auto"
+    """cpu, cuda, or auto: cuda where there is one."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: matrix products in bfloat16, weights and moments in float32."""
+    micro_tokens: int = 16_384
+    """A process cuts its share of a batch into micro-batches of at most so many tokens."""
+    log_every: int = 10
+    """Steps between lines of metrics."""
+    eval_every: int = 200
+    """Steps between evaluations; 0: only at the end."""
+    eval_rows: int = 256
+    """Rows of the validation store that are evaluated, evenly spaced; 0: all."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints; 0: only when stopped and at the end."""
+    keep: int = 2
+    """Checkpoints that are kept."""
+    max_time: str = ""
+    """Time after which the run saves a checkpoint and stops, such as 90s, 10m or 2h."""
+    prefetch: int = 2
+    """Batches that are made ahead."""
+
+
+class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole recipe; `config_type` gives `model` and `task` the types of their kinds."""
+
+    data: DataConfig = DataConfig()
+    model: Any = None
+    task: Any = None
+    optim: OptimConfig = OptimConfig()
+    run: RunConfig = RunConfig()
+
+
+DEFAULT_KINDS = {"model": "decoder", "task": "next_token"}
+
+FREE = {
+    "data.train", "data.val", "run.device", "run.log_every", "run.eval_every", "run.eval_rows",
+    "run.checkpoint_every", "run.keep", "run.max_time", "run.prefetch",
+}  # fmt: skip
+"""Keys that may change on `--resume`, as they do not decide the weights. What `data.train` holds is
+checked by its fingerprint; another device changes weights by rounding alone, and is reported."""
+
+
+def config_type(model: str, task: str) -> type[TrainConfig]:
+    """Return the strict type of recipes with this kind of model and of task."""
+    fields = []
+    for section, table, kind in (("model", plugins.MODELS, model), ("task", plugins.TASKS, task)):
+        if kind not in table:
+            raise UsageError(f"no {section} is called {kind!r}", hint=nearest(kind, table))
+        part = plugins.load(table, kind)
+        fields.append((section, part.Config, part.Config()))
+    struct: Any = msgspec.defstruct(
+        "TrainConfig",
+        fields,
+        bases=(TrainConfig,),
+        module=__name__,
+        frozen=True,
+        forbid_unknown_fields=True,
+        kw_only=True,
+    )
+    made: type[TrainConfig] = struct
+    return made
+
+
+def from_dict(value: Mapping[str, Any], where: str = "") -> TrainConfig:
+    """Turn a recipe as nested dicts into a checked `TrainConfig`."""
+    kinds = dict(DEFAULT_KINDS)
+    for section in kinds:
+        part = value.get(section)
+        if isinstance(part, Mapping) and isinstance(part.get("kind"), str):
+            kinds[section] = part["kind"]
+    config = recipe.convert(config_type(**kinds), value, where)
+    check(config, where)
+    return config
+
+
+def load(path: Path | str | None, settings: Sequence[str] = ()) -> TrainConfig:
+    """Read a recipe (None: all defaults) with `--set` settings over it."""
+    value = {} if path is None else recipe.read_toml(path)
+    return from_dict(
+        recipe.merge(value, recipe.overrides(settings)), "--set" if path is None else str(path)
+    )
+
+
+def check(config: TrainConfig, where: str = "") -> None:
+    """Refuse numbers that make no training."""
+    least: dict[str, tuple[float, float]] = {
+        "run.steps": (config.run.steps, 1),
+        "run.micro_tokens": (config.run.micro_tokens, 1),
+        "run.log_every": (config.run.log_every, 1),
+        "run.eval_every": (config.run.eval_every, 0),
+        "run.eval_rows": (config.run.eval_rows, 0),
+        "run.checkpoint_every": (config.run.checkpoint_every, 0),
+        "run.keep": (config.run.keep, 1),
+        "run.prefetch": (config.run.prefetch, 1),
+        "data.batch": (config.data.batch, 1),
+        "optim.lr": (config.optim.lr, 0),
+        "optim.warmup": (config.optim.warmup, 0),
+        "optim.floor": (config.optim.floor, 0),
+        "optim.clip": (config.optim.clip, 0),
+        "optim.weight_decay": (config.optim.weight_decay, 0),
+    }
+    for name, (value, smallest) in least.items():
+        if not value >= smallest:
+            raise UsageError(
+                f"{name}: {value} is below {smallest}",
+                where=where,
+                hint=f"--set {name}={smallest} is the least",
+            )
+    seconds(config.run.max_time)
+
+
+def seconds(text: str) -> float:
+    """Return a time such as 90, 90s, 10m, 2h as seconds; empty: infinite."""
+    if not text:
+        return float("inf")
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if match is None:
+        raise UsageError(f"{text!r} is no time", hint="write it as 90s, 10m or 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts as one: {"a": {"b": 1}} → {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, Mapping):
+            flat.update(flatten(inner, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = inner
+    return flat
+
+
+def differences(before: Mapping[str, Any], after: TrainConfig) -> list[str]:
+    """Return "key: old → new" for the keys that decide the weights and differ."""
+    # Through JSON, as `before` came: it makes lists of tuples.
+    old, new = flatten(before), flatten(msgspec.json.decode(msgspec.json.encode(after)))
+    return [
+        f"{key}: {old.get(key)!r} → {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if key not in FREE and old.get(key) != new.get(key)
+    ]

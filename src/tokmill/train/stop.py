@@ -1,0 +1,50 @@
+"""When to stop early: a signal or a time limit, noticed between two steps."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Stop:
+    """`reason` says why to stop, "" to go on. A second signal works as it did before.
+
+    Signals are only taken over in the main thread, where Python allows it, and given back at the
+    end of the `with` block.
+    """
+
+    def __init__(self, max_seconds: float) -> None:
+        self._until = time.monotonic() + max_seconds
+        self._signal = ""
+        self._before: dict[int, Any] = {}
+
+    @property
+    def reason(self) -> str:
+        """Why to stop; empty: go on."""
+        return self._signal or ("the time limit" if time.monotonic() >= self._until else "")
+
+    def __enter__(self) -> Stop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._give_back()
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        self._signal = signal.Signals(number).name
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()

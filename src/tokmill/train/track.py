@@ -1,0 +1,59 @@
+"""Where metrics go: always to metrics.jsonl, and to whatever else speaks this protocol."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from tokmill.files import append_line, write_file
+
+METRICS = "metrics.jsonl"
+
+
+class Tracker(Protocol):
+    """Takes the metrics of a step: plain numbers by name."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of a step."""
+        ...
+
+    def finish(self) -> None:
+        """Send what is still held back."""
+        ...
+
+
+class JsonLines:
+    """One JSON object a line: `step`, then the metrics. What is not finite is written as null."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / METRICS
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append a line."""
+        finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+        append_line(self.path, json.dumps({"step": step, **finite}).encode())
+
+    def forget_after(self, step: int) -> None:
+        """Drop lines of steps after `step`: a resumed run does those steps again."""
+        if self.path.exists():
+            kept = [entry for entry in read_metrics(self.path) if entry["step"] <= step]
+            write_file(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+    def finish(self) -> None:
+        """Nothing is held back."""
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Return the entries of a metrics file; a last line that a crash cut is left out."""
+    entries: list[dict[str, float]] = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            entries.append(entry)
+    return entries

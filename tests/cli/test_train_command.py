@@ -1,0 +1,154 @@
+"""`tokmill train` and `tokmill sample`, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests/unit/train"))
+from toy import make_store, text_store  # noqa: E402
+
+from tokmill.cli import main  # noqa: E402
+
+RECIPE = ROOT / "recipes/text/decoder-tiny.toml"
+SMALL = ["--set", "model.dim=16", "--set", "model.layers=1", "--set", "task.length=16"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+
+
+COMMAND = [sys.executable, "-W", "error", "-m", "tokmill"]
+
+
+class Talk(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+class Tokmill:
+    """The command in this process, where torch is loaded already."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *arguments: str | Path, code: int = 0) -> Talk:
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            with pytest.raises(SystemExit) as left:
+                main(list(map(str, arguments)))
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        talk = Talk(*self.capsys.readouterr())
+        assert left.value.code == code, talk.stderr
+        assert not code or "hint:" in talk.stderr
+        return talk
+
+
+@pytest.fixture
+def tokmill(capsys: pytest.CaptureFixture[str]) -> Tokmill:
+    torch.set_num_threads(1)
+    return Tokmill(capsys)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    words = ["one ", "two ", "three ", "four "]
+    texts = ["".join(words[(i + j) % 4] for j in range(30)) for i in range(60)]
+    return text_store(tmp_path_factory.mktemp("cli") / "store", texts)
+
+
+def test_train_stop_resume_sample(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = ["train", RECIPE, "--data", store, "--val", store, "-o", out, *SMALL]
+    arguments += ["--set", "model.layers=2", "--set", "model.dim=32", "--set", "optim.lr=0.01"]
+    command = [*COMMAND, *map(str, arguments)]
+    # So many steps that only the signal ends it in time.
+    slow = subprocess.Popen(
+        [*command, "--steps", "300"], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    deadline = time.monotonic() + 60
+    metrics = out / "metrics.jsonl"
+    while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    slow.send_signal(signal.SIGTERM)
+    _, talk = slow.communicate(timeout=60)
+    assert slow.returncode == 3, talk
+    assert "stopped by SIGTERM" in talk and "--resume" in talk
+    assert "already holds a run" in tokmill(*arguments, "--steps", "300", code=1).stderr
+    done = tokmill("train", "-o", out, "--resume", "--json")
+    result = json.loads(done.stdout)
+    assert result["step"] == 300
+    assert result["val_loss"] < 1.5 and result["val_bits_per_byte"] > 0
+    assert "continues from its checkpoint" in done.stderr
+
+    greedy = tokmill("sample", out, "--prompt", "one two th", "--temperature", "0")
+    assert greedy.stdout.startswith("one two three four one")
+    drawn = [
+        json.loads(tokmill("sample", out, "--tokens", "8", "--seed", str(seed), "--json").stdout)
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len(drawn[0]["continuation"]) <= 8
+
+
+def test_a_store_alone_is_enough(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
+    done = tokmill("train", store, "-o", tmp_path / "run", "--steps", "1", *SMALL)
+    assert "1 steps, loss 5." in done.stderr
+    assert (tmp_path / "run/model/model.safetensors").is_file()
+
+
+def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
+    done = tokmill("train", RECIPE, "--data", store, "-o", tmp_path / "run", "--dry-run")
+    assert "model.blocks.3.feed_forward.down.weight" in done.stdout
+    assert not (tmp_path / "run").exists()
+    plan = json.loads(tokmill("train", store, "--dry-run", "--json").stdout)
+    assert plan["parameters"] == sum(int(np.prod(shape)) for shape in plan["tensors"].values())
+    assert plan["tokens_per_step"] == 16 * 128
+    assert plan["memory_bytes"] > 16 * plan["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "what"),
+    [
+        (["train", "STORE"], 2, "-o RUN"),
+        (["train", "-o", "RUN"], 2, "neither a recipe nor a store"),
+        (["train", "missing.toml", "-o", "RUN"], 2, "no such recipe or store"),
+        (["train", RECIPE, "-o", "RUN"], 2, "--data STORE"),
+        (["train", RECIPE, "--data", "none", "-o", "RUN"], 1, "no such store"),
+        (["train", "STORE", "-o", "RUN", "--set", "modle.dim=1"], 2, "did you mean 'model'"),
+        (["train", "STORE", "-o", "STORE"], 1, "no run"),
+        (["train", "STORE", "-o", "RUN", "--set", "data.batch=0"], 2, "data.batch"),
+        (["sample", "STORE"], 1, "holds no run"),
+    ],
+)
+def test_mistakes_have_hints(
+    arguments: list[str | Path],
+    code: int,
+    what: str,
+    tokmill: Tokmill,
+    store: Path,
+    tmp_path: Path,
+) -> None:
+    places = {"STORE": store, "RUN": tmp_path / "run"}
+    given = [places.get(str(argument), argument) for argument in arguments]
+    assert what in tokmill(*given, code=code).stderr
+
+
+def test_sampling_needs_a_tokenizer_that_can_be_read(tokmill: Tokmill, tmp_path: Path) -> None:
+    bare = make_store(tmp_path / "store", [np.arange(20)] * 9, vocabulary=b"no tokenizer")
+    tokmill("train", bare, "-o", tmp_path / "run", "--steps", "1", *SMALL)
+    assert "token.json" in tokmill("sample", tmp_path / "run", code=1).stderr
+
+
+def test_the_command_line_loads_no_torch() -> None:
+    check = "import sys, tokmill, tokmill.cli.train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check]).returncode == 0

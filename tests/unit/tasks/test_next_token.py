@@ -1,0 +1,116 @@
+"""Next token: targets, counts, metrics, heads."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tokmill.errors import UsageError
+from tokmill.feed.feed import Batch
+from tokmill.feed.rows import Stream, Windows
+from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.tasks.task import to_tensors
+
+SIZES = {"token": 9}
+
+
+class Ribbon:
+    """As much of a store as rows ask for."""
+
+    path = "fake"
+    tokens = 21
+
+    def ends(self) -> np.ndarray:
+        return np.array([4, 4, 15, 21])
+
+
+def task(sizes: dict[str, int] = SIZES, **options: Any) -> NextToken:
+    torch.manual_seed(0)
+    config = NextTokenConfig(length=5, **options)
+    return NextToken(config, Decoder(DecoderConfig(dim=8, layers=1, heads=2), sizes), sizes)
+
+
+def batch() -> Batch:
+    ids = np.array([[1, 2, 3, 4, 5, 6], [7, 8, 1, 2, 0, 0]], np.uint8)
+    document = np.array([[0, 0, 0, 1, 1, 1], [0, 0, 0, 0, -1, -1]], np.int32)
+    return Batch({"token": ids}, document, np.zeros(2, np.uint64))
+
+
+def test_targets_are_one_ahead_and_never_across_documents() -> None:
+    prepared = task().prepare(batch())
+    assert prepared.columns["token"].tolist() == [[1, 2, 3, 4, 5], [7, 8, 1, 2, 0]]
+    assert prepared.targets["token"].tolist() == [[2, 3, -1, 5, 6], [8, 1, 2, -1, -1]]
+    assert prepared.document.shape == (2, 5)
+    assert task().count(prepared) == 7
+
+
+def test_every_token_is_a_target_once_but_first_ones() -> None:
+    learner = task()
+    rows = learner.rows(Ribbon())  # type: ignore[arg-type]
+    assert isinstance(rows, Windows) and (rows.length, rows.step) == (6, 5)
+    spans = rows.spans(np.arange(len(rows)))
+    seen = np.zeros(21, int)
+    begins = np.concatenate([[0], Ribbon().ends()])[spans.record] + spans.start
+    for start, length in zip(begins, spans.stop - spans.start, strict=True):
+        seen[start + 1 : start + length] += 1
+    # Records begin at 0, 4 and 15, and their first tokens have nothing in front.
+    assert [i for i in range(21) if seen[i] != 1] == [0, 4, 15]
+
+
+def test_stream_rows_and_their_seed() -> None:
+    learner = task(rows="stream")
+    first, second = (learner.rows(Ribbon(), seed) for seed in (0, 1))  # type: ignore[arg-type]
+    assert isinstance(first, Stream) and isinstance(second, Stream)
+    assert isinstance(learner.evaluation_rows(Ribbon()), Windows)  # type: ignore[arg-type]
+    order = np.arange(3)
+    assert first.spans(order, 0).start.tolist() != second.spans(order, 0).start.tolist()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_loss_is_the_sum_over_targets(tied: bool) -> None:
+    learner = task(tied=tied)
+    tensors = to_tensors(learner.prepare(batch()), torch.device("cpu"))
+    loss, sums = learner(tensors)
+    logits = learner.logits(learner.model(tensors))
+    by_hand = sum(
+        -F.log_softmax(logits[b, t], -1)[tensors.targets["token"][b, t]]
+        for b in range(2)
+        for t in range(5)
+        if tensors.targets["token"][b, t] >= 0
+    )
+    torch.testing.assert_close(loss, by_hand)
+    assert sums["loss"].item() == loss.item() and not sums["loss"].requires_grad
+
+
+def test_the_tied_head_is_the_embedding() -> None:
+    names = [name for name, _ in task().named_parameters()]
+    assert not any("head" in name for name in names)
+    apart = task(tied=False)
+    assert dict(apart.named_parameters())["head.weight"].shape == (9, 8)
+    grouped = [p for group in apart.param_groups(0.1) for p in group["params"]]
+    assert sorted(map(id, grouped)) == sorted(map(id, apart.parameters()))
+    assert apart.parameter_count() == task().parameter_count() + 72
+    assert apart.flops_per_token(5) == task().flops_per_token(5)
+
+
+def test_metrics_by_hand() -> None:
+    report = task().report({"loss": 6.0}, 3, bytes_per_token=4.0)
+    assert report["loss"] == 2.0
+    assert report["perplexity"] == pytest.approx(math.e**2)
+    assert report["bits_per_byte"] == pytest.approx(2 / math.log(2) / 4)
+    assert "bits_per_byte" not in task().report({"loss": 6.0}, 3)
+    assert task().report({"loss": 1e4}, 1)["perplexity"] == math.inf
+
+
+def test_the_column_to_predict_must_be_clear() -> None:
+    with pytest.raises(UsageError, match=r"task\.column"):
+        task({"asm": 4, "reg": 3})
+    with pytest.raises(UsageError, match="did you mean 'asm'"):
+        task({"asm": 4, "reg": 3}, column="asn")
+    assert task({"asm": 4, "reg": 3}, column="reg").column == "reg"

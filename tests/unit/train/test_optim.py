@@ -1,0 +1,50 @@
+"""The schedule against its formula, clipping, and AdamW's groups."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tokmill.train.config import OptimConfig
+from tokmill.train.optim import clip_gradients, learning_rate, make_optimizer
+
+
+def test_cosine_by_hand() -> None:
+    config = OptimConfig(lr=1.0, warmup=4, floor=0.2)
+    rates = [learning_rate(config, step, 12) for step in range(12)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4] == 1.0
+    assert rates[6] == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi / 4)) / 2)
+    assert rates[8] == pytest.approx(0.6)
+    assert rates[11] == pytest.approx(0.2 + 0.8 * (1 + math.cos(math.pi * 7 / 8)) / 2)
+    assert learning_rate(config, 12, 12) == pytest.approx(0.2)
+
+
+def test_linear_and_constant_by_hand() -> None:
+    linear = OptimConfig(lr=2.0, warmup=0, floor=0.5, schedule="linear")
+    assert [learning_rate(linear, step, 4) for step in range(5)] == [2.0, 1.75, 1.5, 1.25, 1.0]
+    constant = OptimConfig(lr=2.0, warmup=2, schedule="constant")
+    assert [learning_rate(constant, step, 9) for step in (0, 1, 8)] == [1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(("limit", "after"), [(1.0, 1.0), (10.0, 5.0), (0.0, 5.0)])
+def test_clipping(limit: float, after: float) -> None:
+    parameters = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(2))]
+    parameters[0].grad = torch.tensor([3.0])
+    parameters[1].grad = torch.tensor([0.0, 4.0])
+    assert clip_gradients(parameters, limit).item() == pytest.approx(5.0)
+    norm = torch.cat([p.grad for p in parameters if p.grad is not None]).norm().item()
+    assert norm == pytest.approx(after, rel=1e-5)
+
+
+def test_one_step_of_adamw_by_hand() -> None:
+    parameter = nn.Parameter(torch.tensor([[1.0]]))
+    groups = [{"params": [parameter], "weight_decay": 0.5, "lr_scale": 1.0}]
+    optimizer = make_optimizer(groups, OptimConfig(lr=0.1, betas=(0.9, 0.99), eps=0.0))
+    parameter.grad = torch.tensor([[0.3]])
+    optimizer.step()
+    # The first step of Adam is lr · sign of the gradient; decay is lr · 0.5 · weight.
+    assert parameter.item() == pytest.approx(1.0 - 0.1 * 0.5 - 0.1)
