@@ -14,8 +14,8 @@ import sys
 
 import numpy as np
 import pytest
-from making import EOT, ids_of, quick_build, rec, token_store, write_store
 
+from making import EOT, ids_of, quick_build, rec, token_store, write_store
 from tokmill import plugins
 from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary

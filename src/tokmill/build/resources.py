@@ -32,7 +32,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
     def resources(self) -> Resources:
         """Return the block size and engine of one process."""
-        block = {"memory": 1 << 20, "balanced": 4 << 20, "speed": 8 << 20}[self.preset]
+        block = {"memory": 1 << 20, "balanced": 2 << 20, "speed": 8 << 20}[self.preset]
         return Resources(engine=self.engine, block_bytes=block)
 
 

@@ -285,9 +285,13 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     todo = sum(task.size for task in tasks)
     deadline = None if how.limit_seconds is None else time.monotonic() + how.limit_seconds
     bar = Progress("build", total, done=total - todo, extra=watch.text, quiet=how.quiet)
+    begun = {receipt.shard for receipt in receipts}
     try:
         with bar:
             for task, made in executor.map(until(tasks, deadline)):
+                if task.shard in begun:
+                    again = {receipt.name for receipt in made}
+                    receipts = [receipt for receipt in receipts if receipt.name not in again]
                 receipts += made
                 bar.advance(task.size)
                 watch.event("shard", shard=task.shard, bytes=task.size, rate=round(bar.rate))

@@ -54,7 +54,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     threads: bool = True
-    block_bytes: int = 4 << 20
+    block_bytes: int = 2 << 20
 
 
 class Frozen(msgspec.Struct, frozen=True):

@@ -59,16 +59,19 @@ class JsonlSource(DocumentSource):
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield the documents of the lines that begin in the item."""
         for block in record_blocks(item, b"\n", digest, self.resources.block_bytes):
-            records, starts, drops = self._decode(block)
-            columns = [[getattr(record, name) for record in records] for name in self.names]
-            texts, reasons = join_fields(columns, self.config)
-            kept = {
-                field: [_as_text(getattr(record, name)) for record in records]
-                for field, name in zip(self.config.keep, self.kept, strict=True)
-            }
-            drops += [Drop(place, "too long", True) for place in block.too_long]
-            found = Documents(texts, starts, drops, kept, block.ends_part)
-            yield select(found, reasons)
+            # Of a block that is being encoded nothing but its texts should be in memory.
+            yield self._documents(block)
+
+    def _documents(self, block: Block) -> Documents:
+        records, starts, drops = self._decode(block)
+        columns = [[getattr(record, name) for record in records] for name in self.names]
+        texts, reasons = join_fields(columns, self.config)
+        kept = {
+            field: [_as_text(getattr(record, name)) for record in records]
+            for field, name in zip(self.config.keep, self.kept, strict=True)
+        }
+        drops += [Drop(place, "too long", True) for place in block.too_long]
+        return select(Documents(texts, starts, drops, kept, block.ends_part), reasons)
 
     def _decode(self, block: Block) -> tuple[list[Any], Array, list[Drop]]:
         data, base = block.data, block.start

@@ -15,6 +15,7 @@ from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.store.schema import Drop
 from tokmill.text.blocks import MAX_RECORD
 from tokmill.text.documents import DocumentSource
+from tokmill.text.encoders import utf8_buffer
 from tokmill.text.prepare import Documents, FieldOptions, join_fields, select
 
 ROWS = 2048
@@ -85,11 +86,26 @@ class ParquetSource(DocumentSource):
                 for name in self.config.keep
             }
             # The content is the text itself: how Parquet packs it may differ.
+            content, ends = utf8_buffer(texts)
+            digest.update(np.diff(ends).tobytes())
+            digest.update(content.data)
+            taken += len(content)
+            starts = np.arange(row, row + len(batch), dtype=np.int64)
+            row += len(batch)
+            kept = {
+                name: [_as_text(value) for value in table[name].to_pylist()]
+                if name in table
+                else [""] * len(batch)
+                for name in self.config.keep
+            }
+            # The content is the text itself: how Parquet packs it may differ.
             content = [*texts, *(value for values in kept.values() for value in values)]
             joined = "\0".join(content).encode("utf-8", "surrogatepass")
             taken += len(joined)
             if part >= item.parts_done:
                 digest.update(joined)
+            for values in kept.values():
+                digest.update(msgspec.json.encode(values))
             drops: list[Drop] = []
             for i, text in enumerate(texts):
                 if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:

@@ -1,0 +1,154 @@
+"""Stores as foreign token files: what all exports share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import make_folder
+from tokmill.store.schema import PHRASE_BIT, Array, Phrases
+from tokmill.store.store import Store
+
+BLOCK = 1 << 20
+"""Tokens that an export holds at a time (one record at least)."""
+
+
+class ExportOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of all exports."""
+
+    column: str = "token"
+    """Column of ids to export."""
+
+
+def check_column(store: Store, options: ExportOptions) -> None:
+    """Refuse a column that does not hold one id a token."""
+    column = store.schema.get(options.column)
+    if column is None:
+        ids = [n for n in store.token_columns if store.schema[n].dtype in ("u1", "u2", "u4")]
+        raise UsageError(
+            f"the store has no column {options.column!r}",
+            where=str(store.path),
+            hint=nearest(options.column, ids),
+        )
+    if column.per != "token" or column.width or column.dtype not in ("u1", "u2", "u4"):
+        raise UsageError(
+            f"the column {options.column!r} does not hold one id a token", where=str(store.path)
+        )
+
+
+def id_count(store: Store, name: str) -> int:
+    """Return the number of ids of a column: its vocabulary's size, else the largest id + 1."""
+    vocabulary = store.vocabularies.get(store.schema[name].vocab or "")
+    if vocabulary is not None:
+        return vocabulary.size
+    return int(store.manifest.ranges.get(name, (0, 3 if name == "border" else -1))[1]) + 1
+
+
+def lengths(store: Store) -> Iterator[Array]:
+    """Yield the token counts of all records (int64), a shard at a time."""
+    for number in range(len(store.shards)):
+        yield np.diff(store.shard(number)["offsets"].astype(np.int64))
+
+
+def blocks(store: Store, name: str, tokens: int = BLOCK) -> Iterator[tuple[Array, int, int, int]]:
+    """Yield (ids, shard, first record, last record + 1) of whole records, in order.
+
+    A block holds about `tokens` ids, or one longer record; ids that are not in phrases are a view.
+    """
+    column = store.schema[name]
+    for number in range(len(store.shards)):
+        shard = store.shard(number)
+        offsets = shard["offsets"].astype(np.int64)
+        first, count = 0, len(offsets) - 1
+        while first < count:
+            last = int(np.searchsorted(offsets, offsets[first] + tokens, side="right")) - 1
+            last = min(max(last, first + 1), count)
+            if column.phrase:
+                phrases = shard.records(first, last, {name: column}).phrases
+                assert phrases is not None
+                ids = expand(phrases, name)
+            else:
+                ids = shard[name][int(offsets[first]) : int(offsets[last])]
+            yield ids, number, first, last
+            first = last
+
+
+def expand(phrases: Phrases, name: str) -> Array:
+    """Return a token column of records that are stored as phrases."""
+    ids = (phrases.ids & ~PHRASE_BIT).astype(np.int64)
+    begins = phrases.table_offsets[ids]
+    counts = phrases.table_offsets[ids + 1] - begins
+    places = np.cumsum(counts) - counts
+    if name == "border":
+        border = np.zeros(int(counts.sum()), np.uint8)
+        border[places[counts > 0]] = 1 + 2 * (phrases.ids[counts > 0] >= PHRASE_BIT)
+        return border
+    flat = np.repeat(begins - places, counts) + np.arange(int(counts.sum()))
+    return phrases.table[name][flat]
+
+
+def pieces(store: Store, name: str, dtype: np.dtype[Any]) -> Iterator[Array]:
+    """Yield all ids of a column in order and in `dtype`, about a million at a time.
+
+    Raises `TokmillError` for an id that `dtype` does not hold.
+    """
+    most = np.iinfo(dtype).max
+    for ids, _, _, _ in blocks(store, name):
+        for start in range(0, len(ids), BLOCK):
+            piece = ids[start : start + BLOCK]
+            if np.iinfo(piece.dtype).max > most and int(piece.max()) > most:
+                raise TokmillError(
+                    f"the id {piece.max()} does not fit into {dtype.name}", where=str(store.path)
+                )
+            yield np.ascontiguousarray(piece, dtype)
+
+
+def raw(arrays: Iterable[Array]) -> Iterator[memoryview]:
+    """Yield arrays as bytes for `files.write_file`."""
+    for array in arrays:
+        if array.size:
+            yield array.data.cast("B")
+
+
+def wide_dtype(store: Store, name: str) -> np.dtype[Any]:
+    """Return uint16, or uint32 above 65,536 ids (nanoGPT, CS336, llm.c, datatrove)."""
+    return np.dtype("<u2" if id_count(store, name) <= 1 << 16 else "<u4")
+
+
+def output_file(out: Path, suffix: str, name: str = "tokens") -> Path:
+    """Return `out` itself if it ends in `suffix`, else the file `name` in the folder `out`."""
+    path = out if out.name.endswith(suffix) else out / f"{name}{suffix}"
+    make_folder(path.parent)
+    return path
+
+
+def output_folder(out: Path, pattern: str) -> Path:
+    """Make a folder for numbered files; files of another export in it are refused.
+
+    Raises `TokmillError` when a file fits `pattern`: a reader takes all that it finds.
+    """
+    make_folder(out)
+    found = sorted(out.glob(pattern))
+    if found:
+        raise TokmillError(
+            f"the folder holds {pattern} files already ({found[0].name} …)",
+            where=str(out),
+            hint="remove them, or choose a new folder",
+        )
+    return out
+
+
+def summary(files: Iterable[Path], tokens: int, **more: Any) -> dict[str, Any]:
+    """Return what an export says of itself: files, tokens and bytes."""
+    paths = list(files)
+    return {
+        "files": [str(path) for path in paths],
+        "tokens": tokens,
+        "bytes": sum(path.stat().st_size for path in paths),
+        **more,
+    }

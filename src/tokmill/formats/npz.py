@@ -1,0 +1,213 @@
+"""Padded windows in .npz files, as tokenization kits write them.
+
+`input_ids` and `attention_mask`, both int32 of shape (windows, width); the mask is 1 where a token
+stands. Beside them `tokenization_stats.json`. Source of the format: seed 004.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, ClassVar
+
+import msgspec
+import numpy as np
+
+from tokmill.build.source import MAX_ITEM, Hash, Item, find_files
+from tokmill.errors import TokmillError
+from tokmill.files import machine_errors
+from tokmill.formats.npz_export import NpzExport
+from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
+from tokmill.store.schema import Array, Drop, Records
+
+BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
+
+
+class NpzOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of .npz files of padded windows."""
+
+
+class NpzSource(TokenSource):
+    """.npz files of padded windows: a record is a window without its padding.
+
+    Windows that overlap stay as they are: which of them belong to one document is not in the
+    files. A window without tokens is skipped, one whose mask has a hole is an error. A file is cut
+    into items of at most 64 MiB of decoded ids; a record's place is its row. Arrays of other names
+    are not read. Nothing is unpickled.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = NpzOptions
+    suffixes = (".npz",)
+
+    def file_dtype(self) -> IdType:
+        """Return the widest dtype of the files, 32 bits at most."""
+        dtypes = []
+        for file in find_files(self.inputs, self.suffixes):
+            with _open(file.path) as arrays:
+                dtypes.append(arrays.ids.dtype)
+        return store_dtype(dtypes)
+
+    def items(self) -> Iterator[Item]:
+        """Yield runs of rows; `start` and `stop` are their share of the file's bytes."""
+        for file in find_files(self.inputs, self.suffixes):
+            with _open(file.path) as arrays:
+                count = max(1, math.ceil(arrays.rows / arrays.rows_of_item))
+                expands = max(1, round(arrays.rows * arrays.ids.row_bytes / file.size))
+            path = str(file.path.absolute())
+            edges = [file.size * i // count for i in range(count + 1)]
+            for start, stop in zip(edges, edges[1:], strict=False):
+                yield Item(file.name, path, start, stop, file.digest, expands)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the windows of an item's rows."""
+        path = Path(item.path)
+        with _open(path) as arrays:
+            count = max(1, math.ceil(arrays.rows / arrays.rows_of_item))
+            size = path.stat().st_size
+            edges = [size * i // count for i in range(count + 1)]
+            number = edges.index(item.start)
+            row = number * arrays.rows_of_item
+            last = min(arrays.rows, row + arrays.rows_of_item)
+            block = max(1, self.resources.block_bytes // max(1, arrays.ids.row_bytes))
+            arrays.skip(row, block)
+            # A digest of its own: a mixed one would depend on the blocks.
+            masks = hashlib.sha256()
+            while row < last:
+                ids, mask = arrays.take(min(block, last - row))
+                digest.update(ids.tobytes())
+                masks.update(mask.tobytes())
+                yield self._records(ids, mask, row, path)
+                row += len(ids)
+            digest.update(masks.digest())
+            if last == arrays.rows:
+                arrays.finish()
+
+    def _records(self, ids: Array, mask: Array, row: int, path: Path) -> Records:
+        kept = mask.astype(bool)
+        if (mask != kept).any():
+            bad = row + int((mask != kept).any(axis=1).argmax())
+            raise TokmillError("the attention mask is neither 0 nor 1", where=f"{path}, row {bad}")
+        begins = kept.copy()
+        begins[:, 1:] &= ~kept[:, :-1]
+        holes = begins.sum(axis=1) > 1
+        if holes.any():
+            raise TokmillError(
+                "the attention mask has a hole: its tokens are not one sequence",
+                where=f"{path}, row {row + int(holes.argmax())}",
+                hint="only padding at the ends can be taken off",
+            )
+        rows, lengths = np.flatnonzero(begins.any(axis=1)), kept.sum(axis=1)
+        offsets = np.concatenate([[0], np.cumsum(lengths[rows])]).astype(np.int64)
+        places = np.flatnonzero(kept.reshape(-1))
+        width = ids.shape[1]
+
+        def place(i: int) -> str:
+            return f"{path}, row {row + places[i] // width}, position {places[i] % width}"
+
+        token = self.checked(ids.reshape(-1)[places], place)
+        empty = np.flatnonzero(lengths == 0) + row
+        drops = [Drop(number, "empty", False) for number in empty.tolist()]
+        return Records(offsets, {"token": token}, rows + row, drops)
+
+
+class _Arrays:
+    """The two arrays of a file, read from the front a few rows at a time."""
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path, opened: contextlib.ExitStack) -> None:
+        self.path = path
+        names = set(archive.namelist())
+        for name in ("input_ids", "attention_mask"):
+            if f"{name}.npy" not in names:
+                found = ", ".join(sorted(n.removesuffix(".npy") for n in names)) or "nothing"
+                raise TokmillError(
+                    f"the file has no array {name!r}; it holds {found}",
+                    where=str(path),
+                    hint="without a mask, tokens and padding cannot be told apart",
+                )
+        self.ids, self.mask = (
+            _Member(opened.enter_context(archive.open(f"{name}.npy")), name, path)
+            for name in ("input_ids", "attention_mask")
+        )
+        if self.ids.shape != self.mask.shape:
+            raise TokmillError(
+                f"input_ids have shape {self.ids.shape}, attention_mask {self.mask.shape}",
+                where=str(path),
+            )
+        self.rows = self.ids.shape[0]
+        self.rows_of_item = max(1, MAX_ITEM // max(1, self.ids.row_bytes))
+
+    def take(self, rows: int) -> tuple[Array, Array]:
+        """Return the next rows of both arrays."""
+        return self.ids.take(rows), self.mask.take(rows)
+
+    def skip(self, rows: int, block: int) -> None:
+        """Read past rows; a compressed stream has no other way."""
+        for start in range(0, rows, block):
+            self.take(min(block, rows - start))
+
+    def finish(self) -> None:
+        """Read to the ends, where the checksums stand."""
+        for member in (self.ids, self.mask):
+            if member.file.read(1):
+                raise TokmillError(f"{member.name} is longer than it says", where=str(self.path))
+
+
+class _Member:
+    """One array of an archive, as a stream of rows."""
+
+    def __init__(self, file: IO[bytes], name: str, path: Path) -> None:
+        self.file, self.name, self.path = file, name, path
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        self.shape, fortran, self.dtype = read(file)
+        if self.dtype.hasobject:
+            raise TokmillError(
+                f"{name} is a pickled array, and nothing is unpickled",
+                where=str(path),
+                hint="save it as integers: np.asarray(rows, np.int32)",
+            )
+        if self.dtype.kind not in "iub" or len(self.shape) != 2:
+            raise TokmillError(
+                f"{name} has dtype {self.dtype} and shape {self.shape}; "
+                "it should hold integers of shape (windows, width)",
+                where=str(path),
+            )
+        if fortran and min(self.shape) > 1:
+            raise TokmillError(
+                f"{name} is stored by columns",
+                where=str(path),
+                hint="save it by rows: np.ascontiguousarray(array)",
+            )
+        self.row_bytes = self.shape[1] * self.dtype.itemsize
+
+    def take(self, rows: int) -> Array:
+        """Return the next rows."""
+        data = self.file.read(rows * self.row_bytes)
+        if len(data) != rows * self.row_bytes:
+            raise EOFError(f"{self.name} ends early")
+        return np.frombuffer(data, self.dtype).reshape(rows, self.shape[1])
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[_Arrays]:
+    """Open a file; whatever zip, deflate or the array headers object to names it."""
+    try:
+        with machine_errors("read", path), contextlib.ExitStack() as opened:
+            archive = opened.enter_context(zipfile.ZipFile(path))
+            yield _Arrays(archive, path, opened)
+    except BROKEN as error:
+        raise TokmillError(
+            f"the file is damaged or no .npz: {str(error) or type(error).__name__}",
+            where=str(path),
+            hint="its writer was killed or its copy cut off: make or fetch it again",
+        ) from None
+
+
+__all__ = ["NpzExport", "NpzSource"]

@@ -1,0 +1,239 @@
+"""Parquet of token ids: one row a record, a list column `input_ids`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.build.source import MAX_ITEM, Hash, InputFile, Item, find_files
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.formats.parquet_export import ParquetExport
+from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
+from tokmill.store.schema import Array, Column, Records, Schema
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+NUMBERS: dict[str, Any] = {
+    "bool": "u1", "uint8": "u1", "uint16": "u2", "uint32": "u4", "uint64": "u8",
+    "int8": "i8", "int16": "i8", "int32": "i8", "int64": "i8", "float": "f4", "halffloat": "f4",
+}  # fmt: skip
+ROWS = 1 << 16
+
+
+class ParquetTokensOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of Parquet files of token ids."""
+
+    column: str = "input_ids"
+    """List column of ids."""
+    keep: tuple[str, ...] = ()
+    """Further columns to carry along: strings, integers, 32-bit floats."""
+
+
+class ParquetTokensSource(TokenSource):
+    """Parquet files of token ids: a record is a row.
+
+    An item is a run of row groups of at most 64 MiB (or one that is larger); `start` and `stop`
+    are their share of the file's bytes, a record's place is its row.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = ParquetTokensOptions
+    suffixes = (".parquet",)
+    config: ParquetTokensOptions
+
+    def files(self) -> Iterator[tuple[InputFile, _Rows]]:
+        """Yield the files, opened; their columns must fit the options and one another."""
+        first: tuple[Path, dict[str, str]] | None = None
+        for file in find_files(self.inputs, self.suffixes):
+            rows = _Rows(file.path, self.config)
+            kinds = {name: rows.kinds[name] for name in self.config.keep}
+            if first is not None and first[1] != kinds:
+                raise TokmillError(
+                    f"its columns {kinds} differ from {first[1]} in {first[0]}",
+                    where=str(file.path),
+                    hint="build them apart, or --keep fewer",
+                )
+            first = first or (file.path, kinds)
+            yield file, rows
+
+    def file_dtype(self) -> IdType:
+        """Return the widest dtype of the files, 32 bits at most."""
+        return store_dtype([rows.dtype for _, rows in self.files()])
+
+    def kept(self) -> Schema:
+        """Return the columns that are carried along."""
+        if not self.config.keep:
+            return {}
+        _, rows = next(self.files())
+        return {
+            name: Column("utf8" if kind == "utf8" else NUMBERS[kind], per="record")
+            for name, kind in rows.kinds.items()
+        }
+
+    def items(self) -> Iterator[Item]:
+        """Yield runs of row groups."""
+        for file, rows in self.files():
+            path = str(file.path.absolute())
+            edges = rows.edges(file.size)
+            start = 0
+            for i in range(1, len(edges)):
+                if i == len(edges) - 1 or edges[i + 1] - edges[start] > MAX_ITEM:
+                    yield Item(file.name, path, edges[start], edges[i], file.digest)
+                    start = i
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the rows of an item's row groups."""
+        path = Path(item.path)
+        rows = _Rows(path, self.config)
+        edges = rows.edges(path.stat().st_size)
+        mine = [i for i, edge in enumerate(edges[:-1]) if item.start <= edge < item.stop]
+        row = rows.rows_before(mine[0]) if mine else 0
+        # One digest a column: a mixed one would depend on the blocks.
+        beside = [hashlib.sha256() for _ in range(1 + 2 * len(self.config.keep))]
+        for batch in rows.batches(mine, self.resources.block_bytes):
+            ids, offsets = rows.lists(batch, row)
+            beside[0].update(np.ascontiguousarray(np.diff(offsets), "<i8").tobytes())
+            digest.update(np.ascontiguousarray(ids, ids.dtype.newbyteorder("<")).tobytes())
+            columns: dict[str, Array | tuple[Array, Array]] = {
+                "token": self.checked(ids, _row_of(path, offsets, row))
+            }
+            for number, name in enumerate(self.config.keep):
+                columns[name] = value = rows.values(batch, name, row)
+                parts = (value[0], np.diff(value[1])) if isinstance(value, tuple) else (value,)
+                for part, hashed in zip(parts, beside[1 + 2 * number :], strict=False):
+                    hashed.update(part.tobytes())
+            starts = np.arange(row, row + len(batch), dtype=np.int64)
+            yield Records(offsets, columns, starts)
+            row += len(batch)
+        for hashed in beside:
+            digest.update(hashed.digest())
+
+
+def _row_of(path: Path, offsets: Array, row: int) -> Any:
+    return lambda i: f"{path}, row {row + int(np.searchsorted(offsets, i, side='right')) - 1}"
+
+
+class _Rows:
+    """A Parquet file's list column and the columns beside it, as flat arrays."""
+
+    def __init__(self, path: Path, config: ParquetTokensOptions) -> None:
+        self.arrow = plugins.require("pyarrow")
+        self.path, self.config = path, config
+        try:
+            self.file = plugins.require("pyarrow.parquet").ParquetFile(
+                path, page_checksum_verification=True
+            )
+        except (self.arrow.ArrowException, OSError) as error:
+            raise self._damaged(error) from None
+        schema = self.file.schema_arrow
+        for name in (config.column, *config.keep):
+            if name not in schema.names:
+                raise UsageError(
+                    f"the file has no column {name!r}",
+                    where=str(path),
+                    hint=nearest(name, schema.names),
+                )
+        kind = schema.field(config.column).type
+        types = self.arrow.types
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        inner = str(kind.value_type) if is_list else ""
+        if inner not in INTEGERS:
+            raise UsageError(
+                f"the column {config.column!r} holds {kind}, not lists of integers",
+                where=str(path),
+                hint="--column names another one; for text use `tokmill build parquet`",
+            )
+        self.dtype = np.dtype(inner)
+        self.kinds = {name: self._kind(schema.field(name).type, name) for name in config.keep}
+
+    def _kind(self, kind: Any, name: str) -> str:
+        types = self.arrow.types
+        if types.is_string(kind) or types.is_large_string(kind):
+            return "utf8"
+        if str(kind) not in NUMBERS:
+            raise UsageError(
+                f"the column {name!r} holds {kind}, which no store column can hold",
+                where=str(self.path),
+                hint="strings, booleans, integers and floats of 32 bits can be kept",
+            )
+        return str(kind)
+
+    def _damaged(self, error: Exception) -> TokmillError:
+        lines = str(error).splitlines() or [type(error).__name__]
+        return TokmillError(
+            f"the file is damaged or no Parquet: {lines[0]}",
+            where=str(self.path),
+            hint="its writer was killed or its copy cut off: make or fetch it again",
+        )
+
+    def edges(self, size: int) -> list[int]:
+        """Return the byte edges of the row groups, as if they were of one size."""
+        count = max(1, self.file.metadata.num_row_groups)
+        return [size * i // count for i in range(count + 1)]
+
+    def rows_before(self, group: int) -> int:
+        """Return the number of rows in the groups before one."""
+        return sum(self.file.metadata.row_group(i).num_rows for i in range(group))
+
+    def batches(self, groups: list[int], block_bytes: int) -> Iterator[Any]:
+        """Yield record batches of about `block_bytes` (a row at least)."""
+        meta = self.file.metadata
+        groups = [i for i in groups if i < meta.num_row_groups]
+        rows = sum(meta.row_group(i).num_rows for i in groups)
+        if not rows:
+            return
+        size = sum(meta.row_group(i).total_byte_size for i in groups)
+        count = min(max(1, block_bytes * rows // max(1, size)), ROWS)
+        names = list(dict.fromkeys((self.config.column, *self.config.keep)))
+        try:
+            yield from self.file.iter_batches(count, row_groups=groups, columns=names)
+        except (self.arrow.ArrowException, OSError) as error:
+            raise self._damaged(error) from None
+
+    def lists(self, batch: Any, row: int) -> tuple[Array, Array]:
+        """Return the ids of a batch's rows, flat, and their offsets (int64)."""
+        column = batch.column(self.config.column)
+        self._refuse_nulls(column, self.config.column, row)
+        if self.arrow.types.is_fixed_size_list(column.type):
+            column = column.cast(self.arrow.list_(column.type.value_type))
+        offsets = column.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        ids = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+        self._refuse_nulls(ids, self.config.column, row)
+        return ids.to_numpy(zero_copy_only=False), offsets - offsets[0]
+
+    def values(self, batch: Any, name: str, row: int) -> Array | tuple[Array, Array]:
+        """Return a column beside the ids in the store's dtype; a missing string is empty."""
+        column = batch.column(name)
+        if self.kinds[name] != "utf8":
+            self._refuse_nulls(column, name, row)
+            dtype = Column(NUMBERS[self.kinds[name]]).numpy()
+            value: Array = column.to_numpy(zero_copy_only=False).astype(dtype)
+            return value
+        text = column.fill_null("").cast(self.arrow.large_string())
+        try:
+            text.validate(full=True)
+        except self.arrow.ArrowInvalid:
+            raise TokmillError(
+                f"the column {name!r} holds strings that are no UTF-8",
+                where=f"{self.path}, rows from {row}",
+                hint="leave the column out, or mend it before the import",
+            ) from None
+        data, bounds = text.buffers()[2], text.buffers()[1]
+        offsets = np.frombuffer(bounds, "<i8", len(text) + 1, 8 * text.offset)
+        flat = np.frombuffer(data or b"", np.uint8)[offsets[0] : offsets[-1]]
+        return flat, offsets - offsets[0]
+
+    def _refuse_nulls(self, column: Any, name: str, row: int) -> None:
+        if column.null_count:
+            raise TokmillError(
+                f"{column.null_count} values of the column {name!r} are missing",
+                where=f"{self.path}, rows from {row}",
+                hint="drop those rows, or fill them, before the import",
+            )
+
+
+__all__ = ["ParquetExport", "ParquetTokensSource"]

@@ -1,0 +1,157 @@
+"""Foreign token files as sources of builds: what all of them share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.build.source import Frozen, Hash, Item, Request, Resources
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
+
+IdType = Literal["u1", "u2", "u4"]
+
+
+class TokenOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of all token files."""
+
+    vocab_size: int | None = None
+    """Number of ids, where no tokenizer is given; ids are checked against it."""
+
+
+class TokenSource(ABC):
+    """A source whose input is token ids already.
+
+    With a tokenizer the store gets the vocabulary `token` and ids are checked against its size;
+    with `vocab_size` they are checked against that. Either decides the width of the store's
+    column; with neither, the store's dtype is the files' own (the widest of them).
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = TokenOptions
+    version: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        self.config, self.inputs, self.resources = config, list(inputs), resources
+        self.frozen = vocabularies.get("token")
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return the tokenizer, if one is named, as the vocabulary `token`.
+
+        Raises `UsageError` when `vocab_size` contradicts it, or roles stand without a tokenizer.
+        """
+        if config.vocab_size is not None and config.vocab_size < 1:
+            raise UsageError(f"vocab_size = {config.vocab_size} is no number of ids")
+        if request.tokenizer is None:
+            if request.roles:
+                raise UsageError(
+                    "roles name tokens of a tokenizer, but none was named",
+                    hint="--tokenizer tokenizer.json",
+                )
+            return {}
+        tokenizer = plugins.require("tokmill.text.tokenizer").Tokenizer
+        vocabulary, data = tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
+        if config.vocab_size not in (None, vocabulary.size):
+            raise UsageError(
+                f"vocab_size = {config.vocab_size}, but the tokenizer has {vocabulary.size} ids",
+                where=request.tokenizer,
+                hint="leave vocab_size out",
+            )
+        return {"token": Frozen(vocabulary, data)}
+
+    @property
+    def size(self) -> int | None:
+        """Number of ids, where it is known."""
+        if self.frozen is not None:
+            return self.frozen.vocabulary.size
+        size: int | None = self.config.vocab_size
+        return size
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The column `token`, and what is carried along."""
+        dtype = self.file_dtype() if self.size is None else id_dtype(self.size)
+        return {"token": Column(dtype, vocab="token" if self.frozen else None), **self.kept()}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the dtypes of the columns, which follow from the inputs.
+
+        So a store that grows by a file of wider ids is refused instead of holding two widths.
+        """
+        return {"dtypes": {name: column.dtype for name, column in self.schema.items()}}
+
+    def kept(self) -> Schema:
+        """Return the columns beside the tokens."""
+        return {}
+
+    @abstractmethod
+    def file_dtype(self) -> IdType:
+        """Return the store's dtype for ids of the files' own width."""
+
+    @abstractmethod
+    def items(self) -> Iterator[Item]:
+        """Yield the items of the inputs, ordered by name and start."""
+
+    @abstractmethod
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield an item's records in batches."""
+
+    def checked(self, ids: Array, place: Callable[[int], str]) -> Array:
+        """Return ids in the store's dtype; `place` says where the i-th of them stands.
+
+        Raises `TokmillError` for an id below 0, or outside the vocabulary or the store's dtype.
+        """
+        target = self.schema["token"].numpy()
+        limit = self.size or 1 << (8 * target.itemsize)
+        signed = ids.dtype.kind == "i"
+        if ids.size and (signed or limit < 1 << (8 * ids.dtype.itemsize)):
+            bad = ids >= limit if not signed else (ids >= limit) | (ids < 0)
+            if bad.any():
+                first = int(bad.argmax())
+                swapped = ids.byteswap()
+                fits = bool((swapped < limit).all() and (swapped >= 0).all())
+                raise TokmillError(
+                    f"the id {ids[first]} is none of 0 to {limit - 1}",
+                    where=place(first),
+                    hint="all ids fit when their bytes are swapped: the file is big-endian"
+                    if fits and ids.dtype.itemsize > 1
+                    else "the file was made with another tokenizer, or its ids have another width",
+                )
+        return ids.astype(target, copy=False)
+
+
+def store_dtype(dtypes: Sequence[np.dtype[Any]]) -> IdType:
+    """Return the narrowest dtype of a store that is as wide as any of the files' (32 bits most)."""
+    widest = max((dtype.itemsize for dtype in dtypes), default=2)
+    return "u1" if widest == 1 else "u2" if widest == 2 else "u4"
+
+
+def at_byte(path: Path | str, start: int, size: int) -> Callable[[int], str]:
+    """Return what says where the i-th id of `size` bytes stands that begin at byte `start`."""
+    return lambda i: f"{path}, byte {start + i * size}"
+
+
+def read_exactly(file: BinaryIO, start: int, stop: int, path: Path) -> bytes:
+    """Return the bytes start … stop - 1 of a file; a file that ends before is an error."""
+    file.seek(start)
+    data = file.read(stop - start)
+    if len(data) != stop - start:
+        raise TokmillError(
+            f"the file ends at byte {start + len(data)}, {stop} were expected",
+            where=str(path),
+            hint="it changed while it was read, or its copy was cut off",
+        )
+    return data

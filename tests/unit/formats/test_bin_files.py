@@ -1,0 +1,218 @@
+"""Headerless files and llm.c shards: golden bytes, cutting, refusals."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from making import TOKENIZER, files_of, ids_of, quick_build, rec, token_store, write_store
+from tokmill.build.source import Resources
+from tokmill.errors import TokmillError, UsageError
+from tokmill.formats.bin import BinExport, BinOptions, BinSource, LlmcExport, look_alike
+from tokmill.store.schema import Column
+
+
+class NoHash:
+    def update(self, data):
+        pass
+
+
+def read_all(path, block_bytes=1 << 20, **options):
+    """(items, records, starts) of a file without a build."""
+    source = BinSource(BinOptions(**options), [str(path)], {}, Resources(block_bytes=block_bytes))
+    items = list(source.items())
+    batches = [batch for item in items for batch in source.read(item, NoHash())]
+    records = [
+        batch.columns["token"][a:b].tolist()
+        for batch in batches
+        for a, b in zip(batch.offsets[:-1], batch.offsets[1:], strict=True)
+    ]
+    return items, records, [s for batch in batches for s in batch.starts.tolist()]
+
+
+def test_headerless_bytes_are_little_endian_ids_and_nothing_else(tmp_path):
+    store = token_store(tmp_path / "s", [[[1, 258, 0]], [[65535]]])
+    written = BinExport(BinExport.Config()).write(store, tmp_path / "t.bin")
+    assert (tmp_path / "t.bin").read_bytes() == struct.pack("<4H", 1, 258, 0, 65535)
+    assert written == {
+        "files": [str(tmp_path / "t.bin")], "tokens": 4, "bytes": 8, "dtype": "uint16"
+    }  # fmt: skip
+    BinExport(BinExport.Config(dtype="u4")).write(store, tmp_path / "folder")
+    data = (tmp_path / "folder/tokens.bin").read_bytes()
+    assert data == struct.pack("<4I", 1, 258, 0, 65535)
+
+
+def test_ids_that_do_not_fit_are_refused(tmp_path):
+    store = write_store(tmp_path / "s", {"token": Column("u4")}, [[rec([1, 65536])]])
+    BinExport(BinExport.Config()).write(store, tmp_path / "t.bin")
+    assert np.fromfile(tmp_path / "t.bin", "<u4").tolist() == [1, 65536]
+    with pytest.raises(TokmillError, match="the id 65536 does not fit into uint16"):
+        BinExport(BinExport.Config(dtype="u2")).write(store, tmp_path / "u.bin")
+    assert not (tmp_path / "u.bin").exists()
+
+
+def test_llmc_bytes(tmp_path):
+    store = token_store(tmp_path / "s", [[[1, 2, 3]], [[4, 5], [], [6, 7]]])
+    written = LlmcExport(LlmcExport.Config(shard_tokens=3, name="a")).write(store, tmp_path / "o")
+    assert [f.rpartition("/")[2] for f in written["files"]] == [
+        "a_train_000000.bin", "a_train_000001.bin", "a_train_000002.bin"
+    ]  # fmt: skip
+    expected = [
+        struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids)
+        for ids in ([1, 2, 3], [4, 5, 6], [7])
+    ]
+    assert [Path(f).read_bytes() for f in written["files"]] == expected
+    with pytest.raises(TokmillError, match=r"holds a_train_\*.bin files already"):
+        LlmcExport(LlmcExport.Config(shard_tokens=4, name="a")).write(store, tmp_path / "o")
+    again = quick_build("bin", tmp_path / "o", tmp_path / "again")
+    assert ids_of(again) == [[1, 2, 3], [4, 5, 6], [7]]
+    assert again.schema["token"].dtype == "u2"
+    assert again.receipt(0).items[0].start == 1024
+
+
+def test_wide_llmc_files_have_the_llama_header(tmp_path):
+    store = write_store(tmp_path / "s", {"token": Column("u4")}, [[rec([1, 128000])]])
+    (name,) = LlmcExport(LlmcExport.Config()).write(store, tmp_path / "o")["files"]
+    data = Path(name).read_bytes()
+    assert data == struct.pack("<256i", 20240801, 7, 2, *[0] * 253) + struct.pack("<2I", 1, 128000)
+    assert ids_of(quick_build("bin", name, tmp_path / "again")) == [[1, 128000]]
+
+
+def header(magic=20240520, version=1, count=2):
+    return struct.pack("<256i", magic, version, count, *[0] * 253)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (header() + b"\1\0", {}, "promises 2 tokens of 2 bytes, but 2 bytes follow"),
+        (header(count=-1), {}, "promises -1 tokens"),
+        (header(version=2) + bytes(4), {}, "have version 1, this one says 2"),
+        (header(magic=20240522) + bytes(4), {}, "evaluation file"),
+        (header()[:1000], {}, "cut off after 1000 of 1024"),
+        (struct.pack(">256i", 20240520, 1, 2, *[0] * 253) + bytes(4), {}, "big-endian"),
+        (header() + bytes(4), {"dtype": "u4"}, "llm.c header says uint16"),
+        (b"\1\0\2", {}, "3 bytes are no whole number of 2-byte ids"),
+        (b"\1\0\2\0\3\0", {"dtype": "u4"}, "6 bytes are no whole number of 4-byte ids"),
+        (np.arange(1, 99, dtype="<u4").tobytes(), {}, "look like uint32"),
+        (np.arange(1, 9000, dtype="<u4").tobytes(), {"vocab_size": 9000}, "look like uint32"),
+        (np.arange(1, 99, dtype=">u2").tobytes(), {}, "look like big-endian uint16"),
+        (np.arange(1, 99, dtype=">u4").tobytes(), {}, "big-endian uint32"),
+        (np.arange(1, 99, dtype=">u4").tobytes(), {"vocab_size": 99999}, "big-endian uint32"),
+        (np.arange(1, 9, dtype=">u2").tobytes(), {"vocab_size": 300}, "byte 2.*big-endian"),
+        (b"\1\0\2\0", {"vocab_size": 2}, "byte 2: the id 2 is none of 0 to 1"),
+        (b"\1\0", {"separator_id": 1, "record_tokens": 1}, "two ways"),
+        (b"\1\0", {"separator_id": 300, "vocab_size": 300}, "none of the 300 ids"),
+        (b"\1\0", {"record_tokens": 0}, "record_tokens = 0"),
+        (b"\1\0", {"vocab_size": 0}, "vocab_size = 0"),
+        (b"\1\0", {"roles": {"eot": "x"}}, "but none was named"),
+        (b"", {}, "not one record"),
+    ],
+)
+def test_refusals(tmp_path, data, options, message):
+    (tmp_path / "t.bin").write_bytes(data)
+    with pytest.raises(TokmillError) as caught:
+        quick_build("bin", tmp_path / "t.bin", tmp_path / "s", **options)
+    assert re.search(message, str(caught.value).replace("\n", " ")), str(caught.value)
+    if not isinstance(caught.value, UsageError):
+        assert "t.bin" in str(caught.value)
+
+
+def test_real_ids_are_not_taken_for_something_else():
+    random = np.random.default_rng(0)
+    for size in (2, 40, 256, 300, 5000, 50257, 65536):
+        zipf = np.minimum(random.zipf(1.2, 20000), size) - 1
+        for ids in (zipf, random.integers(0, size, 20000)):
+            assert look_alike(ids.astype("<u2")) == "", size
+            assert look_alike(ids.astype("<u4")) == "", size
+    for size in (300, 5000, 50257):
+        ids = random.integers(0, size, 20000)
+        assert "big-endian uint16" in look_alike(ids.astype(">u2").view("<u2")), size
+        assert "uint32" in look_alike(ids.astype("<u4").view("<u2")), size
+        assert "uint32" in look_alike(ids.astype(">u4").view("<u2")), size
+        assert "big-endian uint32" in look_alike(ids.astype(">u4").view("<u4")), size
+
+
+def test_separators_end_records_and_the_eot_of_the_tokenizer_is_one(tmp_path):
+    np.asarray([5, 0, 0, 6, 7, 0, 8], "<u2").tofile(tmp_path / "t.bin")
+    by_id = quick_build("bin", tmp_path / "t.bin", tmp_path / "a", separator_id=0)
+    assert ids_of(by_id) == [[5, 0], [0], [6, 7, 0], [8]]
+    by_role = quick_build("bin", tmp_path / "t.bin", tmp_path / "b", tokenizer=TOKENIZER)
+    assert ids_of(by_role) == ids_of(by_id)
+    by_number = quick_build(
+        "bin", tmp_path / "t.bin", tmp_path / "c", tokenizer=TOKENIZER, record_tokens=3
+    )
+    assert ids_of(by_number) == [[5, 0, 0], [6, 7, 0], [8]]
+    whole = quick_build("bin", tmp_path / "t.bin", tmp_path / "d")
+    assert ids_of(whole) == [[5, 0, 0, 6, 7, 0, 8]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ids=st.lists(st.integers(0, 3), max_size=80),
+    item=st.integers(1, 20),
+    block=st.integers(1, 40),
+    wide=st.booleans(),
+    llmc=st.booleans(),
+)
+def test_items_tile_the_file_whatever_their_size(tmp_path_factory, ids, item, block, wide, llmc):
+    path = tmp_path_factory.mktemp("f") / "t.bin"
+    data = np.asarray(ids, "<u4" if wide else "<u2").tobytes()
+    head = header(*((20240801, 7) if wide else (20240520, 1)), len(ids)) if llmc else b""
+    path.write_bytes(head + data)
+    documents, open_ = [], []
+    for i in ids:
+        open_.append(i)
+        if i == 0:
+            documents.append(open_)
+            open_ = []
+    documents += [open_] if open_ else []
+    size = 4 if wide else 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokmill.formats.bin.MAX_ITEM", item * 4)
+        patch.setattr("tokmill.formats.bin.SEARCH", 3)
+        dtype = "u4" if wide else "u2"
+        items, records, starts = read_all(path, block * size, dtype=dtype, separator_id=0)
+        assert records == documents
+        places = np.cumsum([0, *map(len, documents)])[:-1] * size + len(head)
+        assert starts == places.tolist()
+        assert items[0].start == len(head) and items[-1].stop == len(head) + len(data)
+        _, records, _ = read_all(path, block * size, dtype=dtype, record_tokens=7)
+        assert records == [ids[i : i + 7] for i in range(0, len(ids), 7)]
+
+
+def test_a_file_without_its_separator_is_refused_beyond_64_mib(tmp_path, monkeypatch):
+    monkeypatch.setattr("tokmill.formats.bin.MAX_ITEM", 40)
+    monkeypatch.setattr("tokmill.formats.bin.MAX_RECORD", 80)
+    np.arange(1, 100, dtype="<u2").tofile(tmp_path / "t.bin")
+    with pytest.raises(TokmillError, match="byte 40: no document ends within 64 MiB"):
+        quick_build("bin", tmp_path / "t.bin", tmp_path / "s", separator_id=0)
+
+
+def test_a_megatron_pair_is_not_read_as_a_headerless_file_by_mistake(tmp_path):
+    np.asarray([5, 6], "<u2").tofile(tmp_path / "t.bin")
+    (tmp_path / "t.idx").write_bytes(b"MMIDIDX")
+    with pytest.raises(TokmillError, match="tokmill build megatron"):
+        quick_build("bin", tmp_path / "t.bin", tmp_path / "s")
+    assert ids_of(quick_build("bin", tmp_path / "t.bin", tmp_path / "s", dtype="u2")) == [[5, 6]]
+
+
+def test_the_fingerprint_is_of_the_bytes(tmp_path):
+    data = np.asarray([5, 0, 6, 0], "<u2")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        data.tofile(tmp_path / name / "t.bin")
+    stores = [
+        quick_build("bin", tmp_path / name, tmp_path / f"s{name}", separator_id=0)
+        for name in ("a", "b")
+    ]
+    assert stores[0].fingerprint == stores[1].fingerprint
+    assert files_of(stores[0].path) == files_of(stores[1].path)
+    receipt = stores[0].receipt(0).items[0]
+    assert receipt.bytes == 8

@@ -1,0 +1,266 @@
+"""npz windows: the seed's format, its statistics, refusals."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from making import TOKENIZER, ids_of, quick_build, token_store
+from tokmill.errors import TokmillError, UsageError
+from tokmill.formats.npz import NpzExport
+
+LONG = list(range(1, 26))
+
+
+def export(store, out, **options):
+    options = {"max_length": 10, "stride": 4, "pad_id": 0, **options}
+    return NpzExport(NpzExport.Config(**options)).write(store, out)
+
+
+def windows(tokens, length, step):
+    """The seed's loop, line by line."""
+    if len(tokens) <= length:
+        return [tokens]
+    found, start = [], 0
+    while start < len(tokens):
+        end = min(start + length, len(tokens))
+        found.append(tokens[start:end])
+        if end == len(tokens):
+            break
+        start += step
+    return found
+
+
+def load(out):
+    files = sorted(out.glob("*.npz"))
+    parts = []
+    for path in files:
+        with np.load(path, allow_pickle=False) as data:
+            assert sorted(data) == ["attention_mask", "input_ids"]
+            parts.append((data["input_ids"], data["attention_mask"]))
+    return [path.name for path in files], parts
+
+
+def test_windows_are_the_seeds(tmp_path):
+    store = token_store(tmp_path / "s", [[LONG, [7] * 10], [[], [8, 0], [9] * 11]])
+    written = export(store, tmp_path / "o", windows_per_file=4, name="cleaned_data")
+    names, parts = load(tmp_path / "o")
+    assert names == [f"tokenized_cleaned_data_part00{i}.npz" for i in (1, 2, 3)]
+    rows = []
+    for ids, mask in parts:
+        assert ids.dtype == mask.dtype == np.int32 and ids.shape == mask.shape
+        assert ids.shape[1] == 10 and len(ids) <= 4
+        assert not ids[mask == 0].any()  # the pad id
+        rows += [i[: m.sum()].tolist() for i, m in zip(ids, mask, strict=True)]
+        assert all(m.tolist() == sorted(m.tolist(), reverse=True) for m in mask)
+    expected = [w for r in (LONG, [7] * 10, [8, 0], [9] * 11) for w in windows(r, 10, 4)]
+    assert rows == expected
+    assert written["windows"] == len(expected) and written["tokens"] == sum(map(len, expected))
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    records=st.lists(st.lists(st.integers(0, 9), max_size=30), min_size=1, max_size=8),
+    length=st.integers(1, 12),
+    step=st.integers(1, 12),
+    part=st.integers(1, 9),
+)
+def test_any_records(tmp_path_factory, records, length, step, part):
+    folder = tmp_path_factory.mktemp("f")
+    step = min(step, length)
+    expected = [w for r in records if r for w in windows(r, length, step)]
+    store = token_store(folder / "s", [records])
+    options = {"max_length": length, "stride": step, "windows_per_file": part}
+    if not expected:
+        with pytest.raises(TokmillError, match="holds no tokens"):
+            export(store, folder / "o", **options)
+        return
+    export(store, folder / "o", **options)
+    again = quick_build("npz", folder / "o", folder / "again")
+    assert ids_of(again) == expected
+
+
+def test_statistics_agree_with_one_another_and_with_the_files(tmp_path):
+    store = token_store(tmp_path / "s", [[LONG], [[1, 2, 3]], [[4]]])
+    written = export(store, tmp_path / "o")
+    stats = json.loads((tmp_path / "o/tokenization_stats.json").read_text())
+    assert set(stats) == {
+        "total_sequences",
+        "total_tokens",
+        "avg_sequence_length",
+        "processing_time_seconds",
+        "sequences_per_second",
+        "files_processed",
+        "compression_ratio",
+        "memory_usage_mb",
+    }
+    _, parts = load(tmp_path / "o")
+    assert stats["total_sequences"] == sum(len(ids) for ids, _ in parts)
+    assert stats["total_tokens"] == sum(int(mask.sum()) for _, mask in parts)
+    assert stats["avg_sequence_length"] == stats["total_tokens"] / stats["total_sequences"] <= 10
+    assert stats["sequences_per_second"] == pytest.approx(
+        stats["total_sequences"] / stats["processing_time_seconds"]
+    )
+    assert stats["files_processed"] == 3
+    arrays = sum(ids.nbytes + mask.nbytes for ids, mask in parts)
+    size = sum(p.stat().st_size for p in (tmp_path / "o").glob("*.npz"))
+    assert stats["compression_ratio"] == size / arrays
+    assert 1 < stats["memory_usage_mb"] < 1e6
+    assert written["statistics"] == stats
+
+
+def test_equal_stores_give_equal_files(tmp_path):
+    store = token_store(tmp_path / "s", [[LONG]])
+    for name in "ab":
+        export(store, tmp_path / name)
+    a, b = (tmp_path / name / "tokenized_data_part001.npz" for name in "ab")
+    assert a.read_bytes() == b.read_bytes()
+    with zipfile.ZipFile(a) as archive:
+        assert {e.date_time for e in archive.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_the_pad_token(tmp_path):
+    store = token_store(tmp_path / "s", [[[5, 6]]])
+    with pytest.raises(TokmillError, match="carries no vocabulary") as caught:
+        export(store, tmp_path / "o", pad_id=None)
+    assert "--pad-id" in str(caught.value) and "<|pad|>" in str(caught.value)
+    np.asarray([5, 6, 0], "<u2").tofile(tmp_path / "t.bin")
+    store = quick_build("bin", tmp_path / "t.bin", tmp_path / "v", tokenizer=TOKENIZER)
+    export(store, tmp_path / "o", pad_id=None)
+    _, ((ids, mask),) = load(tmp_path / "o")
+    assert ids.tolist() == [[5, 6, 0, *[1] * 7]] and mask.sum() == 3
+    with pytest.raises(UsageError, match="pad_id = 300 is none of the ids 0 to 299"):
+        export(store, tmp_path / "p", pad_id=300)
+
+
+def test_options_that_lose_tokens_and_foreign_folders_are_refused(tmp_path):
+    store = token_store(tmp_path / "s", [[[5, 6]]])
+    for options in ({"stride": 11}, {"stride": 0}, {"windows_per_file": 0}):
+        with pytest.raises(UsageError, match="would leave tokens out"):
+            export(store, tmp_path / "o", **options)
+    export(store, tmp_path / "o")
+    with pytest.raises(TokmillError, match="npz files already"):
+        export(store, tmp_path / "o")
+
+
+def save(path, **arrays):
+    np.savez_compressed(path, **{name: np.asarray(value) for name, value in arrays.items()})
+    return path
+
+
+IDS, MASK = [[1, 2, 0], [3, 0, 0]], [[1, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize("dtype", ["i4", "i8", "u2", ">i4", "u1"])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_files_of_others_are_read(tmp_path, dtype, compressed):
+    write = np.savez_compressed if compressed else np.savez
+    write(
+        tmp_path / "a.npz",
+        input_ids=np.asarray(IDS, dtype),
+        attention_mask=np.asarray(MASK, bool),
+        labels=np.zeros(3),
+    )
+    store = quick_build("npz", tmp_path / "a.npz", tmp_path / "s")
+    assert ids_of(store) == [[1, 2], [3]]
+    expected = {"u1": "u1", "u2": "u2"}.get(dtype, "u4")
+    assert store.schema["token"].dtype == expected
+
+
+def test_left_padding_and_empty_rows(tmp_path):
+    save(
+        tmp_path / "a.npz",
+        input_ids=[[0, 0, 5], [9, 9, 9], [0, 6, 0]],
+        attention_mask=[[0, 0, 1], [0, 0, 0], [1, 1, 1]],
+    )
+    store = quick_build("npz", tmp_path / "a.npz", tmp_path / "s")
+    assert ids_of(store) == [[5], [0, 6, 0]]
+    assert store.manifest.skipped == {"empty": 1}
+
+
+def test_items_are_runs_of_rows(tmp_path, monkeypatch):
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 500, (50, 8)).astype(np.int32)
+    save(tmp_path / "a.npz", input_ids=ids, attention_mask=np.ones_like(ids))
+    monkeypatch.setattr("tokmill.formats.npz.MAX_ITEM", 7 * 32)
+    store = quick_build("npz", tmp_path / "a.npz", tmp_path / "s")
+    assert ids_of(store) == ids.tolist()
+    assert len(store.receipt(0).items) == 8
+    assert [store.shard(0)["start"].tolist()] == [list(range(50))]
+
+
+def corrupt(path, where):
+    data = bytearray(path.read_bytes())
+    data[where] ^= 255
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"input_ids": IDS}, "no array 'attention_mask'; it holds input_ids"),
+        ({"input_ids": IDS, "attention_mask": [[1, 1, 0]]}, r"have shape \(2, 3\).*\(1, 3\)"),
+        ({"input_ids": [1, 2], "attention_mask": [1, 1]}, "integers of shape"),
+        ({"input_ids": np.ones((2, 3)), "attention_mask": MASK}, "dtype float64"),
+        ({"input_ids": np.asarray([[{}]], object), "attention_mask": [[1]]}, "pickled array"),
+        ({"input_ids": IDS, "attention_mask": [[1, 0, 1], [1, 0, 0]]}, "row 0: .* has a hole"),
+        ({"input_ids": IDS, "attention_mask": [[1, 0, 0], [2, 0, 0]]}, "row 1: .*neither 0 nor 1"),
+        (
+            {"input_ids": [[1, -5, 0]], "attention_mask": [[1, 1, 0]]},
+            "row 0, position 1: the id -5",
+        ),
+        ({"input_ids": np.asfortranarray(IDS), "attention_mask": MASK}, "stored by columns"),
+        ({"input_ids": [[0, 0]], "attention_mask": [[0, 0]]}, "not one record"),
+    ],
+)
+def test_refusals(tmp_path, arrays, message):
+    save(tmp_path / "a.npz", **arrays)
+    with pytest.raises(TokmillError) as caught:
+        quick_build("npz", tmp_path / "a.npz", tmp_path / "s")
+    assert re.search(message, str(caught.value)), str(caught.value)
+    assert "a.npz" in str(caught.value)
+
+
+def test_damaged_files_are_named(tmp_path):
+    random = np.random.default_rng(0)
+    ids = random.integers(0, 500, (50, 8)).astype(np.int32)
+    path = save(tmp_path / "a.npz", input_ids=ids, attention_mask=np.ones_like(ids))
+    whole = path.read_bytes()
+    for cut in (0, 10, len(whole) // 2, len(whole) - 5):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(TokmillError, match=r"a\.npz.*damaged or no \.npz"):
+            quick_build("npz", path, tmp_path / f"cut{cut}")
+    refused = 0
+    for where in range(30, len(whole), 97):
+        path.write_bytes(whole)
+        corrupt(path, where)
+        try:
+            store = quick_build("npz", path, tmp_path / f"s{where}")
+        except TokmillError as error:
+            assert "a.npz" in str(error)
+            refused += 1
+        else:
+            assert ids_of(store) == ids.tolist()  # a byte that means nothing
+    assert refused > 10
+
+
+def test_wrong_lengths_inside_the_archive(tmp_path):
+    def npy(array):
+        buffer = io.BytesIO()
+        np.save(buffer, np.asarray(array, np.int32))
+        return buffer.getvalue()
+
+    for extra, message in ((b"\0\0\0\0", "longer than it says"), (None, "ends early")):
+        data = npy(IDS) + extra if extra else npy(IDS)[:-4]
+        with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+            archive.writestr("input_ids.npy", data)
+            archive.writestr("attention_mask.npy", npy(MASK))
+        with pytest.raises(TokmillError, match=message):
+            quick_build("npz", tmp_path / "a.npz", tmp_path / message)
