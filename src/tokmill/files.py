@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -20,28 +21,41 @@ from tokmill.errors import MachineError
 TEMPORARY = ".tmp-"
 
 
+HINTS = {
+    errno.ENOSPC: "free some space, then run the same command again: it continues",
+    errno.EDQUOT: "free some of the quota, then run the same command again: it continues",
+    errno.EACCES: "choose a place that you may read or write",
+    errno.EPERM: "choose a place that you may read or write",
+    errno.EROFS: "the file system is read-only: choose another folder",
+    errno.EIO: "the disk reports an error: check it before you go on",
+    errno.EMFILE: "too many files are open: raise the limit with `ulimit -n`",
+    errno.ENFILE: "too many files are open on this machine",
+    errno.ENOMEM: "memory ran out: give it less to hold, as with --preset memory",
+    errno.ENAMETOOLONG: "choose a shorter path",
+}
+"""What to do where the machine refuses, whatever was being done."""
+
+
+def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
+    """Return the `MachineError` of an `OSError`."""
+    hints = HINTS | {
+        errno.ENOENT: "it is not there: was it moved or removed?",
+        errno.ENOTDIR: "a part of the path is a file, not a folder",
+        errno.EEXIST: "a file stands where a folder is needed",
+        errno.EISDIR: "a folder stands where a file is needed",
+    }
+    number = error.errno or 0
+    what = f"{doing} failed: {os.strerror(number)}"
+    return MachineError(what, where=str(path), hint=hints.get(number, "see the system's message"))
+
+
 @contextlib.contextmanager
 def machine_errors(doing: str, path: Path | str) -> Iterator[None]:
     """Turn an `OSError` into a `MachineError` that names the file and what to do."""
     try:
         yield
     except OSError as error:
-        hints = {
-            errno.ENOSPC: "free some space, then run the same command again: it continues",
-            errno.EDQUOT: "free some of the quota, then run the same command again: it continues",
-            errno.EACCES: "choose a folder that you may write to",
-            errno.EPERM: "choose a folder that you may write to",
-            errno.EROFS: "the file system is read-only: choose another folder",
-            errno.ENOENT: "the folder does not exist",
-            errno.ENOTDIR: "a part of the path is a file, not a folder",
-            errno.EISDIR: "a folder stands where a file is needed",
-            errno.EIO: "the disk reports an error: check it before you go on",
-        }
-        raise MachineError(
-            f"{doing} failed: {os.strerror(error.errno or 0)}",
-            where=str(path),
-            hint=hints.get(error.errno or 0, "see the message of the system"),
-        ) from error
+        raise machine_error(doing, path, error) from error
 
 
 def sync_folder(folder: Path) -> None:
@@ -118,15 +132,20 @@ def remove_leftovers(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def locked(path: Path, what: str, hint: str) -> Iterator[None]:
-    """Hold an exclusive lock on a file; a lock that another process holds is an error at once."""
+def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
+    """Hold an exclusive lock on a file; one that another holds is an error after `wait` seconds."""
+    until = time.monotonic() + wait
     with machine_errors("lock", path):
         handle = open(path, "a+b")  # noqa: SIM115
     with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MachineError(what, where=str(path.parent), hint=hint) from None
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise MachineError(what, where=str(path.parent), hint=hint) from None
+            time.sleep(0.05)
         yield
 
 

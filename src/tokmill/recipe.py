@@ -38,6 +38,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     parent = value.pop("extends", None)
     if parent is None:
         return value
+    if not isinstance(parent, str):
+        raise UsageError("extends is not the path of a recipe", where=str(path))
     return merge(_read(path.parent / parent, (*seen, resolved)), value)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 from typing import Literal
@@ -14,6 +16,9 @@ from tokmill.errors import UsageError
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+M_ARENA_MAX = -8
+"""Of glibc's malloc.h."""
 
 PARENT_BYTES = 120 << 20
 WORKER_BYTES = 260 << 20
@@ -56,7 +61,18 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
         fitting = (amount.memory - PARENT_BYTES) // WORKER_BYTES
         workers = min(workers, fitting) if fitting > 1 else 0
         resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
-    return workers, resources
+    # Workers share the cores already; alone, the encoder may use all of them.
+    return workers, msgspec.structs.replace(resources, threads=workers == 0)
+
+
+def share_one_heap() -> None:
+    """Let the threads of this process share glibc's main heap.
+
+    Each thread has one of its own otherwise, which keeps what was freed: some 40 MB more for a
+    build with its reader and encoder threads. Only for processes that are ours.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, 1)
 
 
 def parse_bytes(text: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -120,7 +121,8 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     if not chosen.out:
         raise UsageError("no folder for the store was named", hint="-o STORE")
     out = Path(chosen.out)
-    check_folder(out)
+    with machine_errors("read", out):
+        check_folder(out)
     prepared = prepare(chosen)
     make_folder(out)
     lock = locked(
@@ -411,13 +413,12 @@ def stop_early(
     }
     write_file(out / "projection.json", layout.encode(projection))
     if not how.quiet:
-        import sys
-
+        memory = human_bytes(projection["peak_memory_bytes"] or 0)
         print(
             f"time limit reached after {human_time(bar.seconds)}: {share:.1%} of the input at "
             f"{human_bytes(bar.rate)}/s.\nThe whole input would take "
             f"{human_time(bar.total / max(bar.rate, 1))}, "
-            f"{human_bytes(manifest.bytes / share)} on disk and about {human_bytes(projection['peak_memory_bytes'] or 0)} of memory.\n"
+            f"{human_bytes(manifest.bytes / share)} on disk and about {memory} of memory.\n"
             "What was made is kept: the same command without --limit-time goes on.",
             file=sys.stderr,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
@@ -121,6 +122,8 @@ def _complain(text: str) -> None:
     label, hint = ("error:", "hint:")
     if colour:
         label, hint = ("\x1b[1;31merror:\x1b[0m", "\x1b[1;36mhint:\x1b[0m")
-    print(f"{label} {first}", file=sys.stderr)
-    if rest:
-        print(f"{hint}{rest}", file=sys.stderr)
+    # Where stderr cannot be written (a log on the full disk), the exit code still says it.
+    with contextlib.suppress(OSError):
+        print(f"{label} {first}", file=sys.stderr)
+        if rest:
+            print(f"{hint}{rest}", file=sys.stderr)

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from tokmill import plugins, recipe
-from tokmill.build.resources import Amount, parse_bytes, parse_seconds
+from tokmill.build.resources import Amount, parse_bytes, parse_seconds, share_one_heap
 from tokmill.build.run import BuildRecipe, How, prepare, run
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
@@ -23,7 +23,10 @@ TEXT_KINDS = ("text", "jsonl", "parquet")
 RUNNING = "how it runs (changes no byte)"
 
 Inputs = Annotated[list[str] | None, typer.Argument(help="Files, folders or stores.")]
-Out = Annotated[Path | None, typer.Option("-o", "--out", help="Folder of the store.")]
+# Whether it may be read is found out, and told, by what reads it.
+Out = Annotated[
+    Path | None, typer.Option("-o", "--out", readable=False, help="Folder of the store.")
+]
 Tokenizer = Annotated[str | None, typer.Option(help="tokenizer.json, or GPT-2, tiktoken … files.")]
 Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN where names do not say it.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")]
@@ -132,6 +135,7 @@ def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
         if dry_run:
             _print_plan(chosen, json)
             return
+        share_one_heap()
         _report(run(chosen, how), json)
 
     parameters = struct_parameters(struct) if struct else []

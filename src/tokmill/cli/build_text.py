@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from tokmill import plugins
 from tokmill.build.run import BuildRecipe, How, check_folder, run
 from tokmill.cli.output import print_json, say
 from tokmill.errors import UsageError
@@ -115,9 +116,8 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
         else:
             _report(store, json=False)
         if more.get("bin"):
-            from tokmill.formats.bin import BinExport
-
-            written = BinExport(BinExport.Config()).write(store, out / f"{part}.bin")
+            export = plugins.load(plugins.EXPORTS, "bin")
+            written = export(export.Config()).write(store, out / f"{part}.bin")
             facts[f"{part}.bin"] = written
             say(f"wrote {out / f'{part}.bin'}")
     if json:

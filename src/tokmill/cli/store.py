@@ -17,7 +17,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.progress import human_bytes
 from tokmill.store.store import Store
 
-StorePath = Annotated[Path, typer.Argument(help="Folder of the store.")]
+StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the store.")]
 Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
 
 

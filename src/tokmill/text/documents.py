@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins, recipe
+from tokmill.ahead import ahead
 from tokmill.build.source import (
     Frozen,
     Hash,
@@ -112,14 +114,34 @@ class DocumentSource(ABC):
         if self._encode is None:
             assert self.frozen is not None
             self._encode = Encode(self.frozen, self.config, self.resources)
-        for documents in self.documents(item, digest):
-            yield self._encode(documents)
+        if not self.resources.threads:
+            yield from map(self._encode, self.documents(item, digest))
+            return
+        # The encoder's threads leave the interpreter alone, so the next block is read meanwhile;
+        # but not over the end of a part, as its digest is taken when the part is committed.
+        committed = threading.Semaphore(0)
+
+        def read() -> Iterator[Documents]:
+            for batch in self.documents(item, digest):
+                yield batch
+                if batch.ends_part:
+                    committed.acquire()
+
+        batches = ahead(read())
+        try:
+            for batch in batches:
+                yield self._encode(batch)
+                if batch.ends_part:
+                    committed.release()
+        finally:
+            committed.release()
+            batches.close()
 
 
 def column_name(field: str) -> str:
     """Return a field's name as a column: letters, digits and underscores."""
     name = "".join(c if c.isalnum() else "_" for c in field) or "_"
-    taken = name in RESERVED or name == "token"
+    taken = name in RESERVED or name in ("token", "bytes")
     return name if name.isidentifier() and not taken else f"field_{name}"
 
 

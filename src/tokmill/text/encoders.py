@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -279,8 +279,31 @@ class GigatokenEncoder:
         return np.concatenate(parts), lengths
 
 
+class Utf8Texts(Sequence[str]):
+    """Texts that lie as UTF-8 in one buffer (uint8, offsets int64 (n + 1)), read when asked for."""
+
+    def __init__(self, data: Array, offsets: Array) -> None:
+        self.data, self.offsets = data, offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        return self.data[self.offsets[place] : self.offsets[place + 1]].tobytes().decode()
+
+
 def utf8_buffer(texts: Sequence[str]) -> tuple[Array, Array]:
     """Return texts as UTF-8 in one buffer: (uint8, offsets int64 (n + 1))."""
+    if isinstance(texts, Utf8Texts):
+        return texts.data, texts.offsets
     encoded = _utf8(texts)
     offsets = np.zeros(len(encoded) + 1, np.int64)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,13 +12,14 @@ import numpy as np
 from tokmill import plugins
 from tokmill.build.source import MAX_ITEM, Hash, InputFile, Item
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.store.schema import Drop
+from tokmill.store.schema import Array, Drop
 from tokmill.text.blocks import MAX_RECORD
 from tokmill.text.documents import DocumentSource
-from tokmill.text.encoders import utf8_buffer
+from tokmill.text.encoders import Utf8Texts, utf8_buffer
 from tokmill.text.prepare import Documents, FieldOptions, join_fields, select
 
-ROWS = 2048
+BATCH = 2 << 20
+"""Bytes of a batch of rows, about."""
 
 
 class ParquetConfig(FieldOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -71,51 +72,101 @@ class ParquetSource(DocumentSource):
                 )
         row, taken, part = groups.rows_before(mine[0]) if mine else 0, 0, 0
         for batch in groups.batches(mine, present):
-            table = {name: batch.column(i) for i, name in enumerate(present)}
-            texts_in = [
-                table[name].to_pylist() if name in table else [None] * len(batch)
-                for name in self.config.fields
-            ]
-            texts, reasons = join_fields(texts_in, self.config)
+            columns = {name: batch.column(i) for i, name in enumerate(present)}
             starts = np.arange(row, row + len(batch), dtype=np.int64)
             row += len(batch)
-            kept = {
-                name: [_as_text(value) for value in table[name].to_pylist()]
-                if name in table
-                else [""] * len(batch)
-                for name in self.config.keep
-            }
-            # The content is the text itself: how Parquet packs it may differ.
-            content, ends = utf8_buffer(texts)
-            digest.update(np.diff(ends).tobytes())
-            digest.update(content.data)
+            found = self._prepared(columns, starts)
+            content, places = utf8_buffer(found.texts)
             taken += len(content)
-            starts = np.arange(row, row + len(batch), dtype=np.int64)
-            row += len(batch)
-            kept = {
-                name: [_as_text(value) for value in table[name].to_pylist()]
-                if name in table
-                else [""] * len(batch)
-                for name in self.config.keep
-            }
-            # The content is the text itself: how Parquet packs it may differ.
-            content = [*texts, *(value for values in kept.values() for value in values)]
-            joined = "\0".join(content).encode("utf-8", "surrogatepass")
-            taken += len(joined)
             if part >= item.parts_done:
-                digest.update(joined)
-            for values in kept.values():
-                digest.update(msgspec.json.encode(values))
-            drops: list[Drop] = []
-            for i, text in enumerate(texts):
-                if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:
-                    reasons[i], texts[i] = "too long", ""
-            found = select(Documents(texts, starts, drops, kept), reasons)
-            found.drops = [Drop(d.offset, d.reason, d.reason == "too long") for d in found.drops]
+                # The content is the text itself, not its compression.
+                digest.update(places.tobytes())
+                digest.update(content.data)
+                digest.update(msgspec.json.encode([found.kept, found.drops]))
             found.ends_part = taken >= (part + 1) * MAX_ITEM
             if part >= item.parts_done:
                 yield found
             part += found.ends_part
+
+    def _prepared(self, columns: Mapping[str, Any], starts: Array) -> Documents:
+        """Return the documents of one batch of columns."""
+        kept = {
+            name: [_as_text(value) for value in columns[name].to_pylist()]
+            if name in columns
+            else [""] * len(starts)
+            for name in self.config.keep
+        }
+        if len(self.config.fields) == 1:
+            whole = as_they_are(columns[self.config.fields[0]], self.config)
+            if whole is not None:
+                return Documents(whole, starts, [], kept)
+        refused = [""] * len(starts)
+        values = [
+            _strings(columns[name], refused) if name in columns else [None] * len(starts)
+            for name in self.config.fields
+        ]
+        texts, reasons = join_fields(values, self.config)
+        for i, text in enumerate(texts):
+            if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:
+                refused[i] = "too long"
+        reasons = [a or b for a, b in zip(refused, reasons, strict=True)]
+        found = select(Documents(texts, starts, [], kept), reasons)
+        found.drops = [
+            Drop(d.offset, d.reason, d.reason in ("too long", "utf8")) for d in found.drops
+        ]
+        return found
+
+
+def as_they_are(column: Any, options: FieldOptions) -> Utf8Texts | None:
+    """Return the texts of a string column without making a Python string of any.
+
+    None where one of them has to be changed, left out or refused: the slow way then does it.
+    """
+    pyarrow = plugins.require("pyarrow")
+    if column.null_count or not len(column) or pyarrow.types.is_dictionary(column.type):
+        return None
+    try:
+        column = column.cast(pyarrow.large_string())
+        column.validate(full=True)
+    except pyarrow.ArrowInvalid:
+        return None
+    _, places, data = column.buffers()
+    offsets = np.frombuffer(places, np.int64)[column.offset : column.offset + len(column) + 1]
+    flat = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    offsets = offsets - offsets[0]
+    lengths = np.diff(offsets)
+    if lengths.min() == 0 or lengths.max() > MAX_RECORD:
+        return None
+    if options.strip and not (SOLID[flat[offsets[:-1]]] & SOLID[flat[offsets[1:] - 1]]).all():
+        return None
+    if not options.strip and not SOLID[flat[offsets[:-1]]].all():
+        # It may be all white space.
+        return None
+    if np.isin(lengths, [len(text.encode()) for text in options.placeholders]).any():
+        return None
+    return Utf8Texts(flat, offsets)
+
+
+SOLID = np.zeros(256, bool)
+"""ASCII characters that are no white space: a text that begins and ends so needs no stripping."""
+SOLID[33:127] = True
+
+
+def _strings(column: Any, refused: list[str]) -> list[str | None]:
+    """Return a column's strings; one that is no UTF-8 is None, and its place says so."""
+    try:
+        values: list[str | None] = column.to_pylist()
+        return values
+    except UnicodeDecodeError:
+        pyarrow = plugins.require("pyarrow")
+        result: list[str | None] = []
+        for i, raw in enumerate(column.cast(pyarrow.large_binary()).to_pylist()):
+            try:
+                result.append(None if raw is None else raw.decode())
+            except UnicodeDecodeError:
+                refused[i] = "utf8"
+                result.append(None)
+        return result
 
 
 class _Groups:
@@ -127,7 +178,9 @@ class _Groups:
         self._parquet: Any = None
         try:
             if path.endswith(".parquet") or _magic(path) == b"PAR1":
-                self._parquet = plugins.require("pyarrow.parquet").ParquetFile(path)
+                self._parquet = plugins.require("pyarrow.parquet").ParquetFile(
+                    path, pre_buffer=False, buffer_size=1 << 20
+                )
                 self._schema = self._parquet.schema_arrow
                 self.count = self._parquet.metadata.num_row_groups
             else:
@@ -161,24 +214,30 @@ class _Groups:
         return sum(len(self._reader.get_batch(i)) for i in range(group))
 
     def batches(self, groups: list[int], names: list[str]) -> Iterator[Any]:
-        """Yield record batches of at most 2,048 rows with the named columns."""
+        """Yield record batches of about 2 MiB with the named columns."""
         pyarrow = plugins.require("pyarrow")
         try:
             if self._parquet is not None:
-                if self._parquet.metadata.num_row_groups == 0:
-                    return
-                yield from self._parquet.iter_batches(ROWS, row_groups=groups, columns=names)
+                meta = self._parquet.metadata
+                for group in groups if meta.num_row_groups else []:
+                    size, rows = (
+                        meta.row_group(group).total_byte_size,
+                        meta.row_group(group).num_rows,
+                    )
+                    most = max(1, min(8192, BATCH * rows // max(size, 1)))
+                    yield from self._parquet.iter_batches(most, row_groups=[group], columns=names)
                 return
             numbers = groups if hasattr(self._reader, "get_batch") else [0]
             whole = (
-                (self._reader.get_batch(i) for i in numbers)
+                (self._reader.get_batch(i) for i in numbers if i < self._reader.num_record_batches)
                 if hasattr(self._reader, "get_batch")
                 else iter(self._reader)
             )
             for batch in whole:
                 chosen = batch.select(names)
-                for start in range(0, len(chosen), ROWS):
-                    yield chosen.slice(start, ROWS)
+                most = max(1, min(8192, BATCH * len(chosen) // max(chosen.nbytes, 1)))
+                for start in range(0, len(chosen), most):
+                    yield chosen.slice(start, most)
         except (pyarrow.ArrowException, OSError) as error:
             raise TokmillError(
                 f"the file is damaged: {str(error).splitlines()[0]}", where=self.path
@@ -194,6 +253,8 @@ def _is_text(pyarrow: Any, kind: Any) -> bool:
     types = pyarrow.types
     if types.is_dictionary(kind):
         kind = kind.value_type
+    if types.is_null(kind):  # a column in which nothing stands
+        return True
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 

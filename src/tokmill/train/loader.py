@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Iterator
 from types import TracebackType
 
+from tokmill.ahead import ahead as ahead_of
 from tokmill.feed.feed import Batch, Feed
 from tokmill.tasks.task import Task
 
@@ -30,12 +29,10 @@ class Loader:
     ) -> None:
         self._feed, self._task = feed, task
         self._steps, self._rank, self._world = steps, rank, world
-        self._queue: queue.Queue[tuple[Batch, int] | BaseException] = queue.Queue(ahead)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="tokmill-loader", daemon=True)
+        self._most = ahead
 
     def __enter__(self) -> Loader:
-        self._thread.start()
+        self._batches = ahead_of(self._make(), self._most)
         return self
 
     def __exit__(
@@ -44,35 +41,16 @@ class Loader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._ended.set()
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._thread.join()
+        self._batches.close()
 
     def next(self) -> tuple[Batch, int]:
         """Return the next step's prepared batch and its count; errors of the thread come here."""
-        result = self._queue.get()
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        return next(self._batches)
 
-    def _work(self) -> None:
-        try:
-            for step in self._steps:
-                batch = self._task.prepare(self._feed.batch(step, self._rank, self._world))
-                if not self._put((batch, self._task.count(batch))):
-                    return
-        except BaseException as error:
-            self._put(error)
-
-    def _put(self, result: tuple[Batch, int] | BaseException) -> bool:
-        while not self._ended.is_set():
-            try:
-                self._queue.put(result, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def _make(self) -> Iterator[tuple[Batch, int]]:
+        for step in self._steps:
+            batch = self._task.prepare(self._feed.batch(step, self._rank, self._world))
+            yield batch, self._task.count(batch)
 
 
 def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
