@@ -27,7 +27,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if resolved in seen:
         raise UsageError("the recipe extends itself", where=str(path))
     if not path.is_file():
-        raise UsageError("there is no such recipe", where=str(path))
+        raise UsageError(
+            "there is no such recipe", where=str(path), hint="give the path of a .toml file"
+        )
     try:
         with machine_errors("read", path):
             value = tomllib.loads(path.read_text())

@@ -88,7 +88,7 @@ def _learn(folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str,
 def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool) -> None:
     train, val = more.get("train"), more.get("val")
     if not train or not val:
-        raise UsageError("--train and --val go together")
+        raise UsageError("--train and --val go together", hint="--train FILE --val FILE -o DIR")
     if chosen.inputs:
         raise UsageError(
             f"with --train and --val there is no other input ({chosen.inputs[0]})",

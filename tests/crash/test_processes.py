@@ -1,0 +1,213 @@
+"""Several processes, signals and killed parents: one writer a store, and no stray process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from crash_stores import contents, is_clean, write_inputs, write_jsonl
+from forked import Forked
+
+psutil = pytest.importorskip("psutil", reason="needs the extra text")
+
+SLOW_BYTES = 8 << 20
+"""Input of a build that lasts a second or more with the slower engine."""
+
+
+class Builds:
+    """Starts real builds into one store, and ends what is left of them."""
+
+    def __init__(self, folder: Path, tokenizer: Path) -> None:
+        self.inputs, self.store, self.wanted = folder / "in", folder / "store", folder / "wanted"
+        self.tokenizer = tokenizer
+        self.started: list[subprocess.Popen[str]] = []
+
+    def command(self, store: Path, *more: object) -> list[str]:
+        """Return the arguments of a build."""
+        return [
+            "build", "jsonl", str(self.inputs), "-o", str(store), "--quiet",
+            "--tokenizer", str(self.tokenizer), *map(str, more),
+        ]  # fmt: skip
+
+    def start(self, *more: object) -> subprocess.Popen[str]:
+        """Start a build in a process group of its own, with the slower of two equal engines."""
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tokmill"),
+                *self.command(self.store, "--engine", "tokenizers", *more),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process
+
+    def wait_for(self, what: Callable[[], object], seconds: float = 60) -> None:
+        """Wait until something holds."""
+        until = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < until, "it did not come about in time"
+            time.sleep(0.01)
+
+    def log(self) -> str:
+        """Return the store's log; it begins once the plan is made."""
+        path = self.store / "events.jsonl"
+        return path.read_text() if path.exists() else ""
+
+    def first_shard(self) -> bool:
+        """Say whether a shard is committed."""
+        return any(self.store.glob("shards/*.json"))
+
+    def finish_as(self, forked: Forked) -> None:
+        """Run the build to its end: it must give what an undisturbed build gives."""
+        again = forked(*self.command(self.store, "--workers", 0))
+        assert again.code == 0, again.err
+        assert forked(*self.command(self.wanted, "--workers", 0)).code == 0
+        assert contents(self.store) == contents(self.wanted)
+        assert forked("store", "validate", self.store).code == 0
+
+
+@pytest.fixture
+def builds(fast_path: Path, tokenizer: Path) -> Iterator[Builds]:
+    """Six shards: five small ones and, between them, one that takes a while."""
+    found = Builds(fast_path, tokenizer)
+    write_inputs(found.inputs, 5)
+    write_jsonl(found.inputs / "o-large.jsonl", SLOW_BYTES)
+    yield found
+    for process in found.started:
+        with process:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def descendants(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return list(psutil.Process(process.pid).children(recursive=True))
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_second_build_into_the_folder_is_refused_at_once(builds: Builds, forked: Forked) -> None:
+    first = builds.start("--workers", 0)
+    builds.wait_for(builds.log)
+    for more in ((), ("--fresh",)):
+        before = time.monotonic()
+        second = forked(*builds.command(builds.store, "--workers", 0, *more))
+        assert time.monotonic() - before < 5
+        assert second.code == 5
+        assert is_clean(second.err) and "another build" in second.err
+        assert str(builds.store) in second.err
+    repair = forked("store", "repair", builds.store)
+    assert repair.code == 5 and is_clean(repair.err)
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 0, err
+    builds.finish_as(forked)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_build_says_so_and_can_be_continued(
+    workers: int, number: signal.Signals, builds: Builds, forked: Forked
+) -> None:
+    """Ctrl-C goes to the whole process group, as a terminal sends it; SIGTERM to the parent."""
+    build = builds.start("--workers", workers)
+    builds.wait_for(builds.first_shard)
+    family = descendants(build)
+    assert len(family) >= workers
+    (os.killpg if number == signal.SIGINT else os.kill)(build.pid, number)
+    out, err = build.communicate(timeout=60)
+    assert build.returncode == 3, err
+    assert is_clean(err) and "continues" in err
+    builds.wait_for(lambda: not alive(family), 10)
+    builds.finish_as(forked)
+
+
+def test_ctrl_c_while_the_workers_start_is_quiet(builds: Builds, forked: Forked) -> None:
+    """They are not ready for a signal yet, and must not print tracebacks."""
+    build = builds.start("--workers", 2)
+    builds.wait_for(builds.log)
+    builds.wait_for(lambda: len(descendants(build)) >= 2)
+    family = descendants(build)
+    os.killpg(build.pid, signal.SIGINT)
+    out, err = build.communicate(timeout=60)
+    assert build.returncode == 3 and is_clean(err), err
+    builds.wait_for(lambda: not alive(family), 10)
+
+
+def test_no_writer_outlives_a_killed_parent(builds: Builds, forked: Forked) -> None:
+    build = builds.start("--workers", 2)
+    builds.wait_for(builds.first_shard)
+    family = descendants(build)
+    assert len(family) >= 2
+    build.kill()
+    builds.wait_for(lambda: not alive(family), 10)
+    assert build.wait(10) == -signal.SIGKILL
+    builds.finish_as(forked)
+
+
+def test_a_killed_worker_ends_the_build_with_a_hint(builds: Builds, forked: Forked) -> None:
+    """As the kernel does it when memory runs out."""
+    build = builds.start("--workers", 2)
+    builds.wait_for(builds.first_shard)
+    family = descendants(build)
+    workers = [process for process in family if "spawn_main" in " ".join(process.cmdline())]
+    workers[0].kill()
+    out, err = build.communicate(timeout=60)
+    assert build.returncode == 5, err
+    assert is_clean(err) and "memory" in err
+    builds.wait_for(lambda: not alive(family), 10)
+    builds.finish_as(forked)
+
+
+def test_an_error_in_a_worker_is_told_as_in_one_process(builds: Builds, forked: Forked) -> None:
+    """A file that vanishes once the plan is made: no traceback of a pool, no killed worker."""
+    build = builds.start("--workers", 2)
+    builds.wait_for(builds.log)
+    (builds.inputs / "o-large.jsonl").unlink()
+    out, err = build.communicate(timeout=60)
+    assert build.returncode == 1, err
+    assert is_clean(err) and "o-large.jsonl: the file has vanished" in err
+    assert forked(*builds.command(builds.store, "--workers", 0, "--yes")).code == 0
+    builds.finish_as(forked)
+
+
+def test_parts_that_run_at_once_make_the_store_of_a_plain_build(
+    builds: Builds, forked: Forked
+) -> None:
+    """They plan and finish one after the other; the last to end writes the manifest."""
+    parts = [builds.start("--workers", 0, "--part", f"{i}/4") for i in (1, 2, 3, 4)]
+    for part in parts:
+        out, err = part.communicate(timeout=120)
+        assert part.returncode == 0, err
+    assert (builds.store / "manifest.json").exists()
+    files = {path: path.stat().st_mtime_ns for path in builds.store.glob("shards/*")}
+    builds.finish_as(forked)
+    assert files == {path: path.stat().st_mtime_ns for path in builds.store.glob("shards/*")}
+
+
+def test_a_killed_part_is_run_again_or_finished_by_a_plain_build(
+    builds: Builds, forked: Forked
+) -> None:
+    parts = [builds.start("--workers", 0, "--part", f"{i}/3") for i in (1, 2, 3)]
+    builds.wait_for(builds.first_shard)
+    for part in parts:
+        part.kill()
+        part.wait(10)
+    (builds.store / "shards" / ".tmp-left-1-00000000").write_bytes(b"left")
+    finished = forked("store", "finish", builds.store)
+    assert finished.code == 1 and "missing" in finished.out
+    for number in (1, 2, 3):
+        ran = forked(*builds.command(builds.store, "--workers", 0, "--part", f"{number}/3"))
+        assert ran.code == 0, ran.err
+    finished = forked("store", "finish", builds.store)
+    assert finished.code == 0, finished.err
+    builds.finish_as(forked)
