@@ -42,7 +42,8 @@ out = model(input_ids=ids, labels=ids)
 out.loss.backward()
 answer = {"logits": out.logits, "loss": out.loss.reshape(1)}
 answer |= {"gradient." + name: p.grad for name, p in model.named_parameters()}
-save_file({k: v.detach().contiguous().clone() for k, v in answer.items()}, folder + "/out.safetensors")
+answer = {name: value.detach().contiguous().clone() for name, value in answer.items()}
+save_file(answer, folder + "/out.safetensors")
 """
 
 

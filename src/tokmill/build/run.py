@@ -41,6 +41,8 @@ PART_WAIT = 60.0
 """Seconds that a part waits for the lock: others hold it while they plan and finish."""
 KNOWN_FILES = ("manifest.json", "plan.json", "inputs.jsonl", "events.jsonl", "projection.json")
 KNOWN_FOLDERS = ("shards", "vocab", "overlays", "cache")
+LEARNED = "learned.json"
+"""Beside a tokenizer that was learned for a build: the options of its training."""
 
 
 class BuildRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -165,7 +167,12 @@ def clear(out: Path) -> None:
         remove(out / name)
     for name in KNOWN_FOLDERS:
         with machine_errors("remove", out / name):
-            if (out / name).is_dir():
+            if name == "vocab" and (out / name / LEARNED).exists():
+                # It says how the tokenizer of this build was learned, just before.
+                for path in (out / name).iterdir():
+                    if path.name != LEARNED:
+                        path.unlink()
+            elif (out / name).is_dir():
                 shutil.rmtree(out / name)
 
 

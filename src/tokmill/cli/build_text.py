@@ -13,10 +13,10 @@ import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.build.run import BuildRecipe, How, check_folder, run
+from tokmill.build.run import LEARNED, BuildRecipe, How, check_folder, run
 from tokmill.cli.output import print_json, say
 from tokmill.errors import UsageError
-from tokmill.files import make_folder
+from tokmill.files import make_folder, remove
 
 PANEL = "tokenizer, parts, one record"
 
@@ -60,7 +60,7 @@ def before(
             raise UsageError("no folder for the store was named", hint="-o STORE")
         check_folder(Path(chosen.out))
         folder = make_folder(Path(chosen.out) / "vocab")
-        tokenizer = _learn(folder, chosen, list(chosen.inputs), more)
+        tokenizer = _learn(folder, chosen, list(chosen.inputs), more, how)
         chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
     if more.get("explain"):
         from tokmill.text.explain import explain
@@ -75,9 +75,13 @@ def before(
     return chosen
 
 
-def _learn(folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str, Any]) -> Path:
+def _learn(
+    folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str, Any], how: How
+) -> Path:
     from tokmill.text.learn import LearnOptions, learned_tokenizer
 
+    if how.fresh:
+        remove(folder / LEARNED)
     specials = tuple(more.get("special") or ("<|endoftext|>",))
     options = LearnOptions(vocab_size=more["vocab_size"], specials=specials)
     path, made = learned_tokenizer(folder, chosen.source, inputs, chosen.options, options)
@@ -102,7 +106,7 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
         if not more.get("vocab_size"):
             raise UsageError("no tokenizer was named", hint="--tokenizer PATH or --vocab-size N")
         # The validation text must not shape the vocabulary that it is measured with.
-        tokenizer = str(_learn(make_folder(out), chosen, train, more))
+        tokenizer = str(_learn(make_folder(out), chosen, train, more, how))
     facts: dict[str, Any] = {}
     from tokmill.cli.build import _report, summary
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tokmill.build.run import LEARNED
 from tokmill.errors import TokmillError
 from tokmill.files import make_folder, write_file
 from tokmill.store.manifest import encode, read_json
@@ -37,7 +38,7 @@ def learned_tokenizer(
     A tokenizer that was learned before with the same options is kept, whatever the inputs are now:
     a store's vocabulary is frozen. Other options are refused.
     """
-    path, note = folder / "tokenizer.json", folder / "learned.json"
+    path, note = folder / "tokenizer.json", folder / LEARNED
     if path.exists() and note.exists():
         before = read_json(note, LearnOptions)
         if before != learn:

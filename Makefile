@@ -1,0 +1,73 @@
+# `make` alone lists the targets. A fresh machine needs Python 3.11, pip and make, nothing else.
+# PIP_ARGS go to every `pip install`: make demo PIP_ARGS="--extra-index-url URL"
+
+PYTHON   ?= $(shell command -v python3.11 || command -v python3)
+VENV     ?= .venv
+PIP_ARGS ?=
+JOBS     ?= 2
+
+BIN      := $(VENV)/bin
+INSTALL   = $(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS)
+PYTEST    = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+SOURCES   = src tests scripts benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-long check format bench clean system-packages
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo  ## real text to a trained model and a report, in demo/ (minutes)
+	PATH="$(abspath $(BIN)):$$PATH" sh examples/quickstart.sh
+
+test: $(VENV)/.installed-dev system-packages  ## every test but the long ones
+	$(PYTEST) -m "not long"
+
+test-long: $(VENV)/.installed-dev system-packages  ## the slow proofs
+	$(PYTEST) -m long
+
+check: $(VENV)/.installed-dev  ## the quick loop: format, lint, types, imports, unit tests
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --config .importlinter
+	$(PYTEST) -m "not long" tests/unit
+
+format: $(VENV)/.installed-dev  ## rewrite the sources as `make check` wants them
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+bench: $(VENV)/.installed-dev $(VENV)-peers/.installed  ## measure against peers: benchmarks/RESULTS.md
+	mkdir -p bench-cache
+	$(BIN)/python benchmarks/run.py bench-cache $(abspath $(VENV)-peers)/bin/python
+
+clean:  ## remove the demo and caches
+	rm -rf demo dist build-cache bench-cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find src tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Debian packages that some tests use; without root or apt those tests are skipped.
+system-packages:
+	@sh scripts/install-system-packages.sh
+
+# Each stamp says that its packages are installed as pyproject.toml and constraints.txt have it.
+# The build backend comes from constraints.txt too, hence no isolated build.
+$(VENV)/.made:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tokmill needs Python 3.11: make PYTHON=…")'
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.installed-demo: $(VENV)/.made pyproject.toml constraints.txt
+	$(INSTALL) hatchling editables
+	$(INSTALL) --no-build-isolation -e '.[text,train,plot]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml constraints.txt
+	$(INSTALL) hatchling editables
+	$(INSTALL) --no-build-isolation -e '.[dev]'
+	touch $@
+
+# What tokmill is measured against lives apart: its packages are not ours.
+$(VENV)-peers/.installed: benchmarks/requirements.txt
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/python -m pip install -q $(PIP_ARGS) -r benchmarks/requirements.txt
+	touch $@

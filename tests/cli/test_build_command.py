@@ -1,0 +1,200 @@
+"""`tokmill build` as a person types it, in child processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from making import TOKENIZER, jsonl
+from tokmill.store.store import Store
+
+KINDS = ["text", "jsonl", "parquet", "select", "npz", "bin", "megatron", "datatrove"]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    rows = [{"id": i, "title": f"title {i}", "text": f"the text number {i}"} for i in range(30)]
+    jsonl(folder / "a.jsonl", [*rows, "{"])
+    (folder / "a.txt").write_text("<|endoftext|>".join(row["text"] for row in rows))
+    return folder
+
+
+def test_text_from_a_file_to_a_store(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
+    done = tokmill("build", "text", inputs / "a.txt", "-o", "s", "--tokenizer", TOKENIZER)
+    assert re.search(r"^s: 30 records, [\d,]+ tokens, .* in 1 shard", done.stdout)
+    assert re.search(r"^fingerprint [0-9a-f]{64}$", done.stdout, re.MULTILINE)
+    assert len(Store(tmp_path / "s")) == 30
+    again = tokmill("build", "text", inputs / "a.txt", "-o", "s", "--tokenizer", TOKENIZER)
+    assert again.stdout == done.stdout
+
+
+def test_jsonl_with_options_and_json_report(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
+    done = tokmill(
+        *("build", "jsonl", inputs / "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER, "--json"),
+        *("--field", "text", "--keep", "id", "--no-strip", "--workers", "2", "-q"),
+        *("--end-of-record", "none"),
+    )
+    facts = json.loads(done.stdout)
+    assert (facts["records"], facts["complete"], facts["rejected"]) == (30, True, {"json": 1})
+    plan = json.loads((tmp_path / "s/plan.json").read_text())
+    assert plan["options"]["fields"] == ["text"]
+    assert plan["options"]["strip"] is False
+    assert Store(tmp_path / "s").record(7)["id"] == "7"
+
+
+def test_parquet(tmp_path: Path, tokmill: Any) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.Table.from_pylist([{"text": "one"}, {"text": "two"}]), tmp_path / "x.parquet")
+    done = tokmill("build", "parquet", "x.parquet", "-o", "s", "--tokenizer", TOKENIZER, "--json")
+    assert json.loads(done.stdout)["records"] == 2
+
+
+def test_recipe_files_with_flags_and_set(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
+    (tmp_path / "base.toml").write_text(
+        f'source = "jsonl"\ninputs = ["{inputs}/a.jsonl"]\ntokenizer = "{TOKENIZER}"\n'
+        'out = "from-recipe"\n[options]\nfields = ["title"]\n'
+    )
+    (tmp_path / "r.toml").write_text('extends = "base.toml"\n[options]\nkeep = ["id"]\n')
+    tokmill("build", "r.toml", "--set", "options.join=x", "--set", "strip=false")
+    plan = json.loads((tmp_path / "from-recipe/plan.json").read_text())
+    options = plan["options"]
+    assert (options["fields"], options["keep"]) == (["title"], ["id"])
+    assert (options["join"], options["strip"]) == ("x", False)
+    tokmill("build", "r.toml", "-o", "other")
+    assert Store(tmp_path / "other").manifest.recipe_id != plan["recipe_id"]
+
+
+def test_train_and_val_with_a_tokenizer_of_their_own(
+    tmp_path: Path, tokmill: Any, inputs: Path
+) -> None:
+    arguments = ("--train", inputs / "a.jsonl", "--val", inputs / "b.jsonl", "-o", "d", "--bin")
+    jsonl(inputs / "b.jsonl", [{"text": "validation text"}])
+    done = tokmill("build", "jsonl", *arguments, "--vocab-size", "280", "--json")
+    facts = json.loads(done.stdout)
+    assert (facts["train"]["records"], facts["val"]["records"]) == (30, 1)
+    for part in ("train", "val"):
+        store = Store(tmp_path / "d" / part)
+        ids = np.fromfile(tmp_path / f"d/{part}.bin", "<u2")
+        assert ids.tolist() == [i for record in store for i in record["token"].tolist()]
+    first, second = (Store(tmp_path / f"d/{part}").vocabularies for part in ("train", "val"))
+    assert first == second
+    again = tokmill("build", "jsonl", *arguments, "--vocab-size", "280")
+    assert "kept from before" in again.stderr
+    refused = tokmill("build", "jsonl", *arguments, "--vocab-size", "290", code=1)
+    assert "a tokenizer was trained here with 280 ids" in refused.stderr
+
+
+def test_a_fresh_build_learns_anew_and_keeps_its_tokenizer(tmp_path: Path, here: Any) -> None:
+    """Growth after it must not touch the vocabulary of the store."""
+    rows = [{"text": f"some words number {i} and more words"} for i in range(9)]
+    jsonl(tmp_path / "a.jsonl", rows)
+    arguments = ("build", "jsonl", "a.jsonl", "-o", "s", "--vocab-size", "280", "-q")
+    here(*arguments)
+    assert "trained now" in here(*arguments, "--fresh")[1]
+    jsonl(tmp_path / "a.jsonl", [*rows, {"text": "zebra zebra zebra"}])
+    assert "kept from before" in here(*arguments, "--yes")[1]
+    assert "s: ok, complete, 10 records" in here("store", "validate", "s")[0]
+
+
+def test_a_dry_run_writes_nothing(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
+    arguments = ("build", "jsonl", inputs, "-o", "s", "--tokenizer", TOKENIZER, "--dry-run")
+    done = tokmill(*arguments)
+    assert "recipe_id" in done.stdout
+    assert json.loads(tokmill(*arguments, "--json").stdout)["shards"] == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_explain(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
+    path = inputs / "a.jsonl"
+    arguments = ("build", "jsonl", path, "--tokenizer", TOKENIZER, "--explain")
+    found = json.loads(tokmill(*arguments, f"{path}:3", "--json").stdout)
+    assert found["outcome"] == "kept"
+    assert "rejected: json" in tokmill(*arguments, f"{path}:31").stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_limit_time_and_going_on(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
+    arguments = ("build", "jsonl", inputs / "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
+    done = tokmill(*arguments, "--limit-time", "1h", "--json")
+    assert json.loads(done.stdout)["complete"]
+
+
+def test_select_and_parts(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
+    tokmill("build", "jsonl", inputs / "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
+    for rest in ((), ("--rest",)):
+        tokmill("build", "select", "s", "-o", f"half{len(rest)}", "--ratio", "0.5", *rest)
+    halves = [Store(tmp_path / f"half{i}") for i in range(2)]
+    assert len(halves[0]) + len(halves[1]) == 30
+    done = tokmill("build", "select", "half0", "half1", "-o", "m", "--part", "1/1", "--json")
+    assert json.loads(done.stdout)["records"] == 30
+    done = tokmill("store", "duplicates", "half0", "half1", "--json")
+    assert json.loads(done.stdout)["shared"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["jsonl", "a.jsonl", "-o", "s"], "no tokenizer was named"),
+        (["jsonl", "a.jsonl", "--tokenizer", TOKENIZER], "no folder for the store"),
+        (["jsonl", "-o", "s", "--tokenizer", TOKENIZER], "no input was named"),
+        (["jsonl", "a.jsonl", "-o", "s", "--tokneizer", "x"], "--tokneizer"),
+        (["jsnol", "a.jsonl", "-o", "s"], "jsnol"),
+        (["jsonl", "a.jsonl", "-o", "s", "--set", "stirp=true", "--tokenizer", TOKENIZER], "stirp"),
+        (["jsonl", "a.jsonl", "-o", "s", "--part", "3/2"], "is not i/n"),
+        (["jsonl", "a.jsonl", "-o", "s", "--memory", "lots"], "no amount of memory"),
+        (["jsonl", "a.jsonl", "-o", "s", "--limit-time", "soon"], "is no time"),
+        (["jsonl", "a.jsonl", "-o", "s", "--preset", "fast"], "preset"),
+        (["jsonl", "a.jsonl", "-o", "s", "--workers", "-1"], "workers"),
+        (["jsonl", "a.jsonl", "-o", "s", "--train", "a.jsonl"], "go together"),
+        (["jsonl", "a.jsonl", "-o", "s", "--bin"], "--bin goes with"),
+        (["nothing.toml"], "no such recipe"),
+        (["jsonl", "a.jsonl", "-o", "s", "--template", "x", "--tokenizer", TOKENIZER], "template"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_a_hint(
+    tmp_path: Path, here: Any, arguments: list[Any], what: str
+) -> None:
+    jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
+    out, err = here("build", *arguments, code=2)
+    assert what in err
+    assert err.startswith("error: ")
+    assert "hint: " in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_refused_inputs_exit_with_1(tmp_path: Path, tokmill: Any) -> None:
+    done = tokmill("build", "text", "nothing.txt", "-o", "s", "--tokenizer", TOKENIZER, code=1)
+    assert "no such file" in done.stderr
+    jsonl(tmp_path / "a.jsonl", ["{"] * 1000)
+    arguments = ("build", "jsonl", "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
+    done = tokmill(*arguments, code=1)
+    assert "1,000 of 1,000 records were rejected" in done.stderr
+    assert "--max-rejects" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "select"])
+def test_help_lists_the_options_of_the_recipe(here: Any, kind: str) -> None:
+    text, _ = here("build", kind, "--help")
+    options = {
+        "text": ["--separator", "--record", "--invalid-utf8", "--specials-in-text"],
+        "jsonl": ["--field", "--placeholder", "--keep", "--join", "--end-of-record"],
+        "parquet": ["--field", "--template", "--explain", "--vocab-size"],
+        "select": ["--where", "--ratio", "--rest", "--unique", "--not-in", "--min-length"],
+    }[kind]
+    for option in [*options, "--workers", "--dry-run", "--limit-time", "--tokenizer", "--json"]:
+        assert option in text, option
+
+
+def test_help_of_the_group_lists_the_kinds(here: Any) -> None:
+    text, _ = here("build", "--help")
+    for kind in KINDS:
+        assert re.search(rf"\b{kind}\b", text), kind

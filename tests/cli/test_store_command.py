@@ -1,0 +1,162 @@
+"""`tokmill store` as a person types it, in child processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from making import files_of, jsonl, quick_build
+from tokmill.build import plan
+from tokmill.store.store import Store
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four shards in `s`, their inputs beside it."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "in").mkdir()
+    for name in "abcd":
+        rows = [{"text": f"text {i % 9} of {name}", "id": f"{name}{i}"} for i in range(10)]
+        jsonl(folder / f"in/{name}.jsonl", rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "SHARD_BYTES", 1)
+        store = quick_build("jsonl", folder / "in", folder / "s", keep=["id"])
+    assert len(store.shards) == 4
+    return folder
+
+
+@pytest.fixture
+def store(tmp_path: Path, built: Path) -> Path:
+    shutil.copytree(built / "s", tmp_path / "s")
+    return tmp_path / "s"
+
+
+def test_validate(tokmill: Any, store: Path) -> None:
+    assert "s: ok, complete, 40 records" in tokmill("store", "validate", "s").stdout
+    report = json.loads(tokmill("store", "validate", "s", "--json").stdout)
+    assert (report["ok"], report["shards"], report["problems"]) == (True, 4, [])
+    done = tokmill("store", "validate", "s", "--deep", "2")
+    assert "2 made again" in done.stdout
+    assert not list((store / "cache").glob("*"))
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_repair_makes_bad_shards_again_and_only_those(tokmill: Any, store: Path) -> None:
+    whole = files_of(store)
+    shards = sorted((store / "shards").glob("*.safetensors"))
+    damage(shards[0])
+    shards[1].unlink()
+    shards[2].with_suffix(".json").write_text("{")
+    done = tokmill("store", "validate", "s", "--json", code=1)
+    problems = json.loads(done.stdout)["problems"]
+    assert {p["shard"] for p in problems if p["shard"]} == {p.stem for p in shards[:3]}
+    assert "store repair" in done.stderr
+    before = shards[3].stat().st_mtime_ns
+    done = json.loads(tokmill("store", "repair", "s", "--json").stdout)
+    assert sorted(done["shards"]) == [path.stem for path in shards[:3]]
+    assert done["remaining"] == []
+    assert files_of(store) == whole
+    assert shards[3].stat().st_mtime_ns == before
+    assert "0 shards made again" in tokmill("store", "repair", "s").stdout
+
+
+def test_repair_of_an_input(tokmill: Any, store: Path) -> None:
+    whole = files_of(store)
+    done = json.loads(tokmill("store", "repair", "s", "--input", "b.jsonl", "--json").stdout)
+    assert len(done["shards"]) == 1
+    assert files_of(store) == whole
+    done = tokmill("store", "repair", "s", "--input", "e.jsonl", code=2)
+    assert "no input 'e.jsonl'" in done.stderr
+
+
+def test_repair_refuses_a_changed_input(tmp_path: Path, tokmill: Any) -> None:
+    path = jsonl(tmp_path / "x.jsonl", [{"text": "one"}])
+    quick_build("jsonl", path, tmp_path / "s")
+    jsonl(path, [{"text": "two"}])
+    damage(next((tmp_path / "s/shards").glob("*.safetensors")))
+    done = tokmill("store", "repair", "s", code=1)
+    assert "changed" in done.stderr
+    assert "hint:" in done.stderr
+
+
+def test_locate(tokmill: Any, here: Any, store: Path) -> None:
+    number = next(i for i, record in enumerate(Store(store)) if record["id"] == "c3")
+    (found,) = json.loads(tokmill("store", "locate", "s", number, "--json").stdout)
+    assert found["item"] == "c.jsonl"
+    line = Path(found["path"]).read_bytes()[found["byte"] :].split(b"\n")[0]
+    assert json.loads(line)["id"] == "c3"
+    assert json.loads(tokmill("store", "locate", "s", "id=c3", "--json").stdout) == [found]
+    assert "input c.jsonl" in tokmill("store", "locate", "s", "id=c3").stdout
+    here("store", "locate", "s", "id=c99", code=1)
+    assert "no record 40" in here("store", "locate", "s", "40", code=2)[1]
+    assert "neither a number" in here("store", "locate", "s", "x", code=2)[1]
+
+
+def test_duplicates(tokmill: Any, store: Path) -> None:
+    done = tokmill("store", "duplicates", "s", "--json", code=1)
+    assert json.loads(done.stdout)["duplicates"] == 4
+    assert "--unique" in tokmill("store", "duplicates", "s", code=1).stderr
+    assert "40 of 40 records are in s" in tokmill("store", "duplicates", "s", "s", code=1).stdout
+    tokmill("build", "select", "s", "--unique", "-o", "u")
+    tokmill("store", "duplicates", "u")
+
+
+def test_finish(tokmill: Any, store: Path) -> None:
+    whole = files_of(store)
+    (store / "manifest.json").unlink()
+    shard = next((store / "shards").glob("*.safetensors"))
+    gone = shard.with_suffix(".json")
+    kept = gone.read_bytes()
+    gone.unlink()
+    done = tokmill("store", "finish", "s", "--json", code=1)
+    assert json.loads(done.stdout)["missing_shards"] == 1
+    gone.write_bytes(kept)
+    assert "complete, 40 records" in tokmill("store", "finish", "s").stdout
+    assert files_of(store) == whole
+
+
+def test_export(tmp_path: Path, tokmill: Any, store: Path) -> None:
+    done = tokmill("store", "export", "bin", "s", "-o", "x.bin", "--json")
+    json.loads(done.stdout)
+    ids = np.fromfile(tmp_path / "x.bin", "<u2")
+    assert ids.tolist() == [i for record in Store(store) for i in record["token"].tolist()]
+    (store / "manifest.json").unlink()
+    done = tokmill("store", "export", "bin", "s", "-o", "y.bin", code=1)
+    assert "not complete" in done.stderr
+    assert not (tmp_path / "y.bin").exists()
+
+
+def test_folders_that_are_no_store(tmp_path: Path, here: Any) -> None:
+    _, err = here("store", "validate", "nothing", code=1)
+    assert "no such store" in err
+    assert "hint:" in err
+    _, err = here("store", "validate", tmp_path, code=1)
+    assert "holds no store" in err
+
+
+def test_help_lists_the_options(here: Any) -> None:
+    options = {
+        "validate": ["--deep", "--json"],
+        "repair": ["--input", "--json"],
+        "locate": ["--json"],
+        "duplicates": ["--json"],
+        "finish": ["--json"],
+    }
+    listing = here("store", "--help")[0]
+    for command, names in options.items():
+        assert command in listing
+        text = here("store", command, "--help")[0]
+        for name in names:
+            assert name in text
+    assert "bin" in here("store", "export", "--help")[0]
+    assert "--out" in here("store", "export", "bin", "--help")[0]

@@ -1,0 +1,109 @@
+"""The README is true: its commands run, its output is what they print, its figures are measured.
+
+A fenced block marked `console` holds commands (lines that begin with `$ `, continued by a
+backslash) and below each what it prints. All are run in order in one temporary folder that holds
+`corpus.txt`. Numbers, sizes and digests may differ; a shown line `…` stands for any lines. Blocks
+marked `python` are run after them; all others are for reading only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tokmill import plugins
+
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+RESULTS = re.compile(r"<!-- results -->(.*?)<!-- /results -->", re.DOTALL)
+FIGURE = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
+
+
+class Step(NamedTuple):
+    command: str
+    shown: list[str]
+
+
+def steps(text: str) -> list[Step]:
+    """Return the commands of a document, each with the output that is shown."""
+    found: list[Step] = []
+    for block in BLOCK.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("$ "):
+                found.append(Step(line[2:], []))
+            elif line.strip():
+                found[-1].shown.append(line)
+    return found
+
+
+def masked(line: str) -> str:
+    """Return a line without what differs from machine to machine."""
+    line = re.sub(r"\b[0-9a-f]{12,}\b", "DIGEST", line)
+    line = re.sub(r"\d[\d,.]*(?:e[+-]?\d+)?(?: ?(?:[KMGT]i?B|[hms]\b))?", "N", line)
+    return " ".join(re.sub(r"[-─━═]{2,}", "--", line).split())
+
+
+def test_commands_run_and_print_what_is_shown(
+    repository: Path, corpus: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    text = (repository / "README.md").read_text("utf-8")
+    found = steps(text)
+    assert found, "the README has no console block"
+    for step in found:
+        done = subprocess.run(
+            ["sh", "-c", step.command],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, "COLUMNS": "100"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"$ {step.command}\n{done.stdout}"
+        printed = {masked(line) for line in done.stdout.splitlines()}
+        missing = [line for line in step.shown if line != "…" and masked(line) not in printed]
+        assert not missing, f"$ {step.command}\nshown: {missing}\nprinted:\n{done.stdout}"
+    for code in PYTHON.findall(text):
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+
+
+def test_figures_are_those_of_the_benchmarks(repository: Path) -> None:
+    tables = RESULTS.findall((repository / "README.md").read_text("utf-8"))
+    results = repository / "benchmarks" / "RESULTS.md"
+    if not tables:
+        pytest.skip("the README shows no figures")
+    measured = set(FIGURE.findall(results.read_text("utf-8")))
+    shown = {figure for table in tables for figure in FIGURE.findall(table)}
+    assert not shown - measured, "not in benchmarks/RESULTS.md"
+
+
+def test_masking() -> None:
+    assert masked("store: 1,234 records, 12.5 MB") == masked("store: 7 records, 3 KB")
+    assert masked("fingerprint 0123456789abcdef") == "fingerprint DIGEST"
+    assert steps("```console\n$ a \\\n  b\nout\n\n$ c\n```\n```sh\n$ d\n```\n") == [
+        Step("a    b", ["out"]),
+        Step("c", []),
+    ]
+
+
+def first_column(text: str, heading: str) -> set[str]:
+    """Return the names in the first column of the table below a heading."""
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+
+
+def test_tables_are_complete(repository: Path) -> None:
+    text = (repository / "README.md").read_text("utf-8")
+    project = tomllib.loads((repository / "pyproject.toml").read_text("utf-8"))["project"]
+    assert first_column(text, "What can be built from") == set(plugins.SOURCES)
+    assert first_column(text, "What to install") == set(project["optional-dependencies"])

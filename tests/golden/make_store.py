@@ -1,0 +1,61 @@
+"""Make the golden store of the current format: `python tests/golden/make_store.py`.
+
+A golden store is made once for a format version and kept for ever: a later program reads it. It is
+made anew only while a version is not yet released.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from making import quick_build  # noqa: E402
+from tokmill.build import plan  # noqa: E402
+from tokmill.store.store import Store  # noqa: E402
+
+INPUT = HERE / "input"
+SHARD_BYTES = 1 << 9
+"""Input bytes of a shard, so that a small input makes several."""
+
+
+def build(out: Path) -> Store:
+    """Build the golden input."""
+    before, plan.SHARD_BYTES = plan.SHARD_BYTES, SHARD_BYTES
+    try:
+        return quick_build("jsonl", INPUT, out, keep=["id", "url"])
+    finally:
+        plan.SHARD_BYTES = before
+
+
+def without_paths(store: Path) -> dict[str, bytes]:
+    """The files of a store; the paths of this machine, which are in no identity, made relative."""
+    found = {
+        path.relative_to(store).as_posix(): path.read_bytes()
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.name not in (".lock", "events.jsonl", ".gitattributes")
+    }
+    for name in ("plan.json", "inputs.jsonl"):
+        here = json.dumps(str(INPUT.absolute()))[1:-1].encode()
+        found[name] = found[name].replace(here, b"input")
+    return found
+
+
+def main() -> None:
+    """Write `store-v1`."""
+    made = HERE / "made"
+    build(made)
+    shutil.rmtree(HERE / "store-v1", ignore_errors=True)
+    for name, data in without_paths(made).items():
+        path = HERE / "store-v1" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    shutil.rmtree(made)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Rows against slow twins: windows over the ribbon and over each record, and streams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from making import token_store
+from tokmill.errors import TokmillError
+from tokmill.feed.feed import Feed
+from tokmill.feed.order import key
+from tokmill.feed.rows import Rows, Stream, Windows
+from tokmill.store.store import Store
+
+LENGTHS = st.lists(st.lists(st.integers(0, 7), max_size=5), min_size=1, max_size=3)
+
+
+def store_of(path: Path, lengths: list[list[int]]) -> tuple[Store, list[list[int]]]:
+    """Tokens are numbered through the store, from 1."""
+    number = 0
+    shards = []
+    for shard in lengths:
+        records = []
+        for length in shard:
+            records.append(list(range(number + 1, number + length + 1)))
+            number += length
+        shards.append(records)
+    return token_store(path, shards), [record for shard in shards for record in shard]
+
+
+Row = list[tuple[int, int]]
+"""(token, document) at each place."""
+
+
+def rows_of(rows: Rows, epoch: int = 0) -> list[Row]:
+    """All rows, filled from the store."""
+    size, length = len(rows), rows.length
+    document = np.full((size, length), -1, np.int32)
+    columns: dict[str, Any] = {}
+    rows.store.fill(rows.spans(np.arange(size), epoch), length, columns, document, size)
+    if not columns:
+        return []
+    return [
+        [(t, d) for t, d in zip(tokens, documents, strict=True) if d >= 0]
+        for tokens, documents in zip(columns["token"].tolist(), document.tolist(), strict=True)
+    ]
+
+
+def slow_row(ribbon: list[tuple[int, int]]) -> Row:
+    """Documents are numbered within the row."""
+    seen: list[int] = []
+    for _, record in ribbon:
+        if record not in seen:
+            seen.append(record)
+    return [(token, seen.index(record)) for token, record in ribbon]
+
+
+def slow_windows(records: list[list[int]], length: int, step: int, across: bool) -> list[Row]:
+    ribbon = [(token, i) for i, record in enumerate(records) for token in record]
+    parts = [ribbon] if across else [[t for t in ribbon if t[1] == i] for i in range(len(records))]
+    rows = []
+    for part in parts:
+        start = 0
+        while start < len(part):
+            rows.append(slow_row(part[start : start + length]))
+            if start + length >= len(part):
+                break
+            start += step
+    return rows
+
+
+@settings(max_examples=120, deadline=None)
+@given(LENGTHS, st.integers(1, 9), st.integers(1, 12), st.booleans())
+def test_windows_against_the_slow_twin(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[list[int]],
+    length: int,
+    step: int,
+    across: bool,
+) -> None:
+    store, records = store_of(tmp_path_factory.mktemp("rows"), lengths)
+    rows = Windows(store, length, step, across=across)
+    wanted = slow_windows(records, length, step, across)
+    assert len(rows) == len(wanted)
+    assert rows_of(rows) == wanted
+    if wanted:
+        backwards = np.arange(len(rows))[::-1]
+        spans = rows.spans(backwards, 0)
+        assert (spans.stop > spans.start).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(1, 9), st.booleans())
+def test_a_token_is_in_one_window_when_they_share_none(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[list[int]], length: int, across: bool
+) -> None:
+    store, _ = store_of(tmp_path_factory.mktemp("rows"), lengths)
+    rows = rows_of(Windows(store, length, across=across))
+    assert [t for row in rows for t, _ in row] == list(range(1, store.tokens + 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(1, 9), st.integers(0, 3), st.integers(0, 3))
+def test_stream_against_the_slow_twin(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[list[int]],
+    length: int,
+    seed: int,
+    epoch: int,
+) -> None:
+    store, records = store_of(tmp_path_factory.mktemp("rows"), lengths)
+    if store.tokens < length:
+        with pytest.raises(TokmillError, match="fewer than one window"):
+            Stream(store, length, seed)
+        return
+    rows = Stream(store, length, seed)
+    ribbon = [(token, i) for i, record in enumerate(records) for token in record]
+    wanted = []
+    for row in range(store.tokens // length):
+        start = int(key(seed, epoch, row)[0]) % (store.tokens - length + 1)
+        wanted.append(slow_row(ribbon[start : start + length]))
+    assert len(rows) == len(wanted)
+    assert rows_of(rows, epoch) == wanted
+
+
+@pytest.mark.parametrize(("length", "step"), [(0, 1), (1, 0), (-1, 1)])
+def test_windows_that_cannot_be_cut(tmp_path: Path, length: int, step: int) -> None:
+    store, _ = store_of(tmp_path, [[3]])
+    with pytest.raises(TokmillError, match="cannot be cut"):
+        Windows(store, length, step)
+
+
+def test_a_store_without_tokens_has_no_rows(tmp_path: Path) -> None:
+    store, _ = store_of(tmp_path, [[0, 0]])
+    for across in (True, False):
+        rows = Windows(store, 4, across=across)
+        assert len(rows) == 0
+        with pytest.raises(TokmillError, match="no rows"):
+            Feed(rows, 2)

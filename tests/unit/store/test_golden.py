@@ -1,0 +1,82 @@
+"""A store of format version 1, made once: every later program reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+from tokmill.text.tokenizer import Tokenizer
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+sys.path.append(str(GOLDEN))
+import make_store  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def store() -> Store:
+    return Store(GOLDEN / "store-v1")
+
+
+def test_its_numbers(store: Store) -> None:
+    manifest = store.manifest
+    assert (manifest.format, manifest.complete, manifest.source) == (1, True, "jsonl")
+    assert (manifest.records, manifest.tokens, len(manifest.shards)) == NUMBERS
+    assert manifest.fingerprint == FINGERPRINT
+    assert manifest.skipped == {"blank line": 1, "placeholder": 1}
+    assert manifest.rejected == {"json": 1, "type": 1}
+    assert validate(store).problems == []
+
+
+def test_its_records(store: Store) -> None:
+    tokenizer = Tokenizer.from_file(store.vocabulary_file("token"))
+    eot = store.vocabularies["token"].role("eot")
+    lines = [
+        json.loads(line)
+        for name in ("a.jsonl", "b.jsonl", "deep/c.jsonl")
+        for line in (GOLDEN / "input" / name).read_text("utf-8-sig").splitlines()
+        if line.startswith("{") and len(line) > 1
+    ]
+    wanted = [line for line in lines if line["text"] not in ("[removed]", 5)]
+    assert len(store) == len(wanted)
+    for record, line in zip(store, wanted, strict=True):
+        *ids, last = record["token"].tolist()
+        text = "\n".join(line[name] for name in ("title", "text") if name in line)
+        assert tokenizer.decode(ids) == text
+        assert last == eot
+        assert record["url"] == line.get("url", "")
+        assert record["id"] == ("" if line["id"] is None else str(line["id"]))
+
+
+def test_it_is_read_with_numpy_alone(store: Store) -> None:
+    """As docs/store-format.md says it: the header's length, the header, the arrays."""
+    lengths = []
+    for entry in json.loads((store.path / "manifest.json").read_bytes())["shards"]:
+        data = (store.path / "shards" / f"{entry[0]}.safetensors").read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + size])
+        first, last = header["offsets"]["data_offsets"]
+        assert header["offsets"]["dtype"] == "U64"
+        offsets = np.frombuffer(data[8 + size + first : 8 + size + last], "<u8")
+        lengths += np.diff(offsets).tolist()
+    assert lengths == np.diff(store.ends(), prepend=0).tolist()
+
+
+def test_a_build_of_its_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    make_store.build(tmp_path / "s")
+    assert make_store.without_paths(tmp_path / "s") == make_store.without_paths(GOLDEN / "store-v1")
+
+
+def test_a_copy_elsewhere_is_the_same_store(tmp_path: Path, store: Store) -> None:
+    shutil.copytree(store.path, tmp_path / "moved")
+    assert validate(Store(tmp_path / "moved")).ok
+
+
+NUMBERS = (14, 493, 3)
+FINGERPRINT = "aabacd122feb6e3b91278628d89f7a2001d2c578edef715972537e8613e05990"

@@ -1,0 +1,98 @@
+"""Digests of records, duplicates and leaks against plain comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from making import TOKENS, batch_of, rec, token_store, write_store
+from phrase_records import PHRASES, expand, shards
+from tokmill.errors import TokmillError
+from tokmill.store.duplicates import find_duplicates, find_leak
+from tokmill.store.hashes import first_of_equals, record_digests, store_digests
+from tokmill.store.schema import Column
+from tokmill.store.vocab import Vocabulary
+
+# Few different tokens, so that equal records come often.
+RECORDS = st.lists(st.lists(st.integers(0, 2), max_size=4), max_size=12)
+
+
+@settings(max_examples=80, deadline=None)
+@given(RECORDS)
+def test_digests_are_equal_if_and_only_if_the_tokens_are(records: list[list[int]]) -> None:
+    batch = batch_of(TOKENS, [rec(tokens) for tokens in records])
+    digests = [(int(d["a"]), int(d["b"])) for d in record_digests(batch, ["token"])]
+    for i, one in enumerate(records):
+        for j, other in enumerate(records):
+            assert (digests[i] == digests[j]) == (one == other)
+            assert (digests[i][0] == digests[j][0]) == (one == other)
+    first = first_of_equals(record_digests(batch, ["token"])).tolist()
+    assert first == [records.index(tokens) for tokens in records]
+
+
+def test_digests_do_not_depend_on_the_batch_or_the_width_of_the_ids() -> None:
+    rows = [rec([5, 0, 5]), rec([]), rec([0])]
+    wide = record_digests(batch_of({"token": Column("u4")}, rows), ["token"])
+    for i, row in enumerate(rows):
+        assert record_digests(batch_of({"token": Column("u1")}, [row]), ["token"])[0] == wide[i]
+
+
+def test_columns_count_and_do_not_mix() -> None:
+    schema = {"a": Column("u1"), "b": Column("u1")}
+    rows = [{"a": [1, 2], "b": [3, 4]}, {"a": [3, 4], "b": [1, 2]}, {"a": [1, 2], "b": [3, 5]}]
+    digests = record_digests(batch_of(schema, rows), ["a", "b"])
+    assert len({(int(d["a"]), int(d["b"])) for d in digests}) == 3
+
+
+@settings(max_examples=30, deadline=None)
+@given(shards())
+def test_phrases_have_the_digests_of_their_expansion(made: Any) -> None:
+    table, rows = made
+    coded = record_digests(batch_of(PHRASES, rows, table=table), ["asm", "type"])
+    plain = batch_of(
+        {"asm": Column("u2"), "type": Column("u1")}, [expand(table, row) for row in rows]
+    )
+    assert coded.tolist() == record_digests(plain, ["asm", "type"]).tolist()
+
+
+@settings(max_examples=15, deadline=None)
+@given(RECORDS, RECORDS, st.integers(0, 12))
+def test_duplicates_and_leak_against_plain_python(
+    tmp_path_factory: pytest.TempPathFactory,
+    mine: list[list[int]],
+    theirs: list[list[int]],
+    cut: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("stores")
+    store = token_store(folder / "a", [mine[:cut], mine[cut:]])
+    other = token_store(folder / "b", [theirs])
+    repeated = [i for i, tokens in enumerate(mine) if mine.index(tokens) < i]
+    found = find_duplicates(store, examples=100)
+    assert found.duplicates == len(repeated)
+    assert found.tokens == sum(len(mine[i]) for i in repeated)
+    assert found.examples == [(i, mine.index(mine[i])) for i in repeated]
+    shared = [i for i, tokens in enumerate(mine) if tokens in theirs]
+    leak = find_leak(store, other, examples=100)
+    assert leak.shared == len(shared)
+    assert leak.examples == [(i, theirs.index(mine[i])) for i in shared]
+    assert len(store_digests(store)) == len(mine)
+
+
+def test_stores_of_other_vocabularies_are_not_compared(tmp_path: Path) -> None:
+    schema = {"token": Column("u1", vocab="token")}
+    made = [
+        write_store(
+            tmp_path / name,
+            schema,
+            [[rec([1])]],
+            vocabularies={"token": Vocabulary("v", name * 64, 5)},
+        )
+        for name in "ab"
+    ]
+    with pytest.raises(TokmillError, match="vocabularies 'token' differ"):
+        find_leak(*made)
+    assert find_leak(made[0], made[0]).shared == 1

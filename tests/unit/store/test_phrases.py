@@ -1,0 +1,110 @@
+"""Phrases: tokens stored once a shard give the tokens that were meant, at any place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from making import batch_of, write_store
+from phrase_records import CODED, PHRASES, expand, shards
+from tokmill.errors import TokmillError
+from tokmill.store.hashes import token_values
+from tokmill.store.shard import Shard, ShardWriter
+
+
+@settings(max_examples=60, deadline=None)
+@given(shards(), st.integers(1, 3))
+def test_any_span_is_its_part_of_the_expansion(
+    tmp_path_factory: pytest.TempPathFactory, made: Any, size: int
+) -> None:
+    table, rows = made
+    path = tmp_path_factory.mktemp("phrases") / "x"
+    writer = ShardWriter(PHRASES, {})
+    for start in range(0, len(rows), size):
+        writer.add(batch_of(PHRASES, rows[start : start + size], table=table), 0)
+    writer.write(path)
+    shard = Shard(path)
+    lengths = np.diff(shard["offsets"].astype(int)).tolist()
+    for i, row in enumerate(rows):
+        wanted = expand(table, row)
+        assert lengths[i] == len(wanted["asm"])
+        for start in range(lengths[i] + 1):
+            for stop in range(start, lengths[i] + 1):
+                values = shard.phrase_tokens(i, start, stop, CODED)
+                assert [v.tolist() for v in values] == [wanted[n][start:stop] for n in CODED]
+    batch = shard.records(0, len(rows), PHRASES)
+    for name in ("asm", "type"):
+        flat = [value for row in rows for value in expand(table, row)[name]]
+        assert token_values(batch, name).tolist() == flat
+
+
+@settings(max_examples=30, deadline=None)
+@given(shards())
+def test_the_table_holds_each_phrase_once_and_only_used_ones(
+    tmp_path_factory: pytest.TempPathFactory, made: Any
+) -> None:
+    table, rows = made
+    path = tmp_path_factory.mktemp("phrases") / "x"
+    writer = ShardWriter(PHRASES, {})
+    writer.add(batch_of(PHRASES, rows, table=table), 0)
+    writer.write(path)
+    shard = Shard(path)
+    edges = shard["table_offsets"].tolist()
+    stored = [
+        (tuple(shard["table.asm"][a:b].tolist()), tuple(shard["table.type"][a:b].tolist()))
+        for a, b in zip(edges, edges[1:], strict=False)
+    ]
+    used = {
+        (tuple(table["asm"][i]), tuple(table["type"][i])) for row in rows for i, _ in row["phrases"]
+    }
+    assert len(stored) == len(set(stored))
+    assert set(stored) == used
+
+
+def test_the_same_bytes_in_other_batches_and_from_another_table(tmp_path: Path) -> None:
+    rows = [
+        {"phrases": [(2, True), (1, False)], "side": [0] * 2, "address": 1},
+        {"phrases": [(1, False), (0, True)], "side": [1] * 3, "address": 2},
+    ]
+    table = {"asm": [[1, 2], [3], [3]], "type": [[0, 0], [1], [2]]}
+    writer = ShardWriter(PHRASES, {})
+    writer.add(batch_of(PHRASES, rows, table=table), 0)
+    writer.write(tmp_path / "a")
+    writer = ShardWriter(PHRASES, {})
+    for i, row in enumerate(rows):
+        writer.add(batch_of(PHRASES, [row], table=table, starts=[i]), 0)
+    writer.write(tmp_path / "b")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    again = ShardWriter(PHRASES, {})
+    again.add(Shard(tmp_path / "a").records(0, 2, PHRASES), 0)
+    again.write(tmp_path / "c")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "c").read_bytes()
+
+
+def test_ids_in_the_table_are_checked(tmp_path: Path) -> None:
+    rows = [{"phrases": [(0, False)], "side": [0], "address": 0}]
+    with pytest.raises(TokmillError, match="'asm' holds the id 9"):
+        ShardWriter(PHRASES, {"asm": 9}).add(
+            batch_of(PHRASES, rows, table={"asm": [[9]], "type": [[0]]}), 0
+        )
+
+
+def test_records_of_a_store_with_phrases_and_plain_columns(tmp_path: Path) -> None:
+    table = {"asm": [[1, 2], [3]], "type": [[0, 1], [1]]}
+    rows = [
+        {"phrases": [(0, True), (1, False)], "side": [0, 1, 0], "address": 5},
+        {"phrases": [], "side": [], "address": 6},
+        {"phrases": [(1, True)], "side": [1], "address": 7},
+    ]
+    store = write_store(tmp_path / "s", PHRASES, [rows, rows[2:]], table=table)
+    assert (len(store), store.tokens) == (4, 5)
+    for i, row in enumerate([*rows, rows[2]]):
+        record = store.record(i)
+        for name, wanted in {**expand(table, row), "side": row["side"]}.items():
+            assert record[name].tolist() == wanted
+        assert record["address"] == row["address"]

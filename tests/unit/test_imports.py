@@ -1,0 +1,108 @@
+"""Importing costs nothing, the public names are frozen, every module can be imported."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import tokmill
+
+# What loads at its one door only. numpy too: a person who asks for help waits for nothing.
+HEAVY = {
+    "awkward",
+    "gigatoken",
+    "jinja2",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "psutil",
+    "pyarrow",
+    "safetensors",
+    "tiktoken",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "zstandard",
+}
+
+PUBLIC = [
+    "Feed",
+    "Store",
+    "Tokenizer",
+    "TokmillError",
+    "__version__",
+    "build",
+    "sample",
+    "train",
+    "train_tokenizer",
+]
+
+HELP = """
+import contextlib, io
+from tokmill.cli import main
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+    main(["--help"])
+assert "build" in out.getvalue() and "train" in out.getvalue(), out.getvalue()
+"""
+
+
+def loaded_by(code: str) -> set[str]:
+    """Return the top-level names in sys.modules after running code in a fresh Python."""
+    report = (
+        "\nimport json, sys"
+        "\nprint(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code + report], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("code", ["import tokmill", HELP], ids=["import", "help"])
+def test_nothing_heavy_is_loaded(code: str) -> None:
+    assert loaded_by(code) & HEAVY == set()
+
+
+def test_reading_a_store_loads_no_extra() -> None:
+    assert loaded_by("import tokmill; tokmill.Store, tokmill.Feed") & HEAVY == {"numpy"}
+
+
+def test_public_names_are_frozen() -> None:
+    assert tokmill.__all__ == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_name_loads(name: str) -> None:
+    assert getattr(tokmill, name) is not None
+
+
+def test_public_names_outlive_the_packages_of_the_same_name() -> None:
+    """Importing `tokmill.build.run` must not turn `tokmill.build` into the package."""
+    loaded_by(
+        "import tokmill, tokmill.build.run, tokmill.train.loop, tokmill.inference.sample\n"
+        "for name in set(tokmill.__all__) - {'__version__'}:\n"
+        "    assert callable(getattr(tokmill, name)), name"
+    )
+
+
+def test_unknown_public_name() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Stoer'"):
+        tokmill.Stoer  # noqa: B018
+
+
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(tokmill.__path__, "tokmill.")
+    if not module.name.endswith(".__main__")
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_imports(name: str) -> None:
+    importlib.import_module(name)

@@ -1,0 +1,131 @@
+"""Recipes: TOML, `extends`, `--set`, and errors that say where and what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from tokmill.errors import UsageError
+from tokmill.recipe import convert, load, merge, overrides, read_toml
+
+
+class Inner(msgspec.Struct, frozen=True, kw_only=True):
+    size: int = 1
+    mode: Literal["a", "b"] = "a"
+
+
+class Outer(msgspec.Struct, frozen=True, kw_only=True):
+    name: str = ""
+    rate: float = 0.5
+    inner: Inner = Inner()
+    maybe: Inner | None = None
+    names: tuple[str, ...] = ()
+    free: dict[str, Any] = {}
+
+
+def test_a_recipe_becomes_a_struct(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text('name = "x"\nnames = ["a", "b"]\n[inner]\nsize = 3\n[free]\nanything = 1\n')
+    assert load(Outer, path) == Outer(
+        name="x", names=("a", "b"), inner=Inner(size=3), free={"anything": 1}
+    )
+    assert load(Outer, None) == Outer()
+
+
+def test_extends_merges_tables_and_replaces_values(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/b.toml").write_text('name = "b"\nnames = ["x"]\n[inner]\nsize = 1\nmode="b"')
+    (tmp_path / "a.toml").write_text('extends = "base/b.toml"\nnames = []\n[inner]\nsize = 2\n')
+    (tmp_path / "c.toml").write_text('extends = "a.toml"\nrate = 0.25\n')
+    assert read_toml(tmp_path / "c.toml") == {
+        "name": "b",
+        "names": [],
+        "rate": 0.25,
+        "inner": {"size": 2, "mode": "b"},
+    }
+    found = load(Outer, tmp_path / "c.toml", ["inner.size=5", "name=z"])
+    assert found == Outer(name="z", rate=0.25, inner=Inner(size=5, mode="b"))
+
+
+def test_cycles_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('extends = "b.toml"')
+    (tmp_path / "b.toml").write_text('extends = "a.toml"')
+    with pytest.raises(UsageError, match="extends itself"):
+        read_toml(tmp_path / "a.toml")
+    (tmp_path / "c.toml").write_text('extends = "c.toml"')
+    with pytest.raises(UsageError, match="extends itself"):
+        read_toml(tmp_path / "c.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("name = x", "no TOML"),
+        ('extends = "nothing.toml"', "no such recipe"),
+        ("extends = 5", "extends is not the path"),
+        ("\x80", "no TOML"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: str, what: str) -> None:
+    (tmp_path / "a.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=what):
+        read_toml(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("a=1", {"a": 1}),
+        ("a=1.5", {"a": 1.5}),
+        ("a=true", {"a": True}),
+        ("a=text", {"a": "text"}),
+        ('a="1"', {"a": "1"}),
+        ("a=[1, 2]", {"a": [1, 2]}),
+        ("a.b-c.d=x=y", {"a": {"b-c": {"d": "x=y"}}}),
+        ("a={b = 1}", {"a": {"b": 1}}),
+        ("a=", {"a": ""}),
+        ("a=/some/path.txt", {"a": "/some/path.txt"}),
+        ("a=<|endoftext|>", {"a": "<|endoftext|>"}),
+    ],
+)
+def test_settings_are_read_as_toml_or_text(setting: str, value: Any) -> None:
+    assert overrides([setting]) == value
+
+
+@pytest.mark.parametrize("setting", ["a", "=1", "a..b=1", "a b=1", ".a=1"])
+def test_settings_of_another_form_are_refused(setting: str) -> None:
+    with pytest.raises(UsageError, match="not of the form"):
+        overrides([setting])
+
+
+def test_later_settings_win_and_tables_merge() -> None:
+    assert overrides(["a.b=1", "a.c=2", "a.b=3"]) == {"a": {"b": 3, "c": 2}}
+    assert merge({"a": {"b": 1}}, {"a": 5}) == {"a": 5}
+    base = {"a": {"b": 1}}
+    merge(base, {"a": {"c": 2}})
+    assert base == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("value", "what", "hint"),
+    [
+        ({"nmae": "x"}, "nmae: there is no such key", "'name'"),
+        ({"inner": {"szie": 1}}, "inner.szie: there is no such key", "'size'"),
+        ({"maybe": {"szie": 1}}, "maybe.szie: there is no such key", "'size'"),
+        ({"inner": {"size": "x"}}, "inner.size: expected `int`, got `str`", "recipe schema"),
+        ({"inner": {"mode": "c"}}, "inner.mode: invalid enum value 'c'", "recipe schema"),
+        ({"rate": True}, "rate: expected `float`", "recipe schema"),
+        ({"names": "x"}, "names: expected `array`", "recipe schema"),
+        ({"names": [1]}, "names[0]: expected `str`", "recipe schema"),
+        ({"inner": 5}, "inner: expected `object`", "recipe schema"),
+    ],
+)
+def test_wrong_keys_and_types(value: Any, what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        convert(Outer, value, "r.toml")
+    assert str(caught.value).startswith(f"r.toml: {what}")
+    assert hint in caught.value.hint
+    assert caught.value.exit_code == 2

@@ -1,0 +1,153 @@
+"""Parquet and Arrow files give the ids of the same records in JSON Lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from making import ids_of, jsonl, quick_build
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.store import Store
+from tokmill.text import parquet as source
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+feather = pytest.importorskip("pyarrow.feather")
+
+ROWS: list[dict[str, Any]] = [
+    {"id": i, "title": None if i % 5 == 0 else f" title {i} ", "text": f"text é {i} " * (i % 4)}
+    for i in range(50)
+] + [{"id": 50, "title": "[deleted]", "text": None}, {"id": 51, "title": None, "text": None}]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    folder = tmp_path_factory.mktemp("jsonl")
+    path = jsonl(folder / "x.jsonl", ROWS)
+    return quick_build("jsonl", path, folder / "s", keep=["id"])
+
+
+def write(path: Path, table: Any, kind: str) -> Path:
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=7)
+    elif kind == "feather":
+        feather.write_feather(table, path)
+    else:
+        make = pa.ipc.new_file if kind == "arrow" else pa.ipc.new_stream
+        with pa.OSFile(str(path), "wb") as sink, make(sink, table.schema) as writer:
+            for batch in table.to_batches(max_chunksize=11):
+                writer.write_batch(batch)
+    return path
+
+
+def same(store: Store, reference: Store) -> None:
+    assert ids_of(store) == ids_of(reference)
+    assert [r["id"] for r in store] == [r["id"] for r in reference]
+    assert sum(store.manifest.skipped.values()) == sum(reference.manifest.skipped.values())
+    assert store.manifest.skipped.keys() == reference.manifest.skipped.keys()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "feather", "stream"])
+@pytest.mark.parametrize("text", ["string", "large_string", "dictionary"])
+def test_equal_ids(tmp_path: Path, reference: Store, kind: str, text: str) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    if text == "large_string":
+        for name in ("title", "text"):
+            table = table.set_column(
+                table.schema.get_field_index(name), name, table[name].cast(pa.large_string())
+            )
+    elif text == "dictionary":
+        for name in ("title", "text"):
+            column = table[name].dictionary_encode()
+            table = table.set_column(table.schema.get_field_index(name), name, column)
+    suffix = {"stream": "arrow"}.get(kind, kind)
+    path = write(tmp_path / f"x.{suffix}", table, kind)
+    same(quick_build("parquet", path, tmp_path / "s", keep=["id"]), reference)
+
+
+def test_row_groups_in_several_items(
+    tmp_path: Path, reference: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "x.parquet", pa.Table.from_pylist(ROWS), "parquet")
+    monkeypatch.setattr(source, "MAX_ITEM", 1000)
+    store = quick_build("parquet", path, tmp_path / "s", keep=["id"])
+    same(store, reference)
+    items = [item for i in range(len(store.shards)) for item in store.receipt(i).items]
+    assert len(items) > 3
+    # A record's place is its row in the file.
+    starts = [int(v) for i in range(len(store.shards)) for v in store.shard(i)["start"]]
+    assert starts == [int(record["id"]) for record in reference]
+
+
+def test_rows_are_told_apart_in_batches(
+    tmp_path: Path, reference: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "x.parquet", pa.Table.from_pylist(ROWS), "parquet")
+    monkeypatch.setattr(source, "BATCH", 100)
+    same(quick_build("parquet", path, tmp_path / "s", keep=["id"]), reference)
+
+
+def test_kept_columns_are_part_of_the_content(tmp_path: Path) -> None:
+    stores = []
+    for name, url in (("a", "x"), ("b", "y")):
+        table = pa.Table.from_pylist([{"text": "one", "url": url}])
+        path = write(tmp_path / f"{name}.parquet", table, "parquet")
+        stores.append(quick_build("parquet", path, tmp_path / name, keep=["url"]))
+    assert stores[0].fingerprint != stores[1].fingerprint
+
+
+def test_a_missing_field_is_left_out_and_no_field_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", pa.Table.from_pylist([{"text": "one"}]), "parquet")
+    store = quick_build("parquet", path, tmp_path / "s", keep=["url"])
+    assert store.record(0)["url"] == ""
+    path = write(tmp_path / "y.parquet", pa.Table.from_pylist([{"body": "one"}]), "parquet")
+    with pytest.raises(UsageError, match="none of the fields 'title', 'text'") as caught:
+        quick_build("parquet", path, tmp_path / "t")
+    assert "body" in caught.value.hint
+    assert caught.value.where == str(path)
+
+
+def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.parquet", pa.Table.from_pylist([{"text": 5}]), "parquet")
+    with pytest.raises(UsageError, match="'text' holds int64, not text"):
+        quick_build("parquet", path, tmp_path / "s")
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    path.write_text("no parquet at all")
+    with pytest.raises(TokmillError, match="no Parquet or Arrow file"):
+        quick_build("parquet", path, tmp_path / "s")
+    whole = write(tmp_path / "y.parquet", pa.Table.from_pylist(ROWS), "parquet").read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TokmillError, match="no Parquet or Arrow file"):
+        quick_build("parquet", path, tmp_path / "s")
+
+
+def test_empty_tables(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS[:1]).slice(0, 0)
+    for kind in ("parquet", "arrow", "feather", "stream"):
+        path = write(tmp_path / f"{kind}.{'arrow' if kind == 'stream' else kind}", table, kind)
+        with pytest.raises(TokmillError, match="not one record"):
+            quick_build("parquet", path, tmp_path / f"s{kind}")
+
+
+def test_a_large_row_group_is_cut_into_parts_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from making import files_of
+
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+    monkeypatch.setattr(source, "MAX_ITEM", 300)
+    monkeypatch.setattr(source, "BATCH", 200)
+    store = quick_build("parquet", path, tmp_path / "s")
+    assert len(store.shards) > 2
+    whole = files_of(tmp_path / "s")
+    for entry in store.shards[1:]:
+        (tmp_path / f"s/shards/{entry.name}.json").unlink()
+    (tmp_path / "s/manifest.json").unlink()
+    quick_build("parquet", path, tmp_path / "s")
+    assert files_of(tmp_path / "s") == whole
