@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from measure import Contestant, interleave, run_once, table
 
+from measure import Contestant, interleave, run_once, table
 from tokmill import Store
 
 HERE = Path(__file__).parent

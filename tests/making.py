@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.build.run import How, build
+from tokmill.build.prepare import How
+from tokmill.build.run import build_store
 from tokmill.files import make_folder, write_file
 from tokmill.store.manifest import (
     ItemReceipt,
@@ -167,7 +168,7 @@ def quick_build(kind: str, inputs: Any, out: Path, **options: Any) -> Store:
     how = options.pop("how", None) or How(quiet=True, amount=here())
     if kind in ("text", "jsonl", "parquet"):
         options.setdefault("tokenizer", TOKENIZER)
-    return build(kind, inputs, out, how=how, **options)
+    return build_store(kind, inputs, out, how=how, **options)
 
 
 def here(**keys: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Hugging Face datasets.map to a flat file, as many tutorials do. Arguments: jsonl tokenizer out."""
+"""Hugging Face datasets.map to a flat file. Arguments: jsonl tokenizer out."""
 
 import sys
 import tempfile

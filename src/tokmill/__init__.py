@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Store": "tokmill.store.store",
     "Feed": "tokmill.feed.feed",
-    "build": "tokmill.build.run",
+    "build_store": "tokmill.build.run",
     "Tokenizer": "tokmill.text.tokenizer",
     "train_tokenizer": "tokmill.text.train",
-    "train": "tokmill.train.loop",
+    "train_model": "tokmill.train.loop",
     "sample": "tokmill.inference.sample",
     "TokmillError": "tokmill.errors",
 }

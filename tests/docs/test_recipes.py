@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokmill import plugins, recipe
-from tokmill.build.run import BuildRecipe
+from tokmill.build.prepare import BuildRecipe
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 

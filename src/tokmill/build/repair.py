@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from tokmill.build.finish import in_order, missing_tasks
+from tokmill.build.folder import sweep, write_if_different
 from tokmill.build.make import Task, Work, make_shard
 from tokmill.build.resources import Amount
-from tokmill.build.run import in_order, missing_tasks, sweep, write_if_different
 from tokmill.build.source import Item
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import locked, machine_errors, make_folder, sha256_file, sync_folder

@@ -10,8 +10,9 @@ import msgspec
 import typer
 
 from tokmill import plugins, recipe
+from tokmill.build.prepare import BuildRecipe, How, prepare
 from tokmill.build.resources import Amount, parse_bytes, parse_seconds, share_one_heap
-from tokmill.build.run import BuildRecipe, How, prepare, run
+from tokmill.build.run import run
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters

@@ -13,7 +13,9 @@ import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.build.run import LEARNED, BuildRecipe, How, check_folder, run
+from tokmill.build.folder import LEARNED, check_folder
+from tokmill.build.prepare import BuildRecipe, How
+from tokmill.build.run import run
 from tokmill.cli.output import print_json, say
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, remove

@@ -135,7 +135,7 @@ def duplicates(
 
 def finish(store: StorePath, json: Json = False) -> int:
     """Write the manifest of a store whose parts were built with --part."""
-    from tokmill.build.run import finish_parts
+    from tokmill.build.finish import finish_parts
     from tokmill.cli.build import summary
 
     missing = finish_parts(store)

@@ -92,7 +92,7 @@ def train(
     if out is None:
         raise UsageError("the run needs a folder", hint="name it: -o RUN")
     loop = plugins.require("tokmill.train.loop")
-    result = loop.train(recipe, out, options=options, resume=resume)
+    result = loop.train_model(recipe, out, options=options, resume=resume)
     if as_json:
         print_json({"run": str(result.path), **result.metrics, "step": result.step})
         return

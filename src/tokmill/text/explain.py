@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins, recipe
-from tokmill.build.run import BuildRecipe
+from tokmill.build.prepare import BuildRecipe
 from tokmill.build.source import Frozen, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.locate import find_input, locate

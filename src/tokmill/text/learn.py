@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tokmill.build.run import LEARNED
+from tokmill.build.folder import LEARNED
 from tokmill.errors import TokmillError
 from tokmill.files import make_folder, write_file
 from tokmill.store.manifest import encode, read_json

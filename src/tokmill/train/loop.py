@@ -35,7 +35,7 @@ from tokmill.train.track import JsonLines, Tracker
 from tokmill.train.validation import Validation, open_validation
 
 
-def train(
+def train_model(
     recipe: Path | str | Mapping[str, Any] | None,
     out: Path | str,
     *,

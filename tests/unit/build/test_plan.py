@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from making import TOKENIZER, jsonl, quick_build
 from tokmill.build import plan as planning
 from tokmill.build.plan import difference, group_items, shard_of
-from tokmill.build.run import BuildRecipe, prepare
+from tokmill.build.prepare import BuildRecipe, prepare
 from tokmill.build.source import Item, cut, find_files
 from tokmill.errors import TokmillError, UsageError
 

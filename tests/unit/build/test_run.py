@@ -15,9 +15,11 @@ import pytest
 from making import TOKENIZER, files_of, here, ids_of, jsonl, quick_build
 from tokmill.build import make, plan
 from tokmill.build.executors import Here, Pool
+from tokmill.build.finish import finish_parts
 from tokmill.build.make import Task, Work
+from tokmill.build.prepare import How
 from tokmill.build.resources import Amount, choose, parse_bytes, parse_seconds
-from tokmill.build.run import How, build, finish_parts
+from tokmill.build.run import build_store
 from tokmill.errors import MachineError, TokmillError, UsageError
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
@@ -260,7 +262,7 @@ def test_folders_that_hold_something_else_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a file"):
         quick_build("jsonl", path, path)
     with pytest.raises(UsageError, match="nothing is called 'jsnol'") as caught:
-        build("jsnol", [path], tmp_path / "s")
+        build_store("jsnol", [path], tmp_path / "s")
     assert "jsonl" in caught.value.hint
     with pytest.raises(UsageError, match="stirp") as caught:
         quick_build("jsonl", path, tmp_path / "s", stirp=True)

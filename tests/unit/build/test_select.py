@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from making import files_of, here, ids_of, quick_build, rec, write_store
 from phrase_records import PHRASES, expand
 from tokmill.build import plan
-from tokmill.build.run import How
+from tokmill.build.prepare import How
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
@@ -261,7 +261,7 @@ def test_phrases_are_selected_with_their_table(tmp_path: Path) -> None:
 
 
 def test_parts_and_dry_runs(tmp_path: Path, parent: Path) -> None:
-    from tokmill.build.run import BuildRecipe, prepare
+    from tokmill.build.prepare import BuildRecipe, prepare
 
     prepared = prepare(
         BuildRecipe(source="select", inputs=(str(parent),), out=str(tmp_path / "none"))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import files_of, here, ids_of, quick_build, rec, token_store, write_store
-from tokmill.build.run import How
+from tokmill.build.prepare import How
 from tokmill.build.source import Resources
 from tokmill.errors import TokmillError
 from tokmill.formats.megatron import MegatronExport, MegatronOptions, MegatronSource

@@ -107,7 +107,7 @@ def test_whole_store_figures(tmp_path: Path) -> None:
     assert found.exact
     assert found.shards == 2
     assert found.input_bytes == 3 * 7
-    assert found.bytes_per_token == 3.0
+    assert found.bytes_per_token is None
     assert found.skipped == {"empty": 1}
     assert found.rejected == {"json": 2}
     assert (found.rows, found.padding, found.longer) == (4, 1 - 7 / 8, 1 / 3)

@@ -15,7 +15,7 @@ from toy import cycles, make_store, recipe
 import tokmill
 from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.tasks.next_token import NextToken
-from tokmill.train.loop import Training
+from tokmill.train.loop import Training, train_model
 from tokmill.train.stop import Stop
 from tokmill.train.tensors import read_tensors
 from tokmill.train.track import read_metrics
@@ -57,7 +57,7 @@ def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_learns_and_keeps_what_a_run_is(store: Path, val: Path, tmp_path: Path) -> None:
     options = {"data": {"val": str(val)}, "run": {"eval_every": 20, "checkpoint_every": 20}}
-    run = tokmill.train(recipe(store, 60), tmp_path / "run", options=options, quiet=True)
+    run = train_model(recipe(store, 60), tmp_path / "run", options=options, quiet=True)
     loss = losses(run.path)
     assert loss[1] == pytest.approx(math.log(23), abs=0.2)
     assert loss[60] < 0.4 * loss[1]
@@ -106,14 +106,14 @@ def test_resume_is_exact_to_the_last_bit(
         "data": {"seed": attempt, "val": str(store)},
         "task": {"rows": "stream" if attempt == 2 else "windows"},
     }
-    whole = tokmill.train(recipe(store), tmp_path / "whole", options=options, quiet=True)
+    whole = train_model(recipe(store), tmp_path / "whole", options=options, quiet=True)
     with monkeypatch.context() as patch:
         stop_after(8, patch)
         with pytest.raises(Interrupted, match="after step 8 of 20"):
-            tokmill.train(recipe(store), tmp_path / "parts", options=options, quiet=True)
+            train_model(recipe(store), tmp_path / "parts", options=options, quiet=True)
     torch.manual_seed(99)
     random.seed(99)
-    parts = tokmill.train(None, tmp_path / "parts", resume=True, quiet=True)
+    parts = train_model(None, tmp_path / "parts", resume=True, quiet=True)
     last = "checkpoints/step-00000020"
     for name in ("model.safetensors", "optimizer.safetensors", "rng-00000.json"):
         left, right = (run.path / last / name for run in (whole, parts))
@@ -126,7 +126,7 @@ def test_a_killed_run_forgets_the_steps_after_its_checkpoint(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = recipe(store, 12, run={"checkpoint_every": 4})
-    whole = tokmill.train(plain, tmp_path / "whole", quiet=True)
+    whole = train_model(plain, tmp_path / "whole", quiet=True)
 
     def die(self: Training) -> None:
         raise MemoryError
@@ -134,11 +134,11 @@ def test_a_killed_run_forgets_the_steps_after_its_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(Training, "log_step", _after(10, Training.log_step, die))
         with pytest.raises(MemoryError):
-            tokmill.train(plain, tmp_path / "parts", quiet=True)
+            train_model(plain, tmp_path / "parts", quiet=True)
     with open(tmp_path / "parts/metrics.jsonl", "a") as lines:
         lines.write('{"step": 10, "lo')
     (tmp_path / "parts/checkpoints/.tmp-step-00000009").mkdir()
-    parts = tokmill.train(plain, tmp_path / "parts", resume=True, quiet=True)
+    parts = train_model(plain, tmp_path / "parts", resume=True, quiet=True)
     assert losses(whole.path) == losses(parts.path)
     assert len(read_metrics(parts.path / "metrics.jsonl")) == 12
     names = sorted(path.name for path in (parts.path / "checkpoints").iterdir())
@@ -155,16 +155,16 @@ def _after(step: int, plain: Any, other: Any) -> Any:
 
 
 def test_a_finished_run_stays_as_it_is(store: Path, tmp_path: Path) -> None:
-    first = tokmill.train(recipe(store, 5), tmp_path / "run", quiet=True)
+    first = train_model(recipe(store, 5), tmp_path / "run", quiet=True)
     before = {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
-    again = tokmill.train(recipe(store, 5), tmp_path / "run", resume=True, quiet=True)
+    again = train_model(recipe(store, 5), tmp_path / "run", resume=True, quiet=True)
     assert again.step == 5 and again.metrics["loss"] == first.metrics["loss"]
     assert before == {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
 
 
 def test_accumulation_equals_the_big_batch(store: Path, tmp_path: Path) -> None:
     runs = [
-        tokmill.train(recipe(store, 6, run={"micro_tokens": n}), tmp_path / str(n), quiet=True)
+        train_model(recipe(store, 6, run={"micro_tokens": n}), tmp_path / str(n), quiet=True)
         for n in (16, 48, 10_000)
     ]
     for run in runs[:2]:
@@ -175,14 +175,14 @@ def test_accumulation_equals_the_big_batch(store: Path, tmp_path: Path) -> None:
 
 
 def test_bfloat16_keeps_weights_in_float32(store: Path, tmp_path: Path) -> None:
-    run = tokmill.train(recipe(store, 30, run={"precision": "bf16"}), tmp_path / "run", quiet=True)
+    run = train_model(recipe(store, 30, run={"precision": "bf16"}), tmp_path / "run", quiet=True)
     assert run.metrics["loss"] < 2.5
     assert {tensor.dtype for tensor in weights(run.path).values()} == {torch.float32}
 
 
 def test_the_time_limit_saves_and_stops(store: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="the time limit") as caught:
-        tokmill.train(recipe(store, 10**6, run={"max_time": "0.5s"}), tmp_path / "run", quiet=True)
+        train_model(recipe(store, 10**6, run={"max_time": "0.5s"}), tmp_path / "run", quiet=True)
     assert caught.value.exit_code == 3
     assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
 
@@ -200,58 +200,58 @@ def test_a_loss_that_is_no_number_is_named(
     monkeypatch.setattr(NextToken, "forward", poisoned)
     plain = recipe(store, 9, run={"checkpoint_every": 3})
     with pytest.raises(TokmillError, match=r"norm nan at step 3 \(epoch 0, rows \d+, ") as caught:
-        tokmill.train(plain, tmp_path / "run", quiet=True)
+        train_model(plain, tmp_path / "run", quiet=True)
     assert "optim.lr" in caught.value.hint
     found = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
     assert found == ["step-00000003"]
     # The same rows without the poison: the run goes on as if nothing had been.
-    assert tokmill.train(None, tmp_path / "run", resume=True, quiet=True).step == 9
+    assert train_model(None, tmp_path / "run", resume=True, quiet=True).step == 9
 
 
 def test_a_taken_folder_is_refused(store: Path, tmp_path: Path) -> None:
-    tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
+    train_model(recipe(store, 1), tmp_path / "run", quiet=True)
     with pytest.raises(TokmillError, match="already holds a run") as caught:
-        tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
+        train_model(recipe(store, 1), tmp_path / "run", quiet=True)
     assert "--resume" in caught.value.hint
     (tmp_path / "other").mkdir()
     (tmp_path / "other/letter.txt").touch()
     with pytest.raises(TokmillError, match="other files and no run"):
-        tokmill.train(recipe(store, 1), tmp_path / "other", resume=True, quiet=True)
+        train_model(recipe(store, 1), tmp_path / "other", resume=True, quiet=True)
 
 
 def test_another_recipe_is_refused_but_for_what_decides_nothing(
     store: Path, tmp_path: Path
 ) -> None:
-    tokmill.train(recipe(store, 2), tmp_path / "run", quiet=True)
+    train_model(recipe(store, 2), tmp_path / "run", quiet=True)
     with pytest.raises(
         TokmillError, match=r"optim\.lr: 0\.01 → 0\.5; run\.steps: 2 → 3\n"
     ) as caught:
         changed = recipe(store, 3, optim={"lr": 0.5})
-        tokmill.train(changed, tmp_path / "run", resume=True, quiet=True)
+        train_model(changed, tmp_path / "run", resume=True, quiet=True)
     assert "learning rate" in caught.value.hint
     free = recipe(store, 2, run={"log_every": 7, "max_time": "1h", "keep": 9})
-    tokmill.train(free, tmp_path / "run", resume=True, quiet=True)
+    train_model(free, tmp_path / "run", resume=True, quiet=True)
     assert json.loads((tmp_path / "run/recipe.json").read_text())["run"]["keep"] == 9
 
 
 def test_other_stores_are_refused(store: Path, tmp_path: Path) -> None:
-    tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
+    train_model(recipe(store, 1), tmp_path / "run", quiet=True)
     other = make_store(tmp_path / "other", cycles(9, seed=5))
     with pytest.raises(TokmillError, match="fingerprint"):
-        tokmill.train(recipe(other, 1), tmp_path / "run", resume=True, quiet=True)
+        train_model(recipe(other, 1), tmp_path / "run", resume=True, quiet=True)
     foreign = make_store(tmp_path / "foreign", cycles(9), vocabulary=b"another")
     for again in (
         {"recipe": recipe(foreign, 1), "out": tmp_path / "run", "resume": True},
         {"recipe": recipe(store, 1, data={"val": str(foreign)}), "out": tmp_path / "new"},
     ):
         with pytest.raises(TokmillError, match="the vocabulary 'token' differs: the run has 23"):
-            tokmill.train(**again, quiet=True)
+            train_model(**again, quiet=True)
     # What was refused left no run behind.
     assert not (tmp_path / "new/recipe.json").exists()
     partial = make_store(tmp_path / "partial", cycles(9), complete=False)
     with pytest.raises(TokmillError, match="not complete"):
-        tokmill.train(recipe(partial, 1), tmp_path / "partly", quiet=True)
-    tokmill.train(recipe(partial, 1, data={"partial": True}), tmp_path / "partly", quiet=True)
+        train_model(recipe(partial, 1), tmp_path / "partly", quiet=True)
+    train_model(recipe(partial, 1, data={"partial": True}), tmp_path / "partly", quiet=True)
 
 
 @pytest.mark.parametrize(
@@ -268,18 +268,18 @@ def test_other_stores_are_refused(store: Path, tmp_path: Path) -> None:
 )
 def test_wrong_recipes(options: dict[str, Any], what: str, store: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        tokmill.train(recipe(store), tmp_path / "run", options=options, quiet=True)
+        train_model(recipe(store), tmp_path / "run", options=options, quiet=True)
     assert what in str(caught.value)
     assert not (tmp_path / "run/recipe.json").exists()
 
 
 def test_a_damaged_checkpoint_is_named(store: Path, tmp_path: Path) -> None:
     plain = recipe(store, 4, run={"checkpoint_every": 2})
-    tokmill.train(plain, tmp_path / "run", quiet=True)
+    train_model(plain, tmp_path / "run", quiet=True)
     path = tmp_path / "run/checkpoints/step-00000004/model.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(TokmillError, match="damaged") as caught:
-        tokmill.train(plain, tmp_path / "run", resume=True, quiet=True)
+        train_model(plain, tmp_path / "run", resume=True, quiet=True)
     assert "step-00000004" in caught.value.hint
 
 
@@ -301,7 +301,7 @@ def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
     manifest = json.loads((bare / "manifest.json").read_text())
     manifest |= {"vocabularies": {}, "schema": {"token": {"dtype": "u1"}}, "source": "bin"}
     (bare / "manifest.json").write_text(json.dumps(manifest))
-    run = tokmill.train(recipe(bare, 1), tmp_path / "run", quiet=True)
+    run = train_model(recipe(bare, 1), tmp_path / "run", quiet=True)
     assert run.task().sizes == {"token": 23}
     with pytest.raises(TokmillError, match="imported without a tokenizer") as caught:
         tokmill.sample(run.path, "x")
@@ -309,4 +309,4 @@ def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
     wider = make_store(tmp_path / "wider", cycles(9, size=40), size=40)
     with pytest.raises(TokmillError, match="the run knows 0 to 22"):
         val = {"data": {"val": str(wider)}}
-        tokmill.train(recipe(bare, 1), tmp_path / "new", options=val, quiet=True)
+        train_model(recipe(bare, 1), tmp_path / "new", options=val, quiet=True)

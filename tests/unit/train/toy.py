@@ -45,11 +45,15 @@ def make_store(
     digest = hashlib.sha256(vocabulary).hexdigest()
     vocab = vocab or Vocabulary("token.json", digest, size, {"eot": EOT})
     write_file(path / "vocab" / vocab.file, vocabulary)
-    schema = {"token": Column(id_dtype(vocab.size), vocab="token")}
+    schema = {
+        "token": Column(id_dtype(vocab.size), vocab="token"),
+        "bytes": Column("u4", per="record"),
+    }
     writer = ShardWriter(schema, {"token": vocab.size})
     offsets = np.cumsum([0, *map(len, documents)])
     flat = np.concatenate(documents)
-    writer.add(Records(offsets, {"token": flat}, np.zeros(len(documents), np.int64)), 0)
+    columns = {"token": flat, "bytes": 2 * np.diff(offsets)}
+    writer.add(Records(offsets, columns, np.zeros(len(documents), np.int64)), 0)
     size_bytes, digest = writer.write(path / f"shards/one{SUFFIX}")
     manifest = Manifest(
         producer="toy",

@@ -1,0 +1,169 @@
+"""The end of a build: what is missing, is it hopeless, the manifest, a partial store."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokmill.build.folder import sweep, write_if_different
+from tokmill.build.make import Task
+from tokmill.build.prepare import BuildRecipe, How, Prepared
+from tokmill.build.source import Item
+from tokmill.build.watch import Watch
+from tokmill.errors import TokmillError
+from tokmill.files import locked, remove, write_file
+from tokmill.progress import Progress, human_bytes, human_time
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Plan, PlannedItem, Receipt
+from tokmill.store.store import Store, make_manifest, read_planned, read_receipts
+
+PART_WAIT = 60.0
+"""Seconds that a part waits for the lock: others hold it while they plan and finish."""
+JUDGED_FROM = 1000
+"""Records that must have been seen before a share of rejects says anything."""
+
+
+class Rejects:
+    """Counts rejected records while a build runs, and ends a hopeless one."""
+
+    def __init__(self, out: Path, most: float) -> None:
+        self.out, self.most = out, most
+        self.records = self.rejected = 0
+        self.reasons: dict[str, int] = {}
+        self.example = ""
+
+    def add(self, receipts: Iterable[Receipt]) -> None:
+        """Count more receipts; raise `TokmillError` when too large a share was rejected."""
+        for receipt in receipts:
+            self.records += receipt.records
+            for number, offset, reason, is_rejected in receipt.drops:
+                if is_rejected:
+                    self.rejected += 1
+                    self.reasons[reason] = self.reasons.get(reason, 0) + 1
+                    place = f"{receipt.items[number].name}, byte {offset} ({reason})"
+                    self.example = self.example or place
+        seen = self.records + self.rejected
+        if seen >= JUDGED_FROM and self.rejected > self.most * seen:
+            counts = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.reasons.items()))
+            raise TokmillError(
+                f"{self.rejected:,} of {seen:,} records were rejected ({counts}), more than "
+                f"{self.most:.1%}; the first: {self.example}",
+                where=str(self.out),
+                hint="mend the input, or allow more with --max-rejects 0.1",
+            )
+
+
+def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -> list[Task]:
+    """Return the shards that have no complete set of receipts, in plan order."""
+    parts: dict[str, set[int]] = {}
+    complete: dict[str, int] = {}
+    for receipt in receipts:
+        parts.setdefault(receipt.shard, set()).add(receipt.part)
+        if receipt.last:
+            complete[receipt.shard] = receipt.part + 1
+    groups: dict[str, list[PlannedItem]] = {}
+    for item in planned:
+        groups.setdefault(item.shard, []).append(item)
+    tasks = []
+    for shard, items in groups.items():
+        have = parts.get(shard, set())
+        if complete.get(shard) == len(have):
+            continue
+        done = next(i for i in range(len(have) + 1) if i not in have) if len(items) == 1 else 0
+        tasks.append(
+            Task(
+                shard,
+                [Item(i.name, i.path, i.start, i.stop, i.digest, parts_done=done) for i in items],
+            )
+        )
+    return tasks
+
+
+def in_order(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -> list[Receipt]:
+    """Return receipts in plan order, parts of a shard by number."""
+    place = {shard: i for i, shard in enumerate(dict.fromkeys(item.shard for item in planned))}
+    return sorted(receipts, key=lambda receipt: (place[receipt.shard], receipt.part))
+
+
+def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How) -> Store:
+    """Write the manifest and drop what the plan does not know; a part leaves that to the last."""
+    plan = prepared.plan
+    if how.part is not None:
+        # Other parts have made shards meanwhile; whichever ends last sees them all.
+        shards = {item.shard for item in prepared.planned}
+        receipts = [receipt for receipt in read_receipts(out) if receipt.shard in shards]
+    if missing_tasks(prepared.planned, receipts):
+        return Store(out)
+    ordered = in_order(prepared.planned, receipts)
+    with contextlib.ExitStack() as held:
+        if how.part is not None:
+            lock = locked(
+                out / ".lock",
+                "another build is writing to this store",
+                "wait for it",
+                wait=PART_WAIT,
+            )
+            held.enter_context(lock)
+        sweep(out)
+        Rejects(out, how.max_rejects).add(ordered)
+        manifest = make_manifest(plan, ordered, complete=True)
+        if manifest.records == 0:
+            why = {**manifest.skipped, **manifest.rejected}
+            counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())
+            raise TokmillError(
+                f"not one record was found ({counts or 'the input is empty'})",
+                where=", ".join(prepared.recipe.inputs),
+                hint="is it the right kind of input, and are the field names right?",
+            )
+        write_if_different(out / "manifest.json", layout.encode(manifest))
+        remove(out / "projection.json")
+        kept = {entry.name for entry in manifest.shards}
+        for path in (out / "shards").iterdir():
+            if path.name.partition(".")[0] not in kept:
+                remove(path)
+    return Store(out)
+
+
+def finish_parts(out: Path) -> int:
+    """Write the manifest of a store built in parts; return how many shards are still missing."""
+    plan: Plan = layout.read_json(out / "plan.json", Plan)
+    planned = list(read_planned(out))
+    known = {item.shard for item in planned}
+    receipts = [receipt for receipt in read_receipts(out) if receipt.shard in known]
+    missing = missing_tasks(planned, receipts)
+    if not missing:
+        prepared = Prepared(BuildRecipe(source=plan.recipe["source"]), plan, {}, plan, planned)
+        with locked(out / ".lock", "a build is writing to this store", "wait for it to end"):
+            finish(out, prepared, receipts, How(quiet=True))
+    return len(missing)
+
+
+def stop_early(
+    out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How, bar: Progress
+) -> Store:
+    """End a build at its time limit: a partial store, and what the whole would take."""
+    manifest = make_manifest(prepared.plan, in_order(prepared.planned, receipts), complete=False)
+    write_if_different(out / "manifest.json", layout.encode(manifest))
+    share = max(bar.done, 1) / max(bar.total, 1)
+    projection = {
+        "share": round(share, 4),
+        "rate_bytes_per_second": round(bar.rate),
+        "projected_seconds": round(bar.total / bar.rate, 1) if bar.rate else None,
+        "projected_tokens": round(manifest.tokens / share),
+        "projected_disk_bytes": round(manifest.bytes / share),
+        "peak_memory_bytes": Watch(out).resources().get("memory"),
+    }
+    write_file(out / "projection.json", layout.encode(projection))
+    if not how.quiet:
+        memory = human_bytes(projection["peak_memory_bytes"] or 0)
+        print(
+            f"time limit reached after {human_time(bar.seconds)}: {share:.1%} of the input at "
+            f"{human_bytes(bar.rate)}/s.\nThe whole input would take "
+            f"{human_time(bar.total / max(bar.rate, 1))}, "
+            f"{human_bytes(manifest.bytes / share)} on disk and about {memory} of memory.\n"
+            "What was made is kept: the same command without --limit-time goes on.",
+            file=sys.stderr,
+        )
+    return Store(out)

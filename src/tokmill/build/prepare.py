@@ -1,0 +1,60 @@
+"""What is to be built and how: a recipe, and the plan that follows from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tokmill import plugins, recipe
+from tokmill.build.plan import make_plan
+from tokmill.build.resources import Amount
+from tokmill.build.source import Frozen, Request, Source
+from tokmill.store.manifest import Plan, PlannedItem
+
+
+class BuildRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What to build: a source, its inputs and its options."""
+
+    source: str
+    inputs: tuple[str, ...] = ()
+    out: str = ""
+    tokenizer: str | None = None
+    """Tokenizer of text sources; for imported token files the one that made them, if known."""
+    roles: dict[str, str] = {}
+    """Role → special token, where the names do not say it."""
+    options: dict[str, Any] = {}
+    """The source's own keys (`tokmill recipe schema KIND`)."""
+
+
+class How(msgspec.Struct, frozen=True, kw_only=True):
+    """How to build: nothing of this changes a byte of the store."""
+
+    amount: Amount = Amount()
+    part: tuple[int, int] | None = None
+    limit_seconds: float | None = None
+    max_rejects: float = 0.01
+    fresh: bool = False
+    yes: bool = False
+    quiet: bool = False
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A build that is planned but not begun."""
+
+    recipe: BuildRecipe
+    config: msgspec.Struct
+    frozen: dict[str, Frozen]
+    plan: Plan
+    planned: list[PlannedItem]
+
+
+def prepare(chosen: BuildRecipe) -> Prepared:
+    """Read the options, freeze the vocabularies and plan; writes nothing."""
+    kind = plugins.load(plugins.SOURCES, chosen.source)
+    config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
+    request = Request(inputs=chosen.inputs, tokenizer=chosen.tokenizer, roles=chosen.roles)
+    frozen = kind.freeze(config, request)
+    source: Source = kind(config, chosen.inputs, frozen, Amount().resources())
+    plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs)
+    return Prepared(chosen, config, frozen, plan, planned)
