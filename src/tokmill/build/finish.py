@@ -126,7 +126,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
     return Store(out)
 
 
-def finish_parts(out: Path) -> int:
+def finish_parts(out: Path, max_rejects: float = 0.01) -> int:
     """Write the manifest of a store built in parts; return how many shards are still missing."""
     plan: Plan = layout.read_json(out / "plan.json", Plan)
     planned = list(read_planned(out))
@@ -136,7 +136,7 @@ def finish_parts(out: Path) -> int:
     if not missing:
         prepared = Prepared(BuildRecipe(source=plan.recipe["source"]), plan, {}, plan, planned)
         with locked(out / ".lock", "a build is writing to this store", "wait for it to end"):
-            finish(out, prepared, receipts, How(quiet=True))
+            finish(out, prepared, receipts, How(max_rejects=max_rejects, quiet=True))
     return len(missing)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,19 +95,21 @@ class _Part:
         self.writer = ShardWriter(source.schema, dict(limits))
         self.items: list[ItemReceipt] = []
         self.drops: list[tuple[int, int, str, bool]] = []
-        self.notes: dict[str, int] = {}
+        self.skipped: Counter[str] = Counter()
+        self.notes: Counter[str] = Counter()
+        self.item_skipped = self.item_rejected = 0
 
     def add(self, batch: Records) -> None:
         number = len(self.items)
         self.writer.add(batch, number)
         self.drops += [(number, d.offset, d.reason, d.rejected) for d in batch.drops]
-        for note, count in batch.notes.items():
-            self.notes[note] = self.notes.get(note, 0) + count
+        rejected = sum(drop.rejected for drop in batch.drops)
+        self.item_rejected += rejected
+        self.item_skipped += len(batch.drops) - rejected + sum(batch.skipped.values())
+        self.skipped.update(batch.skipped)
+        self.notes.update(batch.notes)
 
     def end_item(self, item: Item, content: Content, before: tuple[int, int]) -> None:
-        number = len(self.items)
-        mine = [drop for drop in self.drops if drop[0] == number]
-        rejected = sum(drop[3] for drop in mine)
         read, digest = content.take()
         self.items.append(
             ItemReceipt(
@@ -117,10 +120,11 @@ class _Part:
                 sha256=digest,
                 records=self.writer.records - before[0],
                 tokens=self.writer.tokens - before[1],
-                skipped=len(mine) - rejected,
-                rejected=rejected,
+                skipped=self.item_skipped,
+                rejected=self.item_rejected,
             )
         )
+        self.item_skipped = self.item_rejected = 0
 
     def commit(self, folder: Path, shard: str, part: int, last: bool) -> Receipt:
         path = folder / f"{shard_name(shard, part)}{SUFFIX}"
@@ -136,7 +140,8 @@ class _Part:
             ranges=self.writer.ranges,
             items=self.items,
             drops=sorted(self.drops),
-            notes=self.notes,
+            skipped=dict(sorted(self.skipped.items())),
+            notes=dict(sorted(self.notes.items())),
         )
         write_file(path.with_suffix(".json"), layout.encode(receipt))
         return receipt

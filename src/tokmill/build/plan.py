@@ -72,7 +72,7 @@ def make_plan(
         items=len(planned),
         input_bytes=sum(item.size for item in planned),
         shards=shards,
-        options=msgspec.to_builtins(config),
+        options=msgspec.to_builtins(source.config),
         roots=[str(Path(root).absolute()) for root in roots],
     )
     return plan, planned

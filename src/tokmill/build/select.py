@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import operator
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,24 +12,15 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
+from tokmill.build.conditions import parse_condition, record_values, take
 from tokmill.build.plan import difference
 from tokmill.build.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import sampled_digest
 from tokmill.store.hashes import first_of_equals, mix, record_digests, store_digests, token_names
-from tokmill.store.schema import Array, Drop, Phrases, Records, Schema, id_dtype
+from tokmill.store.schema import Array, Records, Schema, id_dtype
 from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store
-
-COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "=": operator.eq,
-    "!=": operator.ne,
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
 
 
 class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -54,6 +44,8 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Keep the first of equal records only."""
     not_in: tuple[str, ...] = ()
     """Stores whose records are left out (a leak from training into validation)."""
+    partial: bool = False
+    """Take unfinished stores as they are."""
     map_oov: str = ""
     """`unk`: ids that the vocabulary does not have become its `unk` token."""
 
@@ -71,19 +63,34 @@ class SelectSource:
         vocabularies: Mapping[str, Frozen],
         resources: Resources,
     ) -> None:
-        self.config: SelectConfig = config
+        self.config: SelectConfig = msgspec.structs.replace(
+            config, not_in=tuple(str(Path(path).absolute()) for path in config.not_in)
+        )
         if config.map_oov not in ("", "unk"):
             raise UsageError(f"map_oov = {config.map_oov!r} is not known", hint="'unk' or nothing")
         if not 0 <= config.ratio <= 1:
             raise UsageError(f"ratio = {config.ratio} is no share", hint="between 0 and 1")
         self.stores = [Store(path) for path in expand(inputs)]
         check_equal(self.stores)
+        for store in self.stores:
+            if store.partial and not config.partial:
+                raise TokmillError(
+                    "the store is not complete",
+                    where=str(store.path),
+                    hint="finish its build, or take what is there with --partial",
+                )
         self.schema: Schema = dict(self.stores[0].schema)
         if "token" in vocabularies and "token" in self.schema:
             # A tokenizer given now puts a name and a limit to the ids of an imported store.
             size = vocabularies["token"].vocabulary.size
             self.schema["token"] = msgspec.structs.replace(
                 self.schema["token"], vocab="token", dtype=id_dtype(size)
+            )
+        if config.map_oov and not vocabularies:
+            raise UsageError(
+                "map_oov: the stores carry no vocabulary, so no id is out of it",
+                where=str(self.stores[0].path),
+                hint="give the one that the ids are meant for: --tokenizer",
             )
         self.vocabularies = vocabularies
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
@@ -92,7 +99,7 @@ class SelectSource:
                 f"by: the stores have no column {config.by!r}",
                 hint=nearest(config.by, self.schema),
             )
-        self._repeats: list[Array] | None = None
+        self._first_ones: list[Array] | None = None
         self._excluded: Array | None = None
 
     @classmethod
@@ -138,26 +145,28 @@ class SelectSource:
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the chosen records of one shard."""
-        number, place = item.name.split("/")[:2]
-        store, place_ = self.stores[int(number)], int(place)
-        digest.update(f"{store.fingerprint} {store.shards[place_].sha256}".encode())
-        shard, count = store.shard(place_), store.shards[place_].records
-        base = sum(entry.records for entry in store.shards[:place_])
-        for start in range(0, count, 1024):
-            batch = shard.records(start, min(start + 1024, count), store.schema)
-            keep, drops = self.choose(batch, int(number), base + start, start)
-            chosen = take(batch, np.flatnonzero(keep), self.schema)
-            chosen.starts = np.flatnonzero(keep) + start
-            chosen.drops = drops
+        number, place = (int(part) for part in item.name.split("/")[:2])
+        store = self.stores[number]
+        digest.update(f"{store.fingerprint} {store.shards[place].sha256}".encode())
+        first = sum(entry.records for entry in store.shards[:place])
+        begin = first
+        for start, batch in batches(store, place):
+            keep, reasons = self.choose(batch)
+            if self.config.unique:
+                once = self.first_ones()[number][first : first + len(batch)]
+                reasons[keep & ~once] = "duplicate"
+                keep &= once
+            first += len(batch)
+            places = np.flatnonzero(keep)
+            chosen = take(batch, places, self.schema)
+            chosen.starts = places + start
+            # The parent holds what was left out, so its number is enough.
+            chosen.skipped = dict(Counter(reasons[~keep].tolist()))
             yield self.mapped(chosen) if self.config.map_oov else chosen
+        assert first - begin == store.shards[place].records
 
-    def choose(
-        self, batch: Records, store: int, first: int, place: int
-    ) -> tuple[Array, list[Drop]]:
-        """Return which records stay, and why the others do not.
-
-        `first` is the number of the batch's first record in its store, `place` that in its shard.
-        """
+    def choose(self, batch: Records) -> tuple[Array, Array]:
+        """Return (which records stay, why the others do not), `unique` left out."""
         config, n = self.config, len(batch)
         lengths = np.diff(batch.offsets)
         keep = np.ones(n, bool)
@@ -175,8 +184,6 @@ class SelectSource:
             demand(condition(batch, lengths), f"not {text}")
         needs_digest = config.ratio < 1 and not config.by or config.not_in
         digests = record_digests(batch, token_names(self.stores[0])) if needs_digest else None
-        if config.unique:
-            demand(self.repeats(store)[first : first + n], "duplicate")
         if config.not_in and digests is not None:
             demand(~np.isin(digests, self.excluded()), "in another store")
         if config.ratio < 1:
@@ -184,8 +191,7 @@ class SelectSource:
             demand(drawn != config.rest, "not drawn")
         elif config.rest:
             demand(np.zeros(n, bool), "not drawn")
-        dropped = np.flatnonzero(~keep)
-        return keep, [Drop(int(place + i), reason[i], False) for i in dropped]
+        return keep, reason
 
     def draw(self, batch: Records, digests: Array | None) -> Array:
         """Return a number in [0, 1) a record, from its key and the seed."""
@@ -201,14 +207,24 @@ class SelectSource:
             result[i] = int.from_bytes(digest[:8], "little") / 2**64
         return result
 
-    def repeats(self, store: int) -> Array:
-        """Return for each record of a store whether it is the first of its equals."""
-        if self._repeats is None:
-            parts = [store_digests(one) for one in self.stores]
-            first = first_of_equals(np.concatenate(parts))
-            ends = np.cumsum([len(part) for part in parts])[:-1]
-            self._repeats = np.split(first == np.arange(len(first)), ends)
-        return self._repeats[store]
+    def first_ones(self) -> list[Array]:
+        """Return, for each store, which records are the first of those that are equal and stay."""
+        if self._first_ones is None:
+            names = token_names(self.stores[0])
+            digests, keeps = [], []
+            for store in self.stores:
+                parts = [np.zeros(0, bool)]
+                for place in range(len(store.shards)):
+                    for _, batch in batches(store, place):
+                        keep, _ = self.choose(batch)
+                        parts.append(keep)
+                        digests.append(record_digests(batch, names)[keep])
+                keeps.append(np.concatenate(parts))
+            first = first_of_equals(np.concatenate(digests))
+            every = np.concatenate(keeps)
+            every[np.flatnonzero(every)] = first == np.arange(len(first))
+            self._first_ones = np.split(every, np.cumsum([len(keep) for keep in keeps])[:-1])
+        return self._first_ones
 
     def excluded(self) -> Array:
         """Return the digests of the records to leave out."""
@@ -266,87 +282,9 @@ def check_equal(stores: Sequence[Store]) -> None:
             )
 
 
-def record_values(batch: Records, name: str, schema: Schema) -> list[Any] | Array:
-    """Return a record column as an array, strings as a list."""
-    value = batch.columns[name]
-    if not isinstance(value, tuple):
-        if schema[name].per != "record" or schema[name].width:
-            raise UsageError(f"the column {name!r} does not hold one value a record")
-        return value
-    data, offsets = value[0].tobytes(), value[1].tolist()
-    return [
-        data[a:b].decode("utf-8", "surrogatepass")
-        for a, b in zip(offsets[:-1], offsets[1:], strict=True)
-    ]
-
-
-def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Array]:
-    """Return a function (batch, lengths) → bool a record of a `where` text."""
-    match = re.fullmatch(r"\s*(\w+)\s*(==|!=|>=|<=|=|>|<|~)\s*(.*?)\s*", text)
-    if not match:
-        raise UsageError(f"where: {text!r} is not COLUMN OP VALUE", hint="such as 'length >= 64'")
-    name, sign, raw = match.groups()
-    if name != "length" and name not in schema:
-        raise UsageError(
-            f"where: there is no column {name!r}", hint=nearest(name, [*schema, "length"])
-        )
-    is_text = name != "length" and schema[name].dtype == "utf8"
-    raw = raw.strip("'\"") if is_text else raw
-    try:
-        wanted: Any = raw if is_text or sign == "~" else _number(raw)
-    except ValueError:
-        raise UsageError(f"where: {raw!r} is no number, but {name!r} holds numbers") from None
-
-    if sign == "~":
-        try:
-            re.compile(raw)
-        except re.error as error:
-            raise UsageError(f"where: {raw!r} is no regular expression: {error}") from None
-
-    def holds(batch: Records, lengths: Array) -> Array:
-        values = lengths if name == "length" else record_values(batch, name, schema)
-        if sign == "~":
-            found = re.compile(str(wanted)).search
-            return np.asarray([bool(found(str(value))) for value in values], bool)
-        if is_text:
-            return np.asarray([COMPARE[sign](value, wanted) for value in values], bool)
-        result: Array = COMPARE[sign](values, wanted)
-        return result
-
-    return holds
-
-
-def _number(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        return float(text)
-
-
-def take(batch: Records, chosen: Array, schema: Schema) -> Records:
-    """Return some records of a batch, in order."""
-    if len(chosen) == len(batch):
-        return batch
-    lengths = np.diff(batch.offsets)[chosen]
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    columns: dict[str, Any] = {}
-    for name, value in batch.columns.items():
-        if isinstance(value, tuple):
-            data, ends = value
-            columns[name] = _take_flat(data, ends, chosen)
-        elif schema[name].per == "token":
-            columns[name] = _take_flat(value, batch.offsets, chosen)[0]
-        else:
-            columns[name] = value[chosen]
-    phrases = None
-    if batch.phrases is not None:
-        ids, ends = _take_flat(batch.phrases.ids, batch.phrases.offsets, chosen)
-        phrases = Phrases(ids, ends, batch.phrases.table_offsets, batch.phrases.table)
-    return Records(offsets, columns, batch.starts[chosen], phrases=phrases)
-
-
-def _take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
-    begins, lengths = ends[:-1][chosen], np.diff(ends)[chosen]
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    flat = np.repeat(begins - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
-    return data[flat], offsets
+def batches(store: Store, place: int) -> Iterator[tuple[int, Records]]:
+    """Yield (first record within the shard, records) of one shard."""
+    count = store.shards[place].records
+    for start in range(0, count, 1024):
+        stop = min(start + 1024, count)
+        yield start, store.shard(place).records(start, stop, store.schema)

@@ -83,6 +83,8 @@ class Source(Protocol):
     version: ClassVar[int]
     """Raised when the output for equal input changes."""
     schema: Schema
+    config: Any
+    """The options, with the paths in them absolute, so that repair finds them from anywhere."""
 
     @classmethod
     def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:

@@ -129,7 +129,7 @@ def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
         if chosen.source in TEXT_KINDS:
             from tokmill.cli import build_text
 
-            finished = build_text.before(chosen, how, more, json=json)
+            finished = build_text.before(chosen, how, more, dry_run=dry_run, json=json)
             if finished is None:
                 return
             chosen = finished

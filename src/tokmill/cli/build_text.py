@@ -47,9 +47,14 @@ PARAMETERS = [
 
 
 def before(
-    chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool
+    chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
 ) -> BuildRecipe | None:
     """Do what these flags ask for; return the recipe to build, or None when all is done."""
+    looking = "--dry-run" if dry_run else "--explain" if more.get("explain") else ""
+    if looking and (more.get("train") or more.get("val")):
+        raise UsageError(
+            f"{looking} looks at one build", hint="name the INPUT instead of --train and --val"
+        )
     if more.get("train") or more.get("val"):
         _two_parts(chosen, how, more, json=json)
         return None
@@ -61,7 +66,13 @@ def before(
         if not chosen.out:
             raise UsageError("no folder for the store was named", hint="-o STORE")
         check_folder(Path(chosen.out))
-        folder = make_folder(Path(chosen.out) / "vocab")
+        folder = Path(chosen.out) / "vocab"
+        if looking and not (folder / "tokenizer.json").exists():
+            raise UsageError(
+                f"{looking} writes nothing, and there is no tokenizer yet",
+                hint="`tokmill tokenizer train INPUT -o tokenizer.json`, then --tokenizer",
+            )
+        make_folder(folder)
         tokenizer = _learn(folder, chosen, list(chosen.inputs), more, how)
         chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
     if more.get("explain"):

@@ -44,7 +44,8 @@ def validate(
         state = "complete" if report.complete else "partial"
         print(
             f"{store}: {'ok' if report.ok else f'{len(problems)} problems'}, {state}, "
-            f"{report.records:,} records, {report.tokens:,} tokens, {report.shards:,} shards, "
+            f"{report.records:,} records, {report.tokens:,} tokens, "
+            f"{report.shards:,} shard{'' if report.shards == 1 else 's'}, "
             f"{report.empty_records:,} empty records"
             + (f", {deep} made again" if deep and report.ok else "")
         )
@@ -133,12 +134,18 @@ def duplicates(
     return 1 if count else 0
 
 
-def finish(store: StorePath, json: Json = False) -> int:
+def finish(
+    store: StorePath,
+    max_rejects: Annotated[
+        float, typer.Option(help="Share of rejected records that is too much.")
+    ] = 0.01,
+    json: Json = False,
+) -> int:
     """Write the manifest of a store whose parts were built with --part."""
     from tokmill.build.finish import finish_parts
     from tokmill.cli.build import summary
 
-    missing = finish_parts(store)
+    missing = finish_parts(store, max_rejects)
     facts = {**summary(Store(store)), "missing_shards": missing}
     if json:
         print_json(facts)

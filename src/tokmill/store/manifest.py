@@ -93,6 +93,8 @@ class Receipt(msgspec.Struct, frozen=True):
     items: list[ItemReceipt]
     drops: list[tuple[int, int, str, bool]]
     """(number of the item, byte offset, reason, rejected?) of each record left out."""
+    skipped: dict[str, int] = {}
+    """Reason → count of further records left out by rule, which are not listed one by one."""
     notes: dict[str, int] = {}
     """Counts of what was changed on the way."""
     format: int = FORMAT

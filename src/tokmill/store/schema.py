@@ -72,6 +72,8 @@ class Records:
     starts: Array
     drops: Sequence[Drop] = field(default_factory=tuple)
     phrases: Phrases | None = None
+    skipped: dict[str, int] = field(default_factory=dict)
+    """Reason → count of records skipped that need no place of their own (`drops` names each)."""
     notes: dict[str, int] = field(default_factory=dict)
     """Counts of what was changed on the way, such as ids replaced by `unk`."""
     ends_part: bool = False
@@ -125,6 +127,8 @@ def check_schema(schema: Schema) -> None:
             raise TokmillError(f"a column cannot be called {name!r}")
         if column.dtype == "utf8" and (column.per != "record" or column.width):
             raise TokmillError(f"the column {name!r} holds strings, which are one a record")
+        if column.per == "phrase":
+            raise TokmillError(f"the column {name!r}: a value a phrase is not held yet")
         if column.phrase and (column.per != "token" or column.width):
             raise TokmillError(f"the column {name!r} lies in phrases, so it is a scalar a token")
 

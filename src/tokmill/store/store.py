@@ -334,6 +334,8 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
         for _, _, reason, is_rejected in receipt.drops:
             table = rejected if is_rejected else skipped
             table[reason] = table.get(reason, 0) + 1
+        for reason, count in receipt.skipped.items():
+            skipped[reason] = skipped.get(reason, 0) + count
         for note, count in receipt.notes.items():
             notes[note] = notes.get(note, 0) + count
     return Manifest(

@@ -10,7 +10,7 @@ import numpy as np
 
 from tokmill import plugins, recipe
 from tokmill.build.prepare import BuildRecipe
-from tokmill.build.source import Frozen, Request, Resources
+from tokmill.build.source import Frozen, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.locate import find_input, locate
 from tokmill.store.store import Store, read_planned
@@ -55,7 +55,11 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     begins = -1
     documents: Documents | None = None
     index, outcome = -1, ""
-    for item in source.items():
+    items = source.items()
+    if is_stream(name):
+        # Whole, whatever members it is cut into: offsets are then those of the content.
+        items = iter([Item(Path(name).name, name, 0, Path(name).stat().st_size, "")])
+    for item in items:
         for batch in source.documents(item, _NoHash()):
             starts = batch.starts
             before = int(np.searchsorted(starts, offset, side="right")) - 1

@@ -31,7 +31,7 @@ def test_it_counts_the_document_and_nothing_of_its_packing(store: Store) -> None
 
 
 def test_it_stays_exact_in_a_selection(store: Store, tmp_path: Path) -> None:
-    part = build_store("select", [store.path], tmp_path / "part", max_length=20)
+    part = build_store("select", [store.path], tmp_path / "part", max_length=6)
     assert 0 < len(part) < len(store)
     kept = [int(record["bytes"]) for record in part]
     assert part.bytes_per_token() == pytest.approx(sum(kept) / part.tokens)

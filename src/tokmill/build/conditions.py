@@ -1,0 +1,109 @@
+"""Conditions on records, COLUMN OP VALUE, and the parts of a batch that they leave."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tokmill.errors import UsageError, nearest
+from tokmill.store.schema import Array, Phrases, Records, Schema
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "=": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def record_values(batch: Records, name: str, schema: Schema) -> list[Any] | Array:
+    """Return a record column as an array, strings as a list."""
+    value = batch.columns[name]
+    if not isinstance(value, tuple):
+        if schema[name].per != "record" or schema[name].width:
+            raise UsageError(f"the column {name!r} does not hold one value a record")
+        return value
+    data, offsets = value[0].tobytes(), value[1].tolist()
+    return [
+        data[a:b].decode("utf-8", "surrogatepass")
+        for a, b in zip(offsets[:-1], offsets[1:], strict=True)
+    ]
+
+
+def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Array]:
+    """Return a function (batch, lengths) → bool a record of a `where` text."""
+    match = re.fullmatch(r"\s*(\w+)\s*(==|!=|>=|<=|=|>|<|~)\s*(.*?)\s*", text)
+    if not match:
+        raise UsageError(f"where: {text!r} is not COLUMN OP VALUE", hint="such as 'length >= 64'")
+    name, sign, raw = match.groups()
+    if name != "length" and name not in schema:
+        raise UsageError(
+            f"where: there is no column {name!r}", hint=nearest(name, [*schema, "length"])
+        )
+    is_text = name != "length" and schema[name].dtype == "utf8"
+    raw = raw.strip("'\"") if is_text else raw
+    try:
+        wanted: Any = raw if is_text or sign == "~" else _number(raw)
+    except ValueError:
+        raise UsageError(f"where: {raw!r} is no number, but {name!r} holds numbers") from None
+
+    if sign == "~":
+        try:
+            re.compile(raw)
+        except re.error as error:
+            raise UsageError(f"where: {raw!r} is no regular expression: {error}") from None
+
+    def holds(batch: Records, lengths: Array) -> Array:
+        values = lengths if name == "length" else record_values(batch, name, schema)
+        if sign == "~":
+            found = re.compile(str(wanted)).search
+            return np.asarray([bool(found(str(value))) for value in values], bool)
+        if is_text:
+            return np.asarray([COMPARE[sign](value, wanted) for value in values], bool)
+        result: Array = COMPARE[sign](values, wanted)
+        return result
+
+    return holds
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def take(batch: Records, chosen: Array, schema: Schema) -> Records:
+    """Return some records of a batch, in order."""
+    if len(chosen) == len(batch):
+        return batch
+    lengths = np.diff(batch.offsets)[chosen]
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    columns: dict[str, Any] = {}
+    for name, value in batch.columns.items():
+        if isinstance(value, tuple):
+            data, ends = value
+            columns[name] = _take_flat(data, ends, chosen)
+        elif schema[name].per == "token":
+            columns[name] = _take_flat(value, batch.offsets, chosen)[0]
+        else:
+            columns[name] = value[chosen]
+    phrases = None
+    if batch.phrases is not None:
+        ids, ends = _take_flat(batch.phrases.ids, batch.phrases.offsets, chosen)
+        phrases = Phrases(ids, ends, batch.phrases.table_offsets, batch.phrases.table)
+    return Records(offsets, columns, batch.starts[chosen], phrases=phrases)
+
+
+def _take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
+    begins, lengths = ends[:-1][chosen], np.diff(ends)[chosen]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    flat = np.repeat(begins - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
+    return data[flat], offsets
