@@ -1,5 +1,5 @@
 """`python -m tokmill` is the `tokmill` command."""
 
-from tokmill.cli import main
+from tokmill.cli import entry
 
-main()
+entry()

@@ -80,8 +80,14 @@ def private_path(path: Path) -> Path:
     return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
-def write_file(path: Path | str, chunks: bytes | str | Iterable[bytes | memoryview]) -> Path:
-    """Write a file atomically: private file, fsync, rename, fsync of the folder."""
+def write_file(
+    path: Path | str, chunks: bytes | str | Iterable[bytes | memoryview], *, sync: bool = True
+) -> Path:
+    """Write a file atomically: private file, fsync, rename, fsync of the folder.
+
+    Without `sync` the folder is left to the next write into it: for a file that means nothing
+    until that one is there (a shard before its receipt).
+    """
     path = Path(path)
     if isinstance(chunks, str):
         chunks = chunks.encode()
@@ -101,7 +107,8 @@ def write_file(path: Path | str, chunks: bytes | str | Iterable[bytes | memoryvi
         with contextlib.suppress(OSError):
             os.unlink(private)
         raise
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
     return path
 
 

@@ -77,10 +77,9 @@ class Pool:
                 hint="most often memory ran out: try --preset memory or --memory 1GB; "
                 "run the same command again and it continues",
             ) from None
-        except BaseException:
-            _kill(pool)
-            raise
         finally:
+            # Whatever is finished is committed, and an idle worker has nothing to say goodbye to.
+            _kill(pool)
             pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -88,10 +88,8 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
 
 def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
     """Write the files of the vocabularies that are not there, or not what they should be."""
-    for name, item in frozen.items():
-        folder = make_folder(out / "vocab")
-        write_if_different(folder / item.vocabulary.file, item.data)
-        write_if_different(folder / f"{name}.vocabulary.json", layout.encode(item.vocabulary))
+    for item in frozen.values():
+        write_if_different(make_folder(out / "vocab") / item.vocabulary.file, item.data)
 
 
 def report_changes(out: Path, planned: Sequence[PlannedItem], how: How) -> None:

@@ -48,7 +48,11 @@ def train(
         list[str] | None,
         typer.Option(help="A special token; may be given several times. Default <|endoftext|>."),
     ] = None,
-    no_special: Annotated[bool, typer.Option(help="No special token at all.")] = False,
+    no_special: Annotated[bool, typer.Option("--no-special", help="No special token.")] = False,
+    field: Annotated[
+        list[str] | None,
+        typer.Option(help="A field of the records; may be given several times (title, text)."),
+    ] = None,
     kind: Annotated[str, typer.Option(help="text, jsonl or parquet; default: by suffix.")] = "",
     records: Annotated[
         str, typer.Option(help="What words may not cross: documents, or lines.")
@@ -80,9 +84,8 @@ def train(
         path = path / "tokenizer.json"
     make_folder(path.parent)
     begun = time.monotonic()
-    seen = Seen(
-        read_records(inputs, kind or _kind(inputs), recipe.overrides(set_ or []), unit=records)
-    )
+    options = recipe.overrides(set_ or []) | ({"fields": field} if field else {})
+    seen = Seen(read_records(inputs, kind or _kind(inputs), options, unit=records))
     tokenizer = train_tokenizer(
         seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
     )

@@ -201,7 +201,7 @@ def write_tensors(
         total += len(small)
         yield bytes(small)
 
-    write_file(path, chunks())
+    write_file(path, chunks(), sync=False)
     return total, digest.hexdigest()
 
 

@@ -15,6 +15,11 @@ def specials_pattern(specials: tuple[str, ...]) -> re.Pattern[str] | None:
     return re.compile("|".join(re.escape(token) for token in sorted(specials, key=len)[::-1]))
 
 
+def pieces(text: str, specials: Collection[str]) -> Iterator[tuple[str, bool]]:
+    """Cut a whole text into (piece, is it a special token), losing nothing."""
+    return _pieces(text, specials_pattern(tuple(sorted(specials))))
+
+
 def segments(
     chunks: Iterable[str], specials: Collection[str], safe: re.Pattern[str] | None
 ) -> Iterator[tuple[str, bool]]:
@@ -54,7 +59,7 @@ def segments(
             start = cut
         parts = [text[start:]]
         waiting = looked = len(text) - start
-    yield from _rest("".join(parts), found)
+    yield from _pieces("".join(parts), found)
 
 
 def _last_cut(safe: re.Pattern[str] | None, text: str, start: int, end: int) -> int:
@@ -75,7 +80,7 @@ def _last_cut(safe: re.Pattern[str] | None, text: str, start: int, end: int) -> 
     return start
 
 
-def _rest(text: str, found: re.Pattern[str] | None) -> Iterator[tuple[str, bool]]:
+def _pieces(text: str, found: re.Pattern[str] | None) -> Iterator[tuple[str, bool]]:
     start = 0
     for match in found.finditer(text) if found is not None else ():
         if match.start() > start:

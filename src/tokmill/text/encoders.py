@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -129,7 +130,7 @@ class TokenizersEncoder:
         self.threads = threads
         self._data = data
         try:
-            self.tokenizer = library.Tokenizer.from_str(json.dumps(data))
+            self.tokenizer = library.Tokenizer.from_str(_as_json(data))
         except Exception as error:
             raise TokmillError(
                 f"this tokenizer.json cannot be loaded: {error}",
@@ -215,7 +216,7 @@ class GigatokenEncoder:
         self._data = data
         self._white_tails = limits.sees_end_of_text(data)
         try:
-            self.tokenizer = library.Tokenizer.from_json(json.dumps(limits.for_gigatoken(data)))
+            self.tokenizer = library.Tokenizer.from_json(_as_json(limits.for_gigatoken(data)))
         except BaseException as error:
             raise _readable_panic(error) from None
 
@@ -277,6 +278,14 @@ class GigatokenEncoder:
             done = text + 1
         parts.append(ids[starts[done] :])
         return np.concatenate(parts), lengths
+
+
+def _as_json(data: Mapping[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(data).decode()
+    except UnicodeEncodeError:
+        # A lone surrogate in a token: the libraries refuse it with a message of their own.
+        return json.dumps(data)
 
 
 class Utf8Texts(Sequence[str]):

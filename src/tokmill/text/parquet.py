@@ -178,9 +178,11 @@ class _Groups:
         self._parquet: Any = None
         try:
             if path.endswith(".parquet") or _magic(path) == b"PAR1":
-                self._parquet = plugins.require("pyarrow.parquet").ParquetFile(
-                    path, pre_buffer=False, buffer_size=1 << 20
-                )
+                open_file = plugins.require("pyarrow.parquet").ParquetFile
+                self._parquet = open_file(path, pre_buffer=False)
+                if _largest_column(self._parquet.metadata) > MAX_ITEM:
+                    # Read in pieces: slower, but the column is never whole in memory.
+                    self._parquet = open_file(path, pre_buffer=False, buffer_size=1 << 20)
                 self._schema = self._parquet.schema_arrow
                 self.count = self._parquet.metadata.num_row_groups
             else:
@@ -242,6 +244,13 @@ class _Groups:
             raise TokmillError(
                 f"the file is damaged: {str(error).splitlines()[0]}", where=self.path
             ) from None
+
+
+def _largest_column(metadata: Any) -> int:
+    """Return the compressed bytes of the largest column of a row group."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    sizes = [g.column(i).total_compressed_size for g in groups for i in range(g.num_columns)]
+    return max(sizes, default=0)
 
 
 def _magic(path: str) -> bytes:

@@ -27,9 +27,9 @@ from tokmill.text.bpe import (
     count_words,
     train_words,
 )
-from tokmill.text.cutting import segments
+from tokmill.text.cutting import pieces
 from tokmill.text.gigatoken_limits import texts_with_newer_characters
-from tokmill.text.patterns import GPT2, compile_pattern, resolve_pattern, safe_cut
+from tokmill.text.patterns import GPT2, compile_pattern, resolve_pattern
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.train_child import BORDER
 
@@ -118,7 +118,7 @@ def train_tokenizer(
     else:
         with tempfile.TemporaryDirectory(prefix="tokmill-train-") as folder:
             spool = Spool(Path(folder) / "text")
-            spool.fill(texts, specials, chosen)
+            spool.fill(texts, specials)
             if not spool.bytes:
                 raise _no_text()
             merges = _with_library(spool, vocab_size, specials, chosen, engine)
@@ -151,11 +151,11 @@ class Spool:
         self.bytes = 0
         self.newer = False
 
-    def fill(self, texts: Iterable[str], specials: Sequence[str], pattern: str) -> None:
+    def fill(self, texts: Iterable[str], specials: Sequence[str]) -> None:
         """Write the records, cut at special tokens."""
         with machine_errors("write", self.path), open(self.path, "wb", 1 << 20) as handle:
             for text in texts:
-                for piece, is_special in segments([text], specials, safe_cut(pattern)):
+                for piece, is_special in pieces(text, specials):
                     if is_special:
                         continue
                     try:
