@@ -61,9 +61,10 @@ $(VENV)/.installed-demo: $(VENV)/.made pyproject.toml constraints.txt
 	$(INSTALL) --no-build-isolation -e '.[text,train,plot]'
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml constraints.txt
+$(VENV)/.installed-dev: $(VENV)/.made pyproject.toml constraints.txt tests/parity/readers.txt
 	$(INSTALL) hatchling editables
 	$(INSTALL) --no-build-isolation -e '.[dev]'
+	$(INSTALL) --no-deps -r tests/parity/readers.txt
 	touch $@
 
 # What tokmill is measured against lives apart: its packages are not ours.

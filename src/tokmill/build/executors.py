@@ -14,7 +14,6 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol
 
 from tokmill.build.make import Task, Work, make_in_worker, start_worker
-from tokmill.build.resources import share_one_heap
 from tokmill.errors import MachineError
 from tokmill.store.manifest import Receipt
 
@@ -98,7 +97,6 @@ def _begin(start: Callable[[Work], None], work: Work) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    share_one_heap()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     start(work)
 

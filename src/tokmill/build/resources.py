@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import re
 from typing import Literal
@@ -16,9 +14,6 @@ from tokmill.errors import UsageError
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-M_ARENA_MAX = -8
-"""Of glibc's malloc.h."""
 
 PARENT_BYTES = 120 << 20
 WORKER_BYTES = 260 << 20
@@ -34,11 +29,13 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     """Bytes that the build and its workers may hold together."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    own_process: bool = False
+    """Whether the process was started for this build (the command, not a library call)."""
 
     def resources(self) -> Resources:
         """Return the block size and engine of one process."""
         block = {"memory": 1 << 20, "balanced": 2 << 20, "speed": 8 << 20}[self.preset]
-        return Resources(engine=self.engine, block_bytes=block)
+        return Resources(engine=self.engine, block_bytes=block, own_process=self.own_process)
 
 
 def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
@@ -62,17 +59,9 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
         workers = min(workers, fitting) if fitting > 1 else 0
         resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
     # Workers share the cores already; alone, the encoder may use all of them.
-    return workers, msgspec.structs.replace(resources, threads=workers == 0)
-
-
-def share_one_heap() -> None:
-    """Let the threads of this process share glibc's main heap.
-
-    Each thread has one of its own otherwise, which keeps what was freed: some 40 MB more for a
-    build with its reader and encoder threads. Only for processes that are ours.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, 1)
+    return workers, msgspec.structs.replace(
+        resources, threads=workers == 0, own_process=amount.own_process or workers > 0
+    )
 
 
 def parse_bytes(text: str) -> int:

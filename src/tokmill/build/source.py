@@ -54,6 +54,8 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     threads: bool = True
+    own_process: bool = False
+    """The process does nothing but this build, so what is set for all of it may be set."""
     block_bytes: int = 2 << 20
 
 

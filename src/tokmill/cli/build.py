@@ -11,7 +11,7 @@ import typer
 
 from tokmill import plugins, recipe
 from tokmill.build.prepare import BuildRecipe, How, prepare
-from tokmill.build.resources import Amount, parse_bytes, parse_seconds, share_one_heap
+from tokmill.build.resources import Amount, parse_bytes, parse_seconds
 from tokmill.build.run import run
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
@@ -113,6 +113,7 @@ def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
                 "preset": preset,
                 "memory": parse_bytes(memory) if memory else None,
                 "engine": engine,
+                "own_process": True,
             },
             "command line",
         )
@@ -136,7 +137,6 @@ def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
         if dry_run:
             _print_plan(chosen, json)
             return
-        share_one_heap()
         _report(run(chosen, how), json)
 
     parameters = struct_parameters(struct) if struct else []
