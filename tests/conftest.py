@@ -29,6 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# People look for new counter-examples; a landing should depend on the change alone.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEPARATOR = "<|endoftext|>"

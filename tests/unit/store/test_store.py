@@ -122,7 +122,10 @@ def check_fill(
         stop=array[:, 3],
     )
     size = int(array[:, 0].max()) + 2 if len(array) else 1
-    length = 30
+    filled: dict[int, int] = {}
+    for number, _, start, stop in chosen:
+        filled[number] = filled.get(number, 0) + stop - start
+    length = max([30, *filled.values()])
     columns: dict[str, Any] = {}
     document = np.full((size, length), -1, np.int32)
     store.fill(spans, length, columns, document, size, names)
