@@ -141,7 +141,12 @@ def finish_parts(out: Path, max_rejects: float = 0.01) -> int:
 
 
 def stop_early(
-    out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How, bar: Progress
+    out: Path,
+    prepared: Prepared,
+    receipts: Sequence[Receipt],
+    how: How,
+    bar: Progress,
+    watch: Watch,
 ) -> Store:
     """End a build at its time limit: a partial store, and what the whole would take."""
     manifest = make_manifest(prepared.plan, in_order(prepared.planned, receipts), complete=False)
@@ -153,11 +158,11 @@ def stop_early(
         "projected_seconds": round(bar.total / bar.rate, 1) if bar.rate else None,
         "projected_tokens": round(manifest.tokens / share),
         "projected_disk_bytes": round(manifest.bytes / share),
-        "peak_memory_bytes": Watch(out).resources().get("memory"),
+        "peak_memory_bytes": watch.peak_memory,
     }
     write_file(out / "projection.json", layout.encode(projection))
     if not how.quiet:
-        memory = human_bytes(projection["peak_memory_bytes"] or 0)
+        memory = human_bytes(watch.peak_memory)
         print(
             f"time limit reached after {human_time(bar.seconds)}: {share:.1%} of the input at "
             f"{human_bytes(bar.rate)}/s.\nThe whole input would take "

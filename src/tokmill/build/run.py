@@ -130,7 +130,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         ) from None
     if missing_tasks(planned, receipts) and how.limit_seconds is not None:
         watch.event("time limit")
-        return stop_early(out, prepared, receipts, how, bar)
+        return stop_early(out, prepared, receipts, how, bar, watch)
     store = finish(out, prepared, receipts, how)
     watch.event("done", complete=not store.partial, rate=round(bar.rate))
     return store

@@ -24,6 +24,8 @@ class Watch:
     def __init__(self, store: Path) -> None:
         self.store = store
         self.started = time.monotonic()
+        self.peak_memory = 0
+        """Most bytes that were seen at once."""
         try:
             import psutil
 
@@ -49,6 +51,7 @@ class Watch:
                 total += self._psutil.Process(pid).memory_info().rss
             except self._psutil.Error:
                 continue
+        self.peak_memory = max(self.peak_memory, total)
         return total
 
     def text(self) -> str:
