@@ -45,3 +45,5 @@ made train "The token store to learn from:"
 made val "The token store to evaluate on:"
 made run "The run: metrics, checkpoints to continue from, weights (safetensors):"
 made report.html "The report, to be opened in a browser:"
+
+printf '\nnow try: . .venv/bin/activate && tokmill inspect %s/train --head 1\n' "$demo"

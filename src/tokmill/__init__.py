@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Store": "tokmill.store.store",
     "Feed": "tokmill.feed.feed",
+    "Windows": "tokmill.feed.rows",
     "build_store": "tokmill.build.run",
     "Tokenizer": "tokmill.text.tokenizer",
     "train_tokenizer": "tokmill.text.train",

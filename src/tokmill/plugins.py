@@ -24,7 +24,9 @@ SOURCES: dict[str, Part] = {
     "text": Part("tokmill.text.source:TextSource", "text", "plain text files"),
     "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
-    "select": Part("tokmill.build.select:SelectSource", "", "filter, sample, split, merge stores"),
+    "select": Part(
+        "tokmill.build.select:SelectSource", "", "other stores: filter, sample, split, merge"
+    ),
     "npz": Part("tokmill.formats.npz:NpzSource", "", "npz files of padded windows"),
     "bin": Part("tokmill.formats.bin:BinSource", "", "headerless and llm.c token files"),
     "megatron": Part("tokmill.formats.megatron:MegatronSource", "", "Megatron .bin/.idx pairs"),

@@ -96,12 +96,16 @@ class Progress:
         def amount(value: float) -> str:
             return human_bytes(value) if self.unit == "B" else f"{value:,.0f}"
 
+        def speed(value: float) -> str:
+            small = self.unit != "B" and value < 9.95
+            return f"{value:.1f}" if small else amount(value)
+
         unit = "" if self.unit == "B" else f" {self.unit}"
         share = self.done / self.total if self.total else 1.0
         left = "" if self.rate <= 0 or share >= 1 else f", {human_time(self.seconds_left)} left"
         text = (
             f"{self.title}: {amount(self.done)} of {amount(self.total)}{unit} ({share:.0%}), "
-            f"{amount(self.rate)}{unit}/s{left}"
+            f"{speed(self.rate)}{unit}/s{left}"
         )
         if self.extra and (more := self.extra()):
             text += f", {more}"

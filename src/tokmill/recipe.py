@@ -82,10 +82,13 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$.")
         key = place.rstrip("`")
+        choices = _choices(kind, key)
         raise UsageError(
             f"{key}: {message[:1].lower()}{message[1:]}" if key else message,
             where=where,
-            hint="`tokmill recipe schema KIND` lists keys and types",
+            hint=f"one of {', '.join(choices)}"
+            if choices
+            else "`tokmill recipe schema` with the kind lists keys and types",
         ) from None
 
 
@@ -93,6 +96,20 @@ def load(kind: type[T], path: Path | str | None, settings: Sequence[str] = ()) -
     """Read a recipe file (None: an empty one) with `--set` settings over it into a struct."""
     value = {} if path is None else read_toml(path)
     return convert(kind, merge(value, overrides(settings)), str(path or "--set"))
+
+
+def _choices(kind: Any, key: str) -> list[str]:
+    """Return the values that a key may have, where it is one of a few words."""
+    for part in key.partition("[")[0].split("."):
+        struct = struct_of(kind)
+        if struct is None:
+            return []
+        kind = typing.get_type_hints(struct).get(part)
+    return [str(value) for value in typing.get_args(kind)] if _is_literal(kind) else []
+
+
+def _is_literal(annotation: Any) -> bool:
+    return typing.get_origin(annotation) is typing.Literal
 
 
 def struct_of(annotation: Any) -> type[msgspec.Struct] | None:

@@ -174,11 +174,14 @@ def test_wrong_usage_exits_with_2_and_a_hint(
 def test_refused_inputs_exit_with_1(tmp_path: Path, tokmill: Any) -> None:
     done = tokmill("build", "text", "nothing.txt", "-o", "s", "--tokenizer", TOKENIZER, code=1)
     assert "no such file" in done.stderr
-    jsonl(tmp_path / "a.jsonl", ["{"] * 1000)
+    jsonl(tmp_path / "a.jsonl", ["{"] * 100 + ['{"text": "word"}'] * 900)
     arguments = ("build", "jsonl", "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER)
     done = tokmill(*arguments, code=1)
-    assert "1,000 of 1,000 records were rejected" in done.stderr
+    assert "100 of 1,000 records were rejected" in done.stderr
     assert "--max-rejects" in done.stderr
+    jsonl(tmp_path / "a.jsonl", ["{"] * 1000)
+    done = tokmill(*arguments, "--yes", code=1)
+    assert "is it the right kind of input?" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "select"])
@@ -198,3 +201,34 @@ def test_help_of_the_group_lists_the_kinds(here: Any) -> None:
     text, _ = here("build", "--help")
     for kind in KINDS:
         assert re.search(rf"\b{kind}\b", text), kind
+
+
+def test_a_failed_first_try_does_not_spoil_the_folder(tmp_path: Path, here: Any) -> None:
+    """Nothing was made, so another recipe may begin there."""
+    jsonl(tmp_path / "a.jsonl", [{"text": "word"}])
+    arguments = ("build", "jsonl", "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER, "-q")
+    here(*arguments, "--field", "body", code=1)
+    here(*arguments, code=0)
+
+
+def test_wrong_words_name_the_right_ones(here: Any) -> None:
+    assert "did you mean 'jsonl'" in here("build", "jsonlines", code=2)[1]
+    assert "did you mean 'store'" in here("stores", code=2)[1]
+    _, err = here("build", "text", "x.txt", "-o", "s", "--record", "para", code=2)
+    assert "one of separator, line" in err
+    out, _ = here("build", "jsonl", "--help")
+    assert "'[deleted]', '[removed]'" in out
+
+
+def test_a_time_limit_stops_within_a_shard(tmp_path: Path, tokmill: Any) -> None:
+    """Shards under way are given up; what is finished stays, and the same command goes on."""
+    for number in range(6):
+        lines = [{"text": f"word {i} {number}"} for i in range(20_000)]
+        jsonl(tmp_path / f"{number:02d}.jsonl", lines)
+    arguments = ["build", "jsonl", ".", "-o", "out/s", "--tokenizer", TOKENIZER]
+    (tmp_path / "out").mkdir()
+    slow = ["--engine", "tokenizers", "--preset", "memory"]
+    done = tokmill(*arguments, *slow, "--limit-time", "0.2s", "--json", code=0)
+    assert "all of it was done" in done.stderr or "time limit reached" in done.stderr
+    whole = tokmill(*arguments, *slow, "--json", code=0)
+    assert json.loads(whole.stdout)["records"] == 120_000

@@ -160,3 +160,16 @@ def test_help_lists_the_options(here: Any) -> None:
             assert name in text
     assert "bin" in here("store", "export", "--help")[0]
     assert "--out" in here("store", "export", "bin", "--help")[0]
+
+
+def test_rejects_lists_what_was_left_out(tmp_path: Path, tokmill: Any, here: Any) -> None:
+    jsonl(tmp_path / "a.jsonl", [{"text": "one"}, "{broken", {"text": ""}, {"text": "two"}])
+    quick_build("jsonl", tmp_path / "a.jsonl", tmp_path / "s")
+    out, err = here("store", "rejects", "s")
+    assert "line 2, byte" in out
+    assert "rejected, json" in out
+    assert "1 left out, 1 listed" in out
+    assert "--explain" in err
+    found = json.loads(here("store", "rejects", "s", "--skipped", "--json")[0])
+    assert [one["line"] for one in found["first"]] == [2, 3]
+    assert found["skipped"] == {"empty": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ sys.path.insert(0, str(ROOT / "tests/unit/train"))
 from toy import make_store, text_store  # noqa: E402
 
 from tokmill.cli import main  # noqa: E402
+from tokmill.progress import Progress  # noqa: E402
 
 RECIPE = ROOT / "recipes/text/decoder-tiny.toml"
 SMALL = ["--set", "model.dim=16", "--set", "model.layers=1", "--set", "task.length=16"]
@@ -83,14 +85,19 @@ def test_train_stop_resume_sample(tokmill: Tokmill, store: Path, tmp_path: Path)
     _, talk = slow.communicate(timeout=60)
     assert slow.returncode == 3, talk
     assert "stopped by SIGTERM" in talk and "--resume" in talk
+    assert f"tokmill train --resume -o {out}" in talk
     assert "already holds a run" in tokmill(*arguments, "--steps", "300", code=1).stderr
+    early = tokmill("sample", out, "--tokens", "1").stderr
+    assert re.search(r"not finished: samples from step \d+ of 300", early)
     done = tokmill("train", "-o", out, "--resume", "--json")
     result = json.loads(done.stdout)
     assert result["step"] == 300
     assert result["val_loss"] < 1.5 and result["val_bits_per_byte"] > 0
     assert "continues from its checkpoint" in done.stderr
 
+    assert "the run is finished" in tokmill("train", "-o", out, "--resume").stderr
     greedy = tokmill("sample", out, "--prompt", "one two th", "--temperature", "0")
+    assert not greedy.stderr
     assert greedy.stdout.startswith("one two three four one")
     drawn = [
         json.loads(tokmill("sample", out, "--tokens", "8", "--seed", str(seed), "--json").stdout)
@@ -120,6 +127,11 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
     ("arguments", "code", "what"),
     [
         (["train", "STORE"], 2, "-o RUN"),
+        (["train"], 2, "tokmill train STORE -o RUN"),
+        (["train", "TEXT", "-o", "RUN"], 2, "this is no recipe and no store"),
+        (["train", "TEXT", "-o", "RUN"], 2, "tokmill build text "),
+        (["train", "--resume", "-o", "RUN"], 2, "there is no run to continue"),
+        (["train", "STORE", "-o", "RUN", "--set", "data=3"], 2, "expected `object`"),
         (["train", "-o", "RUN"], 2, "neither a recipe nor a store"),
         (["train", "missing.toml", "-o", "RUN"], 2, "no such recipe or store"),
         (["train", RECIPE, "-o", "RUN"], 2, "--data STORE"),
@@ -138,7 +150,8 @@ def test_mistakes_have_hints(
     store: Path,
     tmp_path: Path,
 ) -> None:
-    places = {"STORE": store, "RUN": tmp_path / "run"}
+    (tmp_path / "some.txt").write_text("once upon a time")
+    places = {"STORE": store, "RUN": tmp_path / "run", "TEXT": tmp_path / "some.txt"}
     given = [places.get(str(argument), argument) for argument in arguments]
     assert what in tokmill(*given, code=code).stderr
 
@@ -152,3 +165,41 @@ def test_sampling_needs_a_tokenizer_that_can_be_read(tokmill: Tokmill, tmp_path:
 def test_the_command_line_loads_no_torch() -> None:
     check = "import sys, tokmill, tokmill.cli.train; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train"],
+        ["train", "STORE"],
+        ["train", "none", "-o", "RUN"],
+        ["train", "STORE", "-o", "RUN", "--set", "steps"],
+        ["train", "STORE", "-o", "RUN", "--set", "run.stepz=3"],
+        ["train", "STORE", "-o", "RUN", "--set", "modle.dim=3"],
+        ["train", "STORE", "-o", "RUN", "--steps", "0"],
+        ["train", "STORE", "-o", "RUN", "--max-time", "soon"],
+        ["train", __file__, "-o", "RUN"],
+        ["train", "--resume", "-o", "RUN"],
+    ],
+    ids=" ".join,
+)
+def test_plain_mistakes_do_not_wait_for_torch(
+    arguments: list[str], store: Path, tmp_path: Path
+) -> None:
+    given = [str({"STORE": store, "RUN": tmp_path / "run"}.get(a, a)) for a in arguments]
+    check = (
+        "import sys; from tokmill.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: sys.exit(99 if 'torch' in sys.modules else end.code)"
+    )
+    done = subprocess.run([sys.executable, "-c", check, *given], env=ENVIRONMENT)
+    assert done.returncode == 2
+
+
+def test_slow_steps_are_shown_with_a_decimal(capsys: pytest.CaptureFixture[str]) -> None:
+    for done, rate in ((14, "1.4 steps/s"), (990, "99 steps/s"), (99.9, "10 steps/s")):
+        progress = Progress("train", 1000, unit="steps")
+        progress.started -= 10
+        progress.done = done
+        progress._show(end="")
+        assert f", {rate}" in capsys.readouterr().err

@@ -3,7 +3,8 @@
 A fenced block marked `console` holds commands (lines that begin with `$ `, continued by a
 backslash) and below each what it prints. All are run in order in one temporary folder that holds
 `corpus.txt`. Numbers, sizes and digests may differ; a shown line `…` stands for any lines. Blocks
-marked `python` are run after them; all others are for reading only.
+marked `python` are run after them, and those of docs/python.md as one program; all others are for
+reading only.
 """
 
 from __future__ import annotations
@@ -75,6 +76,15 @@ def test_commands_run_and_print_what_is_shown(
         assert not missing, f"$ {step.command}\nshown: {missing}\nprinted:\n{done.stdout}"
     for code in PYTHON.findall(text):
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+
+
+def test_python_page_runs(repository: Path, corpus: Any, tmp_path: Path) -> None:
+    """Its blocks are one program, in order."""
+    (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
+    blocks = PYTHON.findall((repository / "docs" / "python.md").read_text("utf-8"))
+    assert blocks
+    code = "\n".join(blocks)
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300)
 
 
 def test_figures_are_those_of_the_benchmarks(repository: Path) -> None:

@@ -35,6 +35,7 @@ PUBLIC = [
     "Store",
     "Tokenizer",
     "TokmillError",
+    "Windows",
     "__version__",
     "build_store",
     "sample",

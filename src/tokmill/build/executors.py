@@ -8,12 +8,13 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol
 
-from tokmill.build.make import Task, Work, make_in_worker, start_worker
+from tokmill.build.make import Task, TimeIsUp, Work, make_in_worker, start_worker
 from tokmill.errors import MachineError
 from tokmill.store.manifest import Receipt
 
@@ -31,24 +32,32 @@ class Executor(Protocol):
 class Here:
     """One shard after the other in this process."""
 
-    def __init__(self, work: Work) -> None:
-        self.work = work
+    def __init__(self, work: Work, deadline: float | None = None) -> None:
+        self.work, self.deadline = work, deadline
 
     def map(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, list[Receipt]]]:
         """Make shards in order."""
         start_worker(self.work)
-        for task in tasks:
-            yield task, make_in_worker(task)
+        for number, task in enumerate(tasks):
+            try:
+                # The first is always finished: without a shard there is no rate to speak of.
+                made = make_in_worker(task, self.deadline if number else None)
+            except TimeIsUp:
+                return
+            yield task, made
 
 
 class Pool:
     """Several spawned processes; they die when this one does, however it dies."""
 
-    def __init__(self, work: Work, workers: int) -> None:
-        self.work, self.workers = work, workers
+    def __init__(self, work: Work, workers: int, deadline: float | None = None) -> None:
+        self.work, self.workers, self.deadline = work, workers, deadline
 
     def map(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, list[Receipt]]]:
-        """Make shards; at most two a worker are under way, so that a time limit holds."""
+        """Make shards, one more than there are workers under way.
+
+        At the deadline those under way are given up, if at least one is finished.
+        """
         waiting = iter(tasks)
         pool = ProcessPoolExecutor(
             self.workers,
@@ -57,6 +66,7 @@ class Pool:
             initargs=(start_worker, self.work),
         )
         running: dict[Future[list[Receipt]], Task] = {}
+        finished = 0
         try:
             while True:
                 while len(running) < self.workers + 1:
@@ -67,8 +77,15 @@ class Pool:
                         running[pool.submit(make_in_worker, task)] = task
                 if not running:
                     break
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                left = None
+                if self.deadline is not None and finished:
+                    left = max(0.0, self.deadline - time.monotonic())
+                done = wait(running, timeout=left, return_when=FIRST_COMPLETED).done
+                if not done:
+                    return
+                for future in done:
                     task = running.pop(future)
+                    finished += 1
                     yield task, future.result()
         except BrokenProcessPool:
             raise MachineError(

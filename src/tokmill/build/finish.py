@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokmill.build.folder import sweep, write_if_different
 from tokmill.build.make import Task
@@ -51,7 +52,9 @@ class Rejects:
                 f"{self.rejected:,} of {seen:,} records were rejected ({counts}), more than "
                 f"{self.most:.1%}; the first: {self.example}",
                 where=str(self.out),
-                hint="mend the input, or allow more with --max-rejects 0.1",
+                hint="is it the right kind of input?"
+                if 2 * self.rejected > seen
+                else "mend the input, or allow more with --max-rejects 0.1",
             )
 
 
@@ -115,7 +118,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
             raise TokmillError(
                 f"not one record was found ({counts or 'the input is empty'})",
                 where=", ".join(prepared.recipe.inputs),
-                hint="is it the right kind of input, and are the field names right?",
+                hint=_why_nothing(why, plan.options),
             )
         write_if_different(out / "manifest.json", layout.encode(manifest))
         remove(out / "projection.json")
@@ -138,6 +141,17 @@ def finish_parts(out: Path, max_rejects: float = 0.01) -> int:
         with locked(out / ".lock", "a build is writing to this store", "wait for it to end"):
             finish(out, prepared, receipts, How(max_rejects=max_rejects, quiet=True))
     return len(missing)
+
+
+def _why_nothing(why: Mapping[str, int], options: Mapping[str, Any]) -> str:
+    if "missing" in why:
+        fields = ", ".join(map(repr, options.get("fields", ())))
+        return f"no record has one of the fields {fields}: name yours with --field"
+    if "json" in why:
+        return "is this JSON Lines? Plain text is built with `tokmill build text`"
+    if "too long" in why:
+        return "records end at the separator, which never comes: --record line takes lines"
+    return "is it the right kind of input?"
 
 
 def stop_early(

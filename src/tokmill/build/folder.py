@@ -14,7 +14,7 @@ from tokmill.files import machine_errors, make_folder, remove, remove_leftovers,
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem
 from tokmill.store.shard import SUFFIX
-from tokmill.store.store import read_planned
+from tokmill.store.store import read_planned, read_receipts
 
 KNOWN_FILES = ("manifest.json", "plan.json", "inputs.jsonl", "events.jsonl", "projection.json")
 KNOWN_FOLDERS = ("shards", "vocab", "overlays", "cache")
@@ -65,7 +65,7 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
     plan = prepared.plan
     if (out / "plan.json").exists():
         old: Plan = layout.read_json(out / "plan.json", Plan)
-        if old.recipe_id != plan.recipe_id:
+        if old.recipe_id != plan.recipe_id and any(r.records for r in read_receipts(out)):
             lines = "\n  ".join(difference(old.recipe, plan.recipe))
             raise TokmillError(
                 f"the store was built with another recipe:\n  {lines}",
@@ -96,14 +96,23 @@ def report_changes(out: Path, planned: Sequence[PlannedItem], how: How) -> None:
     """List changed and vanished inputs; go on only if the user agreed."""
     if not (out / "inputs.jsonl").exists():
         return
-    before = {item.name: item.digest for item in read_planned(out)}
+    before = list(read_planned(out))
     now = {item.name: item.digest for item in planned}
-    gone = sorted(name for name in before if name not in now)
-    changed = sorted(name for name in before if name in now and before[name] != now[name])
-    if not gone and not changed:
+    lines: dict[str, None] = {}
+    for item in before:
+        if now.get(item.name) == item.digest:
+            continue
+        path = Path(item.path)
+        if path.suffix == SUFFIX and path.parent.name == "shards":
+            # A shard of another store: its name means nothing to anybody, the store does.
+            lines[f"changed or grown: {path.parent.parent}"] = None
+        else:
+            lines[f"{'changed' if item.name in now else 'vanished'}: {item.name}"] = None
+    if not lines:
         return
-    lines = [f"changed: {name}" for name in changed] + [f"vanished: {name}" for name in gone]
-    shown = "\n  ".join(lines[:20]) + (f"\n  … and {len(lines) - 20} more" * (len(lines) > 20))
+    shown = "\n  ".join(list(lines)[:20]) + (
+        f"\n  … and {len(lines) - 20} more" * (len(lines) > 20)
+    )
     if not how.yes:
         raise TokmillError(
             f"inputs are not what they were:\n  {shown}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -147,8 +148,16 @@ class _Part:
         return receipt
 
 
+class TimeIsUp(Exception):
+    """A shard was given up at the deadline."""
+
+
 def make_shard(
-    source: Source, task: Task, vocabularies: Mapping[str, Vocabulary], folder: Path
+    source: Source,
+    task: Task,
+    vocabularies: Mapping[str, Vocabulary],
+    folder: Path,
+    deadline: float | None = None,
 ) -> list[Receipt]:
     """Read the items of a shard, write it into `folder`, and return its receipts.
 
@@ -168,6 +177,8 @@ def make_shard(
         content = Content()
         before = (part.writer.records, part.writer.tokens)
         for batch in source.read(item, content):
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeIsUp
             part.add(batch)
             if batch.ends_part:
                 part.end_item(item, content, before)
@@ -186,7 +197,7 @@ def check_unchanged(item: Item) -> None:
     path = Path(item.path)
     if path.is_dir():
         return
-    hint = "run the same command again with --yes: it plans anew and makes what changed again"
+    hint = "the same `tokmill build` with --yes plans anew and makes what changed again"
     if not path.exists():
         raise TokmillError(
             "the file has vanished since the build was planned", where=item.path, hint=hint
@@ -209,7 +220,7 @@ def start_worker(work: Work) -> None:
     _work, _source = work, None
 
 
-def make_in_worker(task: Task) -> list[Receipt]:
+def make_in_worker(task: Task, deadline: float | None = None) -> list[Receipt]:
     """Make one shard in a process that `start_worker` prepared."""
     global _source
     assert _work is not None
@@ -218,4 +229,5 @@ def make_in_worker(task: Task) -> list[Receipt]:
         # Not in `start_worker`: there an error would look like a worker that was killed.
         _source = work.source()
     source = _source
-    return make_shard(source, task, work.vocabularies, Path(work.store) / "shards")
+    folder = Path(work.store) / "shards"
+    return make_shard(source, task, work.vocabularies, folder, deadline)

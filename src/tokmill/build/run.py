@@ -6,6 +6,7 @@ Same plan and same bytes in give byte-identical shards, for any workers and any 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from tokmill.build.resources import choose
 from tokmill.build.watch import Watch
 from tokmill.errors import Interrupted, UsageError
 from tokmill.files import locked, machine_errors, make_folder
-from tokmill.progress import Progress
+from tokmill.progress import Progress, human_bytes, human_time
 from tokmill.store.store import Store, read_receipts
 
 
@@ -102,11 +103,11 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         str(out),
         resources,
     )
-    executor: Executor = Pool(work, workers) if workers else Here(work)
     watch.event("begin", workers=workers, shards=len(tasks), plan_id=plan.plan_id)
     total = plan.input_bytes
     todo = sum(task.size for task in tasks)
     deadline = None if how.limit_seconds is None else time.monotonic() + how.limit_seconds
+    executor: Executor = Pool(work, workers, deadline) if workers else Here(work, deadline)
     bar = Progress("build", total, done=total - todo, extra=watch.text, quiet=how.quiet)
     begun = {receipt.shard for receipt in receipts}
     rejects = Rejects(out, how.max_rejects)
@@ -131,6 +132,11 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     if missing_tasks(planned, receipts) and how.limit_seconds is not None:
         watch.event("time limit")
         return stop_early(out, prepared, receipts, how, bar, watch)
+    if how.limit_seconds is not None and not how.quiet:
+        print(
+            f"all of it was done in {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s",
+            file=sys.stderr,
+        )
     store = finish(out, prepared, receipts, how)
     watch.event("done", complete=not store.partial, rate=round(bar.rate))
     return store

@@ -175,8 +175,12 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[InputFile
     return files
 
 
+OURS = {".lock", "plan.json", "metrics.jsonl"}
+"""A folder below an input with one of these is a store or a run, whose logs are no input."""
+
+
 def files_below(root: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Return the files of a folder at any depth, hidden ones left out.
+    """Return the files of a folder at any depth, hidden ones, stores and runs left out.
 
     A folder that may not be read is an error: its files would be missing without a word.
     """
@@ -187,6 +191,9 @@ def files_below(root: Path, suffixes: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     with machine_errors("list", root):
         for folder, folders, names in os.walk(root, onerror=refuse):
+            if OURS & set(names) and Path(folder) != root:
+                folders[:] = []
+                continue
             folders[:] = [name for name in folders if not name.startswith(".")]
             paths = [Path(folder, name) for name in names if not name.startswith(".")]
             found += [p for p in paths if p.name.endswith(tuple(suffixes)) and p.is_file()]

@@ -51,7 +51,8 @@ def application() -> TyperGroup:
     """Return the whole command tree."""
     return lazy_group(
         "tokmill",
-        "Raw text, programs and compiler IR to checked token stores, and models trained on them.",
+        "Text, JSON Lines, Parquet and token files to checked token stores, and models trained on "
+        "them.",
         lambda: {name: (panel, line) for name, (_, panel, line) in COMMANDS.items()},
         load_command,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

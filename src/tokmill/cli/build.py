@@ -233,7 +233,8 @@ def _report(store: Store, json: bool) -> None:
     print(
         f"{store.path}{state}: {manifest.records:,} records, {manifest.tokens:,} tokens, "
         f"{human_bytes(manifest.bytes)} in {len(manifest.shards):,} shard"
-        f"{'' if len(manifest.shards) == 1 else 's'} from {human_bytes(manifest.input_bytes)}"
+        f"{'' if len(manifest.shards) == 1 else 's'}"
+        + ("" if manifest.source == "select" else f" from {human_bytes(manifest.input_bytes)}")
     )
     for what in ("skipped", "rejected", "notes"):
         counts = facts[what]

@@ -8,6 +8,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tokmill.errors import UsageError, nearest
+
 LISTING = "tokmill.listing"
 
 
@@ -27,8 +29,11 @@ class LazyGroup(TyperGroup):
             panel, line = self.table()[cmd_name]
             return TyperCommand(cmd_name, short_help=line, help=line, rich_help_panel=panel)
         command = self.load(cmd_name)
-        if command is not None:
-            command.name = cmd_name
+        if command is None:
+            raise UsageError(
+                f"`{ctx.command_path}` knows no {cmd_name!r}", hint=nearest(cmd_name, self.table())
+            )
+        command.name = cmd_name
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

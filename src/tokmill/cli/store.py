@@ -62,9 +62,17 @@ def repair(
     json: Json = False,
 ) -> int:
     """Make the bad shards again from their inputs, and only those."""
+    from tokmill.build.finish import finish_parts
     from tokmill.build.repair import repair as mend
 
-    done = mend(Store(store), input_ or (), quiet=False)
+    try:
+        opened = Store(store)
+    except TokmillError:
+        # A manifest that cannot be read follows from plan and receipts.
+        if not (store / "plan.json").exists() or finish_parts(store, max_rejects=1.0):
+            raise
+        opened = Store(store)
+    done = mend(opened, input_ or (), quiet=False)
     if json:
         print_json(done)
     else:
@@ -99,9 +107,37 @@ def locate(
     for place in found:
         print(
             f"record {place.record}: {place.tokens:,} tokens; input {place.item} "
-            f"({place.path}) at {place.byte:,}; shard {place.shard}, record "
+            f"({place.path}) at byte {place.byte:,}; shard {place.shard}, record "
             f"{place.record_in_shard:,}, token {place.token_start:,}"
         )
+
+
+def rejects(
+    store: StorePath,
+    skipped: Annotated[
+        bool, typer.Option("--skipped", help="Also what was left out by rule.")
+    ] = False,
+    most: Annotated[int, typer.Option(help="How many to list.")] = 20,
+    json: Json = False,
+) -> None:
+    """List the records that were left out: input, line, byte, reason."""
+    from tokmill.store.locate import left_out
+
+    opened = Store(store)
+    found = left_out(opened, rejected_only=not skipped, most=most)
+    if json:
+        manifest = opened.manifest
+        print_json({"rejected": manifest.rejected, "skipped": manifest.skipped, "first": found})
+        return
+    for one in found:
+        line = f"line {one.line:,}, " if one.line else ""
+        kind = "rejected" if one.rejected else "skipped"
+        print(f"{one.path or one.item}: {line}byte {one.byte:,}: {kind}, {one.reason}")
+    total = sum(opened.manifest.rejected.values())
+    total += sum(opened.manifest.skipped.values()) if skipped else 0
+    print(f"{store}: {total:,} left out, {len(found):,} listed")
+    if found and found[0].line:
+        say(f"hint: --explain {found[0].path}:{found[0].line} with the build shows every stage")
 
 
 def duplicates(
@@ -212,13 +248,14 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "validate": validate,
     "repair": repair,
     "locate": locate,
+    "rejects": rejects,
     "duplicates": duplicates,
     "finish": finish,
 }
 
 app = lazy_group(
     "store",
-    "Validate, repair, locate, export a store.",
+    "Validate, repair, locate, export a store; see what was left out.",
     lambda: {
         **{name: (None, (f.__doc__ or "").splitlines()[0]) for name, f in COMMANDS.items()},
         "export": (None, "Write a store in a foreign format."),

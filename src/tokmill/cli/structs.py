@@ -57,6 +57,10 @@ def struct_parameters(struct: type[msgspec.Struct]) -> list[inspect.Parameter]:
         if many and name.endswith("s"):
             names.insert(0, f"--{name[:-1]}")
         help_text = f"{docs.get(field.name, '')} Sets {field.name}.{shown}".strip()
+        # In help texts [word] would be taken for markup.
+        help_text = help_text.replace("[", "\\[")
+        if typing.get_origin(hints[field.name]) is Literal:
+            help_text += f" One of: {', '.join(typing.get_args(hints[field.name]))}."
         option = typer.Option(*names, help=help_text, rich_help_panel=PANEL, show_default=False)
         annotation = (list[kind] | None) if many else (kind | None)  # type: ignore[valid-type]
         parameters.append(

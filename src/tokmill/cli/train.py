@@ -10,7 +10,7 @@ import typer
 from tokmill import plugins
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.structs import PANEL, settings
-from tokmill.errors import UsageError
+from tokmill.errors import Interrupted, UsageError
 from tokmill.progress import human_bytes
 from tokmill.recipe import merge
 
@@ -83,16 +83,31 @@ def train(
         section: {key: value for key, value in keys.items() if value is not None}
         for section, keys in given.items()
     }
-    options = merge(settings(set_), flags)
-    if dry_run:
-        run = plugins.require("tokmill.train.run")
-        config = run.resolve(recipe, out or Path("RUN"), options, resume)
+    options = merge(settings(set_), {section: keys for section, keys in flags.items() if keys})
+    if out is None and not dry_run:
+        if recipe is None:
+            raise UsageError(
+                "there is neither a recipe nor a store, and the run needs a folder",
+                hint="tokmill train STORE -o RUN",
+            )
+        raise UsageError("the run needs a folder", hint="name it: -o RUN")
+    resolving = plugins.require("tokmill.train.resolve")
+    config = resolving.resolve(recipe, out or Path("RUN"), options, resume)
+    if dry_run or out is None:
         _print_plan(plugins.require("tokmill.train.estimate").estimate(config), as_json)
         return
-    if out is None:
-        raise UsageError("the run needs a folder", hint="name it: -o RUN")
-    loop = plugins.require("tokmill.train.loop")
-    result = loop.train_model(recipe, out, options=options, resume=resume)
+    try:
+        loop = plugins.require("tokmill.train.loop")
+        result = loop.train_model(recipe, out, options=options, resume=resume)
+    except KeyboardInterrupt:
+        # Where the run has not begun, or a second signal did not wait for the checkpoint.
+        if not (out / resolving.RECIPE).exists():
+            raise
+        raise Interrupted(
+            "stopped at once; nothing was saved since the last checkpoint",
+            where=str(out),
+            hint=f"`{resolving.resume_command(out)}` continues from there",
+        ) from None
     if as_json:
         print_json({"run": str(result.path), **result.metrics, "step": result.step})
         return
@@ -118,6 +133,8 @@ def sample(
 ) -> None:
     """Continue a prompt with a trained model."""
     module = plugins.require("tokmill.inference.sample")
+    if at := plugins.require("tokmill.train.run").unfinished_at(run):
+        say(f"{run}: the run is not finished: samples from step {at[0]:,} of {at[1]:,}")
     text = module.sample(
         run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from tokmill.errors import UsageError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.order import key, permute
 from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array
+from tokmill.store.store import Store
 
 
 @dataclass(slots=True)
@@ -61,6 +63,11 @@ class Feed:
         shuffle: bool = True,
         columns: Sequence[str] | None = None,
     ) -> None:
+        if isinstance(rows, Store) or not hasattr(rows, "spans"):
+            raise UsageError(
+                f"a feed takes rows, not a {type(rows).__name__}: say how the store is cut",
+                hint=f"tokmill.Feed(tokmill.Windows(store, 128), batch_size={batch_size})",
+            )
         if batch_size < 1:
             raise UsageError(f"a batch of {batch_size} rows cannot be made")
         if len(rows) == 0:
@@ -72,6 +79,7 @@ class Feed:
         self.row_source, self.batch_size = rows, batch_size
         self.seed, self.shuffle = seed, shuffle
         self.columns = columns
+        self.sizes = id_counts(rows.store)
 
     def __len__(self) -> int:
         """Return the number of whole batches in an epoch (at least 1)."""
@@ -114,4 +122,37 @@ class Feed:
             spans = source.spans(row[here], int(number))
             spans.row = here[spans.row]
             source.store.fill(spans, length, columns, document, size, self.columns)
+        self._check_ids(columns)
         return Batch(columns, document, keys)
+
+    def _check_ids(self, columns: Mapping[str, Array]) -> None:
+        """Refuse ids that the vocabulary does not have: the store's bytes are damaged."""
+        for name, size in self.sizes.items():
+            ids = columns.get(name)
+            if ids is None or not ids.size:
+                continue
+            worst = int(ids.max())
+            if worst < size:
+                worst = int(ids.min()) if ids.dtype.kind == "i" else 0
+            if not 0 <= worst < size:
+                place = shlex.quote(str(self.row_source.store.path))
+                raise TokmillError(
+                    f"the column {name!r} holds the id {worst}, but its ids are 0 to {size - 1}: "
+                    "a shard is damaged",
+                    where=str(self.row_source.store.path),
+                    hint=f"`tokmill store validate {place}` finds the shard, "
+                    f"`tokmill store repair {place}` makes it again",
+                )
+
+
+def id_counts(store: Store) -> dict[str, int]:
+    """Return column → number of its ids, where a vocabulary or the manifest's range says it."""
+    sizes: dict[str, int] = {}
+    for name, column in store.schema.items():
+        if column.per != "token" or column.dtype == "utf8":
+            continue
+        if column.vocab in store.vocabularies:
+            sizes[name] = store.vocabularies[column.vocab].size
+        elif name == "token" and name in store.manifest.ranges:
+            sizes[name] = int(store.manifest.ranges[name][1]) + 1
+    return sizes

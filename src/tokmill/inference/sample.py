@@ -24,8 +24,8 @@ def sample(
     prompt: str = "",
     tokens: int = 100,
     *,
-    temperature: float = 1.0,
-    top_k: int = 0,
+    temperature: float = 0.8,
+    top_k: int = 50,
     seed: int = 0,
     device: str = "auto",
 ) -> str:
@@ -87,8 +87,8 @@ def continue_ids(
     ids: Sequence[int],
     tokens: int,
     *,
-    temperature: float = 1.0,
-    top_k: int = 0,
+    temperature: float = 0.8,
+    top_k: int = 50,
     seed: int = 0,
     stop: int | None = None,
 ) -> list[int]:

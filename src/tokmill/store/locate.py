@@ -1,4 +1,4 @@
-"""From a record number to its place in the input and on disk, and from a value to its records."""
+"""Where records are and came from, which have a value, and which were left out."""
 
 from __future__ import annotations
 
@@ -86,3 +86,47 @@ def find_input(store: Store, item: str, byte: int) -> int | None:
                 return base + int(np.flatnonzero(here)[0])
         base += entry.records
     return None
+
+
+class LeftOut(msgspec.Struct, frozen=True):
+    """A record that did not enter a store."""
+
+    item: str
+    path: str
+    byte: int
+    line: int | None
+    """Counted from 1; None where the input is gone or compressed, or is no text."""
+    reason: str
+    rejected: bool
+
+
+def left_out(store: Store, *, rejected_only: bool = True, most: int = 20) -> list[LeftOut]:
+    """Return the first records that were left out, with their places, in order of the inputs."""
+    paths = {planned.name: planned.path for planned in read_planned(store.path)}
+    found: list[LeftOut] = []
+    for number in range(len(store.shards)):
+        receipt = store.receipt(number)
+        for place, byte, reason, rejected in receipt.drops:
+            if len(found) == most:
+                return found
+            if rejected or not rejected_only:
+                name = receipt.items[place].name
+                path = paths.get(name, "")
+                line = line_of(path, byte)
+                found.append(LeftOut(name, path, byte, line, reason, rejected))
+    return found
+
+
+def line_of(path: str, byte: int) -> int | None:
+    """Return the line that a byte of a text file is in, counted from 1."""
+    if not path.endswith((".jsonl", ".ndjson", ".txt", ".text", ".md")):
+        return None
+    try:
+        with open(path, "rb") as file:
+            lines = 1
+            while byte > 0 and (block := file.read(min(byte, 1 << 20))):
+                lines += block.count(b"\n")
+                byte -= len(block)
+            return lines
+    except OSError:
+        return None

@@ -300,14 +300,17 @@ def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
 
 
 def read_receipts(path: Path) -> list[Receipt]:
-    """Return all receipts of a store whose shard is there, in no order."""
+    """Return all receipts of a store whose shard is there in its full size, in no order."""
     shards = path / "shards"
     found = sorted(shards.glob("*.json")) if shards.is_dir() else []
-    return [
-        layout.read_json(file, Receipt)
-        for file in found
-        if not file.name.startswith(".") and file.with_suffix(SUFFIX).exists()
-    ]
+    receipts = []
+    for file in found:
+        shard = file.with_suffix(SUFFIX)
+        if not file.name.startswith(".") and shard.exists():
+            receipt: Receipt = layout.read_json(file, Receipt)
+            if shard.stat().st_size == receipt.bytes:
+                receipts.append(receipt)
+    return receipts
 
 
 def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) -> Manifest:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tokmill.feed.feed import Batch
+from tokmill.feed.feed import Batch, id_counts
 from tokmill.feed.rows import Rows
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.schema import Array
@@ -88,15 +88,7 @@ def column_sizes(store: Store) -> dict[str, int]:
     These are the columns with a vocabulary and a value a token; and a column `token` without one
     (imported from bare ids), whose largest id then says how many there are.
     """
-    sizes: dict[str, int] = {}
-    for name, column in store.schema.items():
-        if column.per != "token" or column.width or column.dtype == "utf8":
-            continue
-        if column.vocab in store.vocabularies:
-            sizes[name] = store.vocabularies[column.vocab].size
-        elif name == "token" and name in store.manifest.ranges:
-            sizes[name] = int(store.manifest.ranges[name][1]) + 1
-    return sizes
+    return {name: n for name, n in id_counts(store).items() if not store.schema[name].width}
 
 
 def positions(document: Array) -> Array:

@@ -46,8 +46,8 @@ def read(
     """Read a tokenizer: its format follows from the file name, what is in it is checked.
 
     Args:
-        path: a tokenizer.json or vocab.json beside merges.txt, or a folder with one of them; a
-            `.tiktoken` rank file; a SentencePiece `.model`.
+        path: a tokenizer.json or vocab.json beside merges.txt, or a folder with one of them, or
+            a store or run that carries one; a `.tiktoken` rank file; a SentencePiece `.model`.
         pattern: how a rank file cuts words (a name of `PATTERNS` or a pattern), where its own name
             does not say it.
         specials: special token → id, for a rank file.
@@ -58,7 +58,9 @@ def read(
     """
     path = Path(path)
     if path.is_dir():
-        path = _in_folder(path)
+        # Of a store or a run the vocabulary that it carries.
+        carried = path / "vocab" / "tokenizer.json"
+        path = carried if carried.exists() else _in_folder(path)
     if not path.exists():
         raise TokmillError(
             "there is no such tokenizer file",

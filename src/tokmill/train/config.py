@@ -123,12 +123,18 @@ def config_type(model: str, task: str) -> type[TrainConfig]:
 
 def from_dict(value: Mapping[str, Any], where: str = "") -> TrainConfig:
     """Turn a recipe as nested dicts into a checked `TrainConfig`."""
+    check_plain(value, where)
     kinds = dict(DEFAULT_KINDS)
     for section in kinds:
         part = value.get(section)
         if isinstance(part, Mapping) and isinstance(part.get("kind"), str):
             kinds[section] = part["kind"]
-    config = recipe.convert(config_type(**kinds), value, where)
+    return recipe.convert(config_type(**kinds), value, where)
+
+
+def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
+    """Check all of a recipe but what its model and its task say, which needs torch."""
+    config = recipe.convert(TrainConfig, value, where)
     check(config, where)
     return config
 

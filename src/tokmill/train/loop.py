@@ -28,6 +28,7 @@ from tokmill.train.config import TrainConfig, seconds
 from tokmill.train.engine import Engine, make_engine
 from tokmill.train.loader import Loader, micro_batches
 from tokmill.train.optim import learning_rate
+from tokmill.train.resolve import resolve, resume_command
 from tokmill.train.rng import seed_random_states
 from tokmill.train.run import Run, save_final
 from tokmill.train.stop import Stop
@@ -59,7 +60,7 @@ def train_model(
         TokmillError: the folder or a store was refused, or the loss is no number any more.
     """
     out = Path(out)
-    config = runs.resolve(recipe, out, options or {}, resume)
+    config = resolve(recipe, out, options or {}, resume)
     with Stop(seconds(config.run.max_time)) as stop, runs.open_run(out, config, resume):
         store = runs.open_store(config.data.train, config)
         facts = runs.facts_of(out, store)
@@ -106,7 +107,9 @@ class Training:
         self.loss, self.saved, self.seconds_before = math.nan, state.step or -1, state.seconds
         self.started = self.logged_at = time.monotonic()
         self.logged_tokens = state.tokens
-        if state.step:
+        if state.step >= run.steps:
+            self.say("the run is finished: nothing is left to do")
+        elif state.step:
             before, now = state.machine, machine(engine)
             rounding = "" if before == now else f" (was {before}, is {now}: equal up to rounding)"
             self.say(f"continues from its checkpoint{rounding}")
@@ -210,10 +213,10 @@ class Training:
         """Save, and leave with exit code 3."""
         self.save()
         raise Interrupted(
-            f"stopped by {self.stop.reason or 'another process'} after step {self.state.step} of "
-            f"{self.config.run.steps}; a checkpoint is saved",
+            f"stopped by {self.stop.reason or 'another process'} at step {self.state.step} of "
+            f"{self.config.run.steps}; checkpoint saved",
             where=str(self.out),
-            hint="the same command with --resume continues",
+            hint=f"`{resume_command(self.out)}` continues",
         )
 
     def refuse_nan(self) -> None:

@@ -14,14 +14,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 
 from tokmill import plugins
-from tokmill import recipe as recipes
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import TokmillError
 from tokmill.files import locked, machine_errors, make_folder, write_file
 from tokmill.store.manifest import encode, read_json
 from tokmill.store.schema import Schema
@@ -32,10 +30,11 @@ from tokmill.train import config as configs
 from tokmill.train.checkpoint import checkpoints
 from tokmill.train.config import TrainConfig
 from tokmill.train.engine import MODEL, load_weights
+from tokmill.train.resolve import RECIPE, read_recipe, resume_command
 from tokmill.train.tensors import write_tensors
 from tokmill.train.track import METRICS, read_metrics
 
-RECIPE, FACTS, VOCAB, FINAL, LOCK = "recipe.json", "schema.json", "vocab", "model", ".lock"
+FACTS, VOCAB, FINAL, LOCK = "schema.json", "vocab", "model", ".lock"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,49 +62,6 @@ class Run:
         return load_task(self.path)
 
 
-def resolve(
-    recipe: Path | str | Mapping[str, Any] | None,
-    out: Path,
-    options: Mapping[str, Any],
-    resume: bool,
-) -> TrainConfig:
-    """Return the checked recipe from a file, a store's folder or nested dicts, and options over it.
-
-    With `resume`, what is not given comes from the run: the whole recipe, or the stores' places.
-    """
-    before = read_recipe(out) if resume and (out / RECIPE).exists() else {}
-    where = "options"
-    if recipe is None:
-        if not before:
-            raise UsageError("there is neither a recipe nor a store", hint="tokmill train --help")
-        value = dict(before)
-    elif isinstance(recipe, Mapping):
-        value = dict(recipe)
-    elif Path(recipe).is_dir():
-        value = {"data": {"train": str(recipe)}}
-    elif Path(recipe).is_file():
-        value, where = recipes.read_toml(recipe), str(recipe)
-    else:
-        raise UsageError(
-            "there is no such recipe or store", where=str(recipe), hint="`tokmill build` makes one"
-        )
-    value = recipes.merge(value, options)
-    data = dict(value.get("data", {}))
-    for name in ("train", "val"):
-        if not data.get(name) and before:
-            data[name] = before["data"][name]
-        if isinstance(data.get(name), str) and data[name]:
-            data[name] = str(Path(data[name]).absolute())
-    config = configs.from_dict({**value, "data": data}, where)
-    if not config.data.train:
-        raise UsageError(
-            "the recipe names no store to learn from",
-            where=where,
-            hint="give one: --data STORE, or --set data.train=STORE",
-        )
-    return config
-
-
 @contextmanager
 def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
     """Hold a run folder for this training; refuse one that is taken or holds something else."""
@@ -114,7 +70,7 @@ def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
             raise TokmillError(
                 "the folder already holds a run",
                 where=str(out),
-                hint="--resume continues it; a new run needs another folder",
+                hint=f"`{resume_command(out)}` continues it; a new run needs another folder",
             )
         changed = configs.differences(read_recipe(out), config)
         if changed:
@@ -212,12 +168,6 @@ def make_task(config: TrainConfig, columns: Mapping[str, int]) -> Task:
     return task
 
 
-def read_recipe(run: Path) -> dict[str, Any]:
-    """Return the resolved recipe of a run."""
-    value: dict[str, Any] = read_json(run / RECIPE, dict[str, Any])
-    return value
-
-
 def load_task(run: Path | str) -> Task:
     """Return the task of a run with its final weights, or those of its newest checkpoint."""
     run = Path(run)
@@ -226,15 +176,28 @@ def load_task(run: Path | str) -> Task:
             "the folder holds no run", where=str(run), hint="`tokmill train STORE -o RUN` makes one"
         )
     facts: Facts = read_json(run / FACTS, Facts)
-    places = [run / FINAL, *reversed(checkpoints(run))]
-    weights = next((place / MODEL for place in places if (place / MODEL).exists()), None)
-    if weights is None:
+    place = newest_weights(run)
+    if place is None:
         raise TokmillError(
             "the run has no weights yet", where=str(run), hint="wait for its first checkpoint"
         )
     task = make_task(configs.from_dict(read_recipe(run), str(run / RECIPE)), facts.columns)
-    load_weights(task, weights)
+    load_weights(task, place / MODEL)
     return task.eval()
+
+
+def newest_weights(run: Path) -> Path | None:
+    """Return the folder of a run's final weights, or its newest checkpoint; None: there is none."""
+    places = [run / FINAL, *reversed(checkpoints(run))]
+    return next((place for place in places if (place / MODEL).exists()), None)
+
+
+def unfinished_at(run: Path) -> tuple[int, int] | None:
+    """Return (step of the newest checkpoint, steps in all) of an unfinished run; else None."""
+    place = newest_weights(run)
+    if place is None or place == run / FINAL:
+        return None
+    return int(place.name.partition("-")[2]), int(read_recipe(run)["run"]["steps"])
 
 
 def save_final(run: Path, task: Task, config: TrainConfig, step: int) -> None:

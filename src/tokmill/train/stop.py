@@ -41,7 +41,8 @@ class Stop:
         self._give_back()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        self._signal = signal.Signals(number).name
+        name = signal.Signals(number).name
+        self._signal = "Ctrl-C" if number == signal.SIGINT else name
         self._give_back()
 
     def _give_back(self) -> None:

@@ -252,7 +252,7 @@ def test_an_input_without_a_record_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="not one record was found") as caught:
         quick_build("jsonl", path, tmp_path / "s")
     assert "1 missing" in str(caught.value)
-    assert "field names" in caught.value.hint
+    assert "--field" in caught.value.hint
 
 
 def test_folders_that_hold_something_else_are_refused(tmp_path: Path) -> None:

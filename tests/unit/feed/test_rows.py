@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tokmill
 from making import token_store
-from tokmill.errors import TokmillError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
 from tokmill.feed.order import key
 from tokmill.feed.rows import Rows, Stream, Windows
@@ -142,3 +143,13 @@ def test_a_store_without_tokens_has_no_rows(tmp_path: Path) -> None:
         assert len(rows) == 0
         with pytest.raises(TokmillError, match="no rows"):
             Feed(rows, 2)
+
+
+def test_a_feed_of_a_store_says_what_to_write(tmp_path: Path) -> None:
+    store, _ = store_of(tmp_path, [[3]])
+    wrong: Any
+    for wrong in (store, str(store.path), None):
+        with pytest.raises(UsageError, match="a feed takes rows") as caught:
+            Feed(wrong, 16)
+        assert caught.value.hint == "tokmill.Feed(tokmill.Windows(store, 128), batch_size=16)"
+    assert len(Feed(tokmill.Windows(store, 2), batch_size=1)) == 2

@@ -109,7 +109,7 @@ def test_resume_is_exact_to_the_last_bit(
     whole = train_model(recipe(store), tmp_path / "whole", options=options, quiet=True)
     with monkeypatch.context() as patch:
         stop_after(8, patch)
-        with pytest.raises(Interrupted, match="after step 8 of 20"):
+        with pytest.raises(Interrupted, match="at step 8 of 20"):
             train_model(recipe(store), tmp_path / "parts", options=options, quiet=True)
     torch.manual_seed(99)
     random.seed(99)
@@ -154,10 +154,13 @@ def _after(step: int, plain: Any, other: Any) -> Any:
     return method
 
 
-def test_a_finished_run_stays_as_it_is(store: Path, tmp_path: Path) -> None:
+def test_a_finished_run_stays_as_it_is(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = train_model(recipe(store, 5), tmp_path / "run", quiet=True)
     before = {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
-    again = train_model(recipe(store, 5), tmp_path / "run", resume=True, quiet=True)
+    again = train_model(recipe(store, 5), tmp_path / "run", resume=True)
+    assert "the run is finished" in capsys.readouterr().err
     assert again.step == 5 and again.metrics["loss"] == first.metrics["loss"]
     assert before == {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
 
@@ -184,6 +187,8 @@ def test_the_time_limit_saves_and_stops(store: Path, tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="the time limit") as caught:
         train_model(recipe(store, 10**6, run={"max_time": "0.5s"}), tmp_path / "run", quiet=True)
     assert caught.value.exit_code == 3
+    assert "checkpoint saved" in caught.value.what
+    assert caught.value.hint == f"`tokmill train --resume -o {tmp_path / 'run'}` continues"
     assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
 
 
@@ -294,6 +299,32 @@ def test_signals_are_taken_over_once_and_given_back() -> None:
         assert stop.reason == "SIGTERM"
         assert signal.getsignal(signal.SIGTERM) is before
     assert Stop(0.0).reason == "the time limit"
+
+
+def test_damaged_ids_are_named(tmp_path: Path) -> None:
+    documents = cycles(20)
+    documents[7][3] = 200
+    damaged = make_store(tmp_path / "damaged", documents, size=256)
+    # The shard holds an id that the vocabulary of the manifest does not have.
+    manifest = json.loads((damaged / "manifest.json").read_text())
+    manifest["vocabularies"]["token"]["size"] = 23
+    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(TokmillError, match="'token' holds the id 200, but its ids are 0 to") as it:
+        train_model(recipe(damaged, 20), tmp_path / "run", quiet=True)
+    assert it.value.exit_code == 1 and it.value.where == str(damaged)
+    assert "tokmill store validate" in it.value.hint and "store repair" in it.value.hint
+    assert "STORE" not in it.value.hint and str(damaged) in it.value.hint
+
+
+def test_sampling_has_the_same_defaults_everywhere() -> None:
+    import inspect
+
+    from tokmill.cli.train import sample as command
+    from tokmill.inference.sample import continue_ids
+
+    for name, value in (("temperature", 0.8), ("top_k", 50)):
+        for function in (command, tokmill.sample, continue_ids):
+            assert inspect.signature(function).parameters[name].default == value
 
 
 def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
