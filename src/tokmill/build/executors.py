@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -114,6 +115,7 @@ def _begin(start: Callable[[Work], None], work: Work) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    gc.set_threshold(200_000, 50, 50)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     start(work)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import signal
@@ -110,6 +111,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def entry() -> None:
     """Run the command line as a process of its own."""
+    # Importing makes hundreds of thousands of objects and no garbage; looking for some among them
+    # each time takes a seventh of a short build.
+    gc.set_threshold(200_000, 50, 50)
     code: Any = 0
     try:
         main()
