@@ -220,15 +220,10 @@ def test_wrong_words_name_the_right_ones(here: Any) -> None:
     assert "'[deleted]', '[removed]'" in out
 
 
-def test_a_time_limit_stops_within_a_shard(tmp_path: Path, tokmill: Any) -> None:
-    """Shards under way are given up; what is finished stays, and the same command goes on."""
-    for number in range(6):
-        lines = [{"text": f"word {i} {number}"} for i in range(20_000)]
-        jsonl(tmp_path / f"{number:02d}.jsonl", lines)
-    arguments = ["build", "jsonl", ".", "-o", "out/s", "--tokenizer", TOKENIZER]
-    (tmp_path / "out").mkdir()
-    slow = ["--engine", "tokenizers", "--preset", "memory"]
-    done = tokmill(*arguments, *slow, "--limit-time", "0.2s", "--json", code=0)
-    assert "all of it was done" in done.stderr or "time limit reached" in done.stderr
-    whole = tokmill(*arguments, *slow, "--json", code=0)
-    assert json.loads(whole.stdout)["records"] == 120_000
+def test_a_store_below_the_input_is_no_input(tmp_path: Path, here: Any) -> None:
+    """Its own `inputs.jsonl` and `events.jsonl` would be read by the second build."""
+    jsonl(tmp_path / "a.jsonl", [{"text": "word"}])
+    arguments = ("build", "jsonl", ".", "-o", "out/s", "--tokenizer", TOKENIZER, "-q", "--json")
+    first = json.loads(here(*arguments)[0])
+    assert first["records"] == 1
+    assert json.loads(here(*arguments)[0]) == first

@@ -235,7 +235,9 @@ def surround(
     return result, offsets
 
 
-class _NoHash:
+class NoHash:
+    """Stands for a digest where nobody asks for one."""
+
     def update(self, data: bytes | memoryview, /) -> None:
         """Forget the content."""
 
@@ -248,5 +250,5 @@ def iter_documents(
     config = recipe.convert(source_kind.Config, dict(options or {}), f"options of {kind}")
     source: DocumentSource = source_kind(config, list(inputs), {}, Resources())
     for item in source.items():
-        for documents in source.documents(item, _NoHash()):
+        for documents in source.documents(item, NoHash()):
             yield list(documents.texts)

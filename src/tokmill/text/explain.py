@@ -14,17 +14,12 @@ from tokmill.build.source import Frozen, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.locate import find_input, locate
 from tokmill.store.store import Store, read_planned
-from tokmill.text.documents import DocumentSource, Encode
+from tokmill.text.documents import DocumentSource, Encode, NoHash
 from tokmill.text.prepare import Documents
 from tokmill.text.source import BOM
 from tokmill.text.streams import inflate, is_stream
 
 SHOWN = 400
-
-
-class _NoHash:
-    def update(self, data: bytes | memoryview, /) -> None:
-        """Forget the content."""
 
 
 def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
@@ -60,7 +55,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
         # Whole, whatever members it is cut into: offsets are then those of the content.
         items = iter([Item(Path(name).name, name, 0, Path(name).stat().st_size, "")])
     for item in items:
-        for batch in source.documents(item, _NoHash()):
+        for batch in source.documents(item, NoHash()):
             starts = batch.starts
             before = int(np.searchsorted(starts, offset, side="right")) - 1
             if before >= 0 and starts[before] > begins:

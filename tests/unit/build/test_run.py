@@ -398,3 +398,15 @@ def test_amounts() -> None:
     workers, resources = choose(Amount(workers=8, memory=parse_bytes("1GB")), 100)
     assert 1 <= workers < 8
     assert resources.block_bytes == 1 << 20
+
+
+def test_a_shard_under_way_is_given_up_at_the_deadline(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", [{"text": "word"}])
+    quick_build("jsonl", tmp_path / "a.jsonl", tmp_path / "s")
+    work, (task,) = work_of(tmp_path, tmp_path / "s")
+    folder = tmp_path / "again"
+    folder.mkdir()
+    with pytest.raises(make.TimeIsUp):
+        make.make_shard(work.source(), task, work.vocabularies, folder, time.monotonic() - 1)
+    assert list(folder.iterdir()) == []
+    assert make.make_shard(work.source(), task, work.vocabularies, folder, time.monotonic() + 60)
