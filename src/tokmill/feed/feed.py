@@ -24,7 +24,8 @@ class Batch:
     or (B, width), columns that have a value a record (of the row's first span). `key`: (B,) uint64
     = hash(seed, epoch, row): all random choices about a row come from it, so they do not depend on
     the process that makes them. `targets`: put in by the task; name → (B, T) int64, -1 where there
-    is nothing to learn.
+    is nothing to learn. `shared`: (B,) int64, how many tokens at the beginning of the row another
+    row of the epoch holds too: they are read, and count there.
     """
 
     columns: dict[str, Array]
@@ -32,6 +33,7 @@ class Batch:
     key: Array
     values: dict[str, Array] = field(default_factory=dict)
     targets: dict[str, Array] = field(default_factory=dict)
+    shared: Array = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.key)
@@ -44,6 +46,7 @@ class Batch:
             self.key[start:stop],
             {name: value[start:stop] for name, value in self.values.items()},
             {name: value[start:stop] for name, value in self.targets.items()},
+            self.shared[start:stop],
         )
 
 
@@ -116,14 +119,16 @@ class Feed:
         keys = key(self.seed, epoch.astype(np.uint64), row.astype(np.uint64))
         size = len(row)
         document = np.full((size, length), -1, np.int32)
+        shared = np.zeros(size, np.int64)
         columns: dict[str, Array] = {}
         for number in np.unique(epoch):
             here = np.flatnonzero(epoch == number)
             spans = source.spans(row[here], int(number))
             spans.row = here[spans.row]
             source.store.fill(spans, length, columns, document, size, self.columns)
+            shared[here] = source.shared(row[here])
         self._check_ids(columns)
-        return Batch(columns, document, keys)
+        return Batch(columns, document, keys, shared=shared)
 
     def _check_ids(self, columns: Mapping[str, Array]) -> None:
         """Refuse ids that the vocabulary does not have: the store's bytes are damaged."""

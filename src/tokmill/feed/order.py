@@ -25,21 +25,30 @@ def key(*parts: int | Array) -> Array:
     return state
 
 
-def permute(positions: Array, n: int, *keys: int) -> Array:
-    """Return where a keyed permutation of 0 … n - 1 sends `positions` (int64, any shape)."""
-    if n <= 1:
-        return np.zeros_like(positions, dtype=np.int64)
-    half = np.uint64(max(1, (int(n - 1).bit_length() + 1) // 2))
-    mask = np.uint64((1 << int(half)) - 1)
-    round_keys = [key(*keys, n, number) for number in range(ROUNDS)]
+def permute(positions: Array, n: int | Array, *keys: int | Array) -> Array:
+    """Return where keyed permutations of 0 … n - 1 send `positions` (int64, any shape).
+
+    `n` and the keys are one number for all positions, or arrays with one a position: then each
+    stands for a permutation of its own. Every n is at least 1, every position below its n.
+    """
     values = np.asarray(positions, np.uint64).ravel().copy()
+    sizes = np.asarray(n, np.uint64).ravel()
+    # frexp's exponent is the number of bits; exact below 2^53.
+    half = np.maximum(1, (np.frexp((sizes - np.uint64(1)).astype(np.float64))[1] + 1) // 2)
+    half = half.astype(np.uint64)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    rounds = [key(*keys, n, number) for number in range(ROUNDS)]
     walking = np.arange(len(values))
     while len(walking):
         block = values[walking]
         left, right = block >> half, block & mask
-        for round_key in round_keys:
+        for round_key in rounds:
             left, right = right, left ^ (mix(right + round_key) & mask)
         block = (left << half) | right
         values[walking] = block
-        walking = walking[block >= n]
+        again = block >= sizes
+        walking = walking[again]
+        if len(sizes) > 1:
+            half, mask, sizes = half[again], mask[again], sizes[again]
+        rounds = [part[again] if len(part) > 1 else part for part in rounds]
     return values.astype(np.int64).reshape(np.shape(positions))

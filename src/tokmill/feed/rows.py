@@ -33,10 +33,15 @@ class Spans:
 
 
 class Rows(Protocol):
-    """What a store's rows are: `length` tokens each, numbered 0 … len - 1."""
+    """What a store's rows are: `length` tokens each, numbered 0 … len - 1.
+
+    `groups`: int64, the number of rows of each group, in the order of the rows. A feed draws from
+    one group after the other, so that only a group's shards need be at hand.
+    """
 
     store: Store
     length: int
+    groups: Array
 
     def __len__(self) -> int:
         """Return the number of rows of one epoch."""
@@ -44,6 +49,10 @@ class Rows(Protocol):
 
     def spans(self, rows: Array, epoch: int) -> Spans:
         """Return the spans of the given rows."""
+        ...
+
+    def shared(self, rows: Array) -> Array:
+        """Return how many tokens at the beginning of each row an earlier row holds too (int64)."""
         ...
 
 
@@ -68,6 +77,7 @@ class Windows:
             counts = _window_count(np.diff(self.ends, prepend=0), length, step)
             self.cumulative = np.cumsum(counts)
             self.count = int(self.cumulative[-1]) if len(counts) else 0
+        self.groups = np.asarray([self.count], np.int64)
 
     def __len__(self) -> int:
         return self.count
@@ -89,6 +99,16 @@ class Windows:
             stop=np.minimum(starts + self.length, lengths),
         )
 
+    def shared(self, rows: Array) -> Array:
+        """Return how many tokens at the beginning of each row the row before holds too."""
+        rows = np.asarray(rows, np.int64)
+        if self.across:
+            first = rows == 0
+        else:
+            record = np.searchsorted(self.cumulative, rows, side="right")
+            first = rows == np.where(record > 0, self.cumulative[record - 1], 0)
+        return np.where(first, 0, max(0, self.length - self.step))
+
 
 class Stream:
     """Windows that begin anywhere in the ribbon of all records, drawn anew every epoch.
@@ -105,6 +125,7 @@ class Stream:
             )
         self.store, self.length, self.seed = store, length, seed
         self.ends = store.ends()
+        self.groups = np.asarray([len(self)], np.int64)
 
     def __len__(self) -> int:
         return self.store.tokens // self.length
@@ -114,6 +135,10 @@ class Stream:
         places = self.store.tokens - self.length + 1
         starts = key(self.seed, epoch, np.asarray(rows, np.uint64)) % np.uint64(places)
         return ribbon_spans(self.ends, starts.astype(np.int64), self.length)
+
+    def shared(self, rows: Array) -> Array:
+        """Return 0 for each row: rows that begin anywhere count all their tokens."""
+        return np.zeros(len(rows), np.int64)
 
 
 def ribbon_spans(ends: Array, starts: Array, length: int) -> Spans:

@@ -29,8 +29,11 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Which task this is."""
     length: int = 128
     """Positions T of a row; a row reads one token more, as targets are one ahead."""
-    rows: Literal["windows", "stream"] = "windows"
-    """windows: every token is a target once an epoch; stream: windows that begin anywhere."""
+    rows: Literal["windows", "stream", "packed", "whole"] = "windows"
+    """windows: of all records end to end; stream: that begin anywhere; packed: whole documents side
+    by side; whole: one record a row."""
+    step: int = 0
+    """Tokens from one window to the next; 0: `length`. What two share is a target once."""
     column: str = ""
     """The column to predict; may be left out where the store has one."""
     tied: bool = True

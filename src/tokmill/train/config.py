@@ -16,12 +16,18 @@ from tokmill.errors import UsageError, nearest
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What is read, and in which order."""
 
-    train: str = ""
-    """The store to learn from."""
+    train: str | tuple[str, ...] = ""
+    """The store to learn from; several are mixed."""
+    weights: tuple[float, ...] = ()
+    """Share of the tokens that comes from each store; none: as many as each one holds."""
     val: str = ""
     """The store to evaluate on; none: no evaluation."""
     batch: int = 16
     """Rows a step, over all processes."""
+    batch_tokens: int = 0
+    """Tokens a step in place of rows; 0: `batch` rows."""
+    shards: int = 0
+    """Shards whose rows are mixed at a time; 0: all. Few suit stores that are far away."""
     seed: int = 0
     """Seed of the order of the rows."""
     shuffle: bool = True
@@ -29,14 +35,21 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     partial: bool = False
     """Whether a store whose build has not finished may be used."""
 
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The stores to learn from."""
+        return (self.train,) if isinstance(self.train, str) else self.train
+
 
 class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """AdamW and the learning rate of each step."""
 
     lr: float = 1e-3
     """Largest learning rate."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How it falls after the warm-up."""
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    """How it falls after the warm-up; wsd: it stays, and falls linearly at the end."""
+    decay: float = 0.2
+    """Share of the steps, at the end, in which wsd falls."""
     warmup: int = 50
     """Steps over which it rises linearly."""
     floor: float = 0.1
@@ -60,8 +73,14 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Seed of the first weights and of dropout."""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16: matrix products in bfloat16, weights and moments in float32."""
+    engine: Literal["auto", "single", "ddp"] = "auto"
+    """How a step runs: in one process, or in several that each take a part; auto: as started."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of matrix products; weights and moments are float32. fp16 scales the loss."""
+    recompute: bool = False
+    """Run blocks again in the backward pass instead of keeping what they computed."""
+    compile: bool = False
+    """Compile the model with torch.compile, which needs a C++ compiler."""
     micro_tokens: int = 16_384
     """A process cuts its share of a batch into micro-batches of at most so many tokens."""
     log_every: int = 10
@@ -74,6 +93,14 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Steps between checkpoints; 0: only when stopped and at the end."""
     keep: int = 2
     """Checkpoints that are kept."""
+    best: bool = True
+    """Whether the weights with the lowest validation loss are kept too."""
+    start: str = ""
+    """Folder of a run whose weights this one begins with."""
+    track: tuple[str, ...] = ()
+    """Trackers besides metrics.jsonl: tensorboard, wandb."""
+    peak_flops: float = 0.0
+    """Operations a second that the device can do, for MFU; 0: known or measured."""
     max_time: str = ""
     """Time after which the run saves a checkpoint and stops, such as 90s, 10m or 2h."""
     prefetch: int = 2
@@ -94,7 +121,8 @@ DEFAULT_KINDS = {"model": "decoder", "task": "next_token"}
 
 FREE = {
     "data.train", "data.val", "run.device", "run.log_every", "run.eval_every", "run.eval_rows",
-    "run.checkpoint_every", "run.keep", "run.max_time", "run.prefetch",
+    "run.checkpoint_every", "run.keep", "run.max_time", "run.prefetch", "run.best", "run.track",
+    "run.peak_flops", "run.recompute", "run.engine",
 }  # fmt: skip
 """Keys that may change on `--resume`, as they do not decide the weights. What `data.train` holds is
 checked by its fingerprint; another device changes weights by rounding alone, and is reported."""

@@ -8,7 +8,8 @@ import torch
 
 from tokmill.tasks.task import column_sizes
 from tokmill.train.config import TrainConfig
-from tokmill.train.run import make_task, open_store
+from tokmill.train.data import open_stores
+from tokmill.train.run import make_task
 
 
 def estimate(config: TrainConfig) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def estimate(config: TrainConfig) -> dict[str, Any]:
     Memory is an estimate: weights, gradients and two moments in float32, and for one micro-batch
     the inputs and outputs of every matrix, a token each, as autograd keeps them.
     """
-    store = open_store(config.data.train, config)
+    store = open_stores(config.data)[0]
     columns = column_sizes(store)
     with torch.device("meta"):
         task = make_task(config, columns)

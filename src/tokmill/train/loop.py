@@ -25,6 +25,7 @@ from tokmill.train.checkpoint import (
     save_checkpoint,
 )
 from tokmill.train.config import TrainConfig, seconds
+from tokmill.train.data import make_feed, open_stores
 from tokmill.train.engine import Engine, make_engine
 from tokmill.train.loader import Loader, micro_batches
 from tokmill.train.optim import learning_rate
@@ -62,21 +63,15 @@ def train_model(
     out = Path(out)
     config = resolve(recipe, out, options or {}, resume)
     with Stop(seconds(config.run.max_time)) as stop, runs.open_run(out, config, resume):
-        store = runs.open_store(config.data.train, config)
-        facts = runs.facts_of(out, store)
+        stores = open_stores(config.data)
+        facts = runs.facts_of(out, stores)
         seed_random_states(config.run.seed)
         task = runs.make_task(config, facts.columns)
-        feed = Feed(
-            task.rows(store, config.data.seed),
-            config.data.batch,
-            seed=config.data.seed,
-            shuffle=config.data.shuffle,
-            columns=list(facts.columns),
-        )
+        feed = make_feed(config, task, stores, list(facts.columns))
         validation = open_validation(config, facts, task)
         engine = make_engine(config.run)
         engine.prepare(task, config.optim)
-        runs.begin(out, config, store, facts)
+        runs.begin(out, config, stores[0], facts)
         state, metrics = State(), JsonLines(out)
         for newest in checkpoints(out)[-1:]:
             state = load_checkpoint(newest, engine)

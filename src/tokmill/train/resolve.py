@@ -65,6 +65,8 @@ def resolve(
                 data[name] = before["data"][name]
             if isinstance(data.get(name), str) and data[name]:
                 data[name] = str(Path(data[name]).absolute())
+            elif isinstance(data.get(name), list | tuple):
+                data[name] = [str(Path(one).absolute()) for one in data[name]]
     value = {**value, "data": data}
     plain = configs.check_plain(value, where)
     if not plain.data.train:
@@ -73,7 +75,7 @@ def resolve(
             where=where,
             hint="give one: --data STORE, or --set data.train=STORE",
         )
-    for place in filter(None, (plain.data.train, plain.data.val)):
+    for place in filter(None, (*plain.data.stores, plain.data.val)):
         Store(place)
     return configs.from_dict(value, where)
 

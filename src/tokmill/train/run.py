@@ -10,7 +10,7 @@ RUN/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ import torch
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.files import locked, machine_errors, make_folder, write_file
-from tokmill.store.manifest import encode, read_json
+from tokmill.store.manifest import canonical_digest, encode, read_json
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
@@ -89,22 +89,29 @@ def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
         yield
 
 
-def facts_of(out: Path, store: Store) -> Facts:
-    """Return what a run keeps of its store; a run that has begun must know it by fingerprint."""
+def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
+    """Return what a run keeps of its stores; a run that has begun must know their fingerprint.
+
+    Of several stores the first one says what ids mean; the others must agree.
+    """
+    store = stores[0]
+    digests = [one.fingerprint for one in stores]
     facts = Facts(
-        fingerprint=store.fingerprint,
+        fingerprint=digests[0] if len(digests) == 1 else canonical_digest(digests),
         columns=column_sizes(store),
         schema=store.schema,
         vocabularies=store.vocabularies,
         bytes_per_token=store.bytes_per_token() or 0.0,
     )
+    for other in stores[1:]:
+        check_store(facts, other)
     if (out / RECIPE).exists():
         before: Facts = read_json(out / FACTS, Facts)
         check_store(before, store)
-        if before.fingerprint != store.fingerprint:
+        if before.fingerprint != facts.fingerprint:
             raise TokmillError(
                 f"the store is not the one that the run began with: fingerprint "
-                f"{before.fingerprint[:12]} then, {store.fingerprint[:12]} now",
+                f"{before.fingerprint[:12]} then, {facts.fingerprint[:12]} now",
                 where=str(store.path),
                 hint="name the old store, or begin another run",
             )
@@ -122,18 +129,6 @@ def begin(out: Path, config: TrainConfig, store: Store, facts: Facts) -> None:
             write_file(out / VOCAB / vocabulary.file, data)
         write_file(out / FACTS, encode(facts))
     write_file(out / RECIPE, encode(config))
-
-
-def open_store(path: str, config: TrainConfig) -> Store:
-    """Open a store for training; one that is not finished only where the recipe says so."""
-    store = Store(path)
-    if store.partial and not config.data.partial:
-        raise TokmillError(
-            "the store is not complete",
-            where=path,
-            hint="finish it with the same `tokmill build`, or train on what is there: --partial",
-        )
-    return store
 
 
 def check_store(facts: Facts, store: Store) -> None:

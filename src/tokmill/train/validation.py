@@ -10,7 +10,8 @@ import numpy as np
 from tokmill.feed.feed import Batch, Feed
 from tokmill.tasks.task import Task
 from tokmill.train.config import TrainConfig
-from tokmill.train.run import Facts, check_store, open_store
+from tokmill.train.data import open_store
+from tokmill.train.run import Facts, check_store
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def open_validation(config: TrainConfig, facts: Facts, task: Task) -> Validation
     """Open the validation store, whose ids must mean what the run's mean; None: there is none."""
     if not config.data.val:
         return None
-    store = open_store(config.data.val, config)
+    store = open_store(config.data.val, config.data)
     check_store(facts, store)
     feed = Feed(
         task.evaluation_rows(store), config.data.batch, shuffle=False, columns=list(facts.columns)
