@@ -18,6 +18,7 @@ from tokmill.errors import UsageError, nearest
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Stream, Windows
 from tokmill.models.model import Group, Model, Tensors, decay_groups
+from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task, perplexity
 
@@ -40,6 +41,25 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Whether the head is the column's embedding."""
 
 
+LOSS = "loss"
+"""The column that says which tokens are learned: 0 for those that are only read."""
+
+
+def targets_of(batch: Batch, column: str) -> Array:
+    """Return the next token of each position, (B, T) int64, from rows of T + 1 tokens.
+
+    It is -1 where there is nothing to learn: at padding; where a new document begins, as what is in
+    front says nothing about it; where another row counts the token; and where `loss` is 0.
+    """
+    here, ahead = batch.document[:, :-1], batch.document[:, 1:]
+    learned = (here == ahead) & (ahead >= 0)
+    if batch.shared.any():
+        learned &= np.arange(1, batch.document.shape[1]) >= batch.shared[:, None]
+    if LOSS in batch.columns:
+        learned &= batch.columns[LOSS][:, 1:] > 0
+    return np.where(learned, batch.columns[column][:, 1:].astype(np.int64), -1)
+
+
 class NextToken(Task):
     """Causal language modelling; the model must not look ahead."""
 
@@ -49,6 +69,12 @@ class NextToken(Task):
         super().__init__(config, model, sizes)
         if config.length < 1:
             raise UsageError("a row needs at least one position", where="task.length")
+        if not 0 <= config.step <= config.length or (config.step and config.rows != "windows"):
+            raise UsageError(
+                f"rows of {config.length} positions cannot come every {config.step} tokens",
+                where="task.step",
+                hint='step is for rows = "windows", and at most `length`, or tokens would be lost',
+            )
         self.config = config
         self.column = config.column or next(iter(sizes), "")
         if self.column not in sizes or (not config.column and len(sizes) > 1):
@@ -62,26 +88,44 @@ class NextToken(Task):
             self.head = nn.Linear(model.dim, sizes[self.column], bias=False)
             nn.init.normal_(self.head.weight, std=0.02)
 
-    def rows(self, store: Store, seed: int = 0) -> Rows:
-        """Return rows of T + 1 tokens, as the recipe asks."""
-        if self.config.rows == "stream":
-            return Stream(store, self.length + 1, seed)
+    def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
+        """Return rows of T + 1 tokens, as the recipe asks.
+
+        What is cut shares one token with its neighbour: the last target of one is the next one's
+        first input.
+        """
+        kind, length = self.config.rows, self.length + 1
+        if kind == "stream":
+            if shards:
+                raise UsageError(
+                    "rows that begin anywhere cannot be mixed a few shards at a time",
+                    where="data.shards",
+                    hint='--set task.rows="windows", or --set data.shards=0',
+                )
+            return Stream(store, length, seed)
+        if kind == "packed":
+            from tokmill.feed.pack import Packed
+
+            return Packed(store, length, overlap=1, shards=shards, seed=seed)
+        if kind == "whole":
+            from tokmill.feed.rows import Whole
+
+            return Whole(store, length, shards=shards, seed=seed)
         return self.evaluation_rows(store)
 
     def evaluation_rows(self, store: Store) -> Rows:
-        """Return windows that share one token: the last target of one is the next one's input."""
-        return Windows(store, self.length + 1, step=self.length)
+        """Return windows, so that losses can be compared however a run cut its rows."""
+        return Windows(store, self.length + 1, self.config.step or self.length)
+
+    def extra_columns(self, schema: Schema) -> list[str]:
+        """Return the column `loss`, where a store has one: tokens with a 0 are no targets."""
+        return [LOSS] if LOSS in schema and schema[LOSS].per == "token" else []
 
     def prepare(self, batch: Batch) -> Batch:
-        """Cut rows of T + 1 tokens into inputs and targets, (B, T) each.
-
-        There is nothing to learn at padding, nor where a new document begins: what is in front of
-        it says nothing about it.
-        """
-        here, ahead = batch.document[:, :-1], batch.document[:, 1:]
-        ids = batch.columns[self.column][:, 1:].astype(np.int64)
-        targets = np.where((here == ahead) & (ahead >= 0), ids, -1)
-        columns = {name: value[:, :-1].astype(np.int64) for name, value in batch.columns.items()}
+        """Cut rows of T + 1 tokens into inputs and targets, (B, T) each."""
+        targets = targets_of(batch, self.column)
+        columns = {name: batch.columns[name][:, :-1].astype(np.int64) for name in self.sizes}
+        here = batch.document[:, :-1]
         return Batch(columns, here, batch.key, batch.values, {self.column: targets})
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:

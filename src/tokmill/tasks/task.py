@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tokmill.feed.feed import Batch, id_counts
 from tokmill.feed.rows import Rows
 from tokmill.models.model import Group, Model, Tensors
-from tokmill.store.schema import Array
+from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 
 
@@ -40,13 +40,17 @@ class Task(nn.Module):
         super().__init__()
         self.length, self.model, self.sizes = config.length, model, dict(sizes)
 
-    def rows(self, store: Store, seed: int = 0) -> Rows:
-        """Return how a store is cut for training."""
+    def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
+        """Return how a store is cut for training; `shards`: so many are mixed at a time, 0: all."""
         raise NotImplementedError
 
     def evaluation_rows(self, store: Store) -> Rows:
         """Return how a store is cut for evaluation: every token once."""
         return self.rows(store)
+
+    def extra_columns(self, schema: Schema) -> list[str]:
+        """Return the columns that `prepare` wants to see besides those that the model reads."""
+        return []
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the batch with its targets; random choices come from `batch.key`."""
