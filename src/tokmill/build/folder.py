@@ -56,7 +56,7 @@ def clear(out: Path) -> None:
 
 def sweep(out: Path) -> None:
     """Remove what killed writers left behind."""
-    for folder in (out, out / "vocab", out / "shards"):
+    for folder in (out, out / "vocab", out / "shards", out / "cache"):
         remove_leftovers(folder)
 
 

@@ -16,11 +16,16 @@ from torch.nn import functional as F
 
 from tokmill.errors import UsageError, nearest
 from tokmill.feed.feed import Batch
-from tokmill.feed.rows import Rows, Stream, Windows
+from tokmill.feed.packed import Packed
+from tokmill.feed.rows import Rows, Stream, Whole, Windows
 from tokmill.models.model import Group, Model, Tensors, decay_groups
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task, perplexity
+
+
+Kind = Literal["windows", "stream", "packed", "whole"]
+"""How a store is cut into rows."""
 
 
 class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -30,7 +35,7 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Which task this is."""
     length: int = 128
     """Positions T of a row; a row reads one token more, as targets are one ahead."""
-    rows: Literal["windows", "stream", "packed", "whole"] = "windows"
+    rows: Kind = "windows"
     """windows: of all records end to end; stream: that begin anywhere; packed: whole documents side
     by side; whole: one record a row."""
     step: int = 0
@@ -52,12 +57,64 @@ def targets_of(batch: Batch, column: str) -> Array:
     front says nothing about it; where another row counts the token; and where `loss` is 0.
     """
     here, ahead = batch.document[:, :-1], batch.document[:, 1:]
-    learned = (here == ahead) & (ahead >= 0)
-    if batch.shared.any():
-        learned &= np.arange(1, batch.document.shape[1]) >= batch.shared[:, None]
+    skipped = here != ahead
+    # Rows are filled from the left: without padding at the end of a row there is none.
+    if (ahead[:, -1] < 0).any():
+        skipped |= ahead < 0
+    if batch.shared.max(initial=0) > 1:
+        skipped |= np.arange(1, batch.document.shape[1]) < batch.shared[:, None]
     if LOSS in batch.columns:
-        learned &= batch.columns[LOSS][:, 1:] > 0
-    return np.where(learned, batch.columns[column][:, 1:].astype(np.int64), -1)
+        skipped |= batch.columns[LOSS][:, 1:] == 0
+    targets = batch.columns[column][:, 1:].astype(np.int64)
+    targets[skipped] = -1
+    return targets
+
+
+def check_cut(kind: Kind, length: int, step: int, where: str = "") -> None:
+    """Refuse rows of `length` positions, every `step` tokens, that cannot be or lose tokens."""
+    if length < 1:
+        raise UsageError("a row needs at least one position", where=f"{where}length")
+    if not 0 <= step <= length or (step and kind != "windows"):
+        raise UsageError(
+            f"rows of {length} positions cannot come every {step} tokens",
+            where=f"{where}step",
+            hint='step is for rows = "windows", and at most `length`, or tokens would be lost',
+        )
+
+
+def cut_rows(
+    store: Store, kind: Kind, length: int, step: int = 0, seed: int = 0, shards: int = 0
+) -> Rows:
+    """Return rows of `length` tokens.
+
+    What is cut shares one token with its neighbour (a `step` of 0 is `length` - 1): the last target
+    of one is the next one's first input. `shards`: so many are mixed at a time; 0: all.
+    """
+    if kind == "stream":
+        if shards:
+            raise UsageError(
+                "rows that begin anywhere cannot be mixed a few shards at a time",
+                where="data.shards",
+                hint='--set task.rows="windows", or --set data.shards=0',
+            )
+        return Stream(store, length, seed)
+    if kind == "packed":
+        return Packed(store, length, overlap=1, shards=shards, seed=seed)
+    if kind == "whole":
+        return Whole(store, length, shards=shards, seed=seed)
+    return Windows(store, length, step or length - 1, shards=shards, seed=seed)
+
+
+def choose_column(column: str, sizes: Mapping[str, int], where: str = "") -> str:
+    """Return the column to predict: the one that is named, or the only one of `sizes`."""
+    chosen = column or next(iter(sizes), "")
+    if chosen not in sizes or (not column and len(sizes) > 1):
+        raise UsageError(
+            f"the column to predict is not clear: {column!r}",
+            where=f"{where}column",
+            hint=nearest(column, sizes),
+        )
+    return chosen
 
 
 class NextToken(Task):
@@ -67,51 +124,17 @@ class NextToken(Task):
 
     def __init__(self, config: NextTokenConfig, model: Model, sizes: Mapping[str, int]) -> None:
         super().__init__(config, model, sizes)
-        if config.length < 1:
-            raise UsageError("a row needs at least one position", where="task.length")
-        if not 0 <= config.step <= config.length or (config.step and config.rows != "windows"):
-            raise UsageError(
-                f"rows of {config.length} positions cannot come every {config.step} tokens",
-                where="task.step",
-                hint='step is for rows = "windows", and at most `length`, or tokens would be lost',
-            )
+        check_cut(config.rows, config.length, config.step, "task.")
         self.config = config
-        self.column = config.column or next(iter(sizes), "")
-        if self.column not in sizes or (not config.column and len(sizes) > 1):
-            raise UsageError(
-                f"the column to predict is not clear: {config.column!r}",
-                where="task.column",
-                hint=nearest(config.column, sizes),
-            )
+        self.column = choose_column(config.column, sizes, "task.")
         self.head: nn.Linear | None = None
         if not config.tied:
             self.head = nn.Linear(model.dim, sizes[self.column], bias=False)
             nn.init.normal_(self.head.weight, std=0.02)
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
-        """Return rows of T + 1 tokens, as the recipe asks.
-
-        What is cut shares one token with its neighbour: the last target of one is the next one's
-        first input.
-        """
-        kind, length = self.config.rows, self.length + 1
-        if kind == "stream":
-            if shards:
-                raise UsageError(
-                    "rows that begin anywhere cannot be mixed a few shards at a time",
-                    where="data.shards",
-                    hint='--set task.rows="windows", or --set data.shards=0',
-                )
-            return Stream(store, length, seed)
-        if kind == "packed":
-            from tokmill.feed.pack import Packed
-
-            return Packed(store, length, overlap=1, shards=shards, seed=seed)
-        if kind == "whole":
-            from tokmill.feed.rows import Whole
-
-            return Whole(store, length, shards=shards, seed=seed)
-        return self.evaluation_rows(store)
+        """Return rows of T + 1 tokens, as the recipe asks."""
+        return cut_rows(store, self.config.rows, self.length + 1, self.config.step, seed, shards)
 
     def evaluation_rows(self, store: Store) -> Rows:
         """Return windows, so that losses can be compared however a run cut its rows."""

@@ -1,0 +1,165 @@
+"""Rows of whole documents side by side: every token once an epoch, next to no padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from tokmill.errors import UsageError
+from tokmill.feed.order import key, permute
+from tokmill.feed.pack import Patterns, best_fit
+from tokmill.feed.pieces import pieces_of, rests
+from tokmill.feed.rows import Spans
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+
+PLANS = 8
+"""Groups whose plans are kept; a batch needs those of one or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packs:
+    """The plan of a group, and where its pieces come from; all arrays int64.
+
+    `begins`: the first pack of each pattern, and the number of packs. The others have a value an
+    entry of the patterns. `used`: pieces of its length in the patterns before; `pieces`: pieces of
+    its length; `first`: the place of their first among the documents of the store.
+    """
+
+    patterns: Patterns
+    begins: Array
+    used: Array
+    pieces: Array
+    first: Array
+
+
+class Packed:
+    """Documents packed into rows of `length` tokens by best fit; nothing is discarded.
+
+    A document shorter than a row is a piece. A longer one gives full windows, each a row of its
+    own, and a rest, which is a piece; `overlap` tokens, 0 or 1, stand at the end of one and the
+    beginning of the next. Rows of T + 1 tokens with an overlap of 1 make every token but a
+    document's first a target of the next token exactly once. Empty documents are in no row.
+
+    `shards`: of the store, so many at a time are a group that is packed alone, which ones being
+    drawn by `seed`; 0: all are one. Rows are numbered group by group, in a group windows first.
+    The plan is the same in every epoch; among pieces of equal length seed and epoch draw which one
+    stands where. Raises `UsageError` for numbers that cannot be.
+    """
+
+    def __init__(
+        self, store: Store, length: int, *, overlap: int = 0, shards: int = 0, seed: int = 0
+    ) -> None:
+        if overlap not in (0, 1):
+            raise UsageError(
+                f"packed rows cannot share {overlap} tokens",
+                hint="0, or 1 where the next token is learned",
+            )
+        if length <= overlap:
+            raise UsageError(f"rows of {length} tokens that share {overlap} cannot be packed")
+        self.store, self.length, self.seed = store, length, seed
+        self.tokens = store.tokens
+        self.overlap, self.step = overlap, length - overlap
+        self.pieces = pieces_of(store, length, overlap, shards, seed)
+        # By class: the place of its first document, and the number of its first window.
+        self._document_begins = _begins(self.pieces.count)
+        self._window_begins = _begins(self.pieces.count * self.pieces.windows)
+        # By group: the number of its first window, its windows, its first row.
+        self._group_window = self._window_begins[self.pieces.classes]
+        self._group_windows = np.diff(self._group_window)
+        self.groups = self._group_windows + self.pieces.packs
+        self._row_begins = _begins(self.groups)
+        self._packs = lru_cache(maxsize=PLANS)(self._make_packs)
+
+    def __len__(self) -> int:
+        return int(self._row_begins[-1])
+
+    def spans(self, rows: Array, epoch: int = 0) -> Spans:
+        """Return the spans of the given rows."""
+        group, number, is_window = self._find(rows)
+        at = np.flatnonzero(is_window)
+        place, window = self._window(number[at])
+        start = window * self.step
+        parts = [
+            np.stack([at, self._records(place), np.zeros_like(at), start, start + self.length])
+        ]
+        for one in np.unique(group[~is_window]).tolist():
+            at = np.flatnonzero((group == one) & ~is_window)
+            parts.append(self._pack_spans(at, number[at], one, epoch))
+        spans = np.concatenate(parts, axis=1)
+        return Spans(*spans.take(np.argsort(spans[0], kind="stable"), axis=1))
+
+    def shared(self, rows: Array) -> Array:
+        """Return how many tokens at the beginning of each row an earlier row holds too.
+
+        Only of windows that go on with a document. A rest that does stands anywhere in its row;
+        there it begins a document, so the token that it shares is no target of the next token.
+        """
+        _, number, is_window = self._find(rows)
+        shared = np.zeros(len(number), np.int64)
+        _, window = self._window(number[is_window])
+        shared[is_window] = np.where(window > 0, self.overlap, 0)
+        return shared
+
+    def _find(self, rows: Array) -> tuple[Array, Array, Array]:
+        """Return (group, number, is it a window?): of the store's windows or the group's packs."""
+        rows = np.asarray(rows, np.int64)
+        group = np.searchsorted(self._row_begins, rows, side="right") - 1
+        number = rows - self._row_begins[group]
+        is_window = number < self._group_windows[group]
+        first = np.where(is_window, self._group_window[group], -self._group_windows[group])
+        return group, number + first, is_window
+
+    def _window(self, number: Array) -> tuple[Array, Array]:
+        """Return (place of the document, number of the window in it) of windows of the store."""
+        of = np.searchsorted(self._window_begins, number, side="right") - 1
+        document, window = np.divmod(number - self._window_begins[of], self.pieces.windows[of])
+        return self._document_begins[of] + document, window
+
+    def _records(self, place: Array) -> Array:
+        """Return the records of documents by their place in the order of the pieces."""
+        records: Array = self.pieces.documents[place].astype(np.int64)
+        return records
+
+    def _pack_spans(self, at: Array, pack: Array, group: int, epoch: int) -> Array:
+        """Return the spans (5, n), as the fields of `Spans`, of packs of a group for rows `at`."""
+        packs = self._packs(group)
+        patterns = packs.patterns
+        pattern = np.searchsorted(packs.begins, pack, side="right") - 1
+        entries = patterns.offsets[pattern]
+        owner, number = _spread(patterns.offsets[pattern + 1] - entries)
+        entry = entries[owner] + number
+        count = patterns.counts[entry]
+        used = packs.used[entry] + (pack - packs.begins[pattern])[owner] * count
+        of_entry, number = _spread(count)
+        piece, owner, entry = used[of_entry] + number, owner[of_entry], entry[of_entry]
+        rest = patterns.lengths[entry]
+        draw = key(self.seed, epoch, group, rest.astype(np.uint64))
+        place = packs.first[entry] + permute(piece, packs.pieces[entry], draw)
+        of_class = np.searchsorted(self._document_begins, place, side="right") - 1
+        start = self.pieces.windows[of_class] * self.step
+        document = np.arange(len(owner)) - np.searchsorted(owner, owner)
+        return np.stack([at[owner], self._records(place), document, start, start + rest])
+
+    def _make_packs(self, group: int) -> Packs:
+        """Return the plan of a group."""
+        first_class, end = self.pieces.classes[group : group + 2].tolist()
+        own = slice(first_class, end)
+        lengths, pieces, first = rests(self.pieces.rest[own], self.pieces.count[own])
+        patterns = best_fit(lengths, pieces, self.length)
+        of = np.searchsorted(lengths, patterns.lengths)
+        first = first[of] + self._document_begins[first_class]
+        return Packs(patterns, _begins(patterns.repeats), patterns.used(), pieces[of], first)
+
+
+def _begins(counts: Array) -> Array:
+    """Return where each of several runs begins, and where the last one ends (n + 1)."""
+    return np.append(0, np.cumsum(counts))
+
+
+def _spread(counts: Array) -> tuple[Array, Array]:
+    """Return, for each of the things that owners have, its owner and its number there."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

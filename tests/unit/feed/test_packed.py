@@ -1,0 +1,206 @@
+"""Packed rows: every token once an epoch, whoever draws them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from making import token_store
+from tokmill.errors import UsageError
+from tokmill.feed.feed import Batch, Feed
+from tokmill.feed.packed import Packed
+from tokmill.feed.rows import Rows
+from tokmill.store.store import Store
+
+LENGTH = 16
+
+
+def numbered(path: Path, shards: list[list[int]]) -> Store:
+    """Tokens are numbered through the store, from 1."""
+    number = iter(range(1, 10**6))
+    return token_store(
+        path, [[[next(number) for _ in range(n)] for n in shard] for shard in shards]
+    )
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Five shards: empty documents, of one token, of a row and more, many of equal length."""
+    rng = np.random.default_rng(5)
+    shards = [[0, 1, LENGTH, LENGTH + 1, 3 * LENGTH, 100]]
+    shards += [rng.integers(0, 40, 50).tolist() for _ in range(3)]
+    return numbered(tmp_path_factory.mktemp("packed"), [*shards, [0, 0]])
+
+
+KINDS: dict[str, dict[str, int]] = {
+    "plain": {},
+    "overlap": {"overlap": 1},
+    "groups": {"shards": 2, "seed": 3},
+    "both": {"overlap": 1, "shards": 2, "seed": 3},
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def an_epoch(rows: Rows, epoch: int = 0) -> Batch:
+    """All rows of an epoch in the order of their numbers."""
+    feed = Feed(rows, len(rows), shuffle=False)
+    return feed.batch(epoch)
+
+
+def contents(rows: Rows, epoch: int) -> set[tuple[int, ...]]:
+    """The records of each row."""
+    spans = rows.spans(np.arange(len(rows)), epoch)
+    ends = np.cumsum(np.bincount(spans.row))[:-1]
+    return {tuple(part.tolist()) for part in np.split(spans.record, ends)}
+
+
+@kinds
+def test_every_token_once_an_epoch(store: Store, kind: str) -> None:
+    rows = Packed(store, LENGTH, **KINDS[kind])
+    assert rows.tokens == store.tokens
+    for epoch in range(3):
+        batch = an_epoch(rows, epoch)
+        token, document = batch.columns["token"], batch.document
+        assert (token[document < 0] == 0).all()
+        if "overlap" not in KINDS[kind]:
+            assert sorted(token[document >= 0].tolist()) == list(range(1, store.tokens + 1))
+        # With an overlap it is the targets that come once: all tokens but a document's first.
+        else:
+            follows = (document[:, 1:] == document[:, :-1]) & (document[:, 1:] >= 0)
+            lengths = np.diff(store.ends(), prepend=0)
+            firsts = (store.ends() - lengths + 1)[lengths > 0]
+            others = np.setdiff1d(np.arange(1, store.tokens + 1), firsts)
+            assert sorted(token[:, 1:][follows].tolist()) == others.tolist()
+            assert set(token[document >= 0].tolist()) == set(range(1, store.tokens + 1))
+
+
+@kinds
+def test_a_row_holds_documents_side_by_side(store: Store, kind: str) -> None:
+    rows = Packed(store, LENGTH, **KINDS[kind])
+    batch = an_epoch(rows)
+    for tokens, documents in zip(batch.columns["token"], batch.document, strict=True):
+        filled = documents >= 0
+        assert filled[: filled.sum()].all()
+        step, border = np.diff(tokens[filled].astype(int)), np.diff(documents[filled])
+        assert (step[border == 0] == 1).all()
+        assert set(border.tolist()) <= {0, 1}
+        assert documents[0] == 0
+
+
+@kinds
+def test_shared_tokens_of_windows(store: Store, kind: str) -> None:
+    """A window that goes on with a document begins with the last token of the window before."""
+    rows = Packed(store, LENGTH, **KINDS[kind])
+    tokens = an_epoch(rows).columns["token"]
+    shared = rows.shared(np.arange(len(rows)))
+    full = np.flatnonzero(shared)
+    overlap = KINDS[kind].get("overlap", 0)
+    assert set(shared.tolist()) == {0, overlap}
+    assert np.isin(tokens[full, 0], tokens[:, -1]).all()
+    # Of the documents of 17, 48 and 100 tokens and those of the random shards.
+    lengths = np.diff(store.ends(), prepend=0)
+    windows = np.maximum(0, (lengths - LENGTH) // (LENGTH - overlap) + 1)
+    assert len(full) == (np.maximum(0, windows - 1).sum() if overlap else 0)
+
+
+def test_epochs_and_seeds_pack_other_documents_together(store: Store) -> None:
+    rows = Packed(store, LENGTH)
+    seen = [contents(rows, epoch) for epoch in range(4)]
+    seen.append(contents(Packed(store, LENGTH, seed=1), 0))
+    for number, one in enumerate(seen):
+        for other in seen[:number]:
+            assert len(one & other) < 0.8 * len(one)
+    assert contents(rows, 2) == seen[2]
+
+
+def test_groups_read_only_their_shards(store: Store) -> None:
+    rows = Packed(store, LENGTH, shards=2, seed=3)
+    assert len(rows.groups) == 3
+    assert rows.groups.sum() == len(rows)
+    group = np.repeat(np.arange(3), rows.groups)
+    spans = rows.spans(np.arange(len(rows)), 1)
+    ends = np.cumsum([entry.records for entry in store.shards])
+    shard = np.searchsorted(ends, spans.record, side="right")
+    seen = [set(shard[group[spans.row] == number].tolist()) for number in range(3)]
+    assert sorted(len(one) for one in seen) in ([0, 2, 2], [1, 1, 2])
+    assert set.union(*seen) == {0, 1, 2, 3}
+    assert not (seen[0] & seen[1] or seen[1] & seen[2] or seen[0] & seen[2])
+    other = Packed(store, LENGTH, shards=2, seed=4)
+    assert contents(rows, 0) != contents(other, 0)
+
+
+@kinds
+def test_any_world_draws_the_same_rows(store: Store, kind: str) -> None:
+    feed = Feed(Packed(store, LENGTH, **KINDS[kind]), 8, seed=2)
+    # The second one lies over the end of an epoch.
+    for step in (0, len(feed), 1000):
+        whole = feed.batch(step)
+        for world in (2, 8):
+            parts = [feed.batch(step, rank, world) for rank in range(world)]
+            for name in ("document", "key", "shared"):
+                joined = np.concatenate([getattr(part, name) for part in parts])
+                assert np.array_equal(joined, getattr(whole, name))
+            joined = np.concatenate([part.columns["token"] for part in parts])
+            assert np.array_equal(joined, whole.columns["token"])
+
+
+@kinds
+def test_a_batch_is_pure(store: Store, kind: str) -> None:
+    def tokens(feed: Feed, step: int) -> list[list[int]]:
+        return feed.batch(step).columns["token"].tolist()
+
+    feed = Feed(Packed(store, LENGTH, **KINDS[kind]), 8, seed=2)
+    first = [tokens(feed, step) for step in range(40)]
+    fresh = Feed(Packed(Store(store.path), LENGTH, **KINDS[kind]), 8, seed=2)
+    assert [tokens(fresh, step) for step in reversed(range(40))] == first[::-1]
+    rows = Packed(store, LENGTH, **KINDS[kind])
+    some = np.asarray([len(rows) - 1, 0, 5, 0])
+    spans = rows.spans(some, 1)
+    alone = [rows.spans(some[i : i + 1], 1) for i in range(4)]
+    assert spans.record.tolist() == [r for one in alone for r in one.record.tolist()]
+    assert spans.start.tolist() == [s for one in alone for s in one.start.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "windows", "packs"),
+    [
+        (0, [[2, 3, 4, 5], [6, 7, 8, 9], [11, 12, 13, 14], [15, 16, 17, 18]], [{1, 10}]),
+        (
+            1,
+            [[2, 3, 4, 5], [6, 7, 8, 9], [11, 12, 13, 14], [14, 15, 16, 17]],
+            [{9, 10, 17, 18}, {1}],
+        ),
+    ],
+)
+def test_documents_of_every_kind(
+    tmp_path: Path, overlap: int, windows: list[list[int]], packs: list[set[int]]
+) -> None:
+    """None, one token, just a row, a token more, and two rows."""
+    store = numbered(tmp_path, [[0, 1, 4, 5, 8]])
+    tokens = an_epoch(Packed(store, 4, overlap=overlap)).columns["token"].tolist()
+    assert sorted(tokens[: len(windows)]) == windows
+    found = [set(row) - {0} for row in tokens[len(windows) :]]
+    assert sorted(found, key=len) == sorted(packs, key=len)
+
+
+def test_rows_that_cannot_be_packed(store: Store) -> None:
+    for length, options, what in (
+        (0, {}, "rows of 0 tokens"),
+        (1, {"overlap": 1}, "rows of 1 tokens that share 1"),
+        (8, {"overlap": 2}, "cannot share 2 tokens"),
+        (8, {"overlap": -1}, "cannot share -1 tokens"),
+        (8, {"shards": -1}, "-1 shards"),
+    ):
+        with pytest.raises(UsageError, match=what):
+            Packed(store, length, **options)
+
+
+def test_a_store_without_tokens_has_no_rows(tmp_path: Path) -> None:
+    for number, shards in enumerate(([], [[0, 0]], [[0], []])):
+        for k in (0, 1):
+            rows = Packed(numbered(tmp_path / str(number), shards), 4, shards=k)
+            assert len(rows) == rows.tokens == 0
+            assert len(rows.spans(np.zeros(0, np.int64)).row) == 0
+            assert rows.shared(np.zeros(0, np.int64)).tolist() == []
