@@ -104,7 +104,7 @@ def _text(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.4g}"
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
     if isinstance(value, list):

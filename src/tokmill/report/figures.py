@@ -13,13 +13,17 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.report.ours import metrics
+from tokmill.report.compare import common_name, seeds_together, settings_of
+from tokmill.report.look import short_names
+from tokmill.report.runs import RunSummary, read_runs
+from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array
 from tokmill.store.stats import count, id_columns, length_figures
 from tokmill.store.store import Store
 
 POINTS = 600
 """Most points of a rank-frequency curve: more cannot be told apart on a log axis."""
+LOWEST, HIGHEST = "lowest", "highest"
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Series:
     colour: int
     dashed: bool = False
     more: dict[str, Array] = field(default_factory=dict)
-    """Columns that the CSV has besides."""
+    """Columns that the CSV has besides; `LOWEST` and `HIGHEST` are drawn as a band."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def lengths(paths: Sequence[Path], sample: int | None = None) -> Figure:
     units = {unit for unit, _, _ in tables}
     if len(units) > 1:
         raise UsageError("stores and tokenizers do not fit into one figure of lengths")
-    return length_figure(_labels(paths), [t[1:] for t in tables], units.pop())
+    return length_figure(short_names(paths), [t[1:] for t in tables], units.pop())
 
 
 def length_figure(
@@ -118,7 +122,7 @@ def frequency(paths: Sequence[Path], sample: int | None = None, column: str = ""
     for path in paths:
         store = Store(path)
         parts.append(count(store, sample).ids[column_of(store, column)])
-    return frequency_figure(_labels(paths), parts)
+    return frequency_figure(short_names(paths), parts)
 
 
 def column_of(store: Store, column: str = "") -> str:
@@ -155,22 +159,39 @@ def frequency_figure(labels: Sequence[str], tables: Sequence[Array]) -> Figure:
 
 
 def loss(paths: Sequence[Path]) -> Figure:
-    """Return the loss of runs by step, on training and on validation rows."""
-    series = []
-    for i, (path, label) in enumerate(zip(paths, _labels(paths), strict=True)):
-        entries = metrics(path)
+    """Return the loss of runs by step, on training and on validation rows.
+
+    Runs that differ in seeds alone are one curve, their mean, with a band from the lowest to the
+    highest, over the steps that all of them have.
+    """
+    runs = read_runs(paths)
+    names = short_names([run.path for run in runs])
+    keys = [(canonical_digest(settings_of(run)), run.finished) for run in runs]
+    series: list[Series] = []
+    for colour, (numbers, _) in enumerate(seeds_together(runs, keys)):
+        label = common_name(numbers, names)
+        label += f" ({len(numbers)} seeds)" if len(numbers) > 1 else ""
+        members = [runs[number] for number in numbers]
         for key, name in (("loss", "train"), ("val_loss", "validation")):
-            points = [(e["step"], e[key]) for e in entries if e.get(key) is not None]
-            if points:
-                x, y = (np.asarray(values, float) for values in zip(*points, strict=True))
-                series.append(Series(f"{label}, {name}", x, y, i, dashed=key == "val_loss"))
-        if not any(s.colour == i for s in series):
+            x, y = _curves(members, key)
+            if len(x):
+                more = {LOWEST: y.min(0), HIGHEST: y.max(0)} if len(members) > 1 else {}
+                dashed = key == "val_loss"
+                series.append(Series(f"{label}, {name}", x, y.mean(0), colour, dashed, more))
+        if not any(one.colour == colour for one in series):
             raise TokmillError(
                 "no loss is logged there",
-                where=str(path),
-                hint="give the folder of a run; its metrics.jsonl has a line from the first step",
+                where=", ".join(str(run.path) for run in members),
+                hint="metrics.jsonl has a line from the first step",
             )
     return Figure("Loss", "step", "loss (nats a token)", "line", series)
+
+
+def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
+    """Return the steps (n) at which all runs have a finite metric, and its values (runs, n)."""
+    found = [{x: y for x, y in run.points(metric) if np.isfinite(y)} for run in runs]
+    steps = sorted(set(found[0]).intersection(*found[1:]))
+    return np.asarray(steps, float), np.asarray([[one[x] for x in steps] for one in found])
 
 
 KINDS: dict[str, str] = {
@@ -198,7 +219,8 @@ def write_csv(figure: Figure) -> str:
     lines.writerow(["series", *(["from", "to"] if bars else [figure.x]), figure.y, *extra])
     for series in figure.series:
         columns = [series.x[:-1], series.x[1:]] if bars else [series.x]
-        columns += [series.y, *(series.more[name] for name in extra)]
+        lacks = np.full(len(series.y), "")
+        columns += [series.y, *(series.more.get(name, lacks) for name in extra)]
         for row in zip(*(c.tolist() for c in columns), strict=True):
             lines.writerow([series.label, *(_plain(value) for value in row)])
     return out.getvalue()
@@ -223,15 +245,5 @@ def _tokenizer_in(path: Path) -> bool:
     return (path / "tokenizer.json").exists() or (path / "vocab.json").exists()
 
 
-def _labels(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that tell them apart."""
-    parts = [path.absolute().parts for path in paths]
-    for deep in range(1, max(map(len, parts), default=1) + 1):
-        labels = ["/".join(p[-deep:]) for p in parts]
-        if len(set(labels)) == len(set(parts)):
-            return labels
-    return [str(path) for path in paths]
-
-
-def _plain(value: float) -> float | int:
+def _plain(value: float | str) -> float | int | str:
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -12,6 +12,7 @@ from tokmill.files import machine_errors
 from tokmill.report.foreign import FOREIGN, LOOSE
 from tokmill.report.look import Facts, Look, Recogniser, open_look, shorten
 from tokmill.report.ours import checkpoint, manifest, plan, receipt, run, shard, store
+from tokmill.report.runs import listing
 from tokmill.store.vocab import find_roles
 
 
@@ -45,28 +46,70 @@ def describe(path: Path | str) -> Facts:
 
 
 def tokenizer_folder(look: Look) -> Facts | None:
-    """A folder with a tokenizer in it."""
-    if (look.path / "tokenizer.json").is_file():
-        facts = tokenizer(open_look(look.path / "tokenizer.json"))
-        return facts and {**facts, "what": f"{facts['what']}, in its folder"}
-    if (look.path / "vocab.json").is_file() and (look.path / "merges.txt").is_file():
-        return other_tokenizer(Look(look.path / "vocab.json"))
+    """A folder with a tokenizer in it, and what else tokmill knows there."""
+    facts = tokenizer_in(look.path)
+    if facts is None:
+        return None
+    inside = contents(look.path)
+    beside = f", beside {in_words(inside)}" if inside else ""
+    return {**facts, "what": f"{facts['what']}, in its folder{beside}", **inside}
+
+
+def tokenizer_in(folder: Path) -> Facts | None:
+    """Say what the tokenizer of a folder is; None: there is none."""
+    if (folder / "tokenizer.json").is_file():
+        return tokenizer(open_look(folder / "tokenizer.json"))
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return other_tokenizer(Look(folder / "vocab.json"))
     return None
 
 
+def contents(folder: Path) -> Facts:
+    """Return what the folders in a folder are: lists `stores`, `tokenizers` and `runs`, if any."""
+    with machine_errors("read", folder):
+        inside = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    stores, tokenizers = [], []
+    for path in inside:
+        row: Facts = {"name": path.name}
+        try:
+            if found := store(Look(path)):
+                stores.append(row | {key: found[key] for key in ("kind", "records", "tokens")})
+            elif found := tokenizer_in(path):
+                kept = ("model", "size", "merges", "problem")
+                tokenizers.append(row | {key: found[key] for key in kept if key in found})
+        except TokmillError as error:
+            stores.append({**row, "kind": "damaged", "problem": error.what})
+    lists = {"stores": stores, "tokenizers": tokenizers, "runs": listing(folder)}
+    return {name: rows for name, rows in lists.items() if rows}
+
+
+def in_words(inside: Facts) -> str:
+    """Return "2 stores, 1 tokenizer" for lists of such things."""
+    names = {name: name if len(rows) > 1 else name[:-1] for name, rows in inside.items()}
+    return ", ".join(f"{len(rows):,} {names[name]}" for name, rows in inside.items())
+
+
 def other_folder(look: Look) -> Facts:
-    """A folder of something else: what lies in it, by suffix."""
+    """A folder of something else: the stores, tokenizers and runs in it, and names by suffix."""
     with machine_errors("read", look.path):
         names = sorted(entry.name for entry in look.path.iterdir())
-    suffixes = Counter(Path(name).suffix or "no suffix" for name in names)
-    what = "an empty folder" if not names else "a folder that is neither a store nor a run"
-    return {
-        "kind": "folder",
-        "what": what,
-        "entries": len(names),
-        "suffixes": dict(suffixes.most_common(10)),
-        "first": names[:10],
-    }
+    inside = contents(look.path)
+    facts: Facts = {"kind": "folder", "what": "an empty folder"}
+    if inside:
+        facts["what"] = f"a folder of {in_words(inside)}"
+    elif names:
+        facts["what"] = "a folder that is neither a store nor a run"
+    roots = {Path(row["name"]).parts[0] for row in inside.get("runs", [])}
+    if roots and roots == set(names):
+        facts["kind"] = "runs"
+    else:
+        suffixes = Counter(Path(name).suffix or "no suffix" for name in names)
+        facts["entries"] = len(names)
+        facts["suffixes"] = dict(suffixes.most_common(10))
+        facts["first"] = names[:10]
+    if roots:
+        facts["next"] = f"tokmill compare {look.path}"
+    return {**facts, **inside}
 
 
 def tokenizer(look: Look) -> Facts | None:

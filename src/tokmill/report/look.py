@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from tokmill.files import machine_errors
 HEAD = 1 << 16
 MAX_JSON = 256 << 20
 """JSON files beyond this are not read whole only to say what they are."""
+MAX_HEADER = 100 << 20
+"""Headers of safetensors beyond this are damage."""
 SHOWN = 300
 """Characters of a text that are shown."""
 
@@ -60,6 +63,32 @@ def tail(look: Look, size: int = 1) -> bytes:
     with machine_errors("read", look.path), open(look.path, "rb") as handle:
         handle.seek(max(0, look.size - size))
         return handle.read(size)
+
+
+def read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return (bytes of the header, tensor → `dtype`, `shape`, `data_offsets`) of safetensors.
+
+    Raises:
+        ValueError: the file is no such file, or damaged.
+        MachineError: it cannot be read.
+    """
+    with machine_errors("read", path), open(path, "rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        header = json.loads(handle.read(min(length, MAX_HEADER)))
+    if not isinstance(header, dict):
+        raise ValueError("the header is no JSON object")
+    header.pop("__metadata__", None)
+    return length, header
+
+
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of the paths that tell them apart."""
+    parts = [path.absolute().parts for path in paths]
+    for deep in range(1, max(map(len, parts), default=1) + 1):
+        ends = ["/".join(p[-deep:]) for p in parts]
+        if len(set(ends)) == len(set(parts)):
+            return ends
+    return [str(path) for path in paths]
 
 
 def shorten(value: Any, most: int = SHOWN) -> Any:

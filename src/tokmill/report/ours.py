@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tokmill import plugins
-from tokmill.files import machine_errors
-from tokmill.report.look import Facts, Look, shorten
+from tokmill.report.look import Facts, Look, read_header, shorten
+from tokmill.report.runs import is_run, read_run
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Plan, Receipt
 from tokmill.store.store import Store
@@ -47,52 +44,35 @@ def store(look: Look) -> Facts | None:
 
 def run(look: Look) -> Facts | None:
     """The folder of a training."""
-    if not (look.path / "recipe.json").exists() or not (look.path / "schema.json").exists():
+    if not is_run(look.path):
         return None
-    recipe = layout.read_json(look.path / "recipe.json", dict[str, Any])
-    known = layout.read_json(look.path / "schema.json", dict[str, Any])
-    latest = last_metrics(look.path)
-    step = int(latest.pop("step", 0))
-    finished = (look.path / "model/config.json").exists()
-    saved = look.path / "checkpoints"
+    found = read_run(look.path)
+    keys, saved = found.flat, found.checkpoint
     return {
         "kind": "run",
-        "what": "a finished training" if finished else "a training that has not finished",
-        "step": step,
-        "steps": _inside(recipe, "run", "steps"),
-        "metrics": latest,
-        "checkpoints": sorted(p.name for p in saved.glob("step-*")) if saved.is_dir() else [],
-        "store": _inside(recipe, "data", "train"),
-        "fingerprint": known.get("fingerprint"),
-        "columns": known.get("columns"),
-        "recipe": recipe,
+        "what": "a finished training" if found.finished else "a training that has not finished",
+        "step": found.step,
+        "steps": found.steps,
+        "metrics": found.latest,
+        "best": found.best,
+        "model": keys["model.kind"],
+        "parameters": found.parameters,
+        "task": keys["task.kind"],
+        "engine": keys["run.engine"],
+        "precision": keys["run.precision"],
+        "machine": saved.get("machine"),
+        "processes": saved.get("world"),
+        "checkpoints": found.checkpoints,
+        "store": keys["data.train"],
+        "validation_store": keys["data.val"] or None,
+        "start": keys["run.start"] or None,
+        "fingerprint": found.known.fingerprint,
+        "columns": found.known.columns,
+        "recipe": found.recipe,
         "next": f"tokmill sample {look.path} --prompt TEXT"
-        if finished
+        if found.finished
         else f"tokmill train -o {look.path} --resume",
     }
-
-
-def last_metrics(path: Path) -> Facts:
-    """Return the last value of each metric of a run."""
-    latest: Facts = {}
-    for entry in metrics(path):
-        latest.update(entry)
-    return latest
-
-
-def metrics(path: Path) -> list[Facts]:
-    """Return the lines of a run's metrics.jsonl; none where there is no such file."""
-    file = path / "metrics.jsonl"
-    if not file.is_file():
-        return []
-    with machine_errors("read", file):
-        entries: list[Facts] = plugins.require("tokmill.train.track").read_metrics(file)
-    return entries
-
-
-def _inside(recipe: Facts, section: str, key: str) -> Any:
-    keys = recipe.get(section)
-    return keys.get(key) if isinstance(keys, dict) else None
 
 
 def checkpoint(look: Look) -> Facts | None:
@@ -108,13 +88,9 @@ def shard(look: Look) -> Facts | None:
     """A safetensors file; a shard of a store if it has what each shard has."""
     if look.suffix != ".safetensors" or len(look.head) < 8:
         return None
-    length = int.from_bytes(look.head[:8], "little")
     facts: Facts = {"kind": "safetensors", "what": "a safetensors file", "bytes": look.size}
     try:
-        with machine_errors("read", look.path), open(look.path, "rb") as handle:
-            raw = handle.read(8 + min(length, 100 << 20))[8:]
-        header = json.loads(raw)
-        header.pop("__metadata__", None)
+        length, header = read_header(look.path)
         tensors = [
             {"name": name, "shape": entry["shape"], "dtype": entry["dtype"]}
             for name, entry in header.items()

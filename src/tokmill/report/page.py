@@ -9,10 +9,14 @@ from tokmill import __version__, plugins
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
 from tokmill.report import figures
+from tokmill.report.compare import compare
+from tokmill.report.comparison_table import columns, text_rows
 from tokmill.report.inspect import describe
-from tokmill.report.look import Facts
+from tokmill.report.look import Facts, short_names
+from tokmill.report.runs import find_runs
 from tokmill.report.sections import (
     Section,
+    Table,
     picture,
     run_section,
     store_section,
@@ -32,7 +36,7 @@ def page(
     """Write a page about stores, runs and tokenizers, and return its path.
 
     Args:
-        paths: what it is about, in this order.
+        paths: what it is about, in this order; a folder of runs stands for the runs in it.
         out: the `.html` file.
         title: its heading; empty: made of the names.
         width: row length for the figures of padding.
@@ -46,7 +50,9 @@ def page(
         raise UsageError("nothing was named to report on", hint="give stores, runs or tokenizers")
     jinja = plugins.require("jinja2")
     plugins.require("matplotlib")
+    paths = [one for path in paths for one in _expand(path)]
     found = [describe(path) for path in paths]
+    names = short_names(paths)
     makers: dict[str, Callable[[Path, Facts, Section], None]] = {
         "store": lambda path, facts, s: store_section(path, facts, s, width, sample, advance),
         "run": run_section,
@@ -60,7 +66,7 @@ def page(
                 f"a report is about stores, runs and tokenizers; this is {facts['what']}",
                 where=str(path),
             )
-        section = Section(path.absolute().name, facts["what"], f"part-{number}")
+        section = Section(names[number], facts["what"], f"part-{number}")
         section.problem = facts.get("problem", "")
         makers[kind](path, facts, section)
         sections.append(section)
@@ -71,7 +77,13 @@ def page(
     ]
     if len(runs) > 1:
         together = Section("Runs together", f"{len(runs)} runs on the same axes", "runs")
-        together.figures.append(picture(figures.loss(runs), together, "Dashed: validation rows."))
+        compared = compare(runs)
+        together.problem = "; ".join(compared.notes)
+        headers, rows = text_rows(compared)
+        numbers = [i for i, column in enumerate(columns(compared)) if column.right]
+        together.tables.append(Table(rows, headers, "Seeds together", numbers))
+        caption = "Dashed: validation rows. Bands: from the lowest to the highest of the seeds."
+        together.figures.append(picture(figures.loss(runs), together, caption))
         sections.append(together)
     environment = jinja.Environment(
         loader=jinja.PackageLoader("tokmill", "report"),
@@ -80,12 +92,17 @@ def page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    names = ", ".join(path.absolute().name for path in paths)
     html = environment.get_template("page.html.j2").render(
-        title=title or f"Report on {names}",
+        title=title or f"Report on {', '.join(names)}",
         version=__version__,
         sections=sections,
         sampled=sample is not None,
     )
     make_folder(out.parent)
     return write_file(out, html)
+
+
+def _expand(path: Path) -> list[Path]:
+    """Return the runs in a folder that is nothing itself; else the path."""
+    is_plain = path.is_dir() and describe(path)["kind"] in ("runs", "folder")
+    return (find_runs(path) if is_plain else []) or [path]

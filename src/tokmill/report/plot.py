@@ -12,7 +12,7 @@ from typing import Any
 from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
-from tokmill.report.figures import Figure, Series, make, write_csv
+from tokmill.report.figures import HIGHEST, LOWEST, Figure, Series, make, write_csv
 
 COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
 """Of middling lightness, so that they stand out from white and from black."""
@@ -141,6 +141,10 @@ def _bars(figure: Figure, axes: Any, series: Series) -> None:
 
 def _line(figure: Figure, axes: Any, series: Series) -> None:
     few = len(series.x) <= 40
+    if LOWEST in series.more:
+        low, high = series.more[LOWEST], series.more[HIGHEST]
+        colour = _colour(series.colour)
+        axes.fill_between(series.x, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(
         series.x,
         series.y,

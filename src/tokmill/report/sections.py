@@ -13,9 +13,9 @@ from tokmill import plugins
 from tokmill.progress import human_bytes, human_time
 from tokmill.report import figures
 from tokmill.report.look import Facts, shorten
-from tokmill.report.ours import metrics
 from tokmill.report.plot import render
 from tokmill.report.records import Reader
+from tokmill.report.runs import metrics
 from tokmill.store.stats import Counts, Statistics, count, summary
 from tokmill.store.store import Store
 

@@ -1,0 +1,49 @@
+"""`tokmill compare`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokmill.cli.output import print_json, print_table, say
+from tokmill.errors import UsageError, nearest
+
+FORMATS = ("table", "csv", "latex", "json")
+
+
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs, and folders of runs.")],
+    metric: Annotated[
+        str,
+        typer.Option(help="A name in metrics.jsonl.", show_default="val_loss; where none is, loss"),
+    ] = "",
+    at: Annotated[
+        str,
+        typer.Option(
+            metavar="best|last|STEP", help="The value at a step, or the best of each run."
+        ),
+    ] = "last",
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORM", help="table, csv, latex or json.")
+    ] = "table",
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """Compare runs; those that differ in seeds alone are one line: mean and 95 % interval."""
+    from tokmill.report import comparison_table as tables
+    from tokmill.report.compare import compare as compare_runs
+
+    if form not in FORMATS:
+        raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
+    found = compare_runs(paths, metric, at)
+    if as_json or form == "json":
+        print_json(tables.as_json(found))
+    elif form == "table":
+        headers, rows = tables.text_rows(found)
+        print_table(headers, rows)
+    else:
+        sys.stdout.write(tables.write_csv(found) if form == "csv" else tables.write_latex(found))
+    for note in found.notes:
+        say(f"note: {note}")

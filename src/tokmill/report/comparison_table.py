@@ -1,0 +1,222 @@
+"""A comparison of runs as text columns, CSV, LaTeX and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokmill.report.compare import SEEDS, Comparison, Group
+from tokmill.report.look import short_names
+
+INTERVAL = "± 95 %"
+SPECIAL = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}  # fmt: skip
+"""Signs that LaTeX takes for commands."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table for people; what is not known is "-"."""
+
+    header: str
+    cells: list[str]
+    right: bool
+    """Whether it holds numbers."""
+
+
+def columns(found: Comparison) -> list[Column]:
+    """Return what differs between groups, the metric, its interval, and what it took."""
+    groups = found.groups
+    digits = decimals([one.mean for one in groups])
+
+    def numbers(header: str, value: Callable[[Group], float | None], form: str) -> Column:
+        values = [value(one) for one in groups]
+        return Column(header, ["-" if v is None else format(v, form) for v in values], True)
+
+    after = [
+        numbers("seeds", lambda one: len(one.members), ","),
+        numbers(found.metric, lambda one: one.mean, f",.{digits}f"),
+        numbers(INTERVAL, lambda one: one.half, f",.{digits}f"),
+    ]
+    if any(m.value is not None and m.step != m.run.step for one in groups for m in one.members):
+        after.append(Column("step", [_step(one) for one in groups], True))
+    after += [
+        Column("steps", [_steps(one) for one in groups], True),
+        numbers("tokens", lambda one: one.average("tokens"), ",.0f"),
+        numbers("parameters", lambda one: one.first.run.parameters, ","),
+        numbers("tokens/s", lambda one: one.average("tokens_per_second"), ",.0f"),
+        numbers("seconds", lambda one: one.average("seconds"), ",.1f"),
+    ]
+    # The column of steps shows that key.
+    keys = [key for key in found.columns if key != "run.steps"]
+    taken = ["run", *(column.header for column in after), *(k.split(".")[-1] for k in keys)]
+    shown = settings(found)
+    before = [Column("run", [one.name for one in groups], False)]
+    for key in keys:
+        short = key.rpartition(".")[2]
+        values = [one[key] for one in shown]
+        are_numbers = any(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        header = short if taken.count(short) == 1 else key
+        before.append(Column(header, [_plain(value) for value in values], are_numbers))
+    return before + after
+
+
+def text_rows(found: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Return headers and rows for a terminal; a star marks the best value."""
+    padded = []
+    for column in columns(found):
+        cells = column.cells
+        if column.header == found.metric and any(one.best for one in found.groups):
+            marks = ["*" if one.best else " " for one in found.groups]
+            cells = [cell + mark for cell, mark in zip(cells, marks, strict=True)]
+        width = max(map(len, [column.header, *cells])) if column.right else 0
+        padded.append([cell.rjust(width) for cell in [column.header, *cells]])
+    headers, *rows = map(list, zip(*padded, strict=True))
+    return headers, rows
+
+
+def write_latex(found: Comparison) -> str:
+    """Return a `tabular` for the package booktabs; the best value is bold."""
+    table = [column for column in columns(found) if column.header != INTERVAL]
+    halves = next(column.cells for column in columns(found) if column.header == INTERVAL)
+    lines = [
+        "% needs \\usepackage{booktabs}",
+        f"\\begin{{tabular}}{{{''.join('r' if column.right else 'l' for column in table)}}}",
+        "\\toprule",
+        " & ".join(escape(column.header) for column in table) + " \\\\",
+        "\\midrule",
+    ]
+    for number, one in enumerate(found.groups):
+        cells = []
+        for column in table:
+            cell = escape(column.cells[number])
+            if column.header == found.metric:
+                cell = f"\\textbf{{{cell}}}" if one.best else cell
+                cell += f" $\\pm$ {halves[number]}" if one.half is not None else ""
+            cells.append(cell)
+        lines.append(" & ".join(cells) + " \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", ""])
+
+
+def escape(text: str) -> str:
+    """Return a text in which LaTeX sees no command."""
+    return "".join(SPECIAL.get(sign, sign) for sign in text)
+
+
+def write_csv(found: Comparison) -> str:
+    """Return a line a group with numbers in full; what is not known is empty."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow(
+        ["run", *found.columns, "seeds", found.metric, "half_width_95", "best", "finished",
+         "step_min", "step_max", "steps", "tokens", "parameters", "tokens_per_second", "seconds"]
+    )  # fmt: skip
+    for one, shown in zip(found.groups, settings(found), strict=True):
+        row = as_row(one)
+        values = [_plain(shown[key], "") for key in found.columns]
+        name, *numbers = (_plain(value, "") for value in row.values())
+        lines.writerow([name, *values, *numbers])
+    return out.getvalue()
+
+
+def as_row(one: Group) -> dict[str, Any]:
+    """Return a group as plain values by name."""
+    taken = [member.step for member in one.members]
+    return {
+        "name": one.name,
+        "seeds": len(one.members),
+        "mean": one.mean,
+        "half_width_95": one.half,
+        "best": one.best,
+        "finished": one.finished,
+        "step_min": min(taken),
+        "step_max": max(taken),
+        "steps": one.first.run.steps,
+        "tokens": one.average("tokens"),
+        "parameters": one.first.run.parameters,
+        "tokens_per_second": one.average("tokens_per_second"),
+        "seconds": one.average("seconds"),
+    }
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """Return all of a comparison, with the value of each seed."""
+    groups = []
+    for one, shown in zip(found.groups, settings(found), strict=True):
+        runs = [
+            {
+                "path": str(member.run.path),
+                **{key: member.run.flat[key] for key in SEEDS},
+                "value": member.value,
+                "step": member.step,
+                "state": member.run.state,
+                "tokens": member.tokens,
+                "tokens_per_second": member.tokens_per_second,
+                "seconds": member.seconds,
+                "fingerprint": member.run.known.fingerprint,
+                "vocabularies": member.run.vocabularies,
+            }
+            for member in one.members
+        ]
+        groups.append({**as_row(one), "settings": shown, "runs": runs})
+    return {
+        "metric": found.metric,
+        "at": found.at,
+        "better": "higher" if found.higher else "lower",
+        "comparable": found.comparable,
+        "differ": found.columns,
+        "groups": groups,
+        "notes": found.notes,
+    }
+
+
+def settings(found: Comparison) -> list[dict[str, Any]]:
+    """Return the keys that differ for each group; a store by its name, None where a key lacks."""
+    shown = [{key: one.settings.get(key) for key in found.columns} for one in found.groups]
+    for key in {"data.train", "data.val"} & set(found.columns):
+        digests = [str(one.settings[key] or "") for one in found.groups]
+        places = {d: _place(one, key) for d, one in zip(digests, found.groups, strict=True) if d}
+        names = dict(zip(places, short_names(list(places.values())), strict=True))
+        for digest, values in zip(digests, shown, strict=True):
+            # Two stores of one place: it was built again between the runs.
+            twice = list(names.values()).count(names.get(digest, "")) > 1
+            values[key] = f"{names[digest]} {digest[:8]}" if twice else names.get(digest)
+    return shown
+
+
+def _place(one: Group, key: str) -> Path:
+    """Return where a store lies; several have one name together."""
+    place = one.first.run.flat[key]
+    paths = [Path(path) for path in ([place] if isinstance(place, str) else place)]
+    return paths[0].parent / " + ".join(path.name for path in paths)
+
+
+def decimals(values: list[float | None]) -> int:
+    """Return decimals that give the largest of the values five digits, at most six."""
+    finite = [abs(value) for value in values if value is not None and math.isfinite(value)]
+    largest = max(finite, default=0.0)
+    return min(max(4 - math.floor(math.log10(largest)), 0), 6) if largest else 4
+
+
+def _step(one: Group) -> str:
+    taken = [member.step for member in one.members]
+    return f"{min(taken):,}" if len(set(taken)) == 1 else f"{min(taken):,} to {max(taken):,}"
+
+
+def _steps(one: Group) -> str:
+    steps = f"{one.first.run.steps:,}"
+    return steps if one.finished else f"{min(m.run.step for m in one.members):,} of {steps}"
+
+
+def _plain(value: Any, missing: str = "-") -> str:
+    if value is None or value == "":
+        return missing
+    return value if isinstance(value, str) else json.dumps(value)

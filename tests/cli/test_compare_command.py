@@ -1,0 +1,90 @@
+"""`tokmill compare` and `inspect` of several runs, as a user meets them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "unit/report"))
+from small_runs import cut, make_runs, train  # noqa: E402
+
+Here = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = make_runs(tmp_path_factory.mktemp("runs"))
+    cut(root / "runs/lr-0.01/seed-0", root / "part", 9)
+    train(root / "other", root / "other-run")
+    return root
+
+
+def test_a_table(root: Path, here: Here) -> None:
+    out, err = here("compare", root / "runs", root / "part")
+    header, rule, *rows = out.splitlines()
+    assert header.split() == [
+        "run", "lr", "seeds", "val_loss", "±", "95", "%", "step", "steps", "tokens", "parameters",
+        "tokens/s", "seconds",
+    ]  # fmt: skip
+    assert set(rule) == {"-", " "}
+    assert [row.split()[:3] for row in rows] == [
+        ["lr-0.01/seed-*", "0.01", "3"],
+        [f"{root.name}/part", "0.01", "1"],
+        ["lr-0.003/seed-*", "0.003", "3"],
+    ]
+    assert [row.split()[3].endswith("*") for row in rows] == [True, False, False]
+    assert ["9 of 12" in row for row in rows] == [False, True, False]
+    assert err == ""
+
+
+def test_formats_hold_the_same(root: Path, here: Here) -> None:
+    parsed = json.loads(here("compare", root / "runs", "--json")[0])
+    assert parsed == json.loads(here("compare", root / "runs", "--format", "json")[0])
+    rows = list(csv.DictReader(io.StringIO(here("compare", root / "runs", "--format", "csv")[0])))
+    assert [float(row["val_loss"]) for row in rows] == [one["mean"] for one in parsed["groups"]]
+    latex = here("compare", root / "runs", "--format", "latex", "--metric", "val_perplexity")[0]
+    assert "val\\_perplexity" in latex and latex.endswith("\\end{tabular}\n")
+
+
+def test_notes_go_to_stderr(root: Path, here: Here) -> None:
+    for form in ("table", "csv", "latex", "json"):
+        out, err = here("compare", root / "runs", root / "other-run", "--format", form)
+        assert err.startswith("note: the runs have different vocabularies")
+        assert ("different vocabularies" in out) == (form == "json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "Missing argument"),
+        (["lm"], 1, "no run lies there"),
+        (["nowhere"], 1, "no such folder"),
+        (["runs", "--metric", "val_los"], 2, "did you mean 'val_loss'"),
+        (["runs", "--at", "end"], 2, "--at 'end' is no step"),
+        (["runs", "--format", "tex"], 2, "no format is called 'tex'"),
+    ],
+)
+def test_refusals_have_hints(
+    root: Path, here: Here, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int,
+    message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(root)
+    out, err = here("compare", *arguments, code=code)
+    assert message in err
+    assert "hint:" in err
+    assert out == ""
+
+
+def test_inspect_of_a_folder_of_runs(root: Path, here: Here) -> None:
+    out, _ = here("inspect", root / "runs")
+    assert "a folder of 6 runs" in out
+    assert "lr-0.003/seed-2  finished  decoder" in out
+    found = json.loads(here("inspect", root, "--json")[0])
+    assert found["kind"] == "folder"
+    assert {row["name"]: row["state"] for row in found["runs"]}["part"] == "step 9 of 12"
