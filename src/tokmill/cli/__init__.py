@@ -22,14 +22,20 @@ from tokmill.files import HINTS, machine_error
 # typer carries its own click, whose names are private; these are its public faces.
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
+TYPER_INTERRUPTED = 130
+"""What typer makes of a KeyboardInterrupt in a command."""
+
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # command: (module:attribute, panel, one line of help)
     "tokenizer": ("tokmill.cli.tokenizer:app", "data", "Train, use and compare tokenizers."),
     "build": ("tokmill.cli.build:command", "data", "Turn inputs into a token store."),
     "store": ("tokmill.cli.store:app", "data", "Validate, repair, locate, export a store."),
     "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
+    "eval": ("tokmill.cli.evaluate:evaluate", "training", "Measure the loss of a run on a store."),
     "sample": ("tokmill.cli.train:sample", "training", "Continue a prompt with a trained model."),
+    "model": ("tokmill.cli.model:app", "training", "Read and write public checkpoints."),
     "inspect": ("tokmill.cli.looking:inspect", "looking", "Say what a file or folder is."),
+    "compare": ("tokmill.cli.compare:compare", "looking", "Compare runs, seeds together."),
     "plot": ("tokmill.cli.looking:plot", "looking", "Draw a figure of a store, tokenizer or run."),
     "report": ("tokmill.cli.looking:report", "looking", "Write one HTML page of stores and runs."),
     "doctor": ("tokmill.cli.looking:doctor", "looking", "Check the machine and what is installed."),
@@ -73,8 +79,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"tokmill {__version__}")
         sys.exit(0)
     try:
-        code = application().main(arguments, prog_name="tokmill", standalone_mode=False)
+        # `obj`: a command that starts itself in other processes hands its arguments on.
+        code = application().main(
+            arguments, prog_name="tokmill", standalone_mode=False, obj=arguments
+        )
         code = code if isinstance(code, int) else 0
+        if code == TYPER_INTERRUPTED:
+            raise KeyboardInterrupt
     except TokmillError as error:
         _complain(str(error))
         code = error.exit_code

@@ -216,11 +216,12 @@ class Tokenizer:
             raw,
         )
 
-    def save(self, path: Path | str) -> Path:
+    def save(self, path: Path | str, roles: Mapping[str, int] | None = None) -> Path:
         """Write tokenizer.json, and beside it what `transformers.AutoTokenizer` wants to find.
 
         Args:
             path: the file, or a folder for `tokenizer.json`.
+            roles: role → id; None: as the names of special tokens say.
 
         Returns:
             The path of the tokenizer.json.
@@ -239,7 +240,8 @@ class Tokenizer:
             "sep": "sep_token",
         }
         tokens = {number: token for token, number in self.specials.items()}
-        named = {names[role]: tokens[number] for role, number in find_roles(self.specials).items()}
+        roles = find_roles(self.specials) if roles is None else roles
+        named = {names[role]: tokens[number] for role, number in roles.items() if number in tokens}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": 10**30,

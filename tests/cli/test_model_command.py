@@ -1,0 +1,202 @@
+"""`tokmill model` and `tokmill train --from`, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests/unit/train"))
+from toy import make_store, recipe, text_store  # noqa: E402
+
+from tokmill.text.tokenizer import Tokenizer  # noqa: E402
+from tokmill.train.loop import train_model  # noqa: E402
+from tokmill.train.run import load_task  # noqa: E402
+
+Here = Callable[..., tuple[str, str]]
+TEXTS = ["one two three four " * 4] * 12
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return text_store(tmp_path_factory.mktemp("model") / "store", TEXTS)
+
+
+@pytest.fixture(scope="module")
+def run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    out = tmp_path_factory.mktemp("model") / "run"
+    train_model(recipe(store, steps=20), out, quiet=True)
+    return out
+
+
+@pytest.fixture
+def checkpoint(run: Path, here: Here, tmp_path: Path) -> Path:
+    here("model", "export", run, "-o", "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def change(file: Path, **keys: object) -> None:
+    """Change keys of a JSON file."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+
+
+def test_export_and_import_keep_what_a_run_says(
+    run: Path, checkpoint: Path, here: Here, tmp_path: Path
+) -> None:
+    assert sorted(path.name for path in checkpoint.iterdir()) == [
+        "config.json", "generation_config.json", "model.safetensors", "special_tokens_map.json",
+        "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    _, talk = here("model", "import", checkpoint, "-o", "again")
+    assert "step 0" in talk and "--from again" in talk
+    greedy = ["--prompt", "one two th", "--temperature", "0", "--tokens", "8"]
+    said = [here("sample", place, *greedy)[0] for place in (run, "again")]
+    assert said[0] == said[1]
+    before, after = (load_task(place).state_dict() for place in (run, tmp_path / "again"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "tokmill sample" in here("inspect", "again")[0]
+
+
+def test_a_run_starts_from_another(run: Path, store: Path, here: Here, tmp_path: Path) -> None:
+    settings = ["--steps", "1", "--set", "optim.lr=0", "--set", "data.batch=8", "--device", "cpu"]
+    here("train", store, "--from", run, "-o", "second", *settings)
+    # Model and task come with the weights, and nothing is learned at a rate of 0.
+    first, second = (load_task(place).state_dict() for place in (run, tmp_path / "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    # A checkpoint of it does as well.
+    here("train", store, "--from", run / "checkpoints/step-00000020", "-o", "third", *settings)
+    third = load_task(tmp_path / "third").state_dict()
+    assert all(torch.equal(first[name], third[name]) for name in first)
+
+
+def test_a_start_is_refused_where_ids_or_shapes_differ(
+    run: Path, store: Path, here: Here, tmp_path: Path
+) -> None:
+    other = make_store(tmp_path / "other", [torch.arange(20).numpy()] * 4, vocabulary=b"other")
+    _, said = here("train", other, "--from", run, "-o", "a", code=1)
+    assert "the run to start from has 257 ids" in said and "23 ids" in said
+    _, said = here("train", store, "--from", run, "-o", "b", "--set", "model.dim=32", code=1)
+    assert "does not fit the model" in said
+    _, said = here("train", store, "--from", store, "-o", "c", code=1)
+    assert "no run with weights" in said
+
+
+def test_more_rows_than_ids(checkpoint: Path, store: Path, here: Here, tmp_path: Path) -> None:
+    weights = load_file(checkpoint / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    # What no id stands for would be drawn first.
+    padding = 100 * table.mean(0).sign().expand(7, -1)
+    weights["model.embed_tokens.weight"] = torch.cat([table, padding])
+    save_file(weights, checkpoint / "model.safetensors", {"format": "pt"})
+    change(checkpoint / "config.json", vocab_size=264)
+    here("model", "import", checkpoint, "-o", "padded")
+    facts = json.loads((tmp_path / "padded/schema.json").read_text())
+    assert facts["columns"] == {"token": 264} and facts["vocabularies"]["token"]["size"] == 257
+    for seed in range(3):
+        here("sample", "padded", "--tokens", "4", "--seed", seed, "--temperature", "9")
+    here("train", store, "--from", "padded", "-o", "second", "--steps", "1", "--device", "cpu")
+    assert load_task(tmp_path / "second").sizes == {"token": 264}
+    here("model", "export", "second", "-o", "out")
+    assert json.loads((tmp_path / "out/config.json").read_text())["vocab_size"] == 264
+
+
+def test_without_a_tokenizer_ids_are_bare(checkpoint: Path, store: Path, here: Here) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        (checkpoint / name).unlink()
+    here("model", "import", checkpoint, "-o", "bare")
+    assert "imported without a tokenizer" in here("sample", "bare", code=1)[1]
+    here("model", "export", "bare", "-o", "out")
+    assert not Path("out/tokenizer.json").exists()
+    # Of a store it is the same file as the run had.
+    here("model", "import", checkpoint, "-o", "named", "--tokenizer", store, "--length", "8")
+    assert here("sample", "named", "--tokens", "1")[0] is not None
+    assert json.loads(Path("named/recipe.json").read_text())["task"]["length"] == 8
+
+
+def test_config_names_the_tokens_with_a_role(checkpoint: Path, here: Here) -> None:
+    tokens = {i: bytes([i]) for i in range(256)}
+    specials = ["<|endoftext|>", "</s>"]
+    Tokenizer(tokens, [], specials).save(checkpoint, {})
+    change(checkpoint / "config.json", vocab_size=258, eos_token_id=[257, 256], pad_token_id=256)
+    weights = load_file(checkpoint / "model.safetensors")
+    table = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = torch.cat([table, table[-1:]])
+    save_file(weights, checkpoint / "model.safetensors")
+    here("model", "import", checkpoint, "-o", "run2")
+    facts = json.loads(Path("run2/schema.json").read_text())
+    assert facts["vocabularies"]["token"]["roles"] == {"eot": 257, "pad": 256}
+    here("model", "export", "run2", "-o", "out")
+    names = json.loads(Path("out/special_tokens_map.json").read_text())
+    assert names == {"eos_token": "</s>", "pad_token": "<|endoftext|>"}
+    assert json.loads(Path("out/generation_config.json").read_text())["eos_token_id"] == 257
+
+
+def test_which_weights_are_exported(run: Path, here: Here) -> None:
+    shown = json.loads(here("model", "export", run, "-o", "a", "--at", "20", "--json")[0])
+    assert "config.json" in shown["files"]
+    assert "there are" in here("model", "export", run, "-o", "b", "--at", "7", code=1)[1]
+    assert not Path("b").exists()
+
+
+def damage(name: str) -> Callable[[Path], None]:
+    return {
+        "no config": lambda folder: (folder / "config.json").unlink(),
+        "half a config": lambda folder: (folder / "config.json").write_text('{"model_type": '),
+        "another model": lambda folder: change(folder / "config.json", architectures=["Bert"]),
+        "a pickle": lambda folder: (folder / "model.safetensors").rename(
+            folder / "pytorch_model.bin"
+        ),
+        "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+        "half the weights": lambda folder: (folder / "model.safetensors").write_bytes(
+            (folder / "model.safetensors").read_bytes()[:-9]
+        ),
+        "a shard is missing": lambda folder: (
+            (folder / "model.safetensors").unlink(),
+            (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b"}}'),
+        )[0],
+        "an index without a map": lambda folder: (
+            (folder / "model.safetensors").unlink(),
+            (folder / "model.safetensors.index.json").write_text("{}"),
+        )[0],
+        "too few ids": lambda folder: change(folder / "config.json", vocab_size=200),
+        "another width": lambda folder: change(folder / "config.json", hidden_size=32),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        ("no config", 1, "there is no config.json"),
+        ("half a config", 1, "cannot be read"),
+        ("another model", 1, "known: GPT2LMHeadModel, LlamaForCausalLM, MistralForCausalLM"),
+        ("a pickle", 1, "safe_serialization=True"),
+        ("no weights", 1, "save_pretrained"),
+        ("half the weights", 1, "fetch the file again"),
+        ("a shard is missing", 5, "/b"),
+        ("an index without a map", 1, "weight_map"),
+        ("too few ids", 1, "ids up to 256, the model 0 to 199"),
+        ("another width", 1, "embed_tokens.weight"),
+    ],
+)
+def test_broken_checkpoints(name: str, code: int, said: str, checkpoint: Path, here: Here) -> None:
+    damage(name)(checkpoint)
+    _, talk = here("model", "import", checkpoint, "-o", "run2", code=code)
+    assert said in talk and "hint:" in talk
+    assert not Path("run2").exists()
+
+
+def test_taken_folders(run: Path, checkpoint: Path, here: Here, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/notes.txt").write_text("mine")
+    for command in (("export", run), ("import", checkpoint)):
+        _, talk = here("model", *command, "-o", "taken", code=1)
+        assert "hint:" in talk and [p.name for p in (tmp_path / "taken").iterdir()] == ["notes.txt"]
+    assert "already holds a run" in here("model", "import", checkpoint, "-o", run, code=1)[1]

@@ -1,0 +1,81 @@
+"""Which ids follow a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tokmill.errors import UsageError
+from tokmill.inference.sample import continue_ids, draw
+from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Tensors
+from tokmill.tasks.next_token import NextToken, NextTokenConfig
+
+SHARES = torch.tensor([0.15, 0.5, 0.05, 0.3])
+
+
+def task_of(length: int, **keys: Any) -> NextToken:
+    torch.manual_seed(1)
+    model = Decoder(DecoderConfig(dim=16, layers=1, heads=2, **keys), {"token": 20})
+    task = NextToken(NextTokenConfig(length=length), model, {"token": 20})
+    for parameter in task.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return task
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "drawn"),
+    [
+        (0, 1.0, {0, 1, 2, 3}),
+        (2, 1.0, {1, 3}),
+        (0, 0.4, {1}),
+        (0, 0.6, {1, 3}),
+        (0, 0.9, {0, 1, 3}),
+        # Of the best two 0.5 is 5/8.
+        (2, 0.6, {1}),
+        (2, 0.7, {1, 3}),
+    ],
+)
+def test_what_can_be_drawn(top_k: int, top_p: float, drawn: set[int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = SHARES.log()
+    assert {draw(logits, 1.0, top_k, top_p, generator) for _ in range(300)} == drawn
+
+
+def test_the_likeliest_needs_no_draw() -> None:
+    assert draw(SHARES.log(), 0, 0, 1.0, torch.Generator()) == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rows_without_an_id_are_never_drawn(temperature: float) -> None:
+    task = task_of(8)
+    keys: dict[str, Any] = {"temperature": temperature, "top_k": 0, "seed": 3}
+    assert max(continue_ids(task, [1, 2], 40, **keys)) >= 12
+    assert max(continue_ids(task, [1, 2], 40, size=12, **keys)) < 12
+
+
+@pytest.mark.parametrize("keys", [{}, {"position": "learned", "context": 6, "norm": "layer"}])
+def test_the_model_sees_the_last_positions(keys: dict[str, Any]) -> None:
+    task = task_of(6, **keys)
+    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    made = continue_ids(task, ids, 12, temperature=0)
+    assert made == continue_ids(task, ids[-6:], 12, temperature=0) and len(made) == 12
+    # One id less is another view.
+    logits = [task.logits(hidden_of(task, ids[-n:])) for n in (6, 5)]
+    assert not torch.allclose(logits[0], logits[1])
+
+
+def hidden_of(task: NextToken, ids: list[int]) -> torch.Tensor:
+    seen = torch.tensor([ids])
+    place = torch.arange(len(ids))[None]
+    return task.model(Tensors({"token": seen}, torch.zeros_like(seen), place, whole=True))[:, -1]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"top_p": 0.0}, {"top_p": 1.5}, {"temperature": -1.0}, {"top_k": -1}]
+)
+def test_options_out_of_range(keys: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        continue_ids(task_of(4), [1], 1, **keys)

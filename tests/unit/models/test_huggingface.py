@@ -1,0 +1,242 @@
+"""What config.json of public checkpoints says, and which tensors of theirs hold ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from tokmill.errors import TokmillError
+from tokmill.models.attention import RopeScaling
+from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.huggingface import GPT2, Llama, Mistral, public_of, read_config
+from tokmill.models.public_tensors import GPT2_LAYOUT, LLAMA_LAYOUT, from_public, to_public
+from tokmill.tasks.next_token import NextToken, NextTokenConfig
+
+GPT2_SMALL = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 2, "n_head": 2}
+LLAMA_SMALL = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+GPT2_LIKE = DecoderConfig(
+    norm="layer", position="learned", activation="gelu_tanh", bias=True, context=16, dim=8,
+    layers=2, heads=2, hidden=32,
+)  # fmt: skip
+LLAMA_LIKE = DecoderConfig(dim=8, layers=2, heads=2, hidden=24)
+
+
+def state_of(config: DecoderConfig, tied: bool) -> dict[str, Tensor]:
+    """The state dict of a task, every number another one."""
+    model = Decoder(config, {"token": 5})
+    task = NextToken(NextTokenConfig(length=4, tied=tied), model, {"token": 5})
+    first = 0
+    for parameter in task.parameters():
+        values = torch.arange(first, first + parameter.numel(), dtype=torch.float32)
+        parameter.data.copy_(values.reshape(parameter.shape))
+        first += parameter.numel()
+    return {name: tensor.clone() for name, tensor in task.state_dict().items()}
+
+
+def test_keys_of_gpt2() -> None:
+    public, decoder = read_config(GPT2_SMALL, "")
+    assert isinstance(public, GPT2) and public.length == 1024 and public.vocab_size == 50_257
+    assert public.tie_word_embeddings
+    assert decoder == msgspec.structs.replace(GPT2_LIKE, context=1024)
+    _, decoder = read_config({**GPT2_SMALL, "n_inner": 20, "activation_function": "gelu"}, "")
+    assert (decoder.hidden, decoder.activation) == (20, "gelu")
+
+
+def test_keys_of_llama() -> None:
+    public, decoder = read_config(LLAMA_SMALL, "")
+    assert isinstance(public, Llama) and public.length == 2048 and not public.tie_word_embeddings
+    assert decoder == msgspec.structs.replace(LLAMA_LIKE, norm_eps=1e-6)
+    keys = {"num_key_value_heads": 1, "head_dim": 6, "attention_bias": True, "mlp_bias": True}
+    _, decoder = read_config({**LLAMA_SMALL, **keys}, "")
+    assert (decoder.kv_heads, decoder.head_dim, decoder.bias) == (1, 6, True)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"rope_theta": 5e5},
+        {"rope_theta": 5e5, "rope_scaling": None},
+        {"rope_theta": 1.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "default"}},
+    ],
+)
+def test_both_ways_to_write_the_base_of_rotary_positions(keys: dict[str, Any]) -> None:
+    assert read_config({**LLAMA_SMALL, **keys}, "")[1].rope_theta == 5e5
+
+
+def test_lowered_frequencies_go_there_and_back() -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 4096,
+    }  # fmt: skip
+    _, decoder = read_config({**LLAMA_SMALL, "rope_scaling": scaling}, "")
+    assert decoder.rope_scaling == RopeScaling(factor=32.0, original_context=4096)
+    config = public_of(decoder, 5, tied=True, length=16).to_config()
+    assert config["rope_scaling"] == scaling
+    del scaling["factor"]
+    with pytest.raises(TokmillError, match=r"rope_scaling.factor"):
+        read_config({**LLAMA_SMALL, "rope_scaling": scaling}, "")
+
+
+def test_mistral_without_window_is_a_llama() -> None:
+    config = {**LLAMA_SMALL, "architectures": ["MistralForCausalLM"], "num_attention_heads": 8}
+    config |= {"hidden_size": 32, "sliding_window": None}
+    public, decoder = read_config(config, "")
+    # 8 key heads and 131,072 positions are what an absent key means there.
+    assert isinstance(public, Mistral) and public.length == 131_072
+    assert (decoder.kv_heads, decoder.activation) == (8, "swiglu")
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = 'relu'"),
+        ({"model_type": "gpt2", "scale_attn_weights": False}, "scale_attn_weights = False"),
+        (
+            {"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx = True",
+        ),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention = True"),
+        ({"model_type": "llama", "hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"model_type": "llama", "attention_bias": True}, "(True, False)"),
+        ({"model_type": "llama", "mlp_bias": True}, "(False, True)"),
+        (
+            {"model_type": "llama", "rope_scaling": {"type": "yarn", "factor": 2.0}},
+            "rope_scaling.rope_type = 'yarn'",
+        ),
+        (
+            {"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+            "rope_parameters.rope_type = 'linear'",
+        ),
+        (
+            {"model_type": "llama", "rope_parameters": {"partial_rotary_factor": 0.5}},
+            "partial_rotary_factor = 0.5",
+        ),
+        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantization_config"),
+        # An absent window is one of 4,096 there.
+        ({"model_type": "mistral"}, "sliding_window = 4096"),
+    ],
+)
+def test_what_the_decoder_cannot_be_is_refused(keys: dict[str, Any], named: str) -> None:
+    with pytest.raises(TokmillError) as refused:
+        read_config(keys, "config.json")
+    assert named in refused.value.what and refused.value.where == "config.json"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_type": "mamba"},
+        {"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
+        {"architectures": []},
+    ],
+)
+def test_another_architecture_is_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(TokmillError, match="is not known"):
+        read_config(keys, "")
+
+
+def test_a_key_of_a_wrong_type_is_named() -> None:
+    with pytest.raises(TokmillError, match=r"\$.n_embd"):
+        read_config({**GPT2_SMALL, "n_embd": "8"}, "")
+
+
+@pytest.mark.parametrize("decoder", [GPT2_LIKE, LLAMA_LIKE])
+def test_config_goes_there_and_back(decoder: DecoderConfig) -> None:
+    public = public_of(decoder, 5, tied=False, length=16)
+    again, config = read_config(public.to_config(), "")
+    assert again == public and (again.vocab_size, again.length) == (5, 16)
+    assert public_of(config, 5, tied=False, length=16) == public
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        (
+            {"norm": "rms", "activation": "gelu"},
+            "LlamaForCausalLM with model.activation = 'swiglu'",
+        ),
+        ({"dim": 9, "head_dim": 4}, "LlamaForCausalLM with model.dim = 8"),
+        ({"norm": "layer"}, "LlamaForCausalLM with model.norm = 'rms'"),
+    ],
+)
+def test_a_mixture_has_no_public_counterpart(keys: dict[str, Any], named: str) -> None:
+    decoder = msgspec.structs.replace(LLAMA_LIKE, **keys)
+    with pytest.raises(TokmillError) as refused:
+        public_of(decoder, 5, tied=True, length=16, where="run")
+    assert named in refused.value.hint and "GPT2LMHeadModel with" in refused.value.hint
+
+
+def test_gpt2_without_biases_has_no_public_counterpart() -> None:
+    with pytest.raises(TokmillError) as refused:
+        public_of(msgspec.structs.replace(GPT2_LIKE, bias=False), 5, tied=True, length=16)
+    assert "GPT2LMHeadModel with model.bias = True" in refused.value.hint
+
+
+def test_gpt2_fuses_and_transposes() -> None:
+    state = state_of(GPT2_LIKE, tied=True)
+    public = to_public(state, GPT2_LAYOUT, "token")
+    parts = [state[f"model.blocks.1.attention.{part}.weight"] for part in "qkv"]
+    fused = public["transformer.h.1.attn.c_attn.weight"]
+    assert fused.shape == (8, 24)
+    for number, part in enumerate(parts):
+        assert torch.equal(fused[:, 8 * number : 8 * (number + 1)], part.T)
+    biases = [state[f"model.blocks.1.attention.{part}.bias"] for part in "qkv"]
+    assert torch.equal(public["transformer.h.1.attn.c_attn.bias"], torch.cat(biases))
+    up = state["model.blocks.0.feed_forward.up.weight"]
+    assert torch.equal(public["transformer.h.0.mlp.c_fc.weight"], up.T)
+    assert "lm_head.weight" not in public
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("config", "layout"), [(GPT2_LIKE, GPT2_LAYOUT), (LLAMA_LIKE, LLAMA_LAYOUT)]
+)
+def test_tensors_go_there_and_back(config: DecoderConfig, layout: Any, tied: bool) -> None:
+    state = state_of(config, tied)
+    public = to_public(state, layout, "token")
+    assert sum(t.numel() for t in public.values()) == sum(t.numel() for t in state.values())
+    own = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    short = {name.removeprefix(layout.base): tensor for name, tensor in public.items()}
+    for tensors in (public, short):
+        again = from_public(tensors, layout, own, "token", "")
+        assert again.keys() == state.keys()
+        assert all(torch.equal(again[name], state[name]) for name in state)
+
+
+def test_what_follows_from_the_configuration_is_left_out() -> None:
+    state = state_of(GPT2_LIKE, tied=True)
+    public = to_public(state, GPT2_LAYOUT, "token")
+    more = {"h.0.attn.bias": torch.ones(1), "h.1.attn.masked_bias": torch.ones(1)}
+    # A tied head that is written out a second time says nothing new.
+    more["lm_head.weight"] = public["transformer.wte.weight"].clone()
+    assert from_public(public | more, GPT2_LAYOUT, state, "token", "").keys() == state.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model.layers.0.mlp.up_proj.weight": None}, "lacks the tensors layers.0.mlp.up_proj"),
+        ({"model.layers.2.extra": torch.ones(1)}, "also holds the tensors layers.2.extra"),
+        ({"model.norm.weight": torch.ones(9)}, r"'norm.weight' is .* of \[9\]; .* of \[8\]"),
+        ({"model.norm.weight": torch.ones(8, dtype=torch.int8)}, "'norm.weight' is torch.int8"),
+        ({"lm_head.weight": torch.ones(5, 8)}, "the head is tied"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(change: dict[str, Tensor | None], said: str) -> None:
+    state = state_of(LLAMA_LIKE, tied=True)
+    changed = to_public(state, LLAMA_LAYOUT, "token") | change
+    tensors = {name: tensor for name, tensor in changed.items() if tensor is not None}
+    with pytest.raises(TokmillError, match=said) as refused:
+        from_public(tensors, LLAMA_LAYOUT, state, "token", "folder")
+    assert refused.value.where == "folder" and refused.value.hint
