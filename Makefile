@@ -68,7 +68,8 @@ $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml constraints.txt tests/parit
 	touch $@
 
 # What tokmill is measured against lives apart: its packages are not ours.
-$(VENV)-peers/.installed: benchmarks/requirements.txt
+$(VENV)-peers/.installed: benchmarks/requirements.txt benchmarks/streaming.txt
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/python -m pip install -q $(PIP_ARGS) -r benchmarks/requirements.txt
+	$(VENV)-peers/bin/python -m pip install -q $(PIP_ARGS) --no-deps -r benchmarks/streaming.txt
 	touch $@

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from torch import Tensor
 
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.model import Tensors
-from tokmill.tasks.next_token import NextToken, NextTokenConfig
-from tokmill.train.tensors import write_tensors
+from tokmill.models.attention import RopeScaling
+from tokmill.models.decoder import DecoderConfig
+from transformers_peer import LENGTH, VOCAB, Case, ask, compare
 
-NAMES = {
+PARTS = {
     "attention_norm": "input_layernorm",
     "attention.q": "self_attn.q_proj",
     "attention.k": "self_attn.k_proj",
@@ -27,74 +24,88 @@ NAMES = {
     "feed_forward.up": "mlp.up_proj",
     "feed_forward.down": "mlp.down_proj",
 }
-
-# In a process of its own: the warnings of transformers are not ours.
-LLAMA = """
-import sys, json, torch
-from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
-folder, sizes = sys.argv[1], json.loads(sys.argv[2])
-model = LlamaForCausalLM(LlamaConfig(attn_implementation="eager", **sizes)).float()
-weights = load_file(folder + "/weights.safetensors")
-model.load_state_dict(weights)
-ids = load_file(folder + "/ids.safetensors")["ids"]
-out = model(input_ids=ids, labels=ids)
-out.loss.backward()
-answer = {"logits": out.logits, "loss": out.loss.reshape(1)}
-answer |= {"gradient." + name: p.grad for name, p in model.named_parameters()}
-answer = {name: value.detach().contiguous().clone() for name, value in answer.items()}
-save_file(answer, folder + "/out.safetensors")
-"""
+WHOLE = {
+    "model.fields.embeddings.column_token.weight": "model.embed_tokens.weight",
+    "model.norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
+}
 
 
-def llama_name(name: str) -> str:
-    """Our parameter name → Llama's."""
-    if name.startswith("model.blocks."):
-        _, _, number, rest = name.split(".", 3)
-        part = rest.removesuffix(".weight")
-        return f"model.layers.{number}.{NAMES[part]}.weight"
-    return {
-        "model.fields.embeddings.column_token.weight": "model.embed_tokens.weight",
-        "model.norm.weight": "model.norm.weight",
-        "head.weight": "lm_head.weight",
-    }[name]
+def translated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our named tensors → Llama's: other names alone."""
+    theirs = {}
+    for name, tensor in tensors.items():
+        if name in WHOLE:
+            theirs[WHOLE[name]] = tensor
+        else:
+            _, _, number, rest = name.split(".", 3)
+            part, _, leaf = rest.rpartition(".")
+            theirs[f"model.layers.{number}.{PARTS[part]}.{leaf}"] = tensor
+    return theirs
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_equal_to_llama(kv_heads: int, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = DecoderConfig(dim=32, layers=2, heads=4, kv_heads=kv_heads, hidden=48)
-    model = Decoder(config, {"token": 50})
-    task = NextToken(NextTokenConfig(length=24, tied=False), model, {"token": 50})
-    for parameter in task.parameters():
-        torch.nn.init.normal_(parameter, mean=parameter.ndim == 1, std=0.2)
-    ids = torch.randint(0, 50, (2, 24))
-    weights = {llama_name(name): p.detach() for name, p in task.named_parameters()}
-    write_tensors(tmp_path / "weights.safetensors", weights)
-    write_tensors(tmp_path / "ids.safetensors", {"ids": ids})
+def case(config: DecoderConfig, tied: bool = False, **keys: Any) -> Case:
+    """Return a configuration with what transformers calls the same."""
     sizes = {
-        "vocab_size": 50,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": kv_heads,
-        "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
+        "vocab_size": VOCAB,
+        "hidden_size": config.dim,
+        "intermediate_size": config.feed_forward,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.groups,
+        "head_dim": config.head_width,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "attention_bias": config.bias,
+        "mlp_bias": config.bias,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 2 * LENGTH,
     }
-    subprocess.run([sys.executable, "-c", LLAMA, tmp_path, json.dumps(sizes)], check=True)
-    theirs = load_file(tmp_path / "out.safetensors")
+    return Case(config, sizes | keys, tied)
 
-    place = torch.arange(24).expand(2, 24)
-    targets = torch.cat([ids[:, 1:], torch.full((2, 1), -1)], dim=1)
-    batch = Tensors(
-        {"token": ids}, torch.zeros_like(ids), place, whole=True, targets={"token": targets}
-    )
-    loss, _ = task(batch)
-    (loss / 46).backward()
-    torch.testing.assert_close(loss / 46, theirs["loss"][0], atol=1e-6, rtol=1e-6)
-    logits = task.logits(model(batch))
-    torch.testing.assert_close(logits, theirs["logits"], atol=1e-5, rtol=1e-5)
-    for name, parameter in task.named_parameters():
-        expected = theirs[f"gradient.{llama_name(name)}"]
-        torch.testing.assert_close(parameter.grad, expected, atol=1e-6, rtol=1e-4)
+
+SCALED = RopeScaling(factor=4.0, low_freq_factor=1.5, high_freq_factor=6.0, original_context=64)
+CASES = {
+    "heads": case(DecoderConfig(dim=32, layers=2, heads=4, hidden=48)),
+    "groups": case(DecoderConfig(dim=32, layers=2, heads=4, kv_heads=2, hidden=48), tied=True),
+    "wide-heads": case(DecoderConfig(dim=24, layers=1, heads=4, kv_heads=1, head_dim=10)),
+    "theta": case(DecoderConfig(dim=64, layers=3, heads=2, rope_theta=500.0, norm_eps=1e-3)),
+    "bias": case(DecoderConfig(dim=32, layers=2, heads=4, bias=True)),
+    "llama3": case(
+        DecoderConfig(dim=64, layers=2, heads=2, rope_theta=1000.0, rope_scaling=SCALED),
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": SCALED.factor,
+            "low_freq_factor": SCALED.low_freq_factor,
+            "high_freq_factor": SCALED.high_freq_factor,
+            "original_max_position_embeddings": SCALED.original_context,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What transformers computes, of all cases."""
+    folder = tmp_path_factory.mktemp("llama")
+    ask("Llama", CASES, translated, folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_llama(name: str, answers: Path) -> None:
+    compare(name, CASES[name], translated, answers)
+
+
+def test_the_scaled_frequencies_differ() -> None:
+    """Some are kept, some divided, some between: else the case above would prove little."""
+    import torch
+
+    from tokmill.models.attention import rotary
+
+    place = torch.tensor([1])
+    plain, _ = rotary(place, 32, 1000.0)
+    scaled, _ = rotary(place, 32, 1000.0, SCALED)
+    share = (scaled.acos() / plain.acos())[0]
+    assert share.max() == 1 and share.min() < 0.26
+    assert ((share > 0.3) & (share < 0.9)).any()

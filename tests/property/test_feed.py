@@ -13,7 +13,7 @@ from making import token_store
 from tokmill.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.order import key
-from tokmill.feed.rows import Rows, Stream, Windows
+from tokmill.feed.rows import Rows, Stream, Whole, Windows
 from tokmill.store.store import Store
 
 
@@ -29,7 +29,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def rows_of(store: Store, kind: str) -> Rows:
     if kind == "stream":
         return Stream(store, 16, seed=3)
-    return Windows(store, 16, across=kind == "across")
+    if kind == "whole":
+        return Whole(store, 16)
+    shards = 3 if kind == "grouped" else 0
+    return Windows(store, 16, across=kind != "record", shards=shards, seed=6)
 
 
 def join(batches: list[Batch]) -> tuple[list[list[int]], list[list[int]], list[int]]:
@@ -40,7 +43,7 @@ def join(batches: list[Batch]) -> tuple[list[list[int]], list[list[int]], list[i
     )
 
 
-KINDS = ["across", "record", "stream"]
+KINDS = ["across", "record", "stream", "grouped", "whole"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,7 +66,7 @@ def test_a_batch_is_pure(store: Store, kind: str) -> None:
     assert [join([other.batch(step)]) for step in reversed(range(20))] == first[::-1]
 
 
-@pytest.mark.parametrize("kind", ["across", "record"])
+@pytest.mark.parametrize("kind", ["across", "record", "grouped", "whole"])
 def test_an_epoch_is_every_row_once(store: Store, kind: str) -> None:
     rows = rows_of(store, kind)
     for batch_size in (1, 3, len(rows), len(rows) + 5):
@@ -110,7 +113,7 @@ def test_a_batch_over_two_epochs(store: Store) -> None:
     count = len(rows)
     feed = Feed(rows, count - 1, seed=4, shuffle=False)
     batch = feed.batch(1)
-    epoch, row = feed.rows_of(1)
+    epoch, row, _ = feed.rows_of(1)
     assert (epoch[0], epoch[1]) == (0, 1)
     single = Feed(rows, 1, seed=4, shuffle=False)
     alone = [single.batch(int(e) * count + int(r)) for e, r in zip(epoch, row, strict=True)]

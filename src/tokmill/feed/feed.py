@@ -5,12 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.feed.order import key, permute
+from tokmill.feed.mix import Mix, column_dtypes, row_shares
+from tokmill.feed.order import Order, key
 from tokmill.feed.rows import Rows
+from tokmill.store.gather import Gather
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
@@ -22,10 +26,11 @@ class Batch:
     `columns`: name → (B, T) in the store's dtype, 0 where nothing stands. `document`: (B, T)
     int32, the number of the token's document within its row, -1 at padding. `values`: name → (B,)
     or (B, width), columns that have a value a record (of the row's first span). `key`: (B,) uint64
-    = hash(seed, epoch, row): all random choices about a row come from it, so they do not depend on
-    the process that makes them. `targets`: put in by the task; name → (B, T) int64, -1 where there
-    is nothing to learn. `shared`: (B,) int64, how many tokens at the beginning of the row another
-    row of the epoch holds too: they are read, and count there.
+    = hash(seed, epoch, row), of several stores hash(seed, store, epoch, row): all random choices
+    about a row come from it, so they do not depend on the process that makes them. `targets`: put
+    in by the task; name → (B, T) int64, -1 where there is nothing to learn. `shared`: (B,) int64,
+    how many tokens at the beginning of the row another row of the epoch holds too: they are read,
+    and count there.
     """
 
     columns: dict[str, Array]
@@ -50,89 +55,171 @@ class Batch:
         )
 
 
+class LaidOut(NamedTuple):
+    """Rows of one source, with all that can be known before they are filled."""
+
+    source: int
+    key: Array
+    shared: Array
+    gather: Gather
+
+
+class Piece(NamedTuple):
+    """Rows `first` … `last` - 1 of those laid out, which become the rows `to` of a batch."""
+
+    laid: LaidOut
+    first: int
+    last: int
+    to: Array
+
+
 class Feed:
     """The batches of a training run: a pure function of the step.
 
-    `batch_size` is the global number of rows a step; a process with rank r of w gets its w-th
-    part. Position p of epoch e is row `permute(p)` with the seed and the epoch as keys.
+    `rows` are of one store, or of several, which are mixed. `batch_size` is the global number of
+    rows a step; a process with rank r of w gets its w-th part. `weights` are in proportion to the
+    tokens that come from each store; without them each gives as many as it has, so that all end
+    together. `Order` says in which order the rows of a store come, `Mix` which store is next.
     """
 
     def __init__(
         self,
-        rows: Rows,
+        rows: Rows | Sequence[Rows],
         batch_size: int,
         *,
+        weights: Sequence[float] = (),
         seed: int = 0,
         shuffle: bool = True,
         columns: Sequence[str] | None = None,
     ) -> None:
-        if isinstance(rows, Store) or not hasattr(rows, "spans"):
-            raise UsageError(
-                f"a feed takes rows, not a {type(rows).__name__}: say how the store is cut",
-                hint=f"tokmill.Feed(tokmill.Windows(store, 128), batch_size={batch_size})",
-            )
+        self.sources: list[Rows] = list(rows) if isinstance(rows, Sequence) else [rows]
+        if not self.sources:
+            raise UsageError("a feed takes rows: there are none")
+        for source in self.sources:
+            self._check_rows(source, batch_size)
         if batch_size < 1:
             raise UsageError(f"a batch of {batch_size} rows cannot be made")
-        if len(rows) == 0:
+        self.length, self.batch_size, self.seed = self.sources[0].length, batch_size, seed
+        stores = [source.store for source in self.sources]
+        self.dtypes = column_dtypes(stores, columns)
+        self.sizes = [id_counts(store) for store in stores]
+        shares = row_shares(self.sources, weights)
+        self.mix = Mix(shares)
+        self.rows_in_all = int(sum(shares) * sum(source.tokens for source in self.sources))
+        self.orders = [
+            Order(source.groups, *self._keys(number), shuffle=shuffle)
+            for number, source in enumerate(self.sources)
+        ]
+        # Of each source the block that is read, and the one before, of which another step may be.
+        self._block = lru_cache(maxsize=2 * len(self.sources))(self._make_block)
+
+    def _check_rows(self, source: Rows, batch_size: int) -> None:
+        if isinstance(source, Store) or not hasattr(source, "spans"):
+            raise UsageError(
+                f"a feed takes rows, not a {type(source).__name__}: say how the store is cut",
+                hint=f"tokmill.Feed(tokmill.Windows(store, 128), batch_size={batch_size})",
+            )
+        if len(source) == 0:
             raise UsageError(
                 "the store has no rows to train on",
-                where=str(rows.store.path),
+                where=str(source.store.path),
                 hint="it holds no tokens: look at it with `tokmill inspect`",
             )
-        self.row_source, self.batch_size = rows, batch_size
-        self.seed, self.shuffle = seed, shuffle
-        self.columns = columns
-        self.sizes = id_counts(rows.store)
+        if source.length != self.sources[0].length:
+            raise UsageError(
+                f"rows of {source.length} and of {self.sources[0].length} tokens make no batch",
+                where=str(source.store.path),
+                hint="cut all stores to rows of one length",
+            )
+
+    def _keys(self, number: int) -> tuple[int, ...]:
+        """Return what the random choices of a source depend on besides epoch and row."""
+        return (self.seed,) if len(self.sources) == 1 else (self.seed, number)
 
     def __len__(self) -> int:
-        """Return the number of whole batches in an epoch (at least 1)."""
-        return max(1, len(self.row_source) // self.batch_size)
+        """Return the number of whole batches in an epoch (at least 1).
 
-    def rows_of(self, step: int, rank: int = 0, world: int = 1) -> tuple[Array, Array]:
-        """Return (epoch, row) of a rank's rows at a step; both int64 (batch_size / world,)."""
-        if self.batch_size % world:
-            below, above = (self.batch_size // world) * world, -(-self.batch_size // world) * world
-            raise UsageError(
-                f"a batch of {self.batch_size} rows cannot be split over {world} processes",
-                hint=f"the nearest sizes are {below or world} and {above}",
-            )
-        share = self.batch_size // world
+        That is, with weights, until as many tokens were read as all stores hold.
+        """
+        return max(1, self.rows_in_all // self.batch_size)
+
+    def _slots(self, step: int, rank: int, world: int) -> tuple[int, int]:
+        """Return the first slot of a rank at a step, and the one after the last."""
+        share = rows_a_process(self.batch_size, world)
         first = step * self.batch_size + rank * share
-        epoch, position = np.divmod(np.arange(first, first + share), len(self.row_source))
-        if self.shuffle:
-            row = position.copy()
-            for number in np.unique(epoch):
-                here = epoch == number
-                row[here] = permute(position[here], len(self.row_source), self.seed, int(number))
-        else:
-            row = position
-        return epoch, row
+        return first, first + share
+
+    def rows_of(self, step: int, rank: int = 0, world: int = 1) -> tuple[Array, Array, Array]:
+        """Return (epoch, row, source) of a rank's rows at a step; all int64 (batch_size / world,).
+
+        `source` is the number of the rows, and so of the store, of which a row is.
+        """
+        first, last = self._slots(step, rank, world)
+        epoch, row, source = np.zeros((3, last - first), np.int64)
+        for number, (slots, start) in enumerate(self.mix.split(first, last)):
+            epoch[slots], row[slots] = self.orders[number].rows(start, start + len(slots))
+            source[slots] = number
+        return epoch, row, source
+
+    def describe(self, epoch: Array, row: Array, source: Array) -> str:
+        """Return which rows these are in words, such as "epoch 0, rows 7, 3"; at most 8 a store."""
+        parts = []
+        for number in np.unique(source).tolist():
+            mine = np.flatnonzero(source == number)
+            named = ", ".join(map(str, row[mine[:8]])) + (", …" if len(mine) > 8 else "")
+            of = f" of {self.sources[number].store.path}" if len(self.sources) > 1 else ""
+            parts.append(f"epoch {epoch[mine[0]]}, rows {named}{of}")
+        return "; ".join(parts)
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """Return a rank's part of the batch of a step. Pure: same arguments, same batch."""
-        epoch, row = self.rows_of(step, rank, world)
-        return self.make(epoch, row)
+        first, last = self._slots(step, rank, world)
+        pieces = []
+        for number, (slots, start) in enumerate(self.mix.split(first, last)):
+            done = 0
+            for epoch, block, a, b in self.orders[number].parts(start, start + len(slots)):
+                pieces.append(Piece(self._block(number, epoch, block), a, b, slots[done:][: b - a]))
+                done += b - a
+        return self._fill(pieces, last - first)
 
-    def make(self, epoch: Array, row: Array) -> Batch:
-        """Return the batch of the given rows."""
-        source, length = self.row_source, self.row_source.length
-        keys = key(self.seed, epoch.astype(np.uint64), row.astype(np.uint64))
-        size = len(row)
-        document = np.full((size, length), -1, np.int32)
-        shared = np.zeros(size, np.int64)
-        columns: dict[str, Array] = {}
-        for number in np.unique(epoch):
-            here = np.flatnonzero(epoch == number)
-            spans = source.spans(row[here], int(number))
-            spans.row = here[spans.row]
-            source.store.fill(spans, length, columns, document, size, self.columns)
-            shared[here] = source.shared(row[here])
-        self._check_ids(columns)
+    def make(self, epoch: Array, row: Array, source: Array | None = None) -> Batch:
+        """Return the batch of the given rows; without `source` they are all of the first one."""
+        source = np.zeros(len(row), np.int64) if source is None else source
+        pieces = []
+        for number, era in dict.fromkeys(zip(source.tolist(), epoch.tolist(), strict=True)):
+            here = np.flatnonzero((source == number) & (epoch == era))
+            pieces.append(Piece(self._lay_out(number, era, row[here]), 0, len(here), here))
+        return self._fill(pieces, len(row))
+
+    def _make_block(self, number: int, epoch: int, block: int) -> LaidOut:
+        return self._lay_out(number, epoch, self.orders[number].block(epoch, block))
+
+    def _lay_out(self, number: int, epoch: int, row: Array) -> LaidOut:
+        """Return what is to be known of rows of one source before they are filled."""
+        rows = self.sources[number]
+        gather = Gather(rows.store, rows.spans(row, epoch), len(row), self.length)
+        return LaidOut(number, key(*self._keys(number), epoch, row), rows.shared(row), gather)
+
+    def _fill(self, pieces: Sequence[Piece], size: int) -> Batch:
+        columns = {name: np.zeros((size, self.length), kind) for name, kind in self.dtypes.items()}
+        document = np.empty((size, self.length), np.int32)
+        keys, shared = np.empty(size, np.uint64), np.empty(size, np.int64)
+        for laid, first, last, to in pieces:
+            laid.gather.copy(first, last, columns, to)
+            keys[to], shared[to] = laid.key[first:last], laid.shared[first:last]
+            documents, mine = laid.gather.documents(first, last), columns
+            # Nearly always a batch is one piece, which need not be put in its place.
+            if len(pieces) == 1:
+                document = documents
+            else:
+                document[to] = documents
+                mine = {name: value[to] for name, value in columns.items()}
+            self._check_ids(laid.source, mine)
         return Batch(columns, document, keys, shared=shared)
 
-    def _check_ids(self, columns: Mapping[str, Array]) -> None:
+    def _check_ids(self, number: int, columns: Mapping[str, Array]) -> None:
         """Refuse ids that the vocabulary does not have: the store's bytes are damaged."""
-        for name, size in self.sizes.items():
+        for name, size in self.sizes[number].items():
             ids = columns.get(name)
             if ids is None or not ids.size:
                 continue
@@ -140,14 +227,31 @@ class Feed:
             if worst < size:
                 worst = int(ids.min()) if ids.dtype.kind == "i" else 0
             if not 0 <= worst < size:
-                place = shlex.quote(str(self.row_source.store.path))
+                path = self.sources[number].store.path
+                place = shlex.quote(str(path))
                 raise TokmillError(
                     f"the column {name!r} holds the id {worst}, but its ids are 0 to {size - 1}: "
                     "a shard is damaged",
-                    where=str(self.row_source.store.path),
+                    where=str(path),
                     hint=f"`tokmill store validate {place}` finds the shard, "
                     f"`tokmill store repair {place}` makes it again",
                 )
+
+
+def rows_a_process(batch_size: int, world: int) -> int:
+    """Return how many rows of a batch each of `world` processes has; all must have as many."""
+    if batch_size % world:
+        raise UsageError(
+            f"a batch of {batch_size} rows cannot be split over {world} processes",
+            hint=nearest_sizes(batch_size, world),
+        )
+    return batch_size // world
+
+
+def nearest_sizes(size: int, unit: int) -> str:
+    """Return a hint that names the multiples of `unit` next to a size that is none."""
+    below, above = size // unit * unit, -(-size // unit) * unit
+    return f"the nearest sizes are {below} and {above}" if below else f"the least is {above}"
 
 
 def id_counts(store: Store) -> dict[str, int]:

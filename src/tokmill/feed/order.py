@@ -6,23 +6,43 @@ value is below n (cycle walking; Black and Rogaway 2002, "Ciphers with Arbitrary
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
+
 import numpy as np
 
+from tokmill.errors import UsageError
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
 
 ROUNDS = 6
 """With 4 the permutations of a few things are visibly uneven."""
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+BLOCK = 4096
+"""Positions that an order computes at once, so that a batch costs a slice."""
+_GOLDEN = np.asarray(0x9E3779B97F4A7C15, np.uint64)
 
 
 def key(*parts: int | Array) -> Array:
     """Return one uint64 from several integers or uint64 arrays (which broadcast)."""
+    numbers = next((i for i, part in enumerate(parts) if not isinstance(part, int)), len(parts))
+    state = _key_of(parts[:numbers])
+    for part in parts[numbers:]:
+        state = _extend(state, np.atleast_1d(np.asarray(part, np.uint64)))
+    return state
+
+
+@lru_cache(maxsize=256)
+def _key_of(parts: tuple[int, ...]) -> Array:
+    """Return the key of integers alone (1,); seeds and epochs come again and again."""
     state = np.zeros(1, np.uint64)
     for part in parts:
-        value = np.asarray(part & 0xFFFFFFFFFFFFFFFF if isinstance(part, int) else part, np.uint64)
-        state = mix((state + _GOLDEN) ^ mix(np.atleast_1d(value) + _GOLDEN))
+        state = _extend(state, np.asarray([part & 0xFFFFFFFFFFFFFFFF], np.uint64))
+    state.flags.writeable = False
     return state
+
+
+def _extend(state: Array, value: Array) -> Array:
+    return mix((state + _GOLDEN) ^ mix(value + _GOLDEN))
 
 
 def permute(positions: Array, n: int | Array, *keys: int | Array) -> Array:
@@ -37,7 +57,7 @@ def permute(positions: Array, n: int | Array, *keys: int | Array) -> Array:
     half = np.maximum(1, (np.frexp((sizes - np.uint64(1)).astype(np.float64))[1] + 1) // 2)
     half = half.astype(np.uint64)
     mask = (np.uint64(1) << half) - np.uint64(1)
-    rounds = [key(*keys, n, number) for number in range(ROUNDS)]
+    rounds = list(key(*keys, n, np.arange(ROUNDS, dtype=np.uint64)[:, None]))
     walking = np.arange(len(values))
     while len(walking):
         block = values[walking]
@@ -52,3 +72,75 @@ def permute(positions: Array, n: int | Array, *keys: int | Array) -> Array:
             half, mask, sizes = half[again], mask[again], sizes[again]
         rounds = [part[again] if len(part) > 1 else part for part in rounds]
     return values.astype(np.int64).reshape(np.shape(positions))
+
+
+class Order:
+    """The rows of a source, one epoch after the other, each in an order of its own.
+
+    Number n is position p = n mod N of epoch e = n div N. An epoch takes one group of rows after
+    the other: a permutation with the keys and the epoch orders the groups, another one with the
+    group's number besides the rows of a group. A single group has only the one of its rows.
+    """
+
+    def __init__(self, groups: Array, *keys: int, shuffle: bool = True) -> None:
+        self.groups, self.keys, self.shuffle = groups, keys, shuffle
+        self.count = int(groups.sum())
+        self.first = np.cumsum(groups) - groups
+        # The last ones stay at hand. They are functions of their arguments, whoever asks first.
+        self.block = lru_cache(maxsize=4)(self._make_block)
+        self._epoch = lru_cache(maxsize=2)(self._make_epoch)
+
+    def rows(self, start: int, stop: int) -> tuple[Array, Array]:
+        """Return (epoch, row) of the numbers start … stop - 1; both int64."""
+        parts = [self.block(epoch, block)[a:b] for epoch, block, a, b in self.parts(start, stop)]
+        return np.arange(start, stop) // self.count, np.concatenate([*parts, np.zeros(0, np.int64)])
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (epoch, block, first place in it, last place + 1) through start … stop - 1."""
+        while start < stop:
+            epoch, position = divmod(start, self.count)
+            block, place = divmod(position, BLOCK)
+            size = min(stop - start, BLOCK - place, self.count - position)
+            yield epoch, block, place, place + size
+            start += size
+
+    def _make_block(self, epoch: int, block: int) -> Array:
+        """Return the rows at the positions of a block of an epoch (int64)."""
+        position = np.arange(block * BLOCK, min((block + 1) * BLOCK, self.count))
+        if not self.shuffle:
+            return position
+        if len(self.groups) == 1:
+            return permute(position, self.count, *self.keys, epoch)
+        group_at, ends = self._epoch(epoch)
+        place = np.searchsorted(ends, position, side="right")
+        group = group_at[place]
+        position -= ends[place] - self.groups[group]
+        if group[0] == group[-1]:
+            # One permutation: its keys are numbers, which costs less.
+            number = int(group[0])
+            rows = permute(position, int(self.groups[number]), *self.keys, epoch, number)
+        else:
+            rows = permute(position, self.groups[group], *self.keys, epoch, group)
+        rows += self.first[group]
+        return rows
+
+    def _make_epoch(self, epoch: int) -> tuple[Array, Array]:
+        """Return the groups in the order of an epoch, and how many rows there are up to each."""
+        count = len(self.groups)
+        order = permute(np.arange(count), count, *self.keys, epoch)
+        return order, np.cumsum(self.groups[order])
+
+
+def shard_groups(count: int, k: int, seed: int) -> list[Array]:
+    """Return which of `count` shards are read together: numbers (int64), `k` a group.
+
+    The seed alone fixes the grouping, so that every epoch has the same number of rows. k = 0: one
+    group of all. Within a group shards stand in store order.
+    """
+    if k < 0:
+        raise UsageError(f"{k} shards cannot be mixed at a time", hint="0 mixes all")
+    everything = np.arange(count)
+    if k == 0 or k >= count:
+        return [everything]
+    order = permute(everything, count, seed)
+    return [np.sort(order[start : start + k]) for start in range(0, count, k)]

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from tokmill.errors import TokmillError
-from tokmill.feed.order import key
+from tokmill.feed.order import key, shard_groups
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
@@ -36,12 +36,14 @@ class Rows(Protocol):
     """What a store's rows are: `length` tokens each, numbered 0 … len - 1.
 
     `groups`: int64, the number of rows of each group, in the order of the rows. A feed draws from
-    one group after the other, so that only a group's shards need be at hand.
+    one group after the other, so that only a group's shards need be at hand. `tokens`: those that
+    the rows of an epoch hold, counted once where rows share them.
     """
 
     store: Store
     length: int
     groups: Array
+    tokens: int
 
     def __len__(self) -> int:
         """Return the number of rows of one epoch."""
@@ -61,53 +63,79 @@ class Windows:
 
     With `across=True` they run over the ribbon of all records end to end (the last one may be
     short); with `across=False` over each record alone, as sliding windows of a tokenization kit.
+    `shards` above 0 groups the rows: those of so many shards at a time, drawn by `seed`; a window
+    belongs to the shard of its first token.
     """
 
     def __init__(
-        self, store: Store, length: int, step: int | None = None, *, across: bool = True
+        self,
+        store: Store,
+        length: int,
+        step: int | None = None,
+        *,
+        across: bool = True,
+        shards: int = 0,
+        seed: int = 0,
     ) -> None:
         step = length if step is None else step
         if length < 1 or step < 1:
             raise TokmillError(f"windows of {length} tokens every {step} cannot be cut")
         self.store, self.length, self.step, self.across = store, length, step, across
-        self.ends = store.ends()
+        self.offsets = store.offsets()
+        lengths = np.asarray([store.tokens]) if across else np.diff(self.offsets)
+        counts = _window_count(lengths, length, step)
+        self.firsts = np.concatenate([[0], np.cumsum(counts)])
+        self.tokens = int(_covered(lengths, counts, length, step).sum())
+        ends = np.cumsum([0, *(part.tokens if across else part.records for part in store.shards)])
         if across:
-            self.count = int(_window_count(np.asarray([store.tokens]), length, step)[0])
+            borders = np.minimum(-(-ends // step), self.firsts[-1])
         else:
-            counts = _window_count(np.diff(self.ends, prepend=0), length, step)
-            self.cumulative = np.cumsum(counts)
-            self.count = int(self.cumulative[-1]) if len(counts) else 0
-        self.groups = np.asarray([self.count], np.int64)
+            borders = self.firsts[ends]
+        self._numbering = Numbering(borders, shard_groups(len(store.shards), shards, seed))
+        self.groups = self._numbering.groups
 
     def __len__(self) -> int:
-        return self.count
+        return int(self.firsts[-1])
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
         """Return the spans of the given rows (the epoch does not matter)."""
-        rows = np.asarray(rows, np.int64)
+        windows = self._numbering.in_store_order(np.asarray(rows, np.int64))
         if self.across:
-            return ribbon_spans(self.ends, rows * self.step, self.length)
-        record = np.searchsorted(self.cumulative, rows, side="right")
-        first = np.where(record > 0, self.cumulative[record - 1], 0)
-        starts = (rows - first) * self.step
-        lengths = self.ends[record] - np.where(record > 0, self.ends[record - 1], 0)
+            return ribbon_spans(self.offsets, windows * self.step, self.length)
+        record = np.searchsorted(self.firsts[1:], windows, side="right")
+        starts = (windows - self.firsts[record]) * self.step
+        lengths = self.offsets[record + 1] - self.offsets[record]
         return Spans(
-            row=np.arange(len(rows)),
+            row=np.arange(len(windows)),
             record=record,
-            document=np.zeros(len(rows), np.int64),
+            document=np.zeros(len(windows), np.int64),
             start=starts,
             stop=np.minimum(starts + self.length, lengths),
         )
 
     def shared(self, rows: Array) -> Array:
-        """Return how many tokens at the beginning of each row the row before holds too."""
-        rows = np.asarray(rows, np.int64)
-        if self.across:
-            first = rows == 0
-        else:
-            record = np.searchsorted(self.cumulative, rows, side="right")
-            first = rows == np.where(record > 0, self.cumulative[record - 1], 0)
-        return np.where(first, 0, max(0, self.length - self.step))
+        """Return how many tokens at the beginning of each row the window before holds too."""
+        if self.step >= self.length:
+            return np.zeros(len(rows), np.int64)
+        windows = self._numbering.in_store_order(np.asarray(rows, np.int64))
+        # The first window of the ribbon, or of its record, has none before it.
+        part = np.searchsorted(self.firsts[1:], windows, side="right")
+        return np.where(windows == self.firsts[part], 0, self.length - self.step)
+
+
+class Whole(Windows):
+    """One record a row; what a record has beyond `length` tokens is cut off.
+
+    `cut_records` and `cut_tokens` say how many records that shortens, and by how many tokens in
+    all. An empty record is no row.
+    """
+
+    def __init__(self, store: Store, length: int, *, shards: int = 0, seed: int = 0) -> None:
+        # A second window would begin behind the end of any record.
+        step = max(length, store.tokens)
+        super().__init__(store, length, step, across=False, shards=shards, seed=seed)
+        self.cut_records = int(np.count_nonzero(np.diff(self.offsets) > length))
+        self.cut_tokens = store.tokens - self.tokens
 
 
 class Stream:
@@ -124,8 +152,9 @@ class Stream:
                 hint="take a shorter window or more text",
             )
         self.store, self.length, self.seed = store, length, seed
-        self.ends = store.ends()
+        self.offsets = store.offsets()
         self.groups = np.asarray([len(self)], np.int64)
+        self.tokens = len(self) * length
 
     def __len__(self) -> int:
         return self.store.tokens // self.length
@@ -134,27 +163,51 @@ class Stream:
         """Return the spans of the given rows."""
         places = self.store.tokens - self.length + 1
         starts = key(self.seed, epoch, np.asarray(rows, np.uint64)) % np.uint64(places)
-        return ribbon_spans(self.ends, starts.astype(np.int64), self.length)
+        return ribbon_spans(self.offsets, starts.astype(np.int64), self.length)
 
     def shared(self, rows: Array) -> Array:
         """Return 0 for each row: rows that begin anywhere count all their tokens."""
         return np.zeros(len(rows), np.int64)
 
 
-def ribbon_spans(ends: Array, starts: Array, length: int) -> Spans:
+class Numbering:
+    """Rows numbered group by group, for rows that have an order in the store.
+
+    `borders`: how many rows there are before each shard and in all, in store order; `grouping`:
+    the shards of each group. `groups`: the number of rows of each.
+    """
+
+    def __init__(self, borders: Array, grouping: list[Array]) -> None:
+        order = np.concatenate(grouping)
+        counts = np.diff(borders)[order]
+        self.ends = np.cumsum(counts)
+        self.shift = borders[order] - (self.ends - counts)
+        last = np.cumsum([len(shards) for shards in grouping])
+        self.groups = np.diff(np.concatenate([[0], self.ends])[last], prepend=0)
+
+    def in_store_order(self, rows: Array) -> Array:
+        """Return the numbers that rows have in the order of the store."""
+        if len(self.groups) == 1:
+            return rows
+        ordered: Array = rows + self.shift[np.searchsorted(self.ends, rows, side="right")]
+        return ordered
+
+
+def ribbon_spans(offsets: Array, starts: Array, length: int) -> Spans:
     """Return the spans of windows over all records end to end.
 
-    `ends` holds the cumulative token counts of the records, `starts` the windows' first tokens.
+    `offsets`: the number of tokens before each record and in all; `starts`: the windows' first
+    tokens, each of them within the ribbon.
     """
-    stops = np.minimum(starts + length, ends[-1] if len(ends) else 0)
+    ends = offsets[1:]
+    stops = np.minimum(starts + length, offsets[-1])
     first = np.searchsorted(ends, starts, side="right")
-    last = np.searchsorted(ends, stops, side="left")
-    counts = np.maximum(last - first + 1, 0)
+    counts = np.searchsorted(ends, stops, side="left") - first + 1
     row = np.repeat(np.arange(len(starts)), counts)
-    document = np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
+    document = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
     record = first[row] + document
-    begin = np.where(record > 0, ends[record - 1], 0)
-    start = np.maximum(starts[row], begin) - begin
+    begin = offsets[record]
+    start = np.maximum(starts[row] - begin, 0)
     stop = np.minimum(stops[row], ends[record]) - begin
     filled = stop > start
     if filled.all():
@@ -173,3 +226,9 @@ def _window_count(lengths: Array, length: int, step: int) -> Array:
     """
     counts = np.where(lengths <= length, 1, -(-(lengths - length) // step) + 1)
     return np.where(lengths <= 0, 0, np.minimum(counts, -(-lengths // step)))
+
+
+def _covered(lengths: Array, counts: Array, length: int, step: int) -> Array:
+    """Return how many of so many tokens a number of windows hold; all, but for gaps."""
+    last = np.minimum(length, lengths - (counts - 1) * step)
+    return np.where(counts > 0, (counts - 1) * min(length, step) + last, 0)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from tokmill.errors import UsageError, nearest
+from tokmill.models.layers import embedding
 
 PREFIX = "column_"
 """Before a column's name: a `ModuleDict` takes no key such as `type`."""
@@ -53,7 +54,7 @@ class Fields(nn.Module):
 
     def forward(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Return (B, T, D) from name → (B, T) int64."""
-        return self.join([self.embeddings[PREFIX + name](columns[name]) for name in self.sizes])
+        return self.join([embedding(columns[name], self.weight(name)) for name in self.sizes])
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """Return one vector a position from one a column."""

@@ -22,21 +22,29 @@ class Tensors:
     `columns` and `targets`: name → (B, T) int64; a target of -1 is nothing to learn. `document`:
     (B, T) int64, the number of the document within its row, -1 at padding. `position`: (B, T)
     int64, counted from the document's first token in the row. `whole`: every row is one document
-    without padding, so that the causal mask is all the mask there is.
+    without padding, so that the causal mask is all the mask there is. `cu_seqlens`: int32
+    (documents + 1,), where each document begins in the rows end to end, and B · T; a run of padding
+    counts as one. None where rows are whole, or where nobody counted.
     """
 
     columns: dict[str, Tensor]
     document: Tensor
     position: Tensor
     whole: bool
+    cu_seqlens: Tensor | None = None
     values: dict[str, Tensor] = field(default_factory=dict)
     targets: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Model(nn.Module):
-    """A backbone. `dim` is the width D of its hidden states."""
+    """A backbone. `dim` is the width D of its hidden states.
+
+    `recompute`: whether blocks are run again in the backward pass, while training, in place of
+    keeping what they computed; the numbers are the same.
+    """
 
     dim: int
+    recompute = False
 
     def forward(self, batch: Tensors) -> Tensor:
         """Return hidden states (B, T, D)."""

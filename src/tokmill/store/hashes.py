@@ -11,17 +11,19 @@ from tokmill.store.schema import PHRASE_BIT, Array, Records
 if TYPE_CHECKING:
     from tokmill.store.store import Store
 
-_M1 = np.uint64(0xBF58476D1CE4E5B9)
-_M2 = np.uint64(0x94D049BB133111EB)
+# Arrays without an axis: with numpy's scalars a few values would cost twice the time.
+_M1 = np.asarray(0xBF58476D1CE4E5B9, np.uint64)
+_M2 = np.asarray(0x94D049BB133111EB, np.uint64)
+_S30, _S27, _S31 = (np.asarray(bits, np.uint64) for bits in (30, 27, 31))
 _SALTS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 DIGEST = np.dtype([("a", "<u8"), ("b", "<u8")])
 
 
 def mix(values: Array) -> Array:
     """Return the splitmix64 finaliser of uint64 values (Steele, Lea and Flood 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * _M1
-    values = (values ^ (values >> np.uint64(27))) * _M2
-    mixed: Array = values ^ (values >> np.uint64(31))
+    values = (values ^ (values >> _S30)) * _M1
+    values = (values ^ (values >> _S27)) * _M2
+    mixed: Array = values ^ (values >> _S31)
     return mixed
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.store import manifest as layout
+from tokmill.store.gather import Gather
 from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
 from tokmill.store.schema import Array, Records, phrase_columns
 from tokmill.store.shard import SUFFIX, Shard
@@ -73,9 +74,10 @@ class Store:
         self.tokens, self.records = self.manifest.tokens, self.manifest.records
         self.shards = self.manifest.shards
         self.token_columns = [n for n, c in self.schema.items() if c.per == "token"]
-        self._record_ends = np.cumsum([entry.records for entry in self.shards], dtype=np.int64)
+        self._shard_records = np.asarray([entry.records for entry in self.shards], np.int64)
+        self._record_ends = np.cumsum(self._shard_records)
         self._mapped: OrderedDict[int, Shard] = OrderedDict()
-        self._ends: Array | None = None
+        self._offsets: Array | None = None
         _OPEN.add(self)
 
     def __len__(self) -> int:
@@ -94,19 +96,26 @@ class Store:
             shard = Shard(self.path / "shards" / f"{name}{SUFFIX}")
             self._mapped[number] = shard
         else:
-            self._mapped.move_to_end(number)
+            try:
+                self._mapped.move_to_end(number)
+            except KeyError:
+                pass  # Another thread has let it go meanwhile.
         return shard
 
-    def ends(self) -> Array:
-        """Return the cumulative number of tokens at the end of each record (int64, records)."""
-        if self._ends is None:
-            parts, base = [], 0
+    def offsets(self) -> Array:
+        """Return the number of tokens before each record, and in all (int64, records + 1)."""
+        if self._offsets is None:
+            parts, base = [np.zeros(1, np.int64)], 0
             for number in range(len(self.shards)):
                 offsets = self.shard(number)["offsets"].astype(np.int64)
                 parts.append(offsets[1:] + base)
                 base += int(offsets[-1])
-            self._ends = np.concatenate(parts) if parts else np.zeros(0, np.int64)
-        return self._ends
+            self._offsets = np.concatenate(parts)
+        return self._offsets
+
+    def ends(self) -> Array:
+        """Return the cumulative number of tokens at the end of each record (int64, records)."""
+        return self.offsets()[1:]
 
     def find(self, record: int) -> tuple[int, int]:
         """Return (number of the shard, number within it) of a record."""
@@ -118,6 +127,20 @@ class Store:
             )
         shard = int(np.searchsorted(self._record_ends, record, side="right"))
         return shard, record - (int(self._record_ends[shard - 1]) if shard else 0)
+
+    def places(self, records: Array) -> tuple[Array, Array, Array]:
+        """Return (shard, number within it, first token within it) of records; all int64."""
+        shard = np.searchsorted(self._record_ends, records, side="right")
+        local = records - (self._record_ends[shard] - self._shard_records[shard])
+        if self._offsets is not None:
+            return shard, local, self._offsets[records] - self._offsets[records - local]
+        # Only shards that are asked for are touched.
+        first = np.empty(len(records), np.int64)
+        order = np.argsort(shard, kind="stable")
+        borders = np.flatnonzero(np.diff(shard[order])) + 1
+        for here in np.split(order, borders) if len(order) else []:
+            first[here] = self.shard(int(shard[here[0]]))["offsets"][local[here]]
+        return shard, local, first
 
     def record(self, number: int) -> dict[str, Any]:
         """Return one record: column → array (token columns), scalar, vector or string."""
@@ -186,68 +209,16 @@ class Store:
         Token columns are filled from the left of each row, `document` beside them; what no span
         reaches stays as it was. Spans of one row must be adjacent.
         """
-        names = list(self.token_columns if names is None else names)
+        names = self.token_columns if names is None else names
         for name in names:
             if name not in columns:
                 column = self.schema[name]
                 vector = (column.width,) if column.width else ()
                 columns[name] = np.zeros((size, length, *vector), column.numpy())
-        if not len(spans.row):
-            return
-        lengths = spans.stop - spans.start
-        place = np.cumsum(lengths) - lengths
-        new_row = np.diff(spans.row, prepend=-1) != 0
-        row_place = np.maximum.accumulate(np.where(new_row, place, 0))
-        target = spans.row * length + place - row_place
-        flat_document = document.reshape(-1)
-        shard = np.searchsorted(self._record_ends, spans.record, side="right")
-        base = np.where(shard > 0, self._record_ends[shard - 1], 0)
-        local = spans.record - base
-        begin = spans.start.copy()
-        in_phrases = "phrase" in self.shard(int(shard[0]))
-        if not in_phrases:
-            for number in np.unique(shard):
-                here = shard == number
-                begin[here] += self.shard(int(number))["offsets"][local[here]].astype(np.int64)
-        # Neighbouring records lie side by side on disk: one copy serves a run of spans.
-        runs = np.flatnonzero(
-            np.concatenate(
-                [
-                    [True],
-                    (np.diff(shard) != 0)
-                    | (target[1:] != target[:-1] + lengths[:-1])
-                    | (begin[1:] != begin[:-1] + lengths[:-1])
-                    | in_phrases,
-                ]
-            )
-        )
-        run_stops = np.append(runs[1:], len(target))
-        flat = {name: columns[name].reshape(-1, *columns[name].shape[2:]) for name in names}
-        for first, after in zip(runs.tolist(), run_stops.tolist(), strict=True):
-            to, last = int(target[first]), after - 1
-            count = int(target[last] + lengths[last]) - to
-            source, source_shard = int(begin[first]), self.shard(int(shard[first]))
-            if in_phrases:
-                self._fill_phrases(source_shard, int(local[first]), source, count, flat, to)
-            else:
-                for name in names:
-                    flat[name][to : to + count] = source_shard[name][source : source + count]
-            numbers = spans.document[first:after]
-            flat_document[to : to + count] = (
-                numbers[0] if after - first == 1 else np.repeat(numbers, lengths[first:after])
-            )
-
-    def _fill_phrases(
-        self, shard: Shard, record: int, start: int, count: int, flat: dict[str, Array], to: int
-    ) -> None:
-        coded = [name for name in flat if self.schema[name].phrase]
-        values = shard.phrase_tokens(record, start, start + count, coded)
-        for name, value in zip(coded, values, strict=True):
-            flat[name][to : to + count] = value
-        base = int(shard["offsets"][record]) + start
-        for name in flat:
-            if not self.schema[name].phrase:
-                flat[name][to : to + count] = shard[name][base : base + count]
+        gather = Gather(self, spans, size, length)
+        gather.copy(0, size, {name: columns[name] for name in names}, np.arange(size))
+        found = gather.documents(0, size)
+        np.copyto(document, found, where=found >= 0)
 
     def receipt(self, number: int) -> Receipt:
         """Return the receipt of a shard."""

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokmill.errors import UsageError, nearest
 from tokmill.feed.feed import Batch
 from tokmill.feed.packed import Packed
 from tokmill.feed.rows import Rows, Stream, Whole, Windows
+from tokmill.models.layers import linear, linear_cross_entropy
 from tokmill.models.model import Group, Model, Tensors, decay_groups
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task, perplexity
 
-
-Kind = Literal["windows", "stream", "packed", "whole"]
+RowKind = Literal["windows", "stream", "packed", "whole"]
 """How a store is cut into rows."""
 
 
@@ -35,7 +34,7 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Which task this is."""
     length: int = 128
     """Positions T of a row; a row reads one token more, as targets are one ahead."""
-    rows: Kind = "windows"
+    rows: RowKind = "windows"
     """windows: of all records end to end; stream: that begin anywhere; packed: whole documents side
     by side; whole: one record a row."""
     step: int = 0
@@ -70,8 +69,14 @@ def targets_of(batch: Batch, column: str) -> Array:
     return targets
 
 
-def check_cut(kind: Kind, length: int, step: int, where: str = "") -> None:
+def check_cut(kind: RowKind, length: int, step: int, where: str = "") -> None:
     """Refuse rows of `length` positions, every `step` tokens, that cannot be or lose tokens."""
+    if kind not in get_args(RowKind):
+        raise UsageError(
+            f"rows cannot be cut as {kind!r}",
+            where=f"{where}rows",
+            hint=nearest(kind, get_args(RowKind)),
+        )
     if length < 1:
         raise UsageError("a row needs at least one position", where=f"{where}length")
     if not 0 <= step <= length or (step and kind != "windows"):
@@ -83,7 +88,7 @@ def check_cut(kind: Kind, length: int, step: int, where: str = "") -> None:
 
 
 def cut_rows(
-    store: Store, kind: Kind, length: int, step: int = 0, seed: int = 0, shards: int = 0
+    store: Store, kind: RowKind, length: int, step: int = 0, seed: int = 0, shards: int = 0
 ) -> Rows:
     """Return rows of `length` tokens.
 
@@ -153,18 +158,17 @@ class NextToken(Task):
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return (…, V) from hidden states (…, D)."""
-        weight = self.model.embedding(self.column) if self.head is None else self.head.weight
-        return F.linear(hidden_BTD, weight)
+        return linear(hidden_BTD, self.head_weight)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The head (V, D)."""
+        return self.model.embedding(self.column) if self.head is None else self.head.weight
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the summed cross-entropy in nats, as the loss and as a sum to report."""
-        logits_BTV = self.logits(self.model(batch))
-        loss = F.cross_entropy(
-            logits_BTV.flatten(0, 1).float(),
-            batch.targets[self.column].flatten(),
-            ignore_index=-1,
-            reduction="sum",
-        )
+        targets_BT = batch.targets[self.column]
+        loss = linear_cross_entropy(self.model(batch), self.head_weight, targets_BT)
         return loss, {"loss": loss.detach()}
 
     def report(

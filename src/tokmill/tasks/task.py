@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -95,37 +95,55 @@ def column_sizes(store: Store) -> dict[str, int]:
     return {name: n for name, n in id_counts(store).items() if not store.schema[name].width}
 
 
-def positions(document: Array) -> Array:
-    """Return (B, T) int64: how far each token is from its document's first token in the row."""
-    place = np.broadcast_to(np.arange(document.shape[1]), document.shape)
+def borders(document: Array) -> Array:
+    """Return (documents + 1,) int64: where documents begin in the rows end to end, and B · T.
+
+    A run of padding counts as one. This is what attention kernels call `cu_seqlens`.
+    """
     first = np.ones(document.shape, bool)
-    first[:, 1:] = document[:, 1:] != document[:, :-1]
-    return place - np.maximum.accumulate(np.where(first, place, 0), axis=1)
+    np.not_equal(document[:, 1:], document[:, :-1], out=first[:, 1:])
+    return np.append(np.flatnonzero(first), document.size)
+
+
+def positions(document: Array, ends: Array | None = None) -> Array:
+    """Return (B, T) int64: how far each token is from its document's first token in the row.
+
+    `ends`: the `borders` of the rows, where they are known.
+    """
+    length, ends = document.shape[1], borders(document) if ends is None else ends
+    begins = np.repeat(ends[:-1] % length, np.diff(ends)).reshape(document.shape)
+    place: Array = np.subtract(np.arange(length), begins, out=begins)
+    return place
 
 
 def is_whole(document: Array) -> bool:
     """Say whether every row is one document without padding."""
-    return bool((document >= 0).all() and (document == document[:, :1]).all())
+    # Documents are numbered from left to right, and padding is on the right: the ends tell.
+    first, last = document[:, 0], document[:, -1]
+    return bool((first == last).all() and (first >= 0).all())
 
 
 def to_tensors(batch: Batch, device: torch.device) -> Tensors:
-    """Return a prepared batch as tensors on a device; numbers become int64, fractions float32."""
+    """Return a prepared batch as tensors for a device; numbers become int64, fractions float32.
 
-    def tensor(values: Array) -> Tensor:
-        kind = np.float32 if values.dtype.kind == "f" else np.int64
+    They lie in the memory of the CPU, pinned where a CUDA device will copy them.
+    """
+
+    def tensor(values: Array, integer: type[np.integer[Any]] = np.int64) -> Tensor:
+        kind = np.float32 if values.dtype.kind == "f" else integer
         ready = np.ascontiguousarray(values, kind)
         if not ready.flags.writeable:
             ready = ready.copy()
         result = torch.from_numpy(ready)
-        if device.type == "cuda":
-            return result.pin_memory().to(device, non_blocking=True)
-        return result.to(device)
+        return result.pin_memory() if device.type == "cuda" else result
 
+    whole, ends = is_whole(batch.document), borders(batch.document)
     return Tensors(
         columns={name: tensor(value) for name, value in batch.columns.items()},
         document=tensor(batch.document),
-        position=tensor(positions(batch.document)),
-        whole=is_whole(batch.document),
+        position=tensor(positions(batch.document, ends)),
+        whole=whole,
+        cu_seqlens=None if whole else tensor(ends, np.int32),
         values={name: tensor(value) for name, value in batch.values.items()},
         targets={name: tensor(value) for name, value in batch.targets.items()},
     )

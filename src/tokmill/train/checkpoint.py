@@ -23,7 +23,7 @@ from tokmill.errors import TokmillError
 from tokmill.files import TEMPORARY, machine_errors, make_folder, sync_folder, write_file
 from tokmill.store.manifest import encode, read_json
 from tokmill.train.engine import Engine
-from tokmill.train.rng import random_states, set_random_states
+from tokmill.train.rng import random_states, seed_for, set_random_states
 
 FOLDER, STATE = "checkpoints", "state.json"
 NAME = re.compile(r"step-(\d{8,})")
@@ -41,6 +41,10 @@ class State(msgspec.Struct, kw_only=True):
     """Time spent in all processes of this run, one after the other."""
     world: int = 1
     """Number of processes side by side."""
+    best_step: int = 0
+    """Step with the lowest validation loss so far; 0: none."""
+    best_loss: float | None = None
+    """That loss."""
     machine: str = ""
     """Kind of device and version of torch that wrote this; others may round differently."""
 
@@ -56,10 +60,10 @@ def save_checkpoint(run: Path, engine: Engine, state: State, keep: int) -> Path:
     if engine.rank == 0:
         remove_leftovers(folder)
         make_folder(private)
-    engine.total([0.0])
+    engine.meet()
     engine.save(private)
     write_file(private / f"rng-{engine.rank:05d}.json", msgspec.json.encode(random_states()))
-    engine.total([0.0])
+    engine.meet()
     if engine.rank == 0:
         state.world, state.machine = engine.world, machine(engine)
         write_file(private / STATE, encode(state))
@@ -73,18 +77,35 @@ def save_checkpoint(run: Path, engine: Engine, state: State, keep: int) -> Path:
     return target
 
 
-def load_checkpoint(folder: Path, engine: Engine) -> State:
-    """Bring engine and random states to where a checkpoint was, and return its state."""
+def load_checkpoint(folder: Path, engine: Engine, seed: int) -> State:
+    """Bring engine and random states to where a checkpoint was, and return its state.
+
+    Weights and moments fit any number of processes. Random states fit the number that wrote them;
+    for another one they are seeded anew from the run's seed, the step and the rank.
+    """
     state: State = read_json(folder / STATE, State)
-    if state.world != engine.world:
+    if engine.total([state.step])[0] != state.step * engine.world:
         raise TokmillError(
-            f"the checkpoint was written by {state.world} processes, now there are {engine.world}",
-            where=str(folder),
-            hint=f"a native checkpoint continues on as many processes: --processes {state.world}",
+            "the processes found different checkpoints",
+            where=str(folder.parent),
+            hint="the folder of a run must be one that all machines share",
         )
     engine.load(folder)
-    set_random_states(read_json(folder / f"rng-{engine.rank:05d}.json", dict))
+    if state.world == engine.world:
+        set_random_states(read_json(folder / f"rng-{engine.rank:05d}.json", dict))
+    else:
+        seed_for(seed, state.step, engine.rank)
     return state
+
+
+def moves(state: State, engine: Engine) -> str:
+    """Return what is not as it was when a checkpoint was written, in brackets; "" if all is."""
+    now, said = machine(engine), []
+    if state.machine != now:
+        said.append(f"was {state.machine}, is {now}")
+    if state.world != engine.world:
+        said.append(f"processes: {state.world} then, {engine.world} now; dropout is drawn anew")
+    return f" ({'; '.join(said)}: equal up to rounding)" if said else ""
 
 
 def machine(engine: Engine) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -127,6 +127,10 @@ FREE = {
 """Keys that may change on `--resume`, as they do not decide the weights. What `data.train` holds is
 checked by its fingerprint; another device changes weights by rounding alone, and is reported."""
 
+RATE = {"run.steps", "optim.lr", "optim.schedule", "optim.warmup", "optim.decay", "optim.floor"}
+"""Keys that decide the learning rates and nothing else: they may change on `--resume` where the
+steps that are done had the same rates."""
+
 
 def config_type(model: str, task: str) -> type[TrainConfig]:
     """Return the strict type of recipes with this kind of model and of task."""
@@ -152,12 +156,17 @@ def config_type(model: str, task: str) -> type[TrainConfig]:
 def from_dict(value: Mapping[str, Any], where: str = "") -> TrainConfig:
     """Turn a recipe as nested dicts into a checked `TrainConfig`."""
     check_plain(value, where)
+    return recipe.convert(config_type(**kinds_of(value)), value, where)
+
+
+def kinds_of(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return which model and which task a recipe as nested dicts asks for."""
     kinds = dict(DEFAULT_KINDS)
     for section in kinds:
         part = value.get(section)
         if isinstance(part, Mapping) and isinstance(part.get("kind"), str):
             kinds[section] = part["kind"]
-    return recipe.convert(config_type(**kinds), value, where)
+    return kinds
 
 
 def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
@@ -167,40 +176,59 @@ def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
     return config
 
 
-def load(path: Path | str | None, settings: Sequence[str] = ()) -> TrainConfig:
-    """Read a recipe (None: all defaults) with `--set` settings over it."""
-    value = {} if path is None else recipe.read_toml(path)
-    return from_dict(
-        recipe.merge(value, recipe.overrides(settings)), "--set" if path is None else str(path)
-    )
-
-
 def check(config: TrainConfig, where: str = "") -> None:
     """Refuse numbers that make no training."""
-    least: dict[str, tuple[float, float]] = {
-        "run.steps": (config.run.steps, 1),
-        "run.micro_tokens": (config.run.micro_tokens, 1),
-        "run.log_every": (config.run.log_every, 1),
-        "run.eval_every": (config.run.eval_every, 0),
-        "run.eval_rows": (config.run.eval_rows, 0),
-        "run.checkpoint_every": (config.run.checkpoint_every, 0),
-        "run.keep": (config.run.keep, 1),
-        "run.prefetch": (config.run.prefetch, 1),
-        "data.batch": (config.data.batch, 1),
-        "optim.lr": (config.optim.lr, 0),
-        "optim.warmup": (config.optim.warmup, 0),
-        "optim.floor": (config.optim.floor, 0),
-        "optim.clip": (config.optim.clip, 0),
-        "optim.weight_decay": (config.optim.weight_decay, 0),
+    data, optim, run = config.data, config.optim, config.run
+    limits: dict[str, tuple[float, float, float]] = {
+        "run.steps": (run.steps, 1, math.inf),
+        "run.micro_tokens": (run.micro_tokens, 1, math.inf),
+        "run.log_every": (run.log_every, 1, math.inf),
+        "run.eval_every": (run.eval_every, 0, math.inf),
+        "run.eval_rows": (run.eval_rows, 0, math.inf),
+        "run.checkpoint_every": (run.checkpoint_every, 0, math.inf),
+        "run.keep": (run.keep, 1, math.inf),
+        "run.prefetch": (run.prefetch, 1, math.inf),
+        "run.peak_flops": (run.peak_flops, 0, math.inf),
+        "data.batch": (data.batch, 1, math.inf),
+        "data.batch_tokens": (data.batch_tokens, 0, math.inf),
+        "data.shards": (data.shards, 0, math.inf),
+        "optim.lr": (optim.lr, 0, math.inf),
+        "optim.warmup": (optim.warmup, 0, math.inf),
+        "optim.decay": (optim.decay, 0, 1),
+        "optim.floor": (optim.floor, 0, 1),
+        "optim.clip": (optim.clip, 0, math.inf),
+        "optim.weight_decay": (optim.weight_decay, 0, math.inf),
     }
-    for name, (value, smallest) in least.items():
-        if not value >= smallest:
-            raise UsageError(
-                f"{name}: {value} is below {smallest}",
-                where=where,
-                hint=f"--set {name}={smallest} is the least",
+    for name, (value, least, most) in limits.items():
+        if not least <= value <= most:
+            side, limit, word = (
+                ("below", least, "least") if value < least else ("above", most, "most")
             )
-    seconds(config.run.max_time)
+            raise UsageError(
+                f"{name}: {value} is {side} {limit}",
+                where=where,
+                hint=f"--set {name}={limit} is the {word}",
+            )
+    if data.weights and len(data.weights) != len(data.stores):
+        raise UsageError(
+            f"data.weights: {len(data.weights)} weights for {len(data.stores)} stores",
+            where=where,
+            hint="one for each store of data.train, in its order",
+        )
+    if any(not weight > 0 for weight in data.weights):
+        raise UsageError(
+            "data.weights: a weight must be above 0",
+            where=where,
+            hint="leave out of data.train what is not to be read",
+        )
+    for tracker in run.track:
+        if tracker not in plugins.TRACKERS:
+            raise UsageError(
+                f"run.track: no tracker is called {tracker!r}",
+                where=where,
+                hint=nearest(tracker, plugins.TRACKERS),
+            )
+    seconds(run.max_time)
 
 
 def seconds(text: str) -> float:
@@ -224,12 +252,12 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def differences(before: Mapping[str, Any], after: TrainConfig) -> list[str]:
-    """Return "key: old → new" for the keys that decide the weights and differ."""
+def differences(before: Mapping[str, Any], after: TrainConfig) -> dict[str, str]:
+    """Return key → "old → new" for the keys that decide the weights and differ."""
     # Through JSON, as `before` came: it makes lists of tuples.
     old, new = flatten(before), flatten(msgspec.json.decode(msgspec.json.encode(after)))
-    return [
-        f"{key}: {old.get(key)!r} → {new.get(key)!r}"
+    return {
+        key: f"{old.get(key)!r} → {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
         if key not in FREE and old.get(key) != new.get(key)
-    ]
+    }

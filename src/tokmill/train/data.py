@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokmill.errors import TokmillError
-from tokmill.feed.feed import Feed
+from tokmill.errors import TokmillError, UsageError
+from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 from tokmill.train.config import DataConfig, TrainConfig
@@ -29,14 +29,44 @@ def open_stores(config: DataConfig) -> list[Store]:
 
 
 def make_feed(
-    config: TrainConfig, task: Task, stores: Sequence[Store], columns: Sequence[str]
+    config: TrainConfig,
+    task: Task,
+    stores: Sequence[Store],
+    columns: Sequence[str],
+    world: int = 1,
 ) -> Feed:
-    """Return the batches of a training."""
+    """Return the batches of a training over `world` processes; `columns` are the model's."""
     data = config.data
     return Feed(
-        task.rows(stores[0], data.seed),
-        data.batch,
+        [task.rows(store, data.seed, data.shards) for store in stores],
+        rows_a_step(data, task.length, world),
+        weights=data.weights,
         seed=data.seed,
         shuffle=data.shuffle,
-        columns=columns,
+        columns=columns_to_read(task, stores, columns),
     )
+
+
+def columns_to_read(task: Task, stores: Sequence[Store], columns: Sequence[str]) -> list[str]:
+    """Return the model's columns, and those that the task wants to see in any of the stores."""
+    extra = [name for store in stores for name in task.extra_columns(store.schema)]
+    return list(dict.fromkeys([*columns, *extra]))
+
+
+def rows_a_step(data: DataConfig, length: int, world: int = 1) -> int:
+    """Return the rows of a step over all processes, from `data.batch` or `data.batch_tokens`.
+
+    `length`: positions of a row. Raises `UsageError` with the nearest sizes where `world` processes
+    cannot have whole rows, as many each; in tokens where tokens are asked for.
+    """
+    if not data.batch_tokens:
+        rows_a_process(data.batch, world)
+        return data.batch
+    if data.batch_tokens % (length * world):
+        each = f" for each of {world} processes" if world > 1 else ""
+        raise UsageError(
+            f"{data.batch_tokens} tokens a step are no whole rows of {length} positions{each}",
+            where="data.batch_tokens",
+            hint=nearest_sizes(data.batch_tokens, length * world),
+        )
+    return data.batch_tokens // length

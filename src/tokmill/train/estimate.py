@@ -2,49 +2,84 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from tokmill.tasks.task import column_sizes
+from tokmill.feed.feed import Feed
+from tokmill.feed.rows import Rows
 from tokmill.train.config import TrainConfig
-from tokmill.train.data import open_stores
-from tokmill.train.run import make_task
+from tokmill.train.data import make_feed, open_stores
+from tokmill.train.memory import training_memory
+from tokmill.train.run import facts_from, make_task
+from tokmill.train.start import start_facts
+
+SAMPLE = 1000
+"""Rows of a store that are looked at for the share that is padding."""
 
 
-def estimate(config: TrainConfig) -> dict[str, Any]:
+def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
     """Return the facts that `--dry-run` prints; weights are never made.
 
-    Memory is an estimate: weights, gradients and two moments in float32, and for one micro-batch
-    the inputs and outputs of every matrix, a token each, as autograd keeps them.
+    `memory_bytes` is what the tensors of one process take (`training_memory`). Of rows that hold
+    several documents it is an estimate: it is reckoned for rows of one.
     """
-    store = open_stores(config.data)[0]
-    columns = column_sizes(store)
+    stores = open_stores(config.data)
+    facts = facts_from(stores)
+    if config.run.start:
+        facts = start_facts(Path(config.run.start), facts)
+    columns = facts.columns
     with torch.device("meta"):
         task = make_task(config, columns)
-    rows = task.rows(store, config.data.seed)
-    parameters = task.parameter_count()
-    a_step = config.data.batch * task.length
-    micro = min(config.data.batch, max(1, config.run.micro_tokens // task.length))
-    matrices = [parameter for parameter in task.parameters() if parameter.ndim == 2]
-    kept = sum(parameter.shape[0] + parameter.shape[1] for parameter in matrices)
-    optimiser, activations = 16 * parameters, 4 * micro * task.length * kept
+    feed = make_feed(config, task, stores, list(columns), processes)
+    share = feed.batch_size // processes
+    micro = min(share, max(1, config.run.micro_tokens // task.length))
+    parts = -(-share // micro)
+    a_step = feed.batch_size * task.length
     flops = task.flops_per_token(task.length)
     return {
         "model": config.model.kind,
         "task": config.task.kind,
         "columns": columns,
-        "parameters": parameters,
+        "parameters": task.parameter_count(),
         "tensors": {name: list(tensor.shape) for name, tensor in task.named_parameters()},
-        "batch": [config.data.batch, task.length],
+        "batch": [feed.batch_size, task.length],
         "micro_batch": [micro, task.length],
         "tokens_per_step": a_step,
         "steps": config.run.steps,
         "tokens": a_step * config.run.steps,
-        "epochs": config.run.steps * config.data.batch / max(1, len(rows)),
-        "store_tokens": store.tokens,
-        "rows": len(rows),
+        "epochs": config.run.steps * feed.batch_size / max(1, feed.rows_in_all),
+        "store_tokens": sum(store.tokens for store in stores),
+        "rows": sum(map(len, feed.sources)),
+        "rows_kind": getattr(config.task, "rows", ""),
+        "stores": stores_of(feed, config.data.weights),
         "flops_per_token": flops,
         "flops": flops * a_step * config.run.steps,
-        "memory_bytes": optimiser + activations,
+        "memory_bytes": training_memory(config, columns, micro, parts),
     }
+
+
+def stores_of(feed: Feed, weights: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Return what a training takes of each store, and how much of its rows is padding."""
+    parts = weights or [source.tokens for source in feed.sources]
+    return [
+        {
+            "store": str(source.store.path),
+            "tokens": source.store.tokens,
+            "rows": len(source),
+            "share": part / sum(parts),
+            "padding": padding(source),
+            "cut_records": getattr(source, "cut_records", 0),
+            "cut_tokens": getattr(source, "cut_tokens", 0),
+        }
+        for source, part in zip(feed.sources, parts, strict=True)
+    ]
+
+
+def padding(source: Rows) -> float:
+    """Return the share of the positions of rows at which nothing stands; of a sample, if many."""
+    count = min(len(source), SAMPLE)
+    spans = source.spans(np.arange(count) * len(source) // count, 0)
+    return 1 - int((spans.stop - spans.start).sum()) / (count * source.length)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,29 +11,32 @@ from typing import Any
 
 from torch import Tensor
 
-from tokmill.errors import Interrupted, TokmillError
-from tokmill.feed.feed import Batch, Feed
+from tokmill.errors import Interrupted
+from tokmill.feed.feed import Feed
+from tokmill.models.model import Tensors
 from tokmill.progress import Progress, human_time
 from tokmill.tasks.task import Task
 from tokmill.train import run as runs
-from tokmill.train.checkpoint import (
-    State,
-    checkpoints,
-    load_checkpoint,
-    machine,
-    save_checkpoint,
-)
+from tokmill.train.checkpoint import State, checkpoints, load_checkpoint, moves, save_checkpoint
 from tokmill.train.config import TrainConfig, seconds
 from tokmill.train.data import make_feed, open_stores
 from tokmill.train.engine import Engine, make_engine
-from tokmill.train.loader import Loader, micro_batches
+from tokmill.train.flops import peak_flops
+from tokmill.train.guard import PartLoss, not_finite
+from tokmill.train.launch import one_a_machine
+from tokmill.train.loader import Loader
+from tokmill.train.meter import Meter
 from tokmill.train.optim import learning_rate
 from tokmill.train.resolve import resolve, resume_command
-from tokmill.train.rng import seed_random_states
-from tokmill.train.run import Run, save_final
+from tokmill.train.rng import seed_random_states, set_torch_states, torch_states
+from tokmill.train.run import Run
+from tokmill.train.start import start_facts, start_from
 from tokmill.train.stop import Stop
-from tokmill.train.track import JsonLines, Tracker
-from tokmill.train.validation import Validation, open_validation
+from tokmill.train.sums import add, over_processes
+from tokmill.train.track import Tracker
+from tokmill.train.trackers import open_trackers
+from tokmill.train.validation import Validation, validation_of
+from tokmill.train.weights import BEST, FINAL, drop_final, save_weights
 
 
 def train_model(
@@ -61,23 +63,33 @@ def train_model(
         TokmillError: the folder or a store was refused, or the loss is no number any more.
     """
     out = Path(out)
-    config = resolve(recipe, out, options or {}, resume)
-    with Stop(seconds(config.run.max_time)) as stop, runs.open_run(out, config, resume):
+    with one_a_machine():
+        config = resolve(recipe, out, options or {}, resume)
+    with (
+        make_engine(config.run) as engine,
+        Stop(seconds(config.run.max_time)) as stop,
+        engine.lead(runs.open_run(out, config, resume)),
+    ):
         stores = open_stores(config.data)
         facts = runs.facts_of(out, stores)
+        newest = next(reversed(checkpoints(out)), None)
+        start = Path(config.run.start) if config.run.start and not newest else None
+        if start:
+            facts = start_facts(start, facts)
         seed_random_states(config.run.seed)
         task = runs.make_task(config, facts.columns)
-        feed = make_feed(config, task, stores, list(facts.columns))
-        validation = open_validation(config, facts, task)
-        engine = make_engine(config.run)
+        if start:
+            start_from(task, start, facts)
+        feed = make_feed(config, task, stores, list(facts.columns), engine.world)
+        validation = validation_of(config, facts, task)
         engine.prepare(task, config.optim)
-        runs.begin(out, config, stores[0], facts)
-        state, metrics = State(), JsonLines(out)
-        for newest in checkpoints(out)[-1:]:
-            state = load_checkpoint(newest, engine)
-        metrics.forget_after(state.step)
-        Training(config, out, task, feed, validation, engine, state, [metrics], stop, quiet).run()
-        engine.finish()
+        if engine.rank == 0:
+            runs.begin(out, config, stores[0], facts)
+        state = load_checkpoint(newest, engine, config.run.seed) if newest else State()
+        with open_trackers(out, config, state.step, engine.rank) as trackers:
+            Training(
+                config, out, task, feed, validation, engine, state, trackers, stop, quiet
+            ).run()
         return Run(out, state.step, runs.last_metrics(out))
 
 
@@ -99,32 +111,36 @@ class Training:
     def run(self) -> None:
         """Do the steps that are left; then write a checkpoint and the final weights."""
         run, state, engine = self.config.run, self.state, self.engine
-        self.loss, self.saved, self.seconds_before = math.nan, state.step or -1, state.seconds
-        self.started = self.logged_at = time.monotonic()
-        self.logged_tokens = state.tokens
-        if state.step >= run.steps:
-            self.say("the run is finished: nothing is left to do")
-        elif state.step:
-            before, now = state.machine, machine(engine)
-            rounding = "" if before == now else f" (was {before}, is {now}: equal up to rounding)"
-            self.say(f"continues from its checkpoint{rounding}")
+        flops = self.task.flops_per_token(self.task.length)
+        self.meter = Meter(state, run.steps, flops, peak_flops(run, engine.device) * engine.world)
+        self.loss, self.saved = math.nan, state.step or -1
+        self.greet()
         progress = Progress(
             "train",
             run.steps,
             unit="steps",
             done=state.step,
-            extra=lambda: f"loss {self.loss:.4f}",
+            extra=lambda: f"loss {self.loss:.4f}{self.meter.line()}",
             quiet=self.quiet or engine.rank > 0,
         )
         rest = range(state.step, run.steps)
-        loader = Loader(self.feed, self.task, rest, engine.rank, engine.world, ahead=run.prefetch)
+        loader = Loader(
+            self.feed,
+            self.task,
+            rest,
+            engine.rank,
+            engine.world,
+            micro_tokens=run.micro_tokens,
+            device=engine.device,
+            ahead=run.prefetch,
+        )
         with loader, progress:
             while state.step < run.steps:
-                batch, count = loader.next()
+                parts, count = loader.next()
                 total, stopping = engine.total([count, bool(self.stop.reason)])
                 if stopping:
                     self.interrupt()
-                self.step(batch, int(total))
+                self.step(parts, int(total))
                 progress.advance(1)
                 last = state.step == run.steps
                 if state.step % run.log_every == 0 or state.step == 1 or last:
@@ -133,76 +149,82 @@ class Training:
                     self.evaluate(self.validation)
                 if last or due(state.step, run.checkpoint_every):
                     self.save()
-        if engine.rank == 0:
-            save_final(self.out, self.task, self.config, state.step)
+        self.write(FINAL)
 
-    def step(self, batch: Batch, total: int) -> None:
+    def greet(self) -> None:
+        """Say where the run goes on, and put away final weights that will not be final any more."""
+        steps, state = self.config.run.steps, self.state
+        if state.step >= steps:
+            self.say("the run is finished: nothing is left to do")
+        elif state.step:
+            self.say(f"continues from its checkpoint{moves(state, self.engine)}")
+        if state.step < steps and self.engine.rank == 0:
+            drop_final(self.out)
+
+    def step(self, parts: list[Tensors], total: int) -> None:
         """Learn from one batch, whose loss counts `total` targets over all processes."""
         self.lr = learning_rate(self.config.optim, self.state.step, self.config.run.steps)
         sums: dict[str, Tensor] = {}
-        parts = list(micro_batches(batch, self.config.run.micro_tokens))
+        losses: list[PartLoss] = []
+        self.random = torch_states()
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
-            add(sums, self.engine.micro(part, last, 1 / max(total, 1)))
+            made = self.engine.micro(part, last, 1 / max(total, 1))
+            losses.append((len(part.document), made["loss"]))
+            add(sums, made)
+        skipped = self.engine.skipped
         self.norm = self.engine.step(self.lr)
-        self.sums, self.count = self.add_up(sums), total
+        self.sums, self.count = over_processes(self.engine, sums), total
         self.loss = self.sums["loss"] / max(total, 1)
-        if not (math.isfinite(self.norm) and math.isfinite(self.loss)):
-            self.refuse_nan()
+        overflowed = self.engine.skipped > skipped
+        if not (math.isfinite(self.loss) and (overflowed or math.isfinite(self.norm))):
+            self.refuse(losses)
         self.state.step += 1
         self.state.tokens += total
 
-    def add_up(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return a task's sums over all processes as numbers."""
-        values = self.engine.total([value.item() for value in sums.values()])
-        return dict(zip(sums, values, strict=True))
+    def refuse(self, losses: list[PartLoss]) -> None:
+        """Leave with the weights as they were before a step that is not finite."""
+        step, run = self.state.step, str(self.out)
+        error = not_finite(self.feed, self.task, self.engine, step, self.norm, losses, run)
+        set_torch_states(self.random)
+        self.save()
+        raise error
 
     def log_step(self) -> None:
         """Write the metrics of the last step."""
-        now = time.monotonic()
-        self.count_seconds()
-        rate = (self.state.tokens - self.logged_tokens) / max(now - self.logged_at, 1e-9)
-        self.logged_at, self.logged_tokens = now, self.state.tokens
-        self.log(
-            {
-                **self.task.report(self.sums, self.count),
-                "lr": self.lr,
-                "grad_norm": self.norm,
-                "tokens": self.state.tokens,
-                "tokens_per_second": round(rate, 1),
-                "seconds": round(self.state.seconds, 3),
-            }
-        )
+        report = self.task.report(self.sums, self.count)
+        if self.config.run.precision == "fp16":
+            report["skipped_steps"] = self.engine.skipped
+        self.log({**report, "lr": self.lr, "grad_norm": self.norm, **self.meter.report()})
 
     def evaluate(self, validation: Validation) -> None:
-        """Measure the loss on rows of the validation store; each process takes its part."""
-        sums: dict[str, Tensor] = {}
-        count = 0
-        for batch in validation.batches(self.task, self.engine.rank, self.engine.world):
-            count += self.task.count(batch)
-            for part in micro_batches(batch, self.config.run.micro_tokens):
-                add(sums, self.engine.evaluate(part))
-        total = self.engine.total([count])[0]
-        report = self.task.report(self.add_up(sums), total, validation.bytes_per_token)
-        self.log({f"val_{name}": value for name, value in report.items()})
+        """Measure the loss on the validation store; the best weights so far are kept."""
+        with self.meter.aside():
+            report, _ = validation.measure(self.task, self.engine, self.config.run.micro_tokens)
+            self.log({f"val_{name}": value for name, value in report.items()})
+            best = math.inf if self.state.best_loss is None else self.state.best_loss
+            if self.config.run.best and report["loss"] < best:
+                self.state.best_step, self.state.best_loss = self.state.step, report["loss"]
+                self.write(BEST, report["loss"])
         self.say("validation " + ", ".join(f"{name} {value:.4f}" for name, value in report.items()))
+
+    def write(self, name: str, loss: float | None = None) -> None:
+        """Write the weights as they are now under a name in the run."""
+        if self.engine.rank == 0:
+            save_weights(self.out / name, self.task, self.config, self.state.step, loss)
 
     def log(self, values: Mapping[str, float]) -> None:
         """Hand metrics of the last step to all trackers."""
-        if self.engine.rank == 0:
-            for tracker in self.trackers:
-                tracker.log(self.state.step, values)
+        for tracker in self.trackers:
+            tracker.log(self.state.step, values)
 
     def save(self) -> None:
         """Write a checkpoint, if there is none of this step."""
         if self.saved != self.state.step:
-            self.count_seconds()
-            save_checkpoint(self.out, self.engine, self.state, self.config.run.keep)
+            self.state.seconds = self.meter.seconds
+            with self.meter.aside():
+                save_checkpoint(self.out, self.engine, self.state, self.config.run.keep)
             self.saved = self.state.step
-
-    def count_seconds(self) -> None:
-        """Bring the time spent up to date."""
-        self.state.seconds = self.seconds_before + time.monotonic() - self.started
 
     def interrupt(self) -> None:
         """Save, and leave with exit code 3."""
@@ -214,29 +236,11 @@ class Training:
             hint=f"`{resume_command(self.out)}` continues",
         )
 
-    def refuse_nan(self) -> None:
-        """Leave with the weights as they were before this step."""
-        epoch, rows = self.feed.rows_of(self.state.step, self.engine.rank, self.engine.world)
-        named = ", ".join(map(str, rows[:8])) + (", …" if len(rows) > 8 else "")
-        raise TokmillError(
-            f"the loss is {self.loss} and the gradient's norm {self.norm} at step "
-            f"{self.state.step} (epoch {epoch[0]}, rows {named})",
-            where=str(self.out),
-            hint="a smaller optim.lr or a longer optim.warmup helps most often; "
-            "the last checkpoint is from before",
-        )
-
     def say(self, text: str) -> None:
         """Print talk to stderr."""
         if not self.quiet and self.engine.rank == 0:
-            spent = human_time(self.seconds_before + time.monotonic() - self.started)
+            spent = human_time(self.meter.seconds)
             print(f"step {self.state.step}: {text} ({spent})", file=sys.stderr)
-
-
-def add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
-    """Add sums by name, on the device."""
-    for name, value in more.items():
-        sums[name] = sums[name] + value if name in sums else value
 
 
 def due(step: int, every: int) -> bool:

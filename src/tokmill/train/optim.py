@@ -14,17 +14,31 @@ from tokmill.train.config import OptimConfig
 def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
     """Return the learning rate of a step, 0 … steps - 1.
 
-    It rises linearly, lr · (step + 1) / warmup, for `warmup` steps; then with p from 0 to 1 over
-    what is left it falls from lr to lr · floor: cosine by (1 + cos πp) / 2 (Loshchilov and Hutter
-    2017, "SGDR", without restarts), linear by 1 - p.
+    It rises linearly, lr · (step + 1) / warmup, for `warmup` steps. Then, with p from 0 to 1 over
+    what is left, it falls from lr to lr · floor: cosine by (1 + cos πp) / 2 (Loshchilov and Hutter
+    2017, "SGDR", without restarts), linear by 1 - p. wsd (warm-up, stable, decay; Hu et al. 2024,
+    "MiniCPM") stays at lr, and its p begins with the last `decay` share of the steps.
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
-    if config.schedule == "constant":
+    begin = config.warmup
+    if config.schedule == "wsd":
+        begin = max(begin, steps - round(config.decay * steps))
+    if config.schedule == "constant" or step <= begin:
         return config.lr
-    p = min(1.0, (step - config.warmup) / max(1, steps - config.warmup))
+    p = min(1.0, (step - begin) / max(1, steps - begin))
     share = (1 + math.cos(math.pi * p)) / 2 if config.schedule == "cosine" else 1 - p
     return config.lr * (config.floor + (1 - config.floor) * share)
+
+
+def same_rates(
+    before: OptimConfig, steps_before: int, now: OptimConfig, steps_now: int, done: int
+) -> bool:
+    """Say whether the first `done` steps have the same learning rates under both recipes."""
+    return all(
+        learning_rate(before, step, steps_before) == learning_rate(now, step, steps_now)
+        for step in range(done)
+    )
 
 
 def make_optimizer(groups: list[Group], config: OptimConfig) -> torch.optim.AdamW:

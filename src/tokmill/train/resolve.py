@@ -6,7 +6,7 @@ Nothing here imports torch before the plain mistakes are found: who mistypes doe
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,13 @@ from tokmill.errors import UsageError
 from tokmill.store.manifest import read_json
 from tokmill.store.store import Store
 from tokmill.train import config as configs
+from tokmill.train import names
 from tokmill.train.config import TrainConfig
+from tokmill.train.launch import resume_flags
 
 RECIPE = "recipe.json"
+PLACES = {"data": ("train", "val"), "run": ("start",)}
+"""Keys of recipes that name folders."""
 DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".json", ".gz", ".zst", ".parquet")
 """Files that are something to learn from, and surely no recipe."""
 
@@ -56,18 +60,18 @@ def resolve(
         raise UsageError(
             "there is no such recipe or store", where=str(recipe), hint="`tokmill build` makes one"
         )
-    value = recipes.merge(value, options)
-    data = value.get("data", {})
-    if isinstance(data, Mapping):
-        data = dict(data)
-        for name in ("train", "val"):
-            if not data.get(name) and before:
-                data[name] = before["data"][name]
-            if isinstance(data.get(name), str) and data[name]:
-                data[name] = str(Path(data[name]).absolute())
-            elif isinstance(data.get(name), list | tuple):
-                data[name] = [str(Path(one).absolute()) for one in data[name]]
-    value = {**value, "data": data}
+    value = names.merged(value, options, where)
+    for table, keys in PLACES.items():
+        part = value.get(table, {})
+        if isinstance(part, Mapping):
+            value[table] = absolute(part, keys)
+    value = recipes.merge(start_tables(value), value)
+    data = value["data"]
+    if isinstance(data, Mapping) and before:
+        value["data"] = {
+            **data,
+            **{k: before["data"][k] for k in ("train", "val") if not data.get(k)},
+        }
     plain = configs.check_plain(value, where)
     if not plain.data.train:
         raise UsageError(
@@ -77,7 +81,43 @@ def resolve(
         )
     for place in filter(None, (*plain.data.stores, plain.data.val)):
         Store(place)
+    if plain.run.start and not before and not Path(plain.run.start).exists():
+        raise UsageError(
+            "there is no run to start from", where=plain.run.start, hint="--from names its folder"
+        )
     return configs.from_dict(value, where)
+
+
+def absolute(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return a table with the paths of some keys made absolute; they are one path or a list."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return [made(one) for one in value]
+        return str(Path(value).absolute()) if isinstance(value, str) and value else value
+
+    return {key: made(value) if key in keys else value for key, value in table.items()}
+
+
+def start_tables(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the model and the task of the run that a recipe starts from, if it wants no others."""
+    options = value.get("run")
+    start = options.get("start") if isinstance(options, Mapping) else ""
+    run = run_of(Path(start)) if isinstance(start, str) and start else None
+    if run is None:
+        return {}
+    before = read_recipe(run)
+    given = {table: value.get(table, {}) for table in configs.DEFAULT_KINDS}
+    return {
+        table: before[table]
+        for table, keys in given.items()
+        if isinstance(keys, Mapping) and keys.get("kind") in (None, before[table]["kind"])
+    }
+
+
+def run_of(place: Path) -> Path | None:
+    """Return the run that a folder is, or that it lies in as one of its folders with weights."""
+    return next((run for run in (place, *place.parents[:2]) if (run / RECIPE).exists()), None)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -101,4 +141,4 @@ def read_recipe(run: Path) -> dict[str, Any]:
 
 def resume_command(run: Path) -> str:
     """Return the command that continues a run."""
-    return f"tokmill train --resume -o {shlex.quote(str(run))}"
+    return f"tokmill train --resume -o {shlex.quote(str(run))}{resume_flags()}"

@@ -20,14 +20,23 @@ def seed_random_states(seed: int) -> None:
     random.seed(seed)
 
 
+def seed_for(seed: int, step: int, rank: int) -> None:
+    """Seed one process of several for the steps from `step` on, unlike every other process."""
+    words = np.random.SeedSequence((seed % 2**64, step, rank)).generate_state(1, np.uint64)
+    seed_random_states(int(words[0]) >> 1)
+
+
+def on_cuda() -> bool:
+    """Say whether this process computes on a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def random_states() -> dict[str, Any]:
     """Return the states of the random generators of this process, fit for JSON."""
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [state.numpy().tobytes().hex() for state in torch.cuda.get_rng_state_all()]
-        if torch.cuda.is_available()
-        else [],
+        "cuda": [torch.cuda.get_rng_state().numpy().tobytes().hex()] if on_cuda() else [],
         "python": random.getstate(),
         "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, gauss],
     }
@@ -41,9 +50,22 @@ def set_random_states(states: dict[str, Any]) -> None:
 
     torch.set_rng_state(tensor(states["torch"]))
     if states["cuda"] and torch.cuda.is_available():
-        for number, text in enumerate(states["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(tensor(text), number)
+        # Of the device that this process computes on, whatever its number was then.
+        torch.cuda.set_rng_state(tensor(states["cuda"][0]))
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = states["numpy"]
     np.random.set_state((name, np.asarray(keys, np.uint32), *rest))
+
+
+def torch_states() -> list[torch.Tensor]:
+    """Return the states that dropout draws from; taking them is cheap enough for every step."""
+    cuda = [torch.cuda.get_rng_state()] if on_cuda() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def set_torch_states(states: list[torch.Tensor]) -> None:
+    """Put back what `torch_states` returned."""
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)

@@ -5,11 +5,12 @@ RUN/
   schema.json vocab/     what the store's columns and vocabularies were, so that sampling needs
                          no store
   metrics.jsonl  checkpoints/step-…/
-  model/                 weights at the end, and config.json
+  model/ best/           weights at the end, and with the lowest validation loss
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,11 +31,12 @@ from tokmill.train import config as configs
 from tokmill.train.checkpoint import checkpoints
 from tokmill.train.config import TrainConfig
 from tokmill.train.engine import MODEL, load_weights
+from tokmill.train.optim import same_rates
 from tokmill.train.resolve import RECIPE, read_recipe, resume_command
-from tokmill.train.tensors import write_tensors
 from tokmill.train.track import METRICS, read_metrics
+from tokmill.train.weights import FINAL, newest_weights, step_of, weights_at
 
-FACTS, VOCAB, FINAL, LOCK = "schema.json", "vocab", "model", ".lock"
+FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,14 +74,7 @@ def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
                 where=str(out),
                 hint=f"`{resume_command(out)}` continues it; a new run needs another folder",
             )
-        changed = configs.differences(read_recipe(out), config)
-        if changed:
-            raise TokmillError(
-                "the recipe is not the one that the run began with: " + "; ".join(changed),
-                where=str(out),
-                hint="these keys decide the weights (the number of steps bends the learning rate), "
-                "so a continued run would be neither; begin another folder",
-            )
+        check_resume(out, config)
     elif out.is_dir() and any(path.name not in (LOCK, FACTS, VOCAB) for path in out.iterdir()):
         raise TokmillError(
             "the folder holds other files and no run", where=str(out), hint="name a new folder"
@@ -89,11 +84,51 @@ def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
         yield
 
 
-def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
-    """Return what a run keeps of its stores; a run that has begun must know their fingerprint.
+def check_resume(out: Path, config: TrainConfig) -> None:
+    """Refuse to go on with a recipe under which the steps that are done would have been others."""
+    before = configs.from_dict(read_recipe(out), str(out / RECIPE))
+    changed = configs.differences(read_recipe(out), config)
+    done = max(map(step_of, checkpoints(out)), default=0)
+    if not done and newest_weights(out) is not None:
+        raise TokmillError(
+            "the run holds weights and no checkpoint, so it cannot be continued",
+            where=str(out),
+            hint=f"`tokmill train STORE --from {shlex.quote(str(out))} -o NEW` begins with them",
+        )
+    if changed.keys() <= configs.RATE and same_rates(
+        before.optim, before.run.steps, config.optim, config.run.steps, done
+    ):
+        return
+    hint = "these keys decide the weights, so a continued run would be neither"
+    if changed.keys() <= configs.RATE:
+        hint = f"the {done} steps that are done would have had other learning rates"
+    raise TokmillError(
+        "the recipe is not the one that the run began with: "
+        + "; ".join(f"{key}: {values}" for key, values in changed.items()),
+        where=str(out),
+        hint=f"{hint}; `--from {shlex.quote(str(out))} -o NEW` begins a run with its weights",
+    )
 
-    Of several stores the first one says what ids mean; the others must agree.
-    """
+
+def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
+    """Return what a run keeps of its stores; a run that has begun must know their fingerprint."""
+    facts = facts_from(stores)
+    if (out / RECIPE).exists():
+        before: Facts = read_json(out / FACTS, Facts)
+        check_store(before, stores[0])
+        if before.fingerprint != facts.fingerprint:
+            raise TokmillError(
+                f"the store is not the one that the run began with: fingerprint "
+                f"{before.fingerprint[:12]} then, {facts.fingerprint[:12]} now",
+                where=str(stores[0].path),
+                hint="name the old store, or begin another run",
+            )
+        return before
+    return facts
+
+
+def facts_from(stores: Sequence[Store]) -> Facts:
+    """Return the facts of stores: the first one says what ids mean, the others must agree."""
     store = stores[0]
     digests = [one.fingerprint for one in stores]
     facts = Facts(
@@ -105,17 +140,6 @@ def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
     )
     for other in stores[1:]:
         check_store(facts, other)
-    if (out / RECIPE).exists():
-        before: Facts = read_json(out / FACTS, Facts)
-        check_store(before, store)
-        if before.fingerprint != facts.fingerprint:
-            raise TokmillError(
-                f"the store is not the one that the run began with: fingerprint "
-                f"{before.fingerprint[:12]} then, {facts.fingerprint[:12]} now",
-                where=str(store.path),
-                hint="name the old store, or begin another run",
-            )
-        return before
     return facts
 
 
@@ -163,28 +187,25 @@ def make_task(config: TrainConfig, columns: Mapping[str, int]) -> Task:
     return task
 
 
-def load_task(run: Path | str) -> Task:
-    """Return the task of a run with its final weights, or those of its newest checkpoint."""
+def load_task(run: Path | str, at: str = "") -> Task:
+    """Return the task of a run with its weights at a point (`weights_at`), ready to evaluate."""
     run = Path(run)
-    if not (run / RECIPE).exists():
-        raise TokmillError(
-            "the folder holds no run", where=str(run), hint="`tokmill train STORE -o RUN` makes one"
-        )
-    facts: Facts = read_json(run / FACTS, Facts)
-    place = newest_weights(run)
-    if place is None:
-        raise TokmillError(
-            "the run has no weights yet", where=str(run), hint="wait for its first checkpoint"
-        )
-    task = make_task(configs.from_dict(read_recipe(run), str(run / RECIPE)), facts.columns)
+    config, facts = read_run(run)
+    place = weights_at(run, at)
+    task = make_task(config, facts.columns)
     load_weights(task, place / MODEL)
     return task.eval()
 
 
-def newest_weights(run: Path) -> Path | None:
-    """Return the folder of a run's final weights, or its newest checkpoint; None: there is none."""
-    places = [run / FINAL, *reversed(checkpoints(run))]
-    return next((place for place in places if (place / MODEL).exists()), None)
+def read_run(run: Path) -> tuple[TrainConfig, Facts]:
+    """Return the recipe of a run, and what it remembers of its store."""
+    if not (run / RECIPE).exists():
+        raise TokmillError(
+            "the folder holds no run", where=str(run), hint="`tokmill train STORE -o RUN` makes one"
+        )
+    config = configs.from_dict(read_recipe(run), str(run / RECIPE))
+    facts: Facts = read_json(run / FACTS, Facts)
+    return config, facts
 
 
 def unfinished_at(run: Path) -> tuple[int, int] | None:
@@ -192,15 +213,7 @@ def unfinished_at(run: Path) -> tuple[int, int] | None:
     place = newest_weights(run)
     if place is None or place == run / FINAL:
         return None
-    return int(place.name.partition("-")[2]), int(read_recipe(run)["run"]["steps"])
-
-
-def save_final(run: Path, task: Task, config: TrainConfig, step: int) -> None:
-    """Write the weights of a finished run; config.json, written last, says that they are whole."""
-    folder = make_folder(run / FINAL)
-    write_tensors(folder / MODEL, task.state_dict())
-    facts = {"step": step, "model": config.model, "task": config.task, "columns": task.sizes}
-    write_file(folder / "config.json", encode(facts))
+    return step_of(place), int(read_recipe(run)["run"]["steps"])
 
 
 def last_metrics(run: Path) -> dict[str, float]:

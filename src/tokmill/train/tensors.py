@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +29,14 @@ MAX_HEADER = 100 << 20
 
 
 def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+    target: Path | BufferedIOBase,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write named tensors atomically; sorted, so that equal tensors make equal bytes."""
+    """Write named tensors; sorted, so that equal tensors make equal bytes.
+
+    A path gets them atomically, an open file where it stands.
+    """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
@@ -53,26 +60,24 @@ def write_tensors(
                 bytes_: Any = flat.view(torch.uint8).numpy()
                 yield memoryview(bytes_)
 
-    write_file(path, chunks())
+    if isinstance(target, Path):
+        write_file(target, chunks())
+    else:
+        target.writelines(chunks())
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a file into memory of their own."""
+def read_tensors(source: Path | BufferedIOBase) -> dict[str, Tensor]:
+    """Read all tensors of a file, from its beginning, into memory of their own."""
     tensors: dict[str, Tensor] = {}
-    with machine_errors("read", path), open(path, "rb") as handle:
-        total = handle.seek(0, 2)
-        handle.seek(0)
-        length = int.from_bytes(handle.read(8), "little")
-        if total < 8 or length > min(MAX_HEADER, total - 8):
-            raise damaged(path, "its header is longer than the file")
+    with _opened(source) as (handle, path):
+        header, data_start = _read_header(handle, path)
+        header.pop("__metadata__", None)
         try:
-            header = json.loads(handle.read(length))
-            header.pop("__metadata__", None)
             for name, entry in header.items():
                 start, stop = entry["data_offsets"]
                 dtype = DTYPES[entry["dtype"]]
                 data = bytearray(stop - start)
-                handle.seek(8 + length + start)
+                handle.seek(data_start + start)
                 if handle.readinto(data) != stop - start:
                     raise damaged(path, f"the tensor {name!r} is cut short")
                 flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
@@ -80,6 +85,39 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise damaged(path, "its header cannot be read") from error
     return tensors
+
+
+def read_metadata(source: Path | BufferedIOBase) -> dict[str, str]:
+    """Read the strings that a file holds beside its tensors."""
+    with _opened(source) as (handle, path):
+        header, _ = _read_header(handle, path)
+    return dict(header.get("__metadata__") or {})
+
+
+@contextmanager
+def _opened(source: Path | BufferedIOBase) -> Iterator[tuple[BufferedIOBase, Path]]:
+    """Open a path, or take a file that is open; with it comes the name for errors."""
+    if isinstance(source, Path):
+        with machine_errors("read", source), open(source, "rb") as handle:
+            yield handle, source
+    else:
+        yield source, Path(str(getattr(source, "name", "an open file")))
+
+
+def _read_header(handle: BufferedIOBase, path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a file, and where its data begins."""
+    total = handle.seek(0, 2)
+    handle.seek(0)
+    length = int.from_bytes(handle.read(8), "little")
+    if total < 8 or length > min(MAX_HEADER, total - 8):
+        raise damaged(path, "its header is longer than the file")
+    try:
+        header = json.loads(handle.read(length))
+    except ValueError as error:
+        raise damaged(path, "its header cannot be read") from error
+    if not isinstance(header, dict):
+        raise damaged(path, "its header cannot be read")
+    return header, 8 + length
 
 
 def damaged(path: Path, what: str) -> TokmillError:

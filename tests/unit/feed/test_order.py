@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokmill.feed.order import key, permute
+from tokmill.errors import UsageError
+from tokmill.feed.order import BLOCK, Order, key, permute, shard_groups
 
 
 @pytest.mark.parametrize("first", [1, 76, 151, 226])
@@ -85,3 +86,87 @@ def test_key_against_plain_integers(parts: list[int]) -> None:
 def test_negative_seeds_are_seeds() -> None:
     assert key(-1).tolist() == [slow_key((1 << 64) - 1)]
     assert sorted(permute(np.arange(9), 9, -5).tolist()) == list(range(9))
+
+
+def test_an_order_stays_what_it_is() -> None:
+    """A resumed run of an older version must see the rows that it would have seen."""
+    assert permute(np.arange(10), 10, 7, 3).tolist() == [9, 1, 8, 3, 2, 7, 0, 5, 6, 4]
+    assert permute(np.asarray([0, 5000, 99999]), 100000, -1, 2).tolist() == [5620, 46353, 88436]
+    alone = permute(np.arange(4), np.asarray([4, 5, 6, 7]), 1, np.arange(4))
+    assert alone.tolist() == [1, 2, 4, 5]
+    assert key(7, 3, np.arange(2)).tolist() == [11354123414509658144, 14333557711760511726]
+
+
+GROUPS = [
+    [1],
+    [7],
+    [0, 5, 0, 3, 1, 0],
+    [BLOCK - 1, 2, BLOCK, 1],
+    [1] * 50 + [BLOCK] + [2] * 40,
+    [2 * BLOCK + 17],
+]
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=range(len(GROUPS)))
+def test_an_epoch_is_every_row_once_group_after_group(groups: list[int]) -> None:
+    order = Order(np.asarray(groups), 5)
+    count = sum(groups)
+    epoch, row = order.rows(0, 3 * count)
+    assert epoch.dtype == row.dtype == np.int64
+    assert epoch.tolist() == np.repeat([0, 1, 2], count).tolist()
+    group_of = np.repeat(np.arange(len(groups)), groups)
+    seen = []
+    for rows in row.reshape(3, count):
+        assert sorted(rows.tolist()) == list(range(count))
+        changes = np.flatnonzero(np.diff(group_of[rows]))
+        assert len(changes) == np.count_nonzero(groups) - 1
+        seen.append((group_of[rows[np.append(0, changes + 1)]].tolist(), rows.tolist()))
+    if count > 5:
+        assert len({str(rows) for _, rows in seen}) == 3
+    if len(groups) > 20:
+        assert len({str(order_of_groups) for order_of_groups, _ in seen}) == 3
+
+
+@pytest.mark.parametrize("groups", GROUPS, ids=range(len(GROUPS)))
+def test_an_order_against_its_definition(groups: list[int]) -> None:
+    count, first = sum(groups), np.cumsum(groups) - groups
+    wanted = []
+    for epoch in range(2):
+        if len(groups) == 1:
+            wanted += permute(np.arange(count), count, 5, epoch).tolist()
+            continue
+        for group in permute(np.arange(len(groups)), len(groups), 5, epoch).tolist():
+            inside = permute(np.arange(groups[group]), max(1, groups[group]), 5, epoch, group)
+            wanted += (first[group] + inside).tolist()
+    order = Order(np.asarray(groups), 5)
+    assert order.rows(0, 2 * count)[1].tolist() == wanted
+    # Any stretch, whatever was asked before.
+    for start, stop in ((count - 1, count + 1), (0, 0), (BLOCK - 1, BLOCK + 1), (count, 2 * count)):
+        start, stop = min(start, 2 * count), min(stop, 2 * count)
+        assert order.rows(start, stop)[1].tolist() == wanted[start:stop]
+
+
+def test_an_order_without_shuffling() -> None:
+    epoch, row = Order(np.asarray([3, 0, 4]), 1, shuffle=False).rows(5, 16)
+    assert row.tolist() == [5, 6, 0, 1, 2, 3, 4, 5, 6, 0, 1]
+    assert epoch.tolist() == [0, 0, *[1] * 7, 2, 2]
+
+
+@pytest.mark.parametrize(("count", "k"), [(0, 0), (7, 0), (7, 7), (7, 9), (7, 1), (7, 3), (60, 8)])
+def test_shard_groups(count: int, k: int) -> None:
+    groups = shard_groups(count, k, 11)
+    assert sorted(np.concatenate(groups).tolist()) == list(range(count))
+    assert all(group.dtype == np.int64 and (np.diff(group) > 0).all() for group in groups)
+    size = k if 0 < k < count else count
+    assert [len(group) for group in groups[:-1]] == [size] * (len(groups) - 1)
+    assert 0 < len(groups[-1]) <= size or count == 0
+    again, other = shard_groups(count, k, 11), shard_groups(count, k, 12)
+    assert list(map(list, again)) == list(map(list, groups))
+    if 1 < k < count:
+        assert list(map(list, other)) != list(map(list, groups))
+        assert groups[0].tolist() != list(range(k))
+
+
+def test_a_negative_number_of_shards() -> None:
+    with pytest.raises(UsageError, match="-1 shards"):
+        shard_groups(4, -1, 0)

@@ -14,7 +14,7 @@ import tokmill
 from making import token_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
-from tokmill.feed.order import key
+from tokmill.feed.order import key, shard_groups
 from tokmill.feed.rows import Rows, Stream, Windows
 from tokmill.store.store import Store
 
@@ -62,16 +62,26 @@ def slow_row(ribbon: list[tuple[int, int]]) -> Row:
 
 
 def slow_windows(records: list[list[int]], length: int, step: int, across: bool) -> list[Row]:
+    return [row for row, _ in slow_shared(records, length, step, across)]
+
+
+def slow_shared(
+    records: list[list[int]], length: int, step: int, across: bool
+) -> list[tuple[Row, int]]:
+    """Windows, and how many of their first tokens the one before has held."""
     ribbon = [(token, i) for i, record in enumerate(records) for token in record]
     parts = [ribbon] if across else [[t for t in ribbon if t[1] == i] for i in range(len(records))]
     rows = []
     for part in parts:
-        start = 0
+        start, before = 0, -length
         while start < len(part):
-            rows.append(slow_row(part[start : start + length]))
+            row = part[start : start + length]
+            rows.append(
+                (slow_row(row), len(set(row) & set(part[max(0, before) : before + length])))
+            )
             if start + length >= len(part):
                 break
-            start += step
+            start, before = start + step, start
     return rows
 
 
@@ -93,6 +103,55 @@ def test_windows_against_the_slow_twin(
         backwards = np.arange(len(rows))[::-1]
         spans = rows.spans(backwards, 0)
         assert (spans.stop > spans.start).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(1, 9), st.integers(1, 12), st.booleans(), st.integers(0, 3))
+def test_shared_tokens_and_all_tokens_against_the_slow_twin(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[list[int]],
+    length: int,
+    step: int,
+    across: bool,
+    shards: int,
+) -> None:
+    store, records = store_of(tmp_path_factory.mktemp("rows"), lengths)
+    rows = Windows(store, length, step, across=across, shards=shards, seed=1)
+    wanted = slow_shared(records, length, step, across)
+    shared = {row[0]: count for row, count in wanted}
+    found = [row[0] for row in rows_of(rows)]
+    assert rows.shared(np.arange(len(rows))).tolist() == [shared[first] for first in found]
+    assert rows.tokens == len({token for row, _ in wanted for token, _ in row})
+
+
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(1, 9), st.integers(1, 12), st.booleans(), st.integers(0, 4))
+def test_windows_in_groups_of_shards(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[list[int]],
+    length: int,
+    step: int,
+    across: bool,
+    shards: int,
+) -> None:
+    """A window belongs to the shard of its first token; tokens tell their shard."""
+    store, records = store_of(tmp_path_factory.mktemp("rows"), lengths)
+    rows = Windows(store, length, step, across=across, shards=shards, seed=4)
+    ends = np.cumsum([sum(shard) for shard in lengths])
+    in_store = slow_windows(records, length, step, across)
+    shard_of = [int(np.searchsorted(ends, row[0][0], side="left")) for row in in_store]
+    groups = [
+        [
+            row
+            for shard in group
+            for row, own in zip(in_store, shard_of, strict=True)
+            if own == shard
+        ]
+        for group in shard_groups(len(lengths), shards, 4)
+    ]
+    assert rows.groups.tolist() == [len(group) for group in groups]
+    assert rows.groups.dtype == np.int64
+    assert rows_of(rows) == [row for group in groups for row in group]
 
 
 @settings(max_examples=60, deadline=None)
@@ -127,6 +186,9 @@ def test_stream_against_the_slow_twin(
         wanted.append(slow_row(ribbon[start : start + length]))
     assert len(rows) == len(wanted)
     assert rows_of(rows, epoch) == wanted
+    assert rows.tokens == sum(map(len, wanted))
+    assert rows.groups.tolist() == [len(wanted)]
+    assert rows.shared(np.arange(len(rows))).tolist() == [0] * len(wanted)
 
 
 @pytest.mark.parametrize(("length", "step"), [(0, 1), (1, 0), (-1, 1)])

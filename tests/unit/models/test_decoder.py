@@ -1,6 +1,8 @@
-"""The decoder: documents do not see each other, nothing looks ahead."""
+"""The decoder: documents do not see each other, nothing looks ahead, in both styles."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +10,18 @@ import torch
 
 from tokmill.errors import UsageError
 from tokmill.feed.feed import Batch
-from tokmill.models.decoder import Decoder, DecoderConfig, rotary, rotate
+from tokmill.models.attention import RopeScaling
+from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.model import Tensors
-from tokmill.tasks.task import is_whole, positions, to_tensors
+from tokmill.tasks.task import to_tensors
 
 CPU = torch.device("cpu")
 SMALL = DecoderConfig(dim=16, layers=2, heads=4, kv_heads=2)
+GPT2 = DecoderConfig(
+    dim=16, layers=2, heads=4, norm="layer", position="learned", activation="gelu_tanh", bias=True,
+    context=24,
+)  # fmt: skip
+STYLES = pytest.mark.parametrize("config", [SMALL, GPT2], ids=["llama", "gpt2"])
 
 
 def tensors(ids: np.ndarray, document: np.ndarray) -> Tensors:
@@ -26,40 +34,60 @@ def decoder(config: DecoderConfig = SMALL, **sizes: int) -> Decoder:
     model = Decoder(config, sizes or {"token": 11})
     for parameter in model.parameters():
         # Larger than at the start, so that a leak could not hide below the tolerance.
-        torch.nn.init.normal_(parameter, std=0.3) if parameter.ndim == 2 else None
+        torch.nn.init.normal_(parameter, mean=parameter.ndim == 1, std=0.3)
     return model
 
 
-def test_packed_documents_equal_separate_ones() -> None:
+@STYLES
+@pytest.mark.parametrize("masked", [False, True])
+def test_packed_documents_equal_separate_ones(masked: bool, config: DecoderConfig) -> None:
+    """Hidden states and gradients, with padding in the row."""
     random = np.random.default_rng(0)
-    lengths = [5, 1, 7, 3]
-    ids = random.integers(0, 11, (1, 20))
-    document = np.append(np.repeat(np.arange(4), lengths), [-1] * 4)[None]
-    model = decoder()
-    packed = model(tensors(ids, document))
-    start = 0
-    for length in lengths:
-        part = slice(start, start + length)
-        batch = tensors(ids[:, part], np.zeros((1, length)))
-        assert batch.whole
-        torch.testing.assert_close(packed[:, part], model(batch), atol=1e-5, rtol=1e-5)
-        start += length
+    lengths = [15, 1, 17, 5]
+    ids = random.integers(0, 11, (2, 46))
+    document = np.tile(np.append(np.repeat(np.arange(4), lengths), [-1] * 8), (2, 1))
+    model = decoder(config)
+    batch = tensors(ids, document)
+    if masked:
+        batch.cu_seqlens = None
+    packed = model(batch)
+    upstream = torch.randn(packed.shape) / 10
+    upstream[:, 38:] = 0
+    packed.backward(upstream)
+    together = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    for row in range(2):
+        start = 0
+        for length in lengths:
+            part = slice(start, start + length)
+            batch = tensors(ids[row : row + 1, part], np.zeros((1, length)))
+            assert batch.whole
+            alone = model(batch)
+            torch.testing.assert_close(packed[row, part], alone[0], atol=1e-5, rtol=1e-5)
+            alone.backward(upstream[row : row + 1, part])
+            start += length
     assert torch.isfinite(packed).all()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(together[name], parameter.grad, atol=1e-5, rtol=1e-5)
 
 
-def test_the_mask_and_the_causal_flag_agree() -> None:
+@STYLES
+def test_all_ways_to_look_back_agree(config: DecoderConfig) -> None:
     batch = tensors(np.arange(22).reshape(2, 11) % 11, np.zeros((2, 11)))
-    model = decoder()
-    fast = model(batch)
+    model = decoder(config)
+    causal = model(batch)
     batch.whole = False
-    torch.testing.assert_close(fast, model(batch), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(causal, model(batch), atol=1e-5, rtol=1e-5)
+    batch.cu_seqlens = torch.tensor([0, 11, 22], dtype=torch.int32)
+    torch.testing.assert_close(causal, model(batch), atol=1e-5, rtol=1e-5)
 
 
+@STYLES
 @pytest.mark.parametrize("whole", [True, False])
-def test_no_output_depends_on_what_comes_later(whole: bool) -> None:
-    model = decoder()
-    document = np.zeros((1, 9)) if whole else np.array([[0, 0, 0, 0, 1, 1, 1, 1, 1]])
-    batch = tensors(np.arange(9)[None], document)
+def test_no_output_depends_on_what_comes_later(whole: bool, config: DecoderConfig) -> None:
+    model = decoder(config)
+    document = np.repeat([[0, 0 if whole else 1]], [8, 9], 1)
+    batch = tensors(np.arange(17)[None] % 11, document)
     embedded: list[torch.Tensor] = []
 
     def keep(module: object, inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -68,35 +96,64 @@ def test_no_output_depends_on_what_comes_later(whole: bool) -> None:
 
     model.fields.register_forward_hook(keep)
     hidden = model(batch)
-    for t in range(9):
+    for t in range(17):
         (gradient,) = torch.autograd.grad(hidden[0, t].sum(), embedded[0], retain_graph=True)
         reached = gradient[0].abs().sum(-1) > 0
-        expected = (np.arange(9) <= t) & (document[0] == document[0, t])
+        expected = (np.arange(17) <= t) & (document[0] == document[0, t])
         assert reached.tolist() == expected.tolist()
 
 
-def test_positions_restart_with_each_document() -> None:
-    document = np.array([[0, 0, 1, 1, 1, -1], [2, 2, 2, 2, 2, 2]])
-    assert positions(document).tolist() == [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]]
-    assert not is_whole(document) and is_whole(document[1:])
+@STYLES
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocks_run_again_give_the_same_bits(packed: bool, config: DecoderConfig) -> None:
+    document = np.repeat([[0, 1, -1]] if packed else [[0, 0, 0]], [10, 8, 6], 1).repeat(2, 0)
+    batch = tensors(np.arange(48).reshape(2, 24) % 11, document)
+
+    def learn(recompute: bool) -> list[torch.Tensor]:
+        from msgspec.structs import replace
+
+        model = decoder(replace(config, dropout=0.3)).train()
+        runs = [0]
+        model.blocks[0].attention.register_forward_hook(lambda *_: runs.append(1))
+        model.recompute = recompute
+        torch.manual_seed(5)
+        loss = model(batch).square().sum()
+        loss.backward()
+        assert sum(runs) == (2 if recompute else 1)
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    for kept, again in zip(learn(False), learn(True), strict=True):
+        assert torch.equal(kept, again)
 
 
-def test_rotary_scores_depend_on_distance_alone() -> None:
-    query, keyed = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+def test_blocks_are_not_run_again_where_nothing_is_learned() -> None:
+    model = decoder().eval()
+    model.recompute = True
+    batch = tensors(np.zeros((1, 4), np.int64), np.zeros((1, 4)))
+    plain = model(batch)
+    assert "Checkpoint" not in str(plain.grad_fn)
+    with torch.no_grad():
+        assert torch.equal(model.train()(batch), plain)
 
-    def score(i: int, j: int) -> float:
-        turned = [
-            rotate(x, *rotary(torch.tensor([[p]]), 8, 10_000.0))
-            for x, p in ((query, i), (keyed, j))
-        ]
-        return float((turned[0] * turned[1]).sum())
 
-    assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)
-    assert score(7, 3) != pytest.approx(score(8, 3), abs=1e-4)
+def test_learned_positions_begin_with_each_document() -> None:
+    model = decoder(GPT2)
+    ids = np.arange(30)[None] % 11
+    document = np.repeat([[0, 1]], 15, 1)
+    packed = model(tensors(ids, document))
+    torch.testing.assert_close(packed[:, 15:], model(tensors(ids[:, 15:], document[:, 15:])))
+
+
+def test_a_document_longer_than_the_learned_table_is_refused() -> None:
+    model = decoder(GPT2)
+    model(tensors(np.zeros((1, 24), np.int64), np.zeros((1, 24))))
+    with pytest.raises(UsageError, match="25 positions .* has 24") as caught:
+        model(tensors(np.zeros((2, 25), np.int64), np.array([[0] * 24 + [1], [0] * 25])))
+    assert "model.context=25" in str(caught.value.hint)
 
 
 def test_only_matrices_decay() -> None:
-    model = decoder()
+    model = decoder(GPT2)
     decayed, plain = model.param_groups(0.1)
     assert decayed["weight_decay"] == 0.1 and plain["weight_decay"] == 0
     assert {parameter.ndim for parameter in decayed["params"]} == {2}
@@ -105,15 +162,35 @@ def test_only_matrices_decay() -> None:
     assert sorted(map(id, grouped)) == sorted(map(id, model.parameters()))
 
 
-def test_initial_weights_have_the_promised_spread() -> None:
+@pytest.mark.parametrize("style", ["llama", "gpt2"])
+def test_initial_weights_have_the_promised_spread(style: str) -> None:
     torch.manual_seed(0)
-    model = Decoder(DecoderConfig(dim=64, layers=8, heads=4), {"token": 500})
+    keys: dict[str, Any] = {"norm": "layer", "position": "learned", "activation": "gelu",
+                            "bias": True, "context": 40} if style == "gpt2" else {}  # fmt: skip
+    model = Decoder(DecoderConfig(dim=64, layers=8, heads=4, **keys), {"token": 500})
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            assert (parameter == 1).all()
+            assert (parameter == float("norm" in name and name.endswith("weight"))).all()
             continue
         adds = name.endswith(("attention.o.weight", "feed_forward.down.weight"))
         assert parameter.std().item() == pytest.approx(0.02 / (4 if adds else 1), rel=0.05)
+
+
+def test_parameters_have_the_documented_names() -> None:
+    norms = ["norm", "blocks.0.attention_norm", "blocks.0.feed_forward_norm"]
+    attention = [f"blocks.0.attention.{part}" for part in "qkvo"]
+    branch = ["blocks.0.feed_forward.up", "blocks.0.feed_forward.down"]
+    tables = ["fields.embeddings.column_token.weight"]
+    gated = Decoder(DecoderConfig(dim=8, layers=1, heads=2), {"token": 3})
+    linear = [*norms, *attention, *branch, "blocks.0.feed_forward.gate"]
+    assert set(gated.state_dict()) == {*tables, *(f"{name}.weight" for name in linear)}
+    config = DecoderConfig(
+        dim=8, layers=1, heads=2, norm="layer", position="learned", activation="gelu", bias=True,
+        context=4,
+    )  # fmt: skip
+    both = [f"{name}.{part}" for name in norms + attention + branch for part in ("weight", "bias")]
+    plain = Decoder(config, {"token": 3})
+    assert set(plain.state_dict()) == {*tables, "positions.weight", *both}
 
 
 def test_columns_are_added_and_may_have_any_name() -> None:
@@ -126,20 +203,37 @@ def test_columns_are_added_and_may_have_any_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "where"),
     [
-        DecoderConfig(dim=10, heads=4),
-        DecoderConfig(dim=12, heads=4),
-        DecoderConfig(heads=4, kv_heads=3),
-        DecoderConfig(layers=0),
+        (DecoderConfig(dim=10, heads=4), "model.heads"),
+        (DecoderConfig(dim=12, heads=4), "model.heads"),
+        (DecoderConfig(head_dim=7), "model.head_dim"),
+        (DecoderConfig(heads=4, kv_heads=3), "model.kv_heads"),
+        (DecoderConfig(kv_heads=-1), "model"),
+        (DecoderConfig(layers=0), "model"),
+        (DecoderConfig(position="learned"), "model.context"),
+        (DecoderConfig(rope_scaling=RopeScaling(high_freq_factor=1.0)), "model.rope_scaling"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(config: DecoderConfig) -> None:
-    with pytest.raises(UsageError):
+def test_sizes_that_do_not_fit_are_refused(config: DecoderConfig, where: str) -> None:
+    with pytest.raises(UsageError) as caught:
         Decoder(config, {"token": 3})
+    assert caught.value.where == where
+
+
+def test_widths_that_are_left_out() -> None:
+    assert DecoderConfig(dim=128).feed_forward == 352
+    assert DecoderConfig(dim=128, activation="gelu").feed_forward == 512
+    assert DecoderConfig(dim=128, hidden=100).feed_forward == 100
+    odd = DecoderConfig(dim=12, heads=4, position="learned", context=3)
+    assert Decoder(odd, {"token": 3}).config.head_width == 3
 
 
 def test_flops_are_counted_by_hand() -> None:
     config = DecoderConfig(dim=8, layers=2, heads=2, hidden=16)
     weights = 2 * (4 * 8 * 8 + 3 * 8 * 16)
     assert Decoder(config, {"token": 3}).flops_per_token(10) == 6 * weights + 6 * 2 * 8 * 10
+    config = DecoderConfig(dim=8, layers=2, heads=2, head_dim=6, hidden=16, activation="gelu",
+                           norm="layer", position="learned", bias=True, context=9)  # fmt: skip
+    weights = 2 * (4 * 8 * 12 + 2 * 8 * 16)
+    assert Decoder(config, {"token": 3}).flops_per_token(10) == 6 * weights + 6 * 2 * 12 * 10

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from toy import cycles, make_store
 
 from tokmill.errors import UsageError
@@ -14,9 +15,16 @@ from tokmill.feed.feed import Batch, Feed
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.tasks.task import to_tensors
 from tokmill.train.loader import Loader, micro_batches
 
 SIZES = {"token": 23}
+CPU = torch.device("cpu")
+
+
+def loaded(feed: Feed, task: NextToken, steps: range, *place: int, ahead: int = 2) -> Loader:
+    """Micro-batches of at most three rows."""
+    return Loader(feed, task, steps, *place, micro_tokens=24, device=CPU, ahead=ahead)
 
 
 @pytest.fixture
@@ -30,14 +38,18 @@ def feed(tmp_path: Path, task: NextToken) -> Feed:
     return Feed(task.rows(Store(make_store(tmp_path / "store", cycles(20)))), 8, seed=3)
 
 
-def test_batches_come_in_order_and_are_prepared(feed: Feed, task: NextToken) -> None:
-    with Loader(feed, task, range(5, 9)) as loader:
+def test_batches_come_in_order_as_tensors(feed: Feed, task: NextToken) -> None:
+    with loaded(feed, task, range(5, 9)) as loader:
         for step in range(5, 9):
-            batch, count = loader.next()
-            expected = task.prepare(feed.batch(step))
-            assert np.array_equal(batch.columns["token"], expected.columns["token"])
-            assert np.array_equal(batch.targets["token"], expected.targets["token"])
-            assert count == task.count(expected)
+            parts, count = loader.next()
+            assert [len(part.document) for part in parts] == [3, 3, 2]
+            batch = task.prepare(feed.batch(step))
+            expected = to_tensors(batch, CPU)
+            for name in ("columns", "targets"):
+                joined = torch.cat([getattr(part, name)["token"] for part in parts])
+                assert torch.equal(joined, getattr(expected, name)["token"])
+            assert torch.equal(torch.cat([part.position for part in parts]), expected.position)
+            assert count == task.count(batch)
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -56,7 +68,7 @@ def test_any_number_of_processes_draws_the_same_rows(
 
 def test_an_error_of_the_thread_comes_out(feed: Feed, task: NextToken) -> None:
     with (
-        Loader(feed, task, range(3), 0, 3) as loader,
+        loaded(feed, task, range(3), 0, 3) as loader,
         pytest.raises(UsageError, match="3 processes"),
     ):
         loader.next()
@@ -64,7 +76,7 @@ def test_an_error_of_the_thread_comes_out(feed: Feed, task: NextToken) -> None:
 
 def test_leaving_early_ends_the_thread(feed: Feed, task: NextToken) -> None:
     before = threading.active_count()
-    with Loader(feed, task, range(10**9), ahead=1) as loader:
+    with loaded(feed, task, range(10**9), ahead=1) as loader:
         loader.next()
     assert threading.active_count() == before
 
@@ -76,3 +88,12 @@ def test_micro_batches(tokens: int, sizes: list[int]) -> None:
     parts = list(micro_batches(batch, tokens))
     assert [len(part) for part in parts] == sizes
     assert np.array_equal(np.concatenate([p.columns["token"] for p in parts]), document)
+
+
+def test_a_batch_becomes_tensors_without_another_copy(feed: Feed, task: NextToken) -> None:
+    batch = task.prepare(feed.batch(0))
+    part = next(iter(micro_batches(batch, 24)))
+    made = to_tensors(part, CPU)
+    for name in ("columns", "targets"):
+        array = getattr(batch, name)["token"]
+        assert getattr(made, name)["token"].data_ptr() == array.ctypes.data

@@ -10,49 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from toy import cycles, make_store, recipe
+from toy import cycles, losses, make_store, recipe, stop_after, weights
 
 import tokmill
 from tokmill.errors import Interrupted, TokmillError, UsageError
-from tokmill.tasks.next_token import NextToken
 from tokmill.train.loop import Training, train_model
 from tokmill.train.stop import Stop
-from tokmill.train.tensors import read_tensors
 from tokmill.train.track import read_metrics
-
-# Shapes are too small for two threads, which wait for each other where the machine is busy.
-torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("stores") / "train", cycles(120))
-
-
-@pytest.fixture(scope="session")
-def val(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("stores") / "val", cycles(30, seed=1))
-
-
-def losses(run: Path, name: str = "loss") -> dict[int, float]:
-    entries = read_metrics(run / "metrics.jsonl")
-    return {int(entry["step"]): entry[name] for entry in entries if name in entry}
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return read_tensors(run / "model/model.safetensors")
-
-
-def stop_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the stop that a signal makes come once so many steps are done."""
-    taken = Training.step
-
-    def counted(self: Training, batch: Any, total: int) -> None:
-        taken(self, batch, total)
-        if self.state.step == step:
-            self.stop._signal = "SIGTERM"
-
-    monkeypatch.setattr(Training, "step", counted)
 
 
 def test_it_learns_and_keeps_what_a_run_is(store: Path, val: Path, tmp_path: Path) -> None:
@@ -67,10 +31,13 @@ def test_it_learns_and_keeps_what_a_run_is(store: Path, val: Path, tmp_path: Pat
         run.metrics["val_loss"] / math.log(2) / 2
     )
     needed = {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second", "seconds"}
+    needed |= {"seconds_left", "mfu"}
     assert needed <= read_metrics(run.path / "metrics.jsonl")[0].keys()
     found = sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*.*"))
     assert found == [
         ".lock",
+        "best/config.json",
+        "best/model.safetensors",
         *(
             f"checkpoints/step-000000{step}/{name}"
             for step in (40, 60)
@@ -190,27 +157,6 @@ def test_the_time_limit_saves_and_stops(store: Path, tmp_path: Path) -> None:
     assert "checkpoint saved" in caught.value.what
     assert caught.value.hint == f"`tokmill train --resume -o {tmp_path / 'run'}` continues"
     assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
-
-
-def test_a_loss_that_is_no_number_is_named(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forward, calls = NextToken.forward, [0]
-
-    def poisoned(self: NextToken, batch: Any) -> Any:
-        loss, sums = forward(self, batch)
-        calls[0] += 1
-        return (loss * math.nan, sums) if calls[0] == 4 else (loss, sums)
-
-    monkeypatch.setattr(NextToken, "forward", poisoned)
-    plain = recipe(store, 9, run={"checkpoint_every": 3})
-    with pytest.raises(TokmillError, match=r"norm nan at step 3 \(epoch 0, rows \d+, ") as caught:
-        train_model(plain, tmp_path / "run", quiet=True)
-    assert "optim.lr" in caught.value.hint
-    found = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
-    assert found == ["step-00000003"]
-    # The same rows without the poison: the run goes on as if nothing had been.
-    assert train_model(None, tmp_path / "run", resume=True, quiet=True).step == 9
 
 
 def test_a_taken_folder_is_refused(store: Path, tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from tokmill.train.config import OptimConfig
-from tokmill.train.optim import clip_gradients, learning_rate, make_optimizer
+from tokmill.train.optim import clip_gradients, learning_rate, make_optimizer, same_rates
 
 
 def test_cosine_by_hand() -> None:
@@ -28,6 +29,43 @@ def test_linear_and_constant_by_hand() -> None:
     assert [learning_rate(linear, step, 4) for step in range(5)] == [2.0, 1.75, 1.5, 1.25, 1.0]
     constant = OptimConfig(lr=2.0, warmup=2, schedule="constant")
     assert [learning_rate(constant, step, 9) for step in (0, 1, 8)] == [1.0, 2.0, 2.0]
+
+
+def test_wsd_by_hand() -> None:
+    config = OptimConfig(lr=2.0, warmup=2, floor=0.5, schedule="wsd", decay=0.4)
+    rates = [learning_rate(config, step, 10) for step in range(11)]
+    # Up, then level to step 6, then 2 to 1 in four steps.
+    assert rates == [1.0, *6 * [2.0], 1.75, 1.5, 1.25, 1.0]
+    for share, falls in ((0.0, []), (1.0, [*range(3, 10)])):
+        config = OptimConfig(lr=2.0, warmup=2, floor=0.0, schedule="wsd", decay=share)
+        assert [s for s in range(2, 10) if learning_rate(config, s, 10) < 2.0] == falls
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (3, 3), (9, 4), (4, 40)])
+def test_rates_rise_then_fall_and_stay_in_bounds(schedule: Any, warmup: int, steps: int) -> None:
+    config = OptimConfig(lr=0.3, warmup=warmup, floor=0.1, schedule=schedule)
+    rates = [learning_rate(config, step, steps) for step in range(steps)]
+    assert all(0 < rate <= 0.3 for rate in rates)
+    assert rates[:warmup] == sorted(rates[:warmup])
+    assert rates[warmup:] == sorted(rates[warmup:], reverse=True)
+    assert all(rate >= 0.03 for rate in rates[warmup:])
+    assert steps <= warmup or rates[warmup] == 0.3
+
+
+def test_which_rates_more_steps_leave_as_they_were() -> None:
+    def same(schedule: Any, done: int, steps: int = 200) -> bool:
+        config = OptimConfig(warmup=10, schedule=schedule, decay=0.2)
+        return same_rates(config, 100, config, steps, done)
+
+    assert same("constant", 100)
+    assert same("wsd", 81) and not same("wsd", 82)
+    assert same("cosine", 11) and not same("cosine", 12)
+    assert not same("linear", 50) and same("linear", 50, 100)
+    # A constant run may be ended by a fall.
+    flat, fall = (OptimConfig(schedule=s, decay=0.2, floor=0.3) for s in ("constant", "wsd"))
+    assert same_rates(flat, 100, fall, 125, 100)
+    assert not same_rates(flat, 100, fall, 120, 100)
 
 
 @pytest.mark.parametrize(("limit", "after"), [(1.0, 1.0), (10.0, 5.0), (0.0, 5.0)])

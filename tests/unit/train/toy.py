@@ -84,7 +84,14 @@ def recipe(store: Path, steps: int = 20, **sections: dict[str, Any]) -> dict[str
         "model": {"dim": 16, "layers": 2, "heads": 2},
         "task": {"length": 16},
         "optim": {"lr": 1e-2, "warmup": 4},
-        "run": {"steps": steps, "device": "cpu", "log_every": 1, "checkpoint_every": 0},
+        # Nobody needs to measure how fast the machine is.
+        "run": {
+            "steps": steps,
+            "device": "cpu",
+            "log_every": 1,
+            "checkpoint_every": 0,
+            "peak_flops": 1e12,
+        },
     }
     for name, section in sections.items():
         value[name] = {**value[name], **section}
@@ -101,3 +108,32 @@ def text_store(path: Path, texts: Sequence[str]) -> Path:
     for document in documents:
         document[-1] = vocabulary.role("eot")
     return make_store(path, documents, vocabulary=raw, vocab=vocabulary)
+
+
+def losses(run: Path, name: str = "loss") -> dict[int, float]:
+    """A metric of a run by step."""
+    from tokmill.train.track import read_metrics
+
+    entries = read_metrics(run / "metrics.jsonl")
+    return {int(entry["step"]): entry[name] for entry in entries if name in entry}
+
+
+def weights(run: Path, place: str = "model") -> dict[str, Any]:
+    """The weights in a folder of a run."""
+    from tokmill.train.tensors import read_tensors
+
+    return read_tensors(run / place / "model.safetensors")
+
+
+def stop_after(step: int, monkeypatch: Any) -> None:
+    """Make the stop that a signal makes come once so many steps are done."""
+    from tokmill.train.loop import Training
+
+    taken = Training.step
+
+    def counted(self: Training, parts: Any, total: int) -> None:
+        taken(self, parts, total)
+        if self.state.step == step:
+            self.stop._signal = "SIGTERM"
+
+    monkeypatch.setattr(Training, "step", counted)

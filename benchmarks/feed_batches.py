@@ -1,0 +1,243 @@
+"""Batches a second: tokmill's feed beside other loaders on the same tokens, in turns.
+
+Every contestant makes x and y, int64, 32 rows of 1,024 tokens. tokmill makes the number of each
+token's document and its place in it besides. The gate: rows hold the tokens of the flat file.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import corpus
+from jsonl_store import tokmill
+from tokmill.feed.feed import Feed
+from tokmill.feed.order import Order
+from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.store.store import Store
+from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.tasks.task import Task, to_tensors
+
+PEERS = Path(__file__).parent / "peers"
+ROWS, LENGTH = 32, 1024
+BATCHES = 256
+"""A round; two blocks of an order at least, so that their cost is in every round."""
+POSITIONS = 10_000_000
+RESUMED = 1_000_000
+CPU = torch.device("cpu")
+
+
+def get_batch(flat: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch in nanoGPT's way: a fresh map, random places, a copy and a cast a row."""
+    data = np.memmap(flat, dtype=np.uint16, mode="r")
+    places = torch.randint(len(data) - LENGTH, (ROWS,))
+    x = [torch.from_numpy(data[i : i + LENGTH].astype(np.int64)) for i in places]
+    y = [torch.from_numpy(data[i + 1 : i + 1 + LENGTH].astype(np.int64)) for i in places]
+    return torch.stack(x), torch.stack(y)
+
+
+def files(cache: Path) -> tuple[Path, Path]:
+    """Return a store and a headerless uint16 file of the same tokens; made where missing."""
+    store, flat = cache / "feed-store", cache / "feed.bin"
+    if not (store / "manifest.json").exists():
+        corpus.main(cache, [400])
+        command = tokmill(cache / "text-400.jsonl", cache / "tokenizer.json", store)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        flat.unlink(missing_ok=True)
+    export(store, "bin", flat, flat)
+    return store, flat
+
+
+def export(store: Path, kind: str, out: Path, made: Path) -> None:
+    """Write a store in another format, unless it is there."""
+    if not made.exists():
+        program = str(Path(sys.executable).parent / "tokmill")
+        command = [program, "store", "export", kind, str(store), "-o", str(out)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def make_task(store: Store, rows: str) -> Task:
+    """Return the task; its model is as small as can be and does not run."""
+    sizes = {"token": store.vocabularies["token"].size}
+    model = Decoder(DecoderConfig(dim=2, layers=1, heads=1), sizes)
+    return NextToken(NextTokenConfig(length=LENGTH, rows=rows), model, sizes)
+
+
+def loader(store: Store, rows: str) -> Callable[[int], Any]:
+    """Return what makes the tensors of a step."""
+    task = make_task(store, rows)
+    feed = Feed(task.rows(store), ROWS, columns=["token"])
+    return lambda step: to_tensors(task.prepare(feed.batch(step)), CPU)
+
+
+def verify(store: Store, flat: Path) -> None:
+    """Stop where rows are not windows of the flat file."""
+    data = np.fromfile(flat, np.uint16)
+    task = make_task(store, "windows")
+    feed = Feed(task.rows(store), ROWS, columns=["token"])
+    for step in (0, 1, len(feed) // 2, len(feed) + 3):
+        tensors = to_tensors(task.prepare(feed.batch(step)), CPU)
+        x, y = tensors.columns["token"].numpy(), tensors.targets["token"].numpy()
+        for i, row in enumerate(feed.rows_of(step)[1].tolist()):
+            wanted = data[row * LENGTH :][: LENGTH + 1]
+            if not np.array_equal(x[i, : len(wanted) - 1], wanted[:-1]) or not np.array_equal(
+                y[i][y[i] >= 0], wanted[1:][y[i, : len(wanted) - 1] >= 0]
+            ):
+                raise SystemExit("a row does not hold the tokens of the file; no figure")
+
+
+def in_turns(contestants: dict[str, Callable[[int], float]], rounds: int) -> dict[str, float]:
+    """Return the least seconds a batch of each contestant, who take the number of the round."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        for name, contestant in contestants.items():
+            seconds[name].append(contestant(number))
+    return {name: min(found) for name, found in seconds.items()}
+
+
+def here(work: Callable[[int], Any]) -> Callable[[int], float]:
+    """Return a contestant of this process: seconds a batch over a round of steps."""
+
+    def run(number: int) -> float:
+        started = time.perf_counter()
+        for step in range(number * BATCHES, (number + 1) * BATCHES):
+            work(step)
+        return (time.perf_counter() - started) / BATCHES
+
+    return run
+
+
+def mapped_anew(place: Path) -> Callable[[int], float]:
+    """Return a contestant that maps the store in each round: its pages are touched first then."""
+
+    def run(number: int) -> float:
+        return here(loader(Store(place), "windows"))(number)
+
+    return run
+
+
+def child(*command: str) -> Callable[[int], float]:
+    """Return a contestant in a process of its own, which prints seconds as its last line."""
+
+    def run(_: int) -> float:
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return float(json.loads(done.stdout.splitlines()[-1]))
+
+    return run
+
+
+def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
+    """Compare loaders."""
+    place, flat = files(cache)
+    pair = cache / "feed-megatron"
+    export(place, "megatron", pair, pair.with_suffix(".idx"))
+    store = Store(place)
+    verify(store, flat)
+    feed = Feed(make_task(store, "windows").rows(store), ROWS, columns=["token"])
+    arguments = [str(value) for value in (ROWS, LENGTH, BATCHES)]
+    first = "nanoGPT's get_batch"
+    best = in_turns(
+        {
+            first: here(lambda _: get_batch(flat)),
+            "tokmill, windows": here(loader(store, "windows")),
+            "tokmill, windows, mapped anew each round": mapped_anew(place),
+            "tokmill, packed": here(loader(store, "packed")),
+            "tokmill, windows, `Feed.batch` alone (uint16)": here(feed.batch),
+            "megatron-core 0.16.1, GPTDataset": child(
+                sys.executable, str(PEERS / "megatron_batches.py"), str(pair), *arguments
+            ),
+            "mosaicml-streaming 0.13.0, shuffle": child(
+                peers_python, str(PEERS / "streaming_batches.py"), str(flat), *arguments
+            ),
+        },
+        rounds,
+    )
+    lines = ["| loader | batches/s | million tokens/s | against the first |", "|---|---|---|---|"]
+    return lines + [
+        f"| {name} | {1 / seconds:,.0f} | {ROWS * LENGTH / seconds / 1e6:,.0f} | "
+        f"{best[first] / seconds:.2f} |"
+        for name, seconds in best.items()
+    ]
+
+
+def orders(rounds: int) -> list[str]:
+    """Compare the order of rows by arithmetic with a stored one."""
+    starts = range(0, POSITIONS, ROWS)
+
+    def ours(number: int) -> float:
+        order = Order(np.asarray([POSITIONS]), number)
+        started = time.perf_counter()
+        for start in starts:
+            order.rows(start, start + ROWS)
+        return time.perf_counter() - started
+
+    def theirs(number: int) -> float:
+        random = np.random.default_rng(number)
+        started = time.perf_counter()
+        order = random.permutation(POSITIONS)
+        for start in starts:
+            order[start : start + ROWS]
+        return time.perf_counter() - started
+
+    names = {"tokmill `Order`": ours, "`Generator.permutation`": theirs}
+    best = in_turns(names, rounds)
+    kept = {"tokmill `Order`": "4 blocks, 128 KiB", "`Generator.permutation`": "80 MB"}
+    return [
+        f"| order of {POSITIONS:,} rows, {ROWS} at a time | million positions/s | kept |",
+        "|---|---|---|",
+        *(f"| {n} | {POSITIONS / best[n] / 1e6:.1f} | {kept[n]} |" for n in names),
+    ]
+
+
+def resumes(cache: Path, rounds: int) -> list[str]:
+    """Measure the first batch of a fresh process at a late step, from the path of the store."""
+    place, _ = files(cache)
+    script = str(Path(__file__).resolve())
+    kinds = ("windows", "packed")
+    best = in_turns(
+        {kind: child(sys.executable, script, str(place), kind) for kind in kinds}, rounds
+    )
+    return [
+        f"| first batch of a fresh process at step {RESUMED:,}, imports left out | seconds |",
+        "|---|---|",
+        *(f"| {kind} | {best[kind]:.3f} |" for kind in kinds),
+    ]
+
+
+def resume(place: str, kind: str) -> float:
+    """Return the seconds from the path of a store to the tensors of a late step."""
+    store = Store(place)
+    task = make_task(store, kind)
+    started = time.perf_counter()
+    store = Store(place)
+    feed = Feed(task.rows(store), ROWS, columns=["token"])
+    to_tensors(task.prepare(feed.batch(RESUMED)), CPU)
+    return time.perf_counter() - started
+
+
+def main(cache: Path, peers_python: str, rounds: int = 5) -> list[str]:
+    """Measure; return the section for RESULTS.md."""
+    store = Store(files(cache)[0])
+    return [
+        f"{store.tokens / 1e6:,.0f} million tokens in {store.records:,} documents and "
+        f"{len(store.shards)} shards; {ROWS} rows of {LENGTH:,} tokens a batch, x and y as int64; "
+        f"best of {rounds} rounds of {BATCHES} batches, in turns.",
+        "",
+        *batches(cache, peers_python, rounds),
+        "",
+        *orders(rounds),
+        "",
+        *resumes(cache, rounds),
+    ]
+
+
+if __name__ == "__main__":
+    print(json.dumps(resume(*sys.argv[1:])))

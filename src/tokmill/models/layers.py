@@ -1,0 +1,218 @@
+"""The parts of a decoder that know no documents: plain functions, and modules around them.
+
+All take any leading axes; an axis named in a docstring is the last one, or the last two. Where
+PyTorch has the operation, the function is PyTorch's under a name and a signature of its own, so
+that there is one place to look; `linear` and `linear_cross_entropy` are faster than what it has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from tokmill.models.matmul import linear, product
+
+__all__ = [
+    "Activation", "FeedForward", "Linear", "RMSNorm", "cross_entropy", "embedding", "gelu",
+    "layer_norm", "linear", "linear_cross_entropy", "rms_norm", "silu", "softmax", "swiglu",
+]  # fmt: skip
+
+Activation = Literal["swiglu", "gelu", "gelu_tanh"]
+
+CHUNK = 1 << 22
+"""Logits that are held at a time: 16 MiB in float32, which malloc hands out again and again; from
+32 MiB on the kernel would be asked for fresh pages each time."""
+LEAST_ROWS = 256
+"""Rows of a chunk at least, or adding up the weight's gradient would cost as much as making it."""
+
+
+def embedding(ids: Tensor, weight: Tensor) -> Tensor:
+    """Return rows of `weight` (V, D) as (…, D) from integer ids (…)."""
+    return F.embedding(ids, weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """Return x / sqrt(mean(x²) + eps) · weight over the last axis (Zhang and Sennrich 2019)."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
+    """Return (x - mean) / sqrt(variance + eps) · weight + bias (Ba et al. 2016)."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return x · sigmoid(x)."""
+    return F.silu(x)
+
+
+def gelu(x: Tensor, approximate: bool = False) -> Tensor:
+    """Return x · Φ(x), with Φ exact or by GPT-2's tanh (Hendrycks and Gimpel 2016)."""
+    return F.gelu(x, approximate="tanh" if approximate else "none")
+
+
+def swiglu(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
+    b3: Tensor | None = None,
+) -> Tensor:
+    """Return w2 · (silu(w1 · x + b1) ⊙ (w3 · x + b3)) + b2 (Shazeer 2020).
+
+    x is (…, D), w1 and w3 are (F, D), w2 is (D, F).
+    """
+    x = x.to(product_dtype(x))  # once, and not before each of two products
+    return linear(silu(linear(x, w1, b1)) * linear(x, w3, b3), w2, b2)
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """Return exp(x) / sum(exp(x)) along an axis; the largest is taken off first."""
+    return torch.softmax(x, dim)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of -log softmax(logits)[target] in nats, from (…, V) and int64 (…).
+
+    A target of -1 is nothing to learn and does not count.
+    """
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=-1)
+
+
+def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """Return the summed cross-entropy in nats of the logits hidden · weightᵀ.
+
+    hidden is (…, D), weight (V, D), targets int64 (…), -1 where there is nothing to learn. Only a
+    chunk of the logits is there at a time, in float32; their gradient is made in the same pass.
+    The products are in autocast's type where it is on. Differentiable once.
+    """
+    if torch.compiler.is_compiling():
+        # The same thing, plainly, which is what a compiler can see through.
+        logits = F.linear(hidden, weight).flatten(0, -2).float()
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
+    loss: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden.flatten(0, -2),
+        weight,
+        targets.flatten(),
+        product_dtype(hidden),
+        torch.is_grad_enabled(),
+    )
+    return loss
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the type in which a matrix product with x is computed here."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """`linear_cross_entropy` for rows, hidden (N, D) and targets (N,)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        dtype: torch.dtype,
+        learn: bool,
+    ) -> Tensor:
+        """Return the loss; keep the gradients of a loss that counts once."""
+        hidden_ND, weight_VD = hidden.to(dtype), weight.to(dtype)
+        of_hidden = torch.empty_like(hidden) if learn and ctx.needs_input_grad[0] else None
+        # (D, V) and not (V, D): the product that it adds up is faster so.
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        of_weight = None
+        if learn and ctx.needs_input_grad[1]:
+            of_weight = torch.zeros(weight.t().shape, dtype=wide, device=weight.device)
+        loss = torch.zeros((), dtype=wide, device=hidden.device)
+        rows = max(LEAST_ROWS, CHUNK // len(weight))
+        for start in range(0, len(hidden), rows):
+            part = slice(start, start + rows)
+            logits_NV = product(hidden_ND[part], weight_VD.t()).to(wide)
+            loss += cross_entropy_with_gradient_(logits_NV, targets[part])
+            gradient_NV = logits_NV.to(dtype)
+            if of_hidden is not None:
+                of_hidden[part] = product(gradient_NV, weight_VD)
+            if of_weight is not None:
+                of_weight += product(hidden_ND[part].t(), gradient_NV)
+        ctx.save_for_backward(of_hidden, of_weight)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the kept gradients times that of the loss."""
+        of_hidden, of_weight = ctx.saved_tensors
+        if of_hidden is not None:
+            of_hidden = of_hidden * scale
+        if of_weight is not None:
+            # Turned round while it is copied: what is added to it later is (V, D) and contiguous.
+            of_weight = of_weight.t().clone(memory_format=torch.contiguous_format).mul_(scale)
+        return of_hidden, of_weight, None, None, None
+
+
+def cross_entropy_with_gradient_(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """Return the summed cross-entropy and put its gradient in the logits' place.
+
+    The gradient is softmax(logits) less 1 at the target, and 0 in rows without a target.
+    """
+    learnt_N = targets_N >= 0
+    target_N1 = targets_N.clamp(min=0)[:, None]
+    highest_N1 = logits_NV.amax(-1, keepdim=True)
+    logit_N1 = logits_NV.gather(1, target_N1) - highest_N1
+    total_N1 = logits_NV.sub_(highest_N1).exp_().sum(-1, keepdim=True)
+    loss_N = (total_N1.log() - logit_N1)[:, 0]
+    logits_NV.mul_(learnt_N[:, None] / total_N1)
+    logits_NV.scatter_add_(1, target_N1, -learnt_N[:, None].to(logits_NV.dtype))
+    return torch.where(learnt_N, loss_N, 0).sum()
+
+
+class Linear(nn.Linear):
+    """`linear` with parameters `weight` (N, M) and `bias` (N,)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, N)."""
+        return linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with a parameter `weight` (D,)."""
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, D)."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class FeedForward(nn.Module):
+    """A branch of width `hidden`: SwiGLU with `gate`, `up` and `down`, or `up`, GELU and `down`."""
+
+    def __init__(
+        self, dim: int, hidden: int, activation: Activation = "swiglu", bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        if activation == "swiglu":
+            self.gate = Linear(dim, hidden, bias=bias)
+        self.up = Linear(dim, hidden, bias=bias)
+        self.down = Linear(hidden, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (…, D)."""
+        up, down = self.up, self.down
+        if self.activation == "swiglu":
+            gate = self.gate
+            return swiglu(x, gate.weight, down.weight, up.weight, gate.bias, down.bias, up.bias)
+        y: Tensor = down(gelu(up(x), approximate=self.activation == "gelu_tanh"))
+        return y

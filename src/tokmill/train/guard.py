@@ -1,0 +1,66 @@
+"""A step that is not finite: which rows, which micro-batches, which weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from tokmill.errors import TokmillError
+from tokmill.feed.feed import Feed
+from tokmill.tasks.task import Task
+from tokmill.train.engine import Engine
+
+PartLoss = tuple[int, Tensor]
+"""Rows of a micro-batch, and its summed loss."""
+
+
+def not_finite(
+    feed: Feed,
+    task: Task,
+    engine: Engine,
+    step: int,
+    norm: float,
+    losses: Sequence[PartLoss],
+    where: str,
+) -> TokmillError:
+    """Return the error of a step whose loss or gradient is not finite; every process calls this.
+
+    It names the micro-batches whose loss is not finite, with their rows. Where all losses are, it
+    names all rows, and the weights whose gradients are not. `losses`: of this process.
+    """
+    # The first process speaks, so it has to know what the others found.
+    flags = np.zeros((engine.world, len(losses)))
+    flags[engine.rank] = [not math.isfinite(loss.item()) for _, loss in losses]
+    flags = np.asarray(engine.total(flags.ravel().tolist())).reshape(flags.shape)
+    ends = np.cumsum([rows for rows, _ in losses])
+    named = []
+    for rank, part in np.argwhere(flags).tolist():
+        rows = feed.rows_of(step, rank, engine.world)
+        some = slice(ends[part] - losses[part][0], ends[part])
+        process = f"process {rank}, " if engine.world > 1 else ""
+        number = f"micro-batch {part + 1} of {len(losses)}, " if len(losses) > 1 else ""
+        named.append(process + number + feed.describe(*(values[some] for values in rows)))
+    what = "the loss is not finite"
+    if not named:
+        what = f"every loss is finite, but the gradient's norm is {norm}{bad_gradients(task)}"
+        named = [feed.describe(*feed.rows_of(step))]
+    return TokmillError(
+        f"step {step}: {what} ({'; '.join(named[:4])}{'; …' if len(named) > 4 else ''})",
+        where=where,
+        hint="a checkpoint holds the weights from before this step; a smaller optim.lr or a longer "
+        "optim.warmup helps most often: in a new run, which may begin --from this one",
+    )
+
+
+def bad_gradients(task: Task) -> str:
+    """Return which weights have a gradient that is not finite, as the end of a sentence."""
+    names = [
+        name
+        for name, weight in task.named_parameters()
+        if weight.grad is not None and not weight.grad.isfinite().all()
+    ]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f", through that of {names[0]}{more}" if names else ""

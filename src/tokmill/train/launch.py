@@ -1,0 +1,234 @@
+"""Several processes: where this one stands among them, and torchrun, which starts them.
+
+torchrun tells each process RANK, WORLD_SIZE, LOCAL_RANK and where the others are (MASTER_*); any
+other starter that sets these serves as well. `tokmill train --processes N` is torchrun in a process
+of its own, with exit codes and errors that are those of the training. Nothing here imports torch
+before processes are started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from tokmill import plugins
+from tokmill.errors import MachineError, TokmillError, UsageError
+
+LAUNCHED = "TOKMILL_LAUNCHED"
+"""Is set for the processes of `--processes`: their launcher says what they cannot."""
+LOST = 75
+"""Exit code of a launched process whose peers are gone: its launcher knows more."""
+FLAGS = ("--processes", "--nodes", "--node-rank", "--master")
+"""What `Launch` holds, as it stands on the command line; the processes do without."""
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among `world`: its number in all, and on its machine."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+
+
+def place() -> Place:
+    """Return where this process stands, as its starter said; one process where none did."""
+    world = _number("WORLD_SIZE", 1)
+    if world < 2:
+        return Place()
+    rank = _number("RANK", -1)
+    if not 0 <= rank < world:
+        raise UsageError(
+            f"WORLD_SIZE is {world}, and RANK {'is not set' if rank < 0 else f'is {rank}'}",
+            hint="start the processes with torchrun, or with `tokmill train --processes N`",
+        )
+    return Place(rank, world, _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", world))
+
+
+def resume_flags() -> str:
+    """Return " --processes N" where the processes of this run are all on this machine."""
+    here = place()
+    return f" --processes {here.world}" if here.world == here.local_world > 1 else ""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How many processes are started, on how many machines; `master` is HOST:PORT of the first."""
+
+    processes: int = 1
+    """On each machine."""
+    nodes: int = 1
+    node_rank: int = 0
+    master: str = ""
+
+    @property
+    def several(self) -> bool:
+        """Whether there is anything to start."""
+        return self.processes > 1 or self.nodes > 1
+
+    def check(self) -> None:
+        """Refuse numbers that start nothing."""
+        for flag, value in (("--processes", self.processes), ("--nodes", self.nodes)):
+            if value < 1:
+                raise UsageError(f"{flag}: {value} is below 1", hint=f"{flag} 1 is the least")
+        if not 0 <= self.node_rank < self.nodes:
+            raise UsageError(
+                f"--node-rank: {self.node_rank} is none of {self.nodes} machines",
+                hint=f"number them 0 to {self.nodes - 1}, each once",
+            )
+        if (self.nodes > 1) != bool(self.master) or (
+            self.master and not re.fullmatch(r".+:\d+", self.master)
+        ):
+            raise UsageError(
+                f"--master: {self.master!r} with {self.nodes} machines",
+                hint="with several machines, name a port of the first one: --master HOST:PORT",
+            )
+        if self.several and place().world > 1:
+            raise UsageError(
+                "--processes starts processes, and this one was started as one of several",
+                hint="leave --processes out under torchrun",
+            )
+
+    def torchrun(self, arguments: Sequence[str]) -> list[str]:
+        """Return torchrun's arguments that start `tokmill` with the rest of its own."""
+        kept, skip = [], False
+        for argument in arguments:
+            name, given, _ = argument.partition("=")
+            if not skip and name not in (*FLAGS, "--dry-run"):
+                kept.append(argument)
+            skip = not skip and name in FLAGS and not given
+        where = ["--standalone"]
+        if self.nodes > 1:
+            host, _, port = self.master.rpartition(":")
+            where = [f"--nnodes={self.nodes}", f"--node-rank={self.node_rank}"]
+            where += [f"--master-addr={host}", f"--master-port={port}"]
+        return [*where, f"--nproc-per-node={self.processes}", "-m", "tokmill", *kept]
+
+    def line(self, arguments: Sequence[str]) -> str:
+        """Return the command that does the same by hand."""
+        return shlex.join(["torchrun", *self.torchrun(arguments)])
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Start the processes, wait for their end, and return the training's exit code.
+
+        The first signal is handed on, so that they save a checkpoint; a second one kills them.
+
+        Raises:
+            KeyboardInterrupt: a signal ended them before they could save.
+            MachineError: one of them was killed.
+        """
+        # torchrun would take one thread a process.
+        threads = max(1, len(os.sched_getaffinity(0)) // self.processes)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        os.environ[LAUNCHED] = "1"
+        # At a signal that is left to it, torchrun gives the processes 30 seconds and forgets their
+        # exit codes.
+        ours = ["--signals-to-handle=SIGQUIT"]
+        if self.nodes == 1:
+            # The machine's name need not be known anywhere.
+            ours += ["--local-addr=127.0.0.1"]
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        with _quiet(), _handing_on() as signals:
+            codes = _torchrun([*ours, *self.torchrun(arguments)])
+        told = [code for code in codes.values() if code > 0 and code != LOST]
+        if told or not codes:
+            return told[0] if told else 0
+        if signals:
+            raise KeyboardInterrupt
+        rank, code = min(codes.items(), key=lambda found: (found[1] == LOST, found[1] == -15))
+        name = signal.Signals(-code).name if code < 0 else ""
+        raise MachineError(
+            f"process {rank} was killed by {name}" if name else "a process elsewhere ended",
+            hint="where memory ran out, a smaller run.micro_tokens needs less of it; "
+            "the same command with --resume continues from the newest checkpoint",
+        )
+
+
+def begin_worker() -> None:
+    """Make a process that was started as one of several end with its starter, and quietly.
+
+    Before the first step there is nothing to save, and while it waits for the others Python could
+    not see a signal: so a signal simply ends it, until the loop takes signals over.
+    """
+    if place().world > 1:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def one_a_machine() -> Iterator[None]:
+    """Let the first process of a machine tell what all of them find wrong."""
+    try:
+        yield
+    except TokmillError as error:
+        if place().local_rank:
+            sys.exit(error.exit_code)
+        raise
+
+
+def _torchrun(arguments: list[str]) -> dict[int, int]:
+    """Run torchrun here; return the exit code of each process that failed (-n: by signal n)."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    try:
+        run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        return {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
+    return {}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torchrun, which logs tracebacks of its own; the processes speak for themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+@contextlib.contextmanager
+def _handing_on() -> Iterator[list[int]]:
+    """Hand the first signal on to the processes, kill them on a second; yield those that came."""
+    psutil = plugins.require("psutil")
+    came: list[int] = []
+
+    def take(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        children = psutil.Process().children()
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.send_signal(signal.SIGTERM if len(came) == 1 else signal.SIGKILL)
+        if not children:
+            raise KeyboardInterrupt
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before: dict[int, Any] = {number: signal.signal(number, take) for number in numbers}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not re.fullmatch(r"-?\d+", text):
+        raise UsageError(f"the variable {name} is {text!r}", hint="it is set by torchrun, a number")
+    return int(text)

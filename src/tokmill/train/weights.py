@@ -1,0 +1,89 @@
+"""The weights of a run folder: at the end, the best, and those of its checkpoints.
+
+RUN/
+  model/                 model.safetensors and config.json, when the last step is done
+  best/                  the same of the step with the lowest validation loss
+  checkpoints/step-…/    model.safetensors, and what it takes to go on
+
+The file of weights is the commit: it is replaced in one rename, so a kill leaves the old ones or
+the new ones. config.json follows it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokmill.errors import TokmillError
+from tokmill.files import make_folder, write_file
+from tokmill.store.manifest import encode
+from tokmill.tasks.task import Task
+from tokmill.train.checkpoint import FOLDER, checkpoints, discard
+from tokmill.train.config import TrainConfig
+from tokmill.train.engine import MODEL
+from tokmill.train.tensors import read_metadata, write_tensors
+
+FINAL, BEST, CONFIG = "model", "best", "config.json"
+
+
+def save_weights(
+    folder: Path, task: Task, config: TrainConfig, step: int, loss: float | None = None
+) -> None:
+    """Write the weights of a step as a folder that says what they are.
+
+    `loss` is the validation loss that they are kept for.
+    """
+    facts = {"step": step} if loss is None else {"step": step, "loss": loss}
+    write_tensors(
+        make_folder(folder) / MODEL,
+        task.state_dict(),
+        {name: repr(value) for name, value in facts.items()},
+    )
+    model = {"model": config.model, "task": config.task, "columns": task.sizes}
+    write_file(folder / CONFIG, encode(facts | model))
+
+
+def drop_final(run: Path) -> None:
+    """Take away the final weights of a run that goes on; its newest checkpoint holds the same."""
+    if (run / FINAL).exists():
+        discard(run / FINAL)
+
+
+def newest_weights(run: Path) -> Path | None:
+    """Return the folder of a run's final weights, or its newest checkpoint; None: there is none."""
+    places = [run / FINAL, *reversed(checkpoints(run))]
+    return next((place for place in places if (place / MODEL).exists()), None)
+
+
+def weights_at(run: Path, at: str = "") -> Path:
+    """Return the folder with the weights of a run at a point of its training.
+
+    Args:
+        run: folder of a run.
+        at: "" or "last": the final weights, else those of the newest checkpoint; "best": those
+            with the lowest validation loss; a number: those of this step.
+
+    Raises:
+        TokmillError: there are no such weights; the hint lists those that there are.
+    """
+    places = [run / BEST, *checkpoints(run), run / FINAL]
+    found = sorted((place for place in places if (place / MODEL).exists()), key=step_of)
+    steps = {str(step_of(place)): place for place in found}
+    named = steps | ({"best": run / BEST} if run / BEST in found else {})
+    newest = newest_weights(run)
+    if newest is not None:
+        named |= {"": newest, "last": newest}
+    if at in named:
+        return named[at]
+    if not at or not named:
+        what, hint = "the run has no weights yet", "wait for its first checkpoint"
+    else:
+        what = f"the run has no weights {'of step ' if at.isdecimal() else 'called '}{at}"
+        hint = f"there are: {', '.join(filter(None, named))}"
+    raise TokmillError(what, where=str(run), hint=hint)
+
+
+def step_of(place: Path) -> int:
+    """Return the step after which the weights of a folder were taken."""
+    if place.parent.name == FOLDER:
+        return int(place.name.partition("-")[2])
+    return int(read_metadata(place / MODEL)["step"])

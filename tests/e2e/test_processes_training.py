@@ -1,0 +1,149 @@
+"""`tokmill train --processes 2` as a user meets it: real processes through torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests/unit/train"))
+from toy import cycles, make_store  # noqa: E402
+
+from tokmill.cli import main  # noqa: E402
+
+psutil = pytest.importorskip("psutil", reason="needs the extra train")
+
+SMALL = ["model.dim=16", "model.layers=1", "task.length=16", "data.batch=8", "run.log_every=1"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONWARNINGS": "error"}
+FOREVER = 10**6
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("stores") / "train", cycles(200))
+
+
+class Training:
+    """Starts `tokmill train`, and ends what is left of it."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: object) -> subprocess.Popen[str]:
+        """Start a training in two processes."""
+        command = [sys.executable, "-m", "tokmill", "train", "-o", str(self.out)]
+        process = subprocess.Popen(
+            [*command, "--processes", "2", *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        self.started.append(process)
+        return process
+
+    def new(self, store: Path, *arguments: object) -> subprocess.Popen[str]:
+        """Start a new run that saves every second step."""
+        sets = [item for key in (*SMALL, "run.checkpoint_every=2") for item in ("--set", key)]
+        return self.start(store, *sets, *arguments)
+
+    def steps(self) -> int:
+        """Return the newest step that is on disk."""
+        names = [path.name for path in (self.out / "checkpoints").glob("step-*")]
+        return max((int(name[5:]) for name in names), default=0)
+
+    def wait_for(self, what: Callable[[], object], seconds: float = 90) -> None:
+        """Wait until something holds."""
+        until = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < until, "it did not come about in time"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    found = Training(tmp_path / "run")
+    yield found
+    for process in found.started:
+        with process:
+            process.kill()
+
+
+def workers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return list(psutil.Process(process.pid).children())
+
+
+def ended(process: subprocess.Popen[str], code: int) -> str:
+    """Return what a process said on stderr, once it has ended with this exit code."""
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == code, err
+    assert "Traceback" not in err and "Error" not in err
+    assert err.count("error: ") == (code != 0)
+    return out if code == 0 else err
+
+
+def test_stopped_killed_and_continued(training: Training, store: Path) -> None:
+    """A killed process, a signal, the time limit: each time the run goes on from a checkpoint."""
+    first = training.new(store, "--steps", FOREVER)
+    training.wait_for(training.steps)
+    workers(first)[1].kill()
+    said = ended(first, 5)
+    assert "process 1 was killed by SIGKILL" in said and "--resume" in said
+
+    reached = training.steps()
+    second = training.start("--resume")
+    training.wait_for(lambda: training.steps() > reached)
+    second.send_signal(signal.SIGINT)
+    said = ended(second, 3)
+    assert "continues from its checkpoint" in said and "checkpoint saved" in said
+    assert f"tokmill train --resume -o {training.out} --processes 2" in said
+
+    reached = training.steps()
+    said = ended(training.start("--resume", "--max-time", "0.5s"), 3)
+    assert "stopped by the time limit" in said and training.steps() >= reached
+
+
+def test_no_process_outlives_its_starter(training: Training, store: Path) -> None:
+    """They see its end, and save what they have."""
+    first = training.new(store, "--steps", FOREVER, "--set", "run.checkpoint_every=0")
+    training.wait_for(lambda: (training.out / "metrics.jsonl").exists())
+    family = workers(first)
+    first.kill()
+    training.wait_for(lambda: not any(map(psutil.Process.is_running, family)), 30)
+    assert training.steps() > 0
+
+
+def test_results_and_refusals_come_once(training: Training, store: Path) -> None:
+    done = json.loads(ended(training.new(store, "--steps", 3, "--json"), 0))
+    assert done["step"] == 3 and done["loss"] > 0
+    assert (
+        json.loads((training.out / "checkpoints/step-00000003/state.json").read_text())["world"]
+        == 2
+    )
+    said = ended(training.new(store, "--steps", 3), 1)
+    line = f"torchrun --standalone --nproc-per-node=2 -m tokmill train -o {training.out} {store} "
+    assert line in said and "already holds a run" in said
+
+
+def test_the_dry_run_ends_with_the_line(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["train", str(store), "-o", str(tmp_path / "a run"), "--processes", "2", "--dry-run"]
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as left:
+        main(given)
+    signal.signal(signal.SIGTERM, before)
+    assert left.value.code == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"torchrun --standalone --nproc-per-node=2 -m tokmill train {store} -o '{tmp_path}/a run'"
+    )
+    assert not (tmp_path / "a run").exists()

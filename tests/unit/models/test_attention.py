@@ -1,0 +1,181 @@
+"""Who sees whom, where a position stands, and that all ways to say so agree."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tokmill.feed.feed import Batch
+from tokmill.models.attention import (
+    Attention,
+    attention,
+    attention_by_document,
+    attention_by_kernel,
+    causal_attention,
+    document_attention,
+    document_mask,
+    halves_from_pairs,
+    has_kernel,
+    rope,
+    rotary,
+    rotate,
+)
+from tokmill.models.model import Tensors
+from tokmill.tasks.task import borders, is_whole, positions, to_tensors
+
+LENGTHS = [9, 6, 9, 18, 6, 15, 9]
+"""Of documents, in rows of 24; the fifth is padding."""
+DOCUMENTS = np.repeat([0, 1, 2, 0, -1, 3, 4], LENGTHS).reshape(3, 24)
+
+
+def batch_of(document: np.ndarray) -> Tensors:
+    keys = np.zeros(len(document), np.uint64)
+    ids = np.zeros(document.shape, np.int64)
+    return to_tensors(Batch({"token": ids}, document.astype(np.int32), keys), torch.device("cpu"))
+
+
+def qkv(document: np.ndarray, heads: int = 4, groups: int = 4, width: int = 8) -> list[Tensor]:
+    torch.manual_seed(0)
+    rows, length = document.shape
+    # Heads beside one another in memory, as the projections leave them.
+    made = [torch.randn(rows, length, n, width).transpose(1, 2) for n in (heads, groups, groups)]
+    return [one.requires_grad_() for one in made]
+
+
+@pytest.mark.parametrize("groups", [4, 2, 1])
+def test_document_by_document_equals_the_mask(groups: int) -> None:
+    batch = batch_of(DOCUMENTS)
+    inputs = qkv(DOCUMENTS, groups=groups)
+    fast = document_attention(batch, torch.float32, 8)
+    assert isinstance(fast, partial) and fast.func is attention_by_document
+    assert fast.keywords["lengths"] == LENGTHS
+    found, expected = fast(*inputs), attention(*inputs, document_mask(batch.document))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    upstream = torch.randn_like(found)
+    for one, other in zip(
+        torch.autograd.grad(found, inputs, upstream),
+        torch.autograd.grad(expected, inputs, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
+    reason="the kernel needs CUDA and an Ampere GPU or a newer one",
+)
+@pytest.mark.parametrize("groups", [4, 2])
+def test_the_kernel_for_documents_equals_the_mask(groups: int) -> None:
+    batch = batch_of(DOCUMENTS)
+    assert batch.cu_seqlens is not None
+    inputs = [x.detach().cuda().bfloat16().requires_grad_() for x in qkv(DOCUMENTS, groups=groups)]
+    found = attention_by_kernel(*inputs, borders=batch.cu_seqlens.cuda())
+    expected = attention(*inputs, document_mask(batch.document.cuda()))
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+    upstream = torch.randn_like(found)
+    for one, other in zip(
+        torch.autograd.grad(found, inputs, upstream),
+        torch.autograd.grad(expected, inputs, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
+
+
+def test_which_attention_is_chosen() -> None:
+    packed, whole = batch_of(DOCUMENTS), batch_of(DOCUMENTS[:1] * 0)
+    assert document_attention(whole, torch.float32, 8) is causal_attention
+    many = batch_of(np.arange(24).reshape(1, 24) // 7)
+    assert many.cu_seqlens is not None and len(many.cu_seqlens) == 5
+    masked = document_attention(many, torch.float32, 8)
+    assert isinstance(masked, partial) and masked.func is attention
+    packed.cu_seqlens = None
+    masked = document_attention(packed, torch.float32, 8)
+    assert isinstance(masked, partial) and masked.func is attention
+    assert not has_kernel(torch.device("cpu"), torch.bfloat16, 8)
+    assert not has_kernel(torch.device("cuda"), torch.float32, 8)
+    assert not has_kernel(torch.device("cuda"), torch.bfloat16, 12)
+
+
+def test_the_causal_flag_is_the_causal_mask() -> None:
+    inputs = qkv(DOCUMENTS)
+    mask = torch.ones(24, 24, dtype=torch.bool).tril()
+    torch.testing.assert_close(
+        causal_attention(*inputs), attention(*inputs, mask), atol=1e-6, rtol=1e-5
+    )
+
+
+def test_borders_and_positions() -> None:
+    document = np.array([[0, 0, 1, 1, 1, -1], [2, 2, 2, 2, 2, 2]])
+    assert borders(document).tolist() == [0, 2, 5, 6, 12]
+    assert positions(document).tolist() == [[0, 1, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5]]
+    assert not is_whole(document) and is_whole(document[1:])
+    packed = batch_of(document)
+    assert packed.cu_seqlens is not None and packed.cu_seqlens.dtype == torch.int32
+    assert batch_of(document[1:]).cu_seqlens is None
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotary_scores_depend_on_distance_alone(interleaved: bool) -> None:
+    torch.manual_seed(0)
+    query, keyed = torch.randn(1, 8), torch.randn(1, 8)
+
+    def score(i: int, j: int) -> float:
+        turned = [
+            rope(x, torch.tensor([p]), interleaved=interleaved) for x, p in ((query, i), (keyed, j))
+        ]
+        return float((turned[0] * turned[1]).sum())
+
+    assert score(7, 3) == pytest.approx(score(104, 100), abs=1e-4)
+    assert score(7, 3) != pytest.approx(score(8, 3), abs=1e-4)
+
+
+def test_rotary_turns_pairs_by_the_written_angles() -> None:
+    x, position, theta = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([5]), 100.0
+    angles = 5 * torch.tensor([1.0, 100.0**-0.5])
+    first, second = x[:, :2], x[:, 2:]
+    turned = (
+        first * angles.cos() - second * angles.sin(),
+        second * angles.cos() + first * angles.sin(),
+    )
+    torch.testing.assert_close(rope(x, position, theta), torch.cat(turned, -1))
+    pairs = torch.tensor([[1.0, 3.0, 2.0, 4.0]])
+    torch.testing.assert_close(
+        rope(pairs, position, theta, interleaved=True), torch.stack(turned, -1).flatten(-2)
+    )
+
+
+def test_weights_for_pairs_become_weights_for_halves() -> None:
+    torch.manual_seed(0)
+    x, place = torch.randn(5, 12), torch.arange(5)
+    weights = [torch.randn(2 * 6, 12) for _ in range(2)]
+
+    def scores(interleaved: bool, weights: list[Tensor]) -> Tensor:
+        q, k = (
+            rope((x @ w.t()).view(5, 2, 6).transpose(0, 1), place, interleaved=interleaved)
+            for w in weights
+        )
+        return q @ k.transpose(1, 2)
+
+    turned = [halves_from_pairs(weight, 2) for weight in weights]
+    torch.testing.assert_close(scores(True, weights), scores(False, turned), atol=1e-4, rtol=1e-4)
+
+
+def test_rotation_keeps_the_type_and_the_length() -> None:
+    x = torch.randn(2, 3, 8)
+    turn = rotary(torch.arange(3), 8)
+    assert rotate(x.bfloat16(), turn).dtype == torch.bfloat16
+    torch.testing.assert_close(rotate(x, turn).norm(dim=-1), x.norm(dim=-1))
+
+
+def test_heads_alone_are_causal_and_take_any_leading_axes() -> None:
+    torch.manual_seed(0)
+    layer, x = Attention(12, 3), torch.randn(2, 5, 7, 12)
+    turn = rotary(torch.arange(7), 4)
+    y = layer(x, turn)
+    torch.testing.assert_close(y[1, 3], layer(x[1, 3], turn), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(y[:, :, :4], layer(x[:, :, :4], rotary(torch.arange(4), 4)))
+    assert not torch.allclose(y, layer(x))

@@ -1,0 +1,124 @@
+"""The parts without documents: the loss in chunks, and what they share with torch."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokmill.models import layers
+from tokmill.models.layers import (
+    FeedForward,
+    cross_entropy,
+    cross_entropy_with_gradient_,
+    linear_cross_entropy,
+    swiglu,
+)
+
+
+def problem(rows: int = 70, dim: int = 12, ids: int = 31) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    targets = torch.randint(0, ids, (2, rows // 2))
+    targets[0, 3] = targets[1, -5:] = -1
+    hidden = torch.randn(2, rows // 2, dim, requires_grad=True)
+    return hidden, torch.randn(ids, dim, requires_grad=True), targets
+
+
+def plainly(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    """All logits at once."""
+    logits = F.linear(hidden, weight).flatten(0, -2).float()
+    return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
+
+
+@pytest.mark.parametrize("rows", [7, 64, 70, 1000])
+def test_the_loss_in_chunks_equals_the_plain_one(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layers, "CHUNK", 0)
+    monkeypatch.setattr(layers, "LEAST_ROWS", rows)
+    hidden, weight, targets = problem()
+    found, expected = (f(hidden, weight, targets) for f in (linear_cross_entropy, plainly))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    for one, other in zip(
+        torch.autograd.grad(found * 0.3, (hidden, weight)),
+        torch.autograd.grad(expected * 0.3, (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        assert one.is_contiguous()
+
+
+def test_the_loss_by_onednn_equals_the_plain_one() -> None:
+    hidden, weight, targets = problem(rows=1500, ids=40)
+    found, expected = (f(hidden, weight, targets) for f in (linear_cross_entropy, plainly))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    for one, other in zip(
+        torch.autograd.grad(found, (hidden, weight)),
+        torch.autograd.grad(expected, (hidden, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_the_loss_is_the_plain_one_in_bfloat16() -> None:
+    hidden, weight, targets = problem()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (f(hidden, weight, targets) for f in (linear_cross_entropy, plainly))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    for one, other in zip(
+        torch.autograd.grad(found, (hidden, weight)),
+        torch.autograd.grad(expected, (hidden, weight)),
+        strict=True,
+    ):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+def test_gradients_are_made_only_where_they_are_asked_for() -> None:
+    hidden, weight, targets = problem()
+    frozen = linear_cross_entropy(hidden, weight.detach(), targets)
+    (of_hidden,) = torch.autograd.grad(frozen, hidden)
+    (expected,) = torch.autograd.grad(plainly(hidden, weight, targets), hidden)
+    torch.testing.assert_close(of_hidden, expected, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        loss = linear_cross_entropy(hidden, weight, targets)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, frozen.detach(), rtol=0, atol=0)
+
+
+def test_two_backward_passes_add_up() -> None:
+    hidden, weight, targets = problem()
+    loss = linear_cross_entropy(hidden, weight, targets)
+    loss.backward(retain_graph=True)
+    assert weight.grad is not None
+    once = weight.grad.clone()
+    (loss * 2).backward()
+    torch.testing.assert_close(weight.grad, 3 * once)
+
+
+def test_logits_far_from_zero_do_not_overflow() -> None:
+    logits = torch.tensor([[1000.0, 0.0, -1000.0], [-1000.0, -1000.0, -1000.0]])
+    assert cross_entropy(logits, torch.tensor([0, 1])) == pytest.approx(
+        torch.log(torch.tensor(3.0)).item() / 2
+    )
+    loss = cross_entropy_with_gradient_(logits, torch.tensor([2, -1]))
+    assert loss == 2000
+    torch.testing.assert_close(logits, torch.tensor([[1.0, 0, -1], [0, 0, 0]]))
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_gated_branch_is_swiglu(bias: bool, bfloat16: bool) -> None:
+    torch.manual_seed(0)
+    branch, x = FeedForward(8, 24, bias=bias), torch.randn(2, 3, 8)
+    with torch.autocast("cpu", torch.bfloat16) if bfloat16 else nullcontext():
+        found = branch(x)
+        expected = branch.down(F.silu(branch.gate(x)) * branch.up(x))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    if not bias:
+        weights = branch.gate.weight, branch.down.weight, branch.up.weight
+        torch.testing.assert_close(swiglu(x, *weights), branch(x), rtol=0, atol=0)
