@@ -1,0 +1,1 @@
+"""x86 programs: functions, control flow and instruction tokens."""

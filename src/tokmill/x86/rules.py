@@ -1,0 +1,156 @@
+"""Instructions to tokens: what a set of rules is, and the public functions for a few of them.
+
+A set of rules makes six streams of one instruction. `asm` and `reg` have an entry a token, `type`
+and `rw` runs, `mne` and `eflag` one string for all tokens. For many instructions use
+`tokmill.x86.templates`, which gives equal tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypedDict
+
+from tokmill import plugins
+from tokmill.errors import TokmillError, UsageError
+from tokmill.plugins import Part
+
+if TYPE_CHECKING:
+    from iced_x86 import Instruction
+
+COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
+"""The six streams, in the order in which they are written."""
+
+RULES: dict[str, Part] = {
+    "tokmill": Part("tokmill.x86.tokmill_rules:TokmillRules", "x86", "closed, nothing left out"),
+    "semanticbbv": Part("tokmill.x86.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"),
+}
+
+Runs = list[tuple[str, int]]
+
+
+class DecodeError(TokmillError):
+    """Bytes that are no instruction, or that the rules cannot tell apart."""
+
+
+class Tokens(TypedDict):
+    """The six streams of one instruction of n tokens."""
+
+    asm: list[str]
+    """(n): the mnemonic and the parts of the operands."""
+    mne: str
+    """Name of the `Mnemonic`."""
+    type: Runs
+    """Kind of the operand that the tokens belong to; the runs sum to n."""
+    reg: list[str]
+    """(n): the register that a token names."""
+    rw: Runs
+    """Whether it is read or written; the runs sum to n."""
+    eflag: str
+    """What the instruction does with the flags."""
+
+
+class Rules(Protocol):
+    """How an instruction becomes tokens.
+
+    What `tokens` returns may depend on the bytes of the instruction, never on its address, and of
+    a number in it (`tokmill.x86.canonical`) on its class alone.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    """Raised when the tokens of any instruction change."""
+    bits: int
+    """64 or 32."""
+
+    def __init__(self, bits: int = 64) -> None: ...
+
+    def tokens(self, instruction: Instruction) -> Tokens:
+        """Return the tokens of a decoded instruction."""
+        ...
+
+
+def make_rules(name: str, bits: int = 64) -> Rules:
+    """Return a set of rules by its name.
+
+    Raises `UsageError` for an unknown name and for other `bits` than 64 and 32.
+    """
+    if bits not in (64, 32):
+        raise UsageError(f"code of {bits} bits is not known", hint="bits=64 or bits=32")
+    rules: Rules = plugins.load(RULES, name)(bits)
+    return rules
+
+
+def decode(code: bytes, address: int, bits: int) -> Iterator[Instruction]:
+    """Yield the instructions that lie end to end in some bytes.
+
+    Raises `DecodeError`, with address and bytes, where there is none.
+    """
+    for instruction in plugins.require("iced_x86").Decoder(bits, code, ip=address):
+        if not instruction:
+            place = instruction.ip - address
+            raise not_decoded(code[place : place + 15], instruction.ip, bits)
+        yield instruction
+
+
+def not_decoded(code: bytes, address: int, bits: int) -> DecodeError:
+    """Return the error for bytes at an address that begin no instruction."""
+    return DecodeError(
+        f"no instruction of {bits}-bit code: {code.hex(' ') or 'no bytes'}",
+        where=f"{address:#x}",
+        hint=f"the bytes are data, are cut off, or are {96 - bits}-bit code",
+    )
+
+
+def tokenize_binary_instruction(
+    instruction_bytes: bytes, address: int, rules: str = "tokmill", bits: int = 64
+) -> Tokens:
+    """Return the six streams of exactly one instruction.
+
+    Args:
+        instruction_bytes: one instruction, all of it and nothing else.
+        address: where it lies; for error messages only, tokens do not depend on it.
+        rules: `tokmill` or `semanticbbv`; docs/x86-tokens.md has both.
+        bits: 64 or 32.
+
+    Raises:
+        DecodeError: the bytes are no instruction, or bytes are left over.
+    """
+    tokens = tokenize_bytes(instruction_bytes, address, rules, bits)
+    if not tokens:
+        raise not_decoded(b"", address, bits)
+    if len(tokens) > 1:
+        raise DecodeError(
+            f"{len(tokens)} instructions where one was asked for: {instruction_bytes.hex(' ')}",
+            where=f"{address:#x}",
+            hint="tokenize_bytes takes several",
+        )
+    return tokens[0]
+
+
+def tokenize_bytes(
+    code: bytes, address: int, rules: str = "tokmill", bits: int = 64
+) -> list[Tokens]:
+    """Return the six streams of each of the instructions that lie end to end in some bytes.
+
+    Arguments and errors are those of `tokenize_binary_instruction`.
+    """
+    made = make_rules(rules, bits)
+    return [made.tokens(instruction) for instruction in decode(bytes(code), address, bits)]
+
+
+def align(tokens: Tokens) -> dict[str, list[str]]:
+    """Return six lists of equal length: runs written out, `mne` and `eflag` on every token."""
+    count = len(tokens["asm"])
+    return {
+        "asm": tokens["asm"],
+        "mne": [tokens["mne"]] * count,
+        "type": expand(tokens["type"]),
+        "reg": tokens["reg"],
+        "rw": expand(tokens["rw"]),
+        "eflag": [tokens["eflag"]] * count,
+    }
+
+
+def expand(runs: Runs) -> list[str]:
+    """Return runs written out: [("READ", 2)] → ["READ", "READ"]."""
+    return [name for name, count in runs for _ in range(count)]

@@ -1,0 +1,194 @@
+"""The public functions, and the `tokmill` rules: the tables of the documentation are true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tokmill import align, tokenize_binary_instruction, tokenize_bytes
+from tokmill.errors import TokmillError, UsageError
+from tokmill.x86.rules import COLUMNS, DecodeError, Runs, Tokens, make_rules
+from tokmill.x86.tokmill_rules import number
+from tokmill.x86.vocabulary import closed
+
+ROW = re.compile(r"^\| `([0-9a-f]+)` \|.*?\| `(.*?)` \| `(.*?)` \| `(.*?)` \| `(.*?)` \|$", re.M)
+PAGE = (Path(__file__).parents[3] / "docs/x86-tokens.md").read_text("utf-8")
+SECTIONS = dict(re.findall(r"^## The `(\w+)` rules\n(.*?)(?=^## )", PAGE, re.M | re.S))
+ROWS = [(rules, row) for rules, text in SECTIONS.items() for row in ROW.findall(text)]
+
+
+def tokens(code: str, rules: str = "tokmill", bits: int = 64) -> Tokens:
+    return tokenize_binary_instruction(bytes.fromhex(code), 0x401000, rules, bits)
+
+
+def words(code: str) -> str:
+    return " ".join(tokens(code)["asm"])
+
+
+def runs(text: str) -> Runs:
+    pairs = (part.partition("×") for part in text.split())
+    return [(name, int(count or 1)) for name, _, count in pairs]
+
+
+@pytest.mark.parametrize(("rules", "row"), ROWS, ids=[f"{name}-{row[0]}" for name, row in ROWS])
+def test_documented_instructions(rules: str, row: tuple[str, ...]) -> None:
+    code, asm, kinds, reg, rw = row
+    found = tokens(code, rules)
+    assert found["asm"] == asm.split()
+    assert found["type"] == runs(kinds)
+    assert found["reg"] == reg.split()
+    assert found["rw"] == runs(rw)
+
+
+def test_the_tables_were_found() -> None:
+    assert [name for name, _ in ROWS] == ["tokmill"] * 26 + ["semanticbbv"] * 11
+
+
+def test_the_six_streams_of_an_instruction() -> None:
+    assert tokens("f7e1") == {  # mul ecx
+        "asm": ["MUL", "ECX", "RAX", "RDX"],
+        "mne": "MUL",
+        "type": [("-", 1), ("R32_OR_MEM", 1), ("IMPLICIT", 1), ("IMPLICIT", 1)],
+        "reg": ["-", "RCX", "RAX", "RDX"],
+        "rw": [("-", 1), ("READ", 1), ("READ_WRITE", 1), ("WRITE", 1)],
+        "eflag": "WRITTEN_OF,WRITTEN_CF,UNDEFINED_SF,UNDEFINED_ZF,UNDEFINED_AF,UNDEFINED_PF",
+    }
+    assert tokens("7402")["eflag"] == "READ_ZF"
+    assert tokens("31c0")["eflag"] == "CLEARED_OF,CLEARED_SF,CLEARED_CF,SET_ZF,SET_PF,UNDEFINED_AF"
+
+
+@pytest.mark.parametrize(
+    ("code", "asm"),
+    [
+        ("83c07f", "ADD EAX IMM8"),
+        ("83c080", "ADD EAX -IMM8"),
+        ("83c002", "ADD EAX IMM8"),
+        ("83c0fe", "ADD EAX -IMM8"),
+        ("0500000080", "ADD EAX -IMM32"),
+        ("48b80000000000000080", "MOV RAX -IMM64"),
+        ("48b801000000ffffffff", "MOV RAX -IMM64"),
+        ("48c7c0ffffffff", "MOV RAX -1"),
+        ("cd80", "INT -IMM8"),
+        ("c20800", "RET IMM16 RSP"),
+        ("c8100001", "ENTER IMM16 1 RSP RBP"),
+        ("8b4001", "MOV EAX DWORD RAX 1"),
+        ("8b80ffffffff", "MOV EAX DWORD RAX -1"),
+        ("678b4080", "MOV EAX DWORD EAX -DISP8"),
+        ("e800000000", "CALL 0 RSP"),
+        ("ebfe", "JMP -DISP8"),
+        ("0f8400010000", "JE DISP32"),
+        ("c4e3690ff1ff", "VPALIGNR XMM6 XMM2 XMM1 -1"),
+        # EVEX counts in units of 32 bytes: 4 of them are no negative byte.
+        ("62f37d203f470400", "VPCMPB K0 YMM16 YMMWORD RDI DISP8 0"),
+        ("62f37d203f47fc00", "VPCMPB K0 YMM16 YMMWORD RDI -DISP8 0"),
+    ],
+)
+def test_classes_of_numbers(code: str, asm: str) -> None:
+    assert words(code) == asm
+
+
+def test_number_reads_twos_complement() -> None:
+    cases = [(0, "0"), (1, "1"), (2, "X"), (127, "X"), (128, "-X"), (254, "-X"), (255, "-1")]
+    assert [(value, number(value, 8, "X")) for value, _ in cases] == cases
+    assert number(-1, 64, "X") == "-1" and number(-2, 64, "X") == "-X"
+    assert number(256 + 1, 8, "X") == "1"
+
+
+@pytest.mark.parametrize(
+    ("code", "asm"),
+    [
+        ("f3c3", "REP RET RSP"),
+        ("f2e900000000", "REPNE JMP 0"),
+        ("f2f0480fb10f", "LOCK REPNE CMPXCHG QWORD RDI RCX RAX"),
+        ("f390", "PAUSE"),  # here F3 is a part of the opcode
+        ("2e8b00", "MOV EAX DWORD RAX"),  # CS means nothing in 64-bit code
+        ("658b00", "MOV EAX DWORD GS RAX"),
+        ("64a4", "MOVSB BYTE RDI BYTE FS RSI"),
+        ("0fae00", "FXSAVE MEM RAX"),
+        ("d7", "XLATB BYTE RBX AL AL"),
+        ("0fa2", "CPUID RAX RCX RDX RBX"),
+        ("c4e26990048d00000000", "VPGATHERDD XMM0 DWORD XMM1 *4 XMM2"),
+        ("0f01d8", "VMRUN RAX"),
+        ("62f17c1858c1", "VADDPS ZMM0 ZMM0 ZMM1 ROUND_TO_NEAREST"),
+        ("62f17c185dc1", "VMINPS ZMM0 ZMM0 ZMM1 SAE"),
+    ],
+)
+def test_prefixes_segments_and_implicit_registers(code: str, asm: str) -> None:
+    assert words(code) == asm
+
+
+@pytest.mark.parametrize(
+    ("code", "asm"),
+    [
+        ("8b442404", "MOV EAX DWORD ESP DISP8"),
+        ("50", "PUSH EAX ESP"),
+        ("3e8b00", "MOV EAX DWORD DS EAX"),
+        ("67668b4002", "MOV AX WORD BX SI DISP8"),
+        ("678b06ffff", "MOV EAX DWORD -1"),
+        ("9a112233445566", "CALL IMM16 IMM32 ESP"),
+        ("66ea11ff2233", "JMP IMM16 -IMM16"),
+    ],
+)
+def test_32_bit_code(code: str, asm: str) -> None:
+    found = tokens(code, bits=32)
+    assert found["asm"] == asm.split()
+    assert set(found["reg"]) <= set(closed()["reg"].tokens)
+
+
+def test_loading_a_segment_register_is_news() -> None:
+    les = tokens("c400", bits=32)
+    assert les["asm"] == ["LES", "EAX", "FWORD", "EAX", "ES"]
+    assert les["rw"][-1] == ("WRITE", 1)
+
+
+@pytest.mark.parametrize("rules", ["tokmill", "semanticbbv"])
+def test_align_gives_six_lists_of_one_length(rules: str) -> None:
+    for code in ("f3aa", "62f17ccb5800", "c5f877", "90", "428b4c8310"):
+        found = tokens(code, rules)
+        aligned = align(found)
+        assert list(aligned) == list(COLUMNS)
+        assert {len(values) for values in aligned.values()} == {len(found["asm"])}
+        assert set(aligned["mne"]) == {found["mne"]}
+    assert align(tokens("8b45f8"))["rw"] == ["-", "WRITE", "READ", "READ", "-"]
+
+
+def test_several_instructions() -> None:
+    found = tokenize_bytes(b"\x55\x48\x89\xe5\xc3", 0)
+    assert [part["mne"] for part in found] == ["PUSH", "MOV", "RET"]
+    assert tokenize_bytes(b"", 0) == []
+
+
+@pytest.mark.parametrize("rules", ["tokmill", "semanticbbv"])
+def test_the_address_does_not_matter(rules: str) -> None:
+    for code in ("e800000000", "488d0508000000", "7402", "8b042511223344"):
+        raw = bytes.fromhex(code)
+        for address in (0, 0x401000, 2**64 - 3):
+            assert tokenize_binary_instruction(raw, address, rules) == tokens(code, rules)
+
+
+@pytest.mark.parametrize("code", ["", "06", "0fff", "48", "e8000000", "f0" * 15])
+def test_bytes_that_are_no_instruction(code: str) -> None:
+    with pytest.raises(DecodeError, match="no instruction of 64-bit code") as caught:
+        tokens(code)
+    assert isinstance(caught.value, TokmillError)
+    assert caught.value.where == "0x401000"
+    assert bytes.fromhex(code).hex(" ") in caught.value.what
+    assert caught.value.hint
+
+
+def test_bytes_left_over() -> None:
+    with pytest.raises(DecodeError, match="2 instructions where one was asked for: 55 c3"):
+        tokens("55c3")
+    with pytest.raises(DecodeError, match="no instruction of 64-bit code: 0f ff") as caught:
+        tokenize_bytes(b"\x55\x0f\xff", 0x1000)
+    assert caught.value.where == "0x1001"
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(UsageError, match="nothing is called 'semanticbb'") as caught:
+        tokens("90", rules="semanticbb")
+    assert "semanticbbv" in caught.value.hint
+    with pytest.raises(UsageError, match="16 bits"):
+        make_rules("tokmill", 16)

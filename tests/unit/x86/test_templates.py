@@ -1,0 +1,194 @@
+"""The cache of templates: numbers, tables, borders of the cache, errors."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokmill.errors import UsageError
+from tokmill.store.schema import Column, Phrases, Records, Schema
+from tokmill.store.shard import Shard, ShardWriter
+from tokmill.x86 import templates as module
+from tokmill.x86.rules import COLUMNS, DecodeError, align, tokenize_bytes
+from tokmill.x86.templates import Templates
+from tokmill.x86.vocabulary import closed, counted
+from x86_code import check_equal, decodable, programs, text_of, written
+
+PROLOGUE = bytes.fromhex("5548 89e5 4883ec20 8b45f8 8b45f0 5d c3 83c105 83c107".replace(" ", ""))
+
+
+def some_code(size: int = 30_000, bits: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    text = text_of(next(path for path in programs() if "multiarray_umath" in path.name))
+    return decodable(text[len(text) // 2 :][:size], bits)
+
+
+def test_equal_instructions_have_equal_numbers() -> None:
+    code, lengths = decodable(PROLOGUE)
+    templates = Templates("tokmill", 64, closed())
+    numbers = templates.numbers(code, lengths)
+    # Two displacements of one class, two immediates of one class.
+    assert numbers.tolist() == [0, 1, 2, 3, 3, 4, 5, 6, 6]
+    assert templates.numbers(code, lengths).tolist() == numbers.tolist()
+    offsets, columns = templates.table()
+    assert len(offsets) == 8 and offsets[0] == 0
+    assert {name: len(ids) for name, ids in columns.items()} == dict.fromkeys(COLUMNS, offsets[-1])
+    assert columns["asm"].dtype == np.uint16 and columns["rw"].dtype == np.uint8
+    with pytest.raises(ValueError, match="read-only"):
+        columns["asm"][0] = 1
+
+
+@pytest.mark.parametrize("bits", [64, 32])
+@pytest.mark.parametrize("rules", ["tokmill", "semanticbbv"])
+def test_tokens_are_those_of_the_rules(rules: str, bits: int) -> None:
+    check_equal(Templates(rules, bits), *some_code(20_000, bits))
+
+
+def test_different_code_with_equal_tokens_has_one_number() -> None:
+    code, lengths = decodable(bytes.fromhex("89c8" + "8bc1" + "8b00" + "8b4000"))
+    numbers = Templates("tokmill", 64).numbers(code, lengths).tolist()
+    assert numbers[2] == numbers[3], "a displacement of 0 is no token"
+    # The two encodings of mov eax,ecx differ in the kinds of operands.
+    assert numbers[0] != numbers[1]
+
+
+def test_small_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, lengths = some_code()
+    wanted = Templates("tokmill", 64, closed())
+    numbers = wanted.numbers(code, lengths)
+    monkeypatch.setattr(module, "_CHUNK", 100)
+    found = Templates("tokmill", 64, closed())
+    assert (found.numbers(code, lengths) == numbers).all()
+    for name, ids in found.table().columns.items():
+        assert (ids == wanted.table().columns[name]).all()
+
+
+def test_a_full_cache_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, lengths = some_code()
+    templates = Templates("tokmill", 64)
+    half = len(lengths) // 2
+    cut = int(lengths[:half].sum())
+    monkeypatch.setattr(module, "MOST_KEYS", 200)
+    before = templates.numbers(code[:cut], lengths[:half])
+    assert len(templates.index) > 200
+    table = templates.table()
+    texts = list(written(templates, before))
+    templates.numbers(code[cut:], lengths[half:])
+    fresh = Templates("tokmill", 64)
+    fresh.numbers(code[cut:], lengths[half:])
+    assert len(templates.index) == len(fresh.index)
+    check_equal(templates, code[cut:], lengths[half:])
+    # A table that was taken before stays what it was.
+    ids = templates.ids["asm"]
+    tokens = list(ids)
+    first = slice(table.offsets[before[0]], table.offsets[before[0] + 1])
+    assert [tokens[i] for i in table.columns["asm"][first].tolist()] == texts[0]["asm"]
+
+
+def test_separator() -> None:
+    code, lengths = decodable(PROLOGUE)
+    plain, marked = (Templates("tokmill", 64, closed(), separator=on) for on in (False, True))
+    assert (plain.numbers(code, lengths) == marked.numbers(code, lengths)).all()
+    for name in COLUMNS:
+        offsets, columns = marked.table()
+        ends = offsets[1:] - 1
+        assert (columns[name][ends] == closed()[name].ids["[SEP]"]).all()
+        assert (np.delete(columns[name], ends) == plain.table().columns[name]).all()
+
+
+def test_pickled_with_what_it_holds() -> None:
+    code, lengths = some_code()
+    templates = Templates("semanticbbv", 64)
+    numbers = templates.numbers(code, lengths)
+    copy = pickle.loads(pickle.dumps(templates))  # noqa: S301
+    assert len(copy.index) == len(templates.index)
+    assert (copy.numbers(code, lengths) == numbers).all()
+    more = decodable(PROLOGUE)
+    check_equal(copy, *more)
+
+
+@pytest.mark.parametrize("rules", ["tokmill", "semanticbbv"])
+def test_bytes_that_are_no_instruction(rules: str) -> None:
+    code = np.frombuffer(bytes.fromhex("55" + "0f0400" + "c3"), np.uint8)
+    lengths = np.array([1, 3, 1], np.uint8)
+    templates = Templates(rules, 64)
+    with pytest.raises(DecodeError, match="64-bit code: 0f 04 00") as caught:
+        templates.numbers(code, lengths, lambda row: 0x401000 + row)
+    assert caught.value.where == "0x401001"
+    with pytest.raises(DecodeError) as caught:
+        templates.numbers(code, lengths)
+    assert caught.value.where == "0x1"
+    assert len(templates.index) == 0 and len(templates.table().offsets) == 1
+    assert templates.numbers(code[:1], lengths[:1]).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "where"), [([2, 2], "0x0"), ([4], "0x0"), ([1, 0, 3], "0x1"), ([1, 2, 1], "0x1")]
+)
+def test_lengths_that_are_not_those_of_the_code(lengths: list[int], where: str) -> None:
+    code = np.frombuffer(bytes.fromhex("554889e5"), np.uint8)  # push rbp; mov rbp,rsp
+    with pytest.raises(DecodeError) as caught:
+        Templates().numbers(code, np.array(lengths, np.uint8))
+    assert caught.value.where == where
+
+
+def test_lengths_and_code_have_to_fit() -> None:
+    with pytest.raises(ValueError, match="4 bytes of code, but 3"):
+        Templates().numbers(np.zeros(4, np.uint8), np.array([3], np.uint8))
+    assert Templates().numbers(np.zeros(0, np.uint8), np.zeros(0, np.uint8)).tolist() == []
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(UsageError, match="nothing is called"):
+        Templates("token")
+
+
+def test_an_unknown_token_is_unk() -> None:
+    code, lengths = decodable(PROLOGUE)
+    few = counted([{"asm": {"PUSH": 1}}], "tokmill")
+    templates = Templates("tokmill", 64, few)
+    templates.numbers(code, lengths)
+    assert templates.table().columns["asm"][:3].tolist() == [5, 3, 3]
+
+
+def test_counts_are_those_of_every_token() -> None:
+    code, lengths = some_code()
+    templates = Templates("semanticbbv", 64)
+    templates.numbers(*decodable(PROLOGUE))  # what was there before does not count
+    found = templates.counts(templates.numbers(code, lengths))
+    wanted: dict[str, dict[str, int]] = {name: {} for name in COLUMNS}
+    for tokens in tokenize_bytes(code.tobytes(), 0, "semanticbbv"):
+        for name, values in align(tokens).items():
+            for value in values:
+                wanted[name][value] = wanted[name].get(value, 0) + 1
+    assert found == wanted
+
+
+def test_a_shard_holds_them_as_phrases(tmp_path: Path) -> None:
+    """Numbers and table are what the store's writer takes, and it gives the tokens back."""
+    code, lengths = some_code(5000)
+    templates = Templates("tokmill", 64, closed())
+    templates.numbers(*decodable(PROLOGUE))
+    numbers = templates.numbers(code, lengths)
+    offsets, columns = templates.table()
+    tokens = int(np.diff(offsets)[numbers].sum())
+    schema: Schema = {
+        name: Column("u2" if ids.itemsize == 2 else "u1", phrase=True, vocab=name)
+        for name, ids in columns.items()
+    }
+    records = Records(
+        np.array([0, tokens]),
+        {},
+        np.zeros(1, np.int64),
+        phrases=Phrases(numbers, np.array([0, len(numbers)]), offsets, columns),
+    )
+    writer = ShardWriter(schema, {name: len(closed()[name]) for name in COLUMNS})
+    writer.add(records, 0)
+    writer.write(tmp_path / "one.safetensors")
+    found = Shard(tmp_path / "one.safetensors").phrase_tokens(0, 0, tokens, list(COLUMNS))
+    wanted = [align(part) for part in tokenize_bytes(code.tobytes(), 0)]
+    for name, ids in zip(COLUMNS, found, strict=True):
+        texts = [closed()[name].tokens[i] for i in ids.tolist()]
+        assert texts == [token for part in wanted for token in part[name]]
