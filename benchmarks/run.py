@@ -10,8 +10,11 @@ from pathlib import Path
 
 import bpe_training
 import corpus
+import decoder_training
+import feed_batches
 import jsonl_store
 import many_shards
+import packing
 
 HERE = Path(__file__).parent
 
@@ -55,6 +58,18 @@ def main(cache: Path, peers_python: str) -> None:
         "## Many shards",
         "",
         *many_shards.main(cache),
+        "",
+        "## Batches",
+        "",
+        *feed_batches.main(cache, peers_python),
+        "",
+        "## Packing",
+        "",
+        *packing.main(),
+        "",
+        "## Training a GPT-2",
+        "",
+        *decoder_training.main(cache),
     ]
     (HERE / "RESULTS.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))

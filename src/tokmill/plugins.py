@@ -34,6 +34,9 @@ SOURCES: dict[str, Part] = {
     "parquet-tokens": Part(
         "tokmill.formats.parquet:ParquetTokensSource", "parquet", "Parquet files of token ids"
     ),
+    "token-dicts": Part(
+        "tokmill.formats.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
+    ),
 }
 
 EXPORTS: dict[str, Part] = {
@@ -43,6 +46,9 @@ EXPORTS: dict[str, Part] = {
     "megatron": Part("tokmill.formats.megatron:MegatronExport", "", "Megatron .bin/.idx pair"),
     "datatrove": Part("tokmill.formats.datatrove:DatatroveExport", "", "datatrove .ds files"),
     "parquet": Part("tokmill.formats.parquet:ParquetExport", "parquet", "one row a record"),
+    "token-dicts": Part(
+        "tokmill.formats.token_dicts_export:TokenDictsExport", "", "pickle of x86 token dicts"
+    ),
 }
 
 MODELS: dict[str, Part] = {
@@ -53,15 +59,29 @@ TASKS: dict[str, Part] = {
     "next_token": Part("tokmill.tasks.next_token:NextToken", "train", "predict the next token"),
 }
 
+LIFTERS: dict[str, Part] = {
+    "native": Part("tokmill.x86.cfg:lift", "x86", "tokmill's own, on iced-x86"),
+    "angr": Part("tokmill.x86.angr:lift", "angr", "angr's CFGFast"),
+}
+
+TRACKERS: dict[str, Part] = {
+    "tensorboard": Part("tokmill.train.trackers:TensorBoard", "track", "event files in the run"),
+    "wandb": Part("tokmill.train.trackers:Wandb", "track", "Weights & Biases, online or offline"),
+}
+
 EXTRA_PACKAGES: dict[str, str] = {
     "gigatoken": "text",
     "tokenizers": "text",
     "zstandard": "text",
     "psutil": "text",
     "pyarrow": "parquet",
+    "iced_x86": "x86",
+    "lief": "x86",
     "torch": "train",
     "matplotlib": "plot",
     "jinja2": "plot",
+    "tensorboard": "track",
+    "wandb": "track",
 }
 """Package → the extra that installs it."""
 

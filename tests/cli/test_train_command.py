@@ -113,6 +113,41 @@ def test_a_store_alone_is_enough(tokmill: Tokmill, store: Path, tmp_path: Path) 
     assert (tmp_path / "run/model/model.safetensors").is_file()
 
 
+def test_other_trainers_names(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
+    names = {"batch_size": 4, "learning_rate": 3e-3, "max_iters": 2, "n_layer": 1, "d_model": 16}
+    given = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]
+    given += ["--set", "num_heads=2", "--set", "context_length=8", "--set", "warmup_iters=1"]
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("lr = 0.5\nmax_steps = 70\n\n[model]\nheads = 1\n")
+    tokmill("train", recipe, "--data", store, "-o", tmp_path / "run", *given)
+    saved = json.loads((tmp_path / "run/recipe.json").read_text())
+    assert (saved["data"]["batch"], saved["run"]["steps"], saved["task"]["length"]) == (4, 2, 8)
+    assert (saved["optim"]["lr"], saved["optim"]["warmup"]) == (3e-3, 1)
+    assert [saved["model"][key] for key in ("layers", "dim", "heads")] == [1, 16, 2]
+    assert "a training" in tokmill("recipe", "check", recipe, "--set", "lr=0.1").stdout
+
+
+def test_train_for_longer_evaluate_and_start_from(
+    tokmill: Tokmill, store: Path, tmp_path: Path
+) -> None:
+    flat = ["--set", "schedule=constant", "--set", "eval_every=2", *SMALL]
+    out = tmp_path / "run"
+    tokmill("train", store, "--val", store, "-o", out, "--steps", "3", *flat)
+    tokmill("train", "--resume", "-o", out, "--steps", "4")
+    last = json.loads(tokmill("eval", out, store, "--json", "--device", "cpu").stdout)
+    assert last["step"] == 4 and last["tokens"] > 0 and last["bits_per_byte"] > 0
+    shown = tokmill("eval", out, store, "--at", "4", "--rows", "2", "--batch", "1").stdout
+    assert re.search(r"^step +4$", shown, re.MULTILINE)
+    assert re.search(r"^perplexity +\d+\.\d{4}$", shown, re.MULTILINE)
+    assert "there are: 3, 4, best" in tokmill("eval", out, store, "--at", "1", code=1).stderr
+    tokmill("sample", out, "--at", "best", "--tokens", "2")
+    tokmill("train", store, "--from", out, "-o", tmp_path / "next", "--steps", "1", *SMALL)
+    lines = (tmp_path / "next/metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["loss"] == pytest.approx(last["loss"], rel=0.1)
+    refused = tokmill("train", "--resume", "-o", tmp_path / "next", "--set", "clip=0.5", code=1)
+    assert "optim.clip: 1.0 → 0.5" in refused.stderr and "--from" in refused.stderr
+
+
 def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
     done = tokmill("train", RECIPE, "--data", store, "-o", tmp_path / "run", "--dry-run")
     assert "model.blocks.3.feed_forward.down.weight" in done.stdout
@@ -139,7 +174,13 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
         (["train", "STORE", "-o", "RUN", "--set", "modle.dim=1"], 2, "did you mean 'model'"),
         (["train", "STORE", "-o", "STORE"], 1, "no run"),
         (["train", "STORE", "-o", "RUN", "--set", "data.batch=0"], 2, "data.batch"),
+        (["train", "STORE", "-o", "RUN", "--set", "seed=1"], 2, "data.seed or run.seed"),
+        (["train", "STORE", "-o", "RUN", "--set", "min_lr=1"], 2, "optim.floor"),
+        (["train", "STORE", "-o", "RUN", "--set", "track=['tb']"], 2, "tensorboard"),
+        (["train", "STORE", "-o", "RUN", "--from", "none"], 2, "no run to start from"),
+        (["train", "STORE", "-o", "RUN", "--from", "STORE"], 1, "no run with weights"),
         (["sample", "STORE"], 1, "holds no run"),
+        (["eval", "STORE", "STORE"], 1, "holds no run"),
     ],
 )
 def test_mistakes_have_hints(
@@ -176,6 +217,8 @@ def test_the_command_line_loads_no_torch() -> None:
         ["train", "STORE", "-o", "RUN", "--set", "steps"],
         ["train", "STORE", "-o", "RUN", "--set", "run.stepz=3"],
         ["train", "STORE", "-o", "RUN", "--set", "modle.dim=3"],
+        ["train", "STORE", "-o", "RUN", "--set", "seed=3"],
+        ["train", "STORE", "-o", "RUN", "--from", "none"],
         ["train", "STORE", "-o", "RUN", "--steps", "0"],
         ["train", "STORE", "-o", "RUN", "--max-time", "soon"],
         ["train", __file__, "-o", "RUN"],

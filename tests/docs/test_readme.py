@@ -3,7 +3,7 @@
 A fenced block marked `console` holds commands (lines that begin with `$ `, continued by a
 backslash) and below each what it prints. All are run in order in one temporary folder that holds
 `corpus.txt`. Numbers, sizes and digests may differ; a shown line `…` stands for any lines. Blocks
-marked `python` are run after them, and those of docs/python.md as one program; all others are for
+marked `python` are run after them, and those of a page of docs/ as one program; all others are for
 reading only.
 """
 
@@ -78,10 +78,11 @@ def test_commands_run_and_print_what_is_shown(
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
 
 
-def test_python_page_runs(repository: Path, corpus: Any, tmp_path: Path) -> None:
-    """Its blocks are one program, in order."""
+@pytest.mark.parametrize("page", ["python.md", "loaders.md", "parts.md", "x86-tokens.md"])
+def test_python_pages_run(page: str, repository: Path, corpus: Any, tmp_path: Path) -> None:
+    """The blocks of a page are one program, in order."""
     (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())
-    blocks = PYTHON.findall((repository / "docs" / "python.md").read_text("utf-8"))
+    blocks = PYTHON.findall((repository / "docs" / page).read_text("utf-8"))
     assert blocks
     code = "\n".join(blocks)
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300)

@@ -16,6 +16,7 @@ import tokmill
 HEAVY = {
     "awkward",
     "gigatoken",
+    "iced_x86",
     "jinja2",
     "matplotlib",
     "numpy",
@@ -32,13 +33,20 @@ HEAVY = {
 
 PUBLIC = [
     "Feed",
+    "Packed",
     "Store",
+    "Stream",
+    "TokenDataset",
     "Tokenizer",
     "TokmillError",
+    "Whole",
     "Windows",
     "__version__",
+    "align",
     "build_store",
     "sample",
+    "tokenize_binary_instruction",
+    "tokenize_bytes",
     "train_model",
     "train_tokenizer",
 ]
@@ -89,6 +97,19 @@ def test_public_names_outlive_the_packages_of_the_same_name() -> None:
         "import tokmill, tokmill.build.run, tokmill.train.loop, tokmill.inference.sample\n"
         "for name in set(tokmill.__all__) - {'__version__'}:\n"
         "    assert callable(getattr(tokmill, name)), name"
+    )
+
+
+def test_a_public_name_says_which_extra_it_needs() -> None:
+    loaded_by(
+        "import sys; sys.modules['torch'] = None  # as if it were not installed\n"
+        "import tokmill\n"
+        "try:\n"
+        "    tokmill.TokenDataset\n"
+        "except tokmill.TokmillError as error:\n"
+        "    assert error.exit_code == 4 and 'tokmill[train]' in error.hint, error\n"
+        "else:\n"
+        "    raise SystemExit('torch was imported')"
     )
 
 

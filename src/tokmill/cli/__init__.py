@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "tokenizer": ("tokmill.cli.tokenizer:app", "data", "Train, use and compare tokenizers."),
     "build": ("tokmill.cli.build:command", "data", "Turn inputs into a token store."),
     "store": ("tokmill.cli.store:app", "data", "Validate, repair, locate, export a store."),
+    "cfg": ("tokmill.cli.cfg:cfg", "programs", "Find functions, blocks, edges of programs."),
     "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
     "eval": ("tokmill.cli.evaluate:evaluate", "training", "Measure the loss of a run on a store."),
     "sample": ("tokmill.cli.train:sample", "training", "Continue a prompt with a trained model."),

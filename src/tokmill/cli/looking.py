@@ -24,7 +24,10 @@ Width = Annotated[int, typer.Option(help="Row length that padding is reckoned fo
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="ANY", help="A file or folder of any kind.")],
     head: Annotated[
-        int | None, typer.Option(metavar="N", min=0, help="Show the first N records of a store.")
+        int | None,
+        typer.Option(
+            metavar="N", min=0, help="Show the first N records of a store, or entries of a pickle."
+        ),
     ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="Read the store, and reckon its figures.")
@@ -42,15 +45,18 @@ def inspect(
     """Say what a file or folder is; of a store show records and figures too."""
     from tokmill.report.inspect import describe
 
-    facts = describe(path)
+    facts = describe(path) if head is None else describe(path, head)
     is_store = facts["kind"] in ("store", "partial store")
-    if not is_store and (head is not None or stats or where):
+    shows_entries = is_store or facts["kind"] == "pickle"
+    if (not shows_entries and head is not None) or (not is_store and (stats or where)):
         raise UsageError(
-            f"--head, --stats and --where are for stores; this is {facts['what']}", where=str(path)
+            "--stats and --where are for stores, --head for stores and pickles; "
+            f"this is {facts['what']}",
+            where=str(path),
         )
     if head is None and where:
         head = 5
-    if head is not None:
+    if is_store and head is not None:
         facts["head"] = _records(path, head, where or [], whole=as_json)
     if stats:
         facts["statistics"] = _statistics(path, width, sample)

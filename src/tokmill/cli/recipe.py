@@ -46,7 +46,7 @@ def check(
     for path in recipes:
         row = {"recipe": str(path), "ok": True, "what": "", "hint": ""}
         try:
-            row["what"] = check_recipe(merge(read_toml(path), overrides(set_ or [])), str(path))
+            row["what"] = check_recipe(read_toml(path), overrides(set_ or []), str(path))
         except TokmillError as error:
             row |= {"ok": False, "what": error.what, "hint": error.hint}
             code = max(code, error.exit_code)
@@ -86,9 +86,10 @@ def schema(
     print_table(["key", "type", "default", "meaning"], rows)
 
 
-def check_recipe(value: dict[str, Any], where: str) -> str:
-    """Check a recipe as nested dicts, and say what it is."""
+def check_recipe(value: dict[str, Any], options: dict[str, Any], where: str) -> str:
+    """Check a recipe and options over it, as nested dicts, and say what it is."""
     if "source" in value:
+        value = merge(value, options)
         kind = plugins.require("tokmill.build.run").BuildRecipe
         recipe = convert(kind, value, where)
         config = plugins.load(plugins.SOURCES, recipe.source).Config
@@ -98,6 +99,7 @@ def check_recipe(value: dict[str, Any], where: str) -> str:
             raise UsageError(f"options: {error.what}", where=where, hint=error.hint) from None
         return f"a build of {recipe.source}"
     if value.keys() & TRAINING:
+        value = plugins.require("tokmill.train.names").merged(value, options, where)
         plugins.require("tokmill.train.config").from_dict(value, where)
         return "a training"
     raise UsageError(
@@ -153,7 +155,11 @@ def type_name(annotation: Any) -> str:
 
 def _training_keys() -> list[dict[str, Any]]:
     config = plugins.require("tokmill.train.config")
-    return keys_of(config.config_type(**config.DEFAULT_KINDS))
+    keys = keys_of(config.config_type(**config.DEFAULT_KINDS))
+    for name, key in plugins.require("tokmill.train.names").OTHER_NAMES.items():
+        found = next(one for one in keys if one["key"] == key)
+        found["doc"] += f", {name}" if "Also: " in found["doc"] else f" Also: {name}"
+    return keys
 
 
 def _shown(key: dict[str, Any]) -> str:

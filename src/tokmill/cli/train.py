@@ -16,6 +16,7 @@ from tokmill.recipe import merge
 
 
 def train(
+    context: typer.Context,
     recipe: Annotated[
         Path | None,
         typer.Argument(
@@ -38,11 +39,19 @@ def train(
     ] = False,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Set a key of the recipe. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="A.B=C",
+            help="Set a key of the recipe, with its table (optim.lr=1e-3) or, where it is clear, "
+            "without (lr=1e-3); other trainers' names work too (learning_rate). May be repeated.",
+        ),
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="The store to learn from. Sets data.train.", rich_help_panel=PANEL),
+        list[Path] | None,
+        typer.Option(
+            help="The store to learn from; repeated, several are mixed. Sets data.train.",
+            rich_help_panel=PANEL,
+        ),
     ] = None,
     val: Annotated[
         Path | None,
@@ -56,6 +65,16 @@ def train(
             rich_help_panel=PANEL,
         ),
     ] = False,
+    start: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RUN",
+            help="Begin with the weights of this run, or of a folder of weights in it. "
+            "Sets run.start.",
+            rich_help_panel=PANEL,
+        ),
+    ] = None,
     steps: Annotated[
         int | None,
         typer.Option(help="Steps of the optimiser. Sets run.steps.", rich_help_panel=PANEL),
@@ -72,12 +91,34 @@ def train(
         str | None,
         typer.Option(help="cpu, cuda or auto. Sets run.device.", rich_help_panel=PANEL),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="single, ddp or auto. Sets run.engine.", rich_help_panel=PANEL),
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(help="Processes on this machine that share each step; one a GPU.")
+    ] = 1,
+    nodes: Annotated[int, typer.Option(help="Machines; the command is given on each of them.")] = 1,
+    node_rank: Annotated[int, typer.Option(help="Number of this machine, from 0.")] = 0,
+    master: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="A free port of machine 0.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Train a model on a token store; --resume continues a stopped run to the last bit."""
+    """Train a model on token stores; --resume continues a stopped run to the last bit."""
     given: dict[str, Any] = {
-        "data": {"train": data and str(data), "val": val and str(val), "partial": partial or None},
-        "run": {"steps": steps, "max_time": max_time, "device": device},
+        "data": {
+            "train": (str(data[0]) if len(data) == 1 else list(map(str, data))) if data else None,
+            "val": val and str(val),
+            "partial": partial or None,
+        },
+        "run": {
+            "start": start and str(start),
+            "steps": steps,
+            "max_time": max_time,
+            "device": device,
+            "engine": engine,
+        },
     }
     flags = {
         section: {key: value for key, value in keys.items() if value is not None}
@@ -92,11 +133,21 @@ def train(
             )
         raise UsageError("the run needs a folder", hint="name it: -o RUN")
     resolving = plugins.require("tokmill.train.resolve")
-    config = resolving.resolve(recipe, out or Path("RUN"), options, resume)
+    launching = plugins.require("tokmill.train.launch")
+    launching.begin_worker()
+    launch = launching.Launch(processes, nodes, node_rank, master)
+    launch.check()
+    with launching.one_a_machine():
+        config = resolving.resolve(recipe, out or Path("RUN"), options, resume)
+    line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
-        _print_plan(plugins.require("tokmill.train.estimate").estimate(config), as_json)
+        plan = plugins.require("tokmill.train.estimate").estimate(config)
+        _print_plan({**plan, "torchrun": line} if line else plan, as_json)
         return
     try:
+        if line:
+            say(line)
+            raise typer.Exit(launch.run(context.obj))
         loop = plugins.require("tokmill.train.loop")
         result = loop.train_model(recipe, out, options=options, resume=resume)
     except KeyboardInterrupt:
@@ -108,6 +159,8 @@ def train(
             where=str(out),
             hint=f"`{resolving.resume_command(out)}` continues from there",
         ) from None
+    if launching.place().rank:
+        return
     if as_json:
         print_json({"run": str(result.path), **result.metrics, "step": result.step})
         return
@@ -127,16 +180,31 @@ def sample(
     top_k: Annotated[
         int, typer.Option(help="Draw from so many likeliest tokens; 0: from all.")
     ] = 50,
+    top_p: Annotated[
+        float, typer.Option(help="Of these, draw from the fewest that are this likely together.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
+    at: Annotated[
+        str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")
+    ] = "last",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Continue a prompt with a trained model."""
     module = plugins.require("tokmill.inference.sample")
-    if at := plugins.require("tokmill.train.run").unfinished_at(run):
-        say(f"{run}: the run is not finished: samples from step {at[0]:,} of {at[1]:,}")
+    reached = plugins.require("tokmill.train.run").unfinished_at(run)
+    if reached and at == "last":
+        say(f"{run}: the run is not finished: samples from step {reached[0]:,} of {reached[1]:,}")
     text = module.sample(
-        run, prompt, tokens, temperature=temperature, top_k=top_k, seed=seed, device=device
+        run,
+        prompt,
+        tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        device=device,
+        at=at,
     )
     if as_json:
         print_json({"prompt": prompt, "continuation": text, "seed": seed})
@@ -162,9 +230,30 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
             ["batch", " rows × ".join(map(str, plan["batch"])) + " positions"],
             ["micro-batch", " rows × ".join(map(str, plan["micro_batch"])) + " positions"],
             ["tokens a step", f"{plan['tokens_per_step']:,}"],
+            ["rows", plan["rows_kind"]],
             ["steps", f"{plan['steps']:,} ({plan['epochs']:.2f} epochs of {plan['rows']:,} rows)"],
             ["tokens in all", f"{plan['tokens']:,}"],
             ["operations in all", f"{plan['flops']:.2e}"],
-            ["memory, about", human_bytes(plan["memory_bytes"])],
+            [
+                "memory, about",
+                f"{human_bytes(plan['memory_bytes'])} a process, "
+                f"{human_bytes(plan['tensor_bytes'])} of it tensors",
+            ],
         ],
     )
+    print()
+    print_table(
+        ["store", "share", "rows", "padding", "cut off"],
+        [
+            [
+                store["store"],
+                f"{store['share']:.1%}",
+                f"{store['rows']:,}",
+                f"{store['padding']:.2%}",
+                f"{store['cut_tokens']:,} tokens of {store['cut_records']:,} records",
+            ]
+            for store in plan["stores"]
+        ],
+    )
+    if "torchrun" in plan:
+        print(f"\n{plan['torchrun']}")

@@ -16,6 +16,7 @@ from tokmill import plugins
 from tokmill.errors import MissingExtraError
 from tokmill.files import machine_errors
 from tokmill.report.look import HEAD, Facts, Look, Recogniser, shorten, tail
+from tokmill.report.pickles import read_pickle
 
 LLMC = {20240520: ("uint16", 2), 20240801: ("uint32", 4)}
 """Magic number of llm.c → type of a token (karpathy/llm.c, `dev/data/data_common.py`)."""
@@ -34,23 +35,17 @@ def empty(look: Look) -> Facts | None:
 
 
 def pickle(look: Look) -> Facts | None:
-    """A pickle, bare or inside PyTorch's zip; it is never opened."""
-    what = ""
+    """A pickle, read as data; one inside PyTorch's zip is not looked at."""
     proto = look.head[1] if look.head[:1] == b"\x80" and len(look.head) > 2 else 0
     named = look.suffix in (".pkl", ".pickle")
     if 2 <= proto <= 5 and tail(look) == b"." and (named or proto < 4 or look.head[2] == 0x95):
-        what = f"a pickle (protocol {proto})"
-    elif named:
-        what = "a pickle by its name"
-    elif any(name.endswith("data.pkl") for name in _members(look)):
-        what = "a PyTorch file, which holds a pickle"
-    if not what:
-        return None
-    return {
-        "kind": "pickle",
-        "what": f"{what}; it will not be opened, as opening one runs the code that is in it",
-        "bytes": look.size,
-    }
+        return read_pickle(look.path, f"a pickle (protocol {proto})", look.size, look.entries)
+    if named:
+        return read_pickle(look.path, "a pickle by its name", look.size, look.entries)
+    if any(name.endswith("data.pkl") for name in _members(look)):
+        what = "a PyTorch file, which holds a pickle; it is not opened"
+        return {"kind": "pickle", "what": what, "bytes": look.size}
+    return None
 
 
 def npz(look: Look) -> Facts | None:

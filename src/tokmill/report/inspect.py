@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from tokmill import plugins
@@ -16,11 +17,11 @@ from tokmill.report.runs import listing
 from tokmill.store.vocab import find_roles
 
 
-def describe(path: Path | str) -> Facts:
+def describe(path: Path | str, entries: int = 3) -> Facts:
     """Return what a path is: `kind`, `what` in words, and the facts of that kind.
 
-    `problem` is there where something is wrong with it, `next` where a command takes it. Nothing
-    is unpickled and nothing is changed.
+    `problem` is there where something is wrong with it, `next` where a command takes it. Of a
+    pickle so many entries are shown. Nothing is changed, and nothing of a pickle is run.
 
     Raises:
         TokmillError: there is no such path, or a store or run in it is damaged.
@@ -31,7 +32,7 @@ def describe(path: Path | str) -> Facts:
         raise TokmillError("there is no such file or folder", where=str(path))
     if not path.is_dir() and not path.is_file():
         raise TokmillError("is neither a file nor a folder", where=str(path))
-    look = Look(path) if path.is_dir() else open_look(path)
+    look = replace(Look(path) if path.is_dir() else open_look(path), entries=entries)
     for recogniser in FOLDERS if path.is_dir() else FILES:
         facts = recogniser(look)
         if facts is not None:

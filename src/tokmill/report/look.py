@@ -32,6 +32,8 @@ class Look:
     size: int = 0
     json: Any = field(default=None)
     """Content of a file that is one JSON value, read once for all recognisers."""
+    entries: int = 3
+    """How many entries are to be shown of what is shown by entries."""
 
     @property
     def suffix(self) -> str:

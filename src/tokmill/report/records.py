@@ -1,14 +1,16 @@
-"""Records of a store as people read them: text where there is a tokenizer, ids elsewhere."""
+"""Records of a store as people read them: text where there is a tokenizer, tokens, else ids."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.files import machine_errors
 from tokmill.store.schema import Array, Column
 from tokmill.store.store import Store
 
@@ -58,6 +60,25 @@ class Reader:
             "",
         )
         self.tokenizer: Any = self._load() if self.column else None
+        self.lists = {
+            name: tokens
+            for name in store.token_columns
+            if (tokens := self._tokens(store.schema[name].vocab or ""))
+        }
+        """Column → its tokens by id, where the vocabulary is a list."""
+
+    def _tokens(self, vocabulary: str) -> list[str]:
+        """Return the tokens of a vocabulary that is a JSON object with a list of them."""
+        file = getattr(self.store.vocabularies.get(vocabulary), "file", "")
+        if not file.endswith(".json") or file.startswith("tokenizer"):
+            return []
+        path = self.store.vocabulary_file(vocabulary)
+        try:
+            with machine_errors("read", path):
+                return msgspec.json.decode(path.read_bytes(), type=_TokenList).tokens
+        except (MachineError, msgspec.DecodeError):
+            self.talk = f"ids instead of tokens: {path} is no list of tokens"
+            return []
 
     def _load(self) -> Any:
         try:
@@ -82,6 +103,10 @@ class Reader:
                 shown[name] = value if isinstance(value, str) else value.tolist()
             elif name == self.column and self.tokenizer is not None:
                 shown["text"] = self.text(value[:most])
+            elif name in self.lists:
+                shown[name] = _named(value[:most].tolist(), self.lists[name])
+                if name == "asm" and "border" in record:
+                    shown["text"] = _lines(shown.pop(name), record["border"].tolist())
             else:
                 shown[name] = value[:most].tolist()
         return shown
@@ -105,6 +130,25 @@ class Reader:
             }
         except (TokmillError, IndexError):
             return {}
+
+
+class _TokenList(msgspec.Struct):
+    """The part of a vocabulary's file that tells tokens by id."""
+
+    tokens: list[str]
+
+
+def _named(ids: list[int], tokens: list[str]) -> list[str]:
+    return [tokens[i] if i < len(tokens) else f"({i})" for i in ids]
+
+
+def _lines(tokens: list[str], border: list[int]) -> str:
+    """Return instructions one a line; bit 0 of `border` is where one begins, bit 1 a block."""
+    parts = [
+        ("\n\n" if bits & 2 else "\n" if bits & 1 else " ") + token
+        for token, bits in zip(tokens, border, strict=False)
+    ]
+    return "".join(parts).strip()
 
 
 def _condition(store: Store, condition: str) -> tuple[str, str | int | float]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tokmill.errors import TokmillError, UsageError
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
+from tokmill.train.allocator import keep_freed_memory
 from tokmill.train.compiling import any_number_of_documents, compile_errors, compile_task
 from tokmill.train.config import OptimConfig, RunConfig
 from tokmill.train.launch import Place, one_a_machine, place
@@ -117,6 +118,8 @@ class Single:
 
     def prepare(self, task: Task, optim: OptimConfig) -> None:
         """Put the task on the device and make its optimiser."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.task, self.clip = task.to(self.device), optim.clip
         task.model.recompute = self.config.recompute
         if self.config.compile:

@@ -12,7 +12,7 @@ from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
 from tokmill.train.config import TrainConfig
 from tokmill.train.data import make_feed, open_stores
-from tokmill.train.memory import training_memory
+from tokmill.train.memory import process_bytes, tensor_bytes
 from tokmill.train.run import facts_from, make_task
 from tokmill.train.start import start_facts
 
@@ -23,8 +23,8 @@ SAMPLE = 1000
 def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
     """Return the facts that `--dry-run` prints; weights are never made.
 
-    `memory_bytes` is what the tensors of one process take (`training_memory`). Of rows that hold
-    several documents it is an estimate: it is reckoned for rows of one.
+    `tensor_bytes` is what the tensors of one process take at most, reckoned for rows of one
+    document; `memory_bytes` an estimate of all that the process takes, on a GPU of the GPU's memory.
     """
     stores = open_stores(config.data)
     facts = facts_from(stores)
@@ -36,9 +36,11 @@ def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
     feed = make_feed(config, task, stores, list(columns), processes)
     share = feed.batch_size // processes
     micro = min(share, max(1, config.run.micro_tokens // task.length))
-    parts = -(-share // micro)
     a_step = feed.batch_size * task.length
     flops = task.flops_per_token(task.length)
+    tensors = tensor_bytes(config, columns, micro, -(-share // micro))
+    cuda = torch.cuda.is_available() if config.run.device == "auto" else config.run.device != "cpu"
+    device = "cuda" if cuda else "cpu"
     return {
         "model": config.model.kind,
         "task": config.task.kind,
@@ -57,7 +59,8 @@ def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
         "stores": stores_of(feed, config.data.weights),
         "flops_per_token": flops,
         "flops": flops * a_step * config.run.steps,
-        "memory_bytes": training_memory(config, columns, micro, parts),
+        "tensor_bytes": tensors,
+        "memory_bytes": round(process_bytes(tensors, device)),
     }
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from report_stores import write_store
 
+import making
 from tokmill.errors import UsageError
 from tokmill.report import records
 from tokmill.report.records import Reader, matching
+from tokmill.store.schema import Column
+from tokmill.store.vocab import Vocabulary
 
 
 def test_matching_counts_through_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,3 +57,28 @@ def test_a_tokenizer_that_cannot_be_read_is_talk(tmp_path: Path) -> None:
     reader = Reader(write_store(tmp_path, [[[2, 0]]], vocabulary=b"{}"))
     assert "ids instead of text" in reader.talk
     assert reader.show(0)["token"] == [2, 0]
+
+
+def test_columns_with_a_list_of_tokens_are_shown_as_tokens(tmp_path: Path) -> None:
+    schema = {
+        "asm": Column("u1", phrase=True, vocab="asm"),
+        "reg": Column("u1", phrase=True, vocab="reg"),
+        "border": Column("u1", phrase=True),
+    }
+    lists = {"asm": ["PUSH", "RBP", "RET"], "reg": ["-", "RSP", "RBP"]}
+    table = {"asm": [[0, 1], [2]], "reg": [[1, 2], [7]]}
+    rows = [{"phrases": [(0, True), (1, False), (0, True)]}]
+    vocabularies = {name: Vocabulary(f"{name}.json", "0" * 64, 9) for name in lists}
+    store = making.write_store(
+        tmp_path, schema, [rows], table=table, vocabularies=vocabularies
+    )  # fmt: skip
+    for name, tokens in lists.items():
+        (tmp_path / f"vocab/{name}.json").write_text(json.dumps({"tokens": tokens}))
+    shown = Reader(store).show(0)
+    assert shown["text"] == "PUSH RBP\nRET\n\nPUSH RBP" and "asm" not in shown
+    assert shown["reg"] == ["RSP", "RBP", "(7)", "RSP", "RBP"]
+    assert Reader(store).show(0, 3)["text"] == "PUSH RBP\nRET"
+    (tmp_path / "vocab/asm.json").write_text("{}")
+    reader = Reader(store)
+    assert "asm.json is no list of tokens" in reader.talk
+    assert reader.show(0)["asm"] == [0, 1, 2, 0, 1] and reader.show(0)["reg"][0] == "RSP"

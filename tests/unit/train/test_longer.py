@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,11 @@ def test_a_start_that_is_not_there_is_refused(store: Path, tmp_path: Path) -> No
     with pytest.raises(TokmillError, match="no run to start from"):
         train_model(recipe(store), tmp_path / "run", options=options, quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_without_a_checkpoint_cannot_go_on(store: Path, tmp_path: Path) -> None:
+    train_model(recipe(store, 2), tmp_path / "run", options=CONSTANT, quiet=True)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.raises(TokmillError, match="holds weights and no checkpoint") as caught:
+        train_model(None, tmp_path / "run", resume=True, quiet=True)
+    assert "--from" in caught.value.hint

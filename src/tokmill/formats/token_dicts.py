@@ -1,0 +1,354 @@
+"""Pickles of token dicts: lists of sequences, or dicts of such lists, a dict an instruction.
+
+An instruction is {"asm": [token], "mne": str, "type": [(kind, run)], "reg": [register],
+"rw": [(access, run)], "eflag": str}: the six streams of x86 code, `type` and `rw` with run lengths.
+A file holds [sequence] or {function: [sequence, one a variant]}; a sequence is a list of
+instructions. Source of the format: SemanticBBV, `pre_processing/`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.build.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, find_files
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import machine_errors
+from tokmill.formats.token_dicts_export import (
+    COLUMNS,
+    TokenDictsExport,
+    tokens_of,
+    vocabularies_of,
+)
+from tokmill.store.schema import (
+    Column,
+    Drop,
+    Phrases,
+    Records,
+    Schema,
+    id_dtype,
+    utf8_column,
+)
+from tokmill.unpickle import Pickle
+
+MOST_PHRASES = 1 << 18
+"""Different instructions at which the table begins anew."""
+MOST_INSTRUCTIONS = 1 << 20
+"""Instructions of a batch."""
+INSTRUCTION = 16
+"""Bytes that an instruction costs, about, once it is known."""
+HINT = "`tokmill inspect` shows what the file holds"
+
+
+class TokenDictsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of pickles of token dicts."""
+
+    vocab: str = ""
+    """Folder with the vocabularies asm.json … (STORE/vocab); without one the tokens are counted."""
+    min_count: int = 1
+    """Tokens that stand less often than this in the inputs become [UNK], where they are counted."""
+    rules: str = "semanticbbv"
+    """Rules that made the tokens, for the record of counted vocabularies."""
+    separator: bool = False
+    """Put a [SEP] behind each instruction, in all columns."""
+
+
+class TokenDictsSource:
+    """Pickles of token dicts: a record is a sequence, its instructions are phrases.
+
+    The columns `function` and `variant` are the key of a dict and the place in its list ("" and 0
+    in files that are lists). A record's place is its number in the file. Nothing is run of a file.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = TokenDictsOptions
+    version: ClassVar[int] = 1
+    suffixes = (".pkl", ".pickle")
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        self.config, self.inputs, self.resources = config, list(inputs), resources
+        self.frozen = vocabularies
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return the six vocabularies: the named ones, or those of the tokens in the inputs.
+
+        Raises `TokmillError` where a file is no vocabulary or no token dicts.
+        """
+        if request.tokenizer is not None or request.roles:
+            raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
+        if config.vocab:
+            return {
+                column: Frozen(*tokens.vocabulary())
+                for column, tokens in vocabularies_of(Path(config.vocab)).items()
+            }
+        counts: dict[str, dict[str, int]] = {column: {} for column in COLUMNS}
+        for file in find_files(request.inputs, cls.suffixes):
+            count_tokens(file.path, counts)
+        counted = plugins.require("tokmill.x86.vocabulary").counted
+        made = counted([counts], config.rules, config.min_count)
+        return {column: Frozen(*tokens.vocabulary()) for column, tokens in made.items()}
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The six columns and `border` through phrases, `function` and `variant`."""
+        return {
+            **{
+                column: Column(
+                    id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column
+                )
+                for column in COLUMNS
+            },
+            "border": Column("u1", phrase=True),
+            "function": Column("utf8", per="record"),
+            "variant": Column("u4", per="record"),
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Return nothing for what only chooses vocabularies, as these are in the plan."""
+        return {"vocab": None, "min_count": None, "rules": None}
+
+    def items(self) -> Iterator[Item]:
+        """Yield the files; one can only be read from its beginning."""
+        for file in find_files(self.inputs, self.suffixes):
+            yield Item(file.name, str(file.path.absolute()), 0, file.size, file.digest)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the sequences of a file, in parts of 64 MiB."""
+        path = Path(item.path)
+        table = _Table(self.frozen, self.config.separator)
+        batch, part = _Batch(), 0
+        with machine_errors("read", path), open(path, "rb") as raw:
+            for place, (key, variant, sequence, position) in enumerate(_sequences(path)):
+                phrases = array("I")
+                for number, instruction in enumerate(sequence):
+                    try:
+                        phrases.append(table.number(instruction))
+                    except (TypeError, ValueError, KeyError) as error:
+                        raise _unfit(path, place, number, error) from None
+                batch.add(place, key, variant, phrases)
+                ends_part = position >= (part + 1) * MAX_ITEM
+                full = position - raw.tell() > self.resources.block_bytes
+                if ends_part or full or len(batch.ids) > MOST_INSTRUCTIONS:
+                    if part < item.parts_done:
+                        raw.seek(position)
+                    else:
+                        _digest(raw, position, digest)
+                        yield batch.records(table, ends_part)
+                    part += ends_part
+                    batch = _Batch()
+                    table.keep_small()
+            if part >= item.parts_done:
+                _digest(raw, item.stop, digest)
+                yield batch.records(table, ends_part=False)
+
+
+def count_tokens(path: Path, counts: dict[str, dict[str, int]]) -> None:
+    """Add how often each token of each column stands in a file, aligned: once a token of `asm`."""
+    seen: dict[Key, int] = {}
+    streams: dict[Key, list[tuple[str, ...]]] = {}
+    for place, (_, _, sequence, _) in enumerate(_sequences(path)):
+        for number, instruction in enumerate(sequence):
+            try:
+                key = _key(instruction)
+                if key not in seen:
+                    streams[key] = _streams(key)
+            except (TypeError, ValueError, KeyError) as error:
+                raise _unfit(path, place, number, error) from None
+            seen[key] = seen.get(key, 0) + 1
+    for key, times in seen.items():
+        for column, tokens in zip(COLUMNS, streams[key], strict=True):
+            here = counts[column]
+            for token in tokens:
+                here[token] = here.get(token, 0) + times
+
+
+def _sequences(path: Path) -> Iterator[tuple[str, int, list[Any], int]]:
+    """Yield (function, variant, instructions, byte up to which the file has been read)."""
+    pickle = Pickle(path)
+    room = pickle.room()
+    number = 0
+    for key, value in pickle.entries():
+        rows = value if isinstance(key, str) else [value]
+        if not isinstance(rows, list):
+            raise _unfit(path, number, None, f"{key!r} holds a {type(rows).__name__}, not a list")
+        for variant, row in enumerate(rows):
+            if not isinstance(row, list):
+                held = "a dict of ids" if isinstance(row, dict) else f"a {type(row).__name__}"
+                raise _unfit(path, number, None, f"it is {held}, not a list of token dicts")
+            room.take(INSTRUCTION * (1 + len(row)))
+            yield (key if isinstance(key, str) else ""), variant, row, pickle.position
+            number += 1
+    with machine_errors("read", path):
+        size = path.stat().st_size
+    if pickle.stop != size:
+        raise TokmillError(
+            f"{size - pickle.stop:,} bytes follow the pickle, perhaps another one",
+            where=f"{path}, byte {pickle.stop:,}",
+            hint="write each into a file of its own",
+        )
+
+
+def _unfit(path: Path, place: int, number: int | None, why: object) -> TokmillError:
+    instruction = "" if number is None else f", instruction {number:,}"
+    text = f"{why} is missing" if isinstance(why, KeyError) else str(why)
+    return TokmillError(
+        f"no sequence of token dicts: {text}",
+        where=f"{path}, sequence {place:,}{instruction}",
+        hint=HINT,
+    )
+
+
+def _digest(raw: BinaryIO, stop: int, digest: Hash) -> None:
+    """Hand over the file's bytes up to a place."""
+    while data := raw.read(min(1 << 20, stop - raw.tell())):
+        digest.update(data)
+
+
+Key = tuple[
+    tuple[str, ...], str, tuple[str, ...], bytes, tuple[str, ...], tuple[str, ...], bytes, str
+]
+
+
+def _key(instruction: Any) -> Key:
+    """Return all that an instruction holds, as what is quick to compare.
+
+    Raises `TypeError`, `ValueError` or `KeyError` where it is no token dict.
+    """
+    asm, reg = instruction["asm"], instruction["reg"]
+    kinds, kind_runs = zip(*instruction["type"], strict=True)
+    accesses, access_runs = zip(*instruction["rw"], strict=True)
+    mne, eflag = instruction["mne"], instruction["eflag"]
+    # That all are strings is asked of `join`, which is the quickest to tell.
+    "".join(asm), "".join(reg), "".join(kinds), "".join(accesses), "".join((mne, eflag))
+    return tuple(asm), mne, kinds, bytes(kind_runs), tuple(reg), accesses, bytes(access_runs), eflag
+
+
+def _streams(key: Key) -> list[tuple[str, ...]]:
+    """Return the six streams of an instruction, aligned."""
+    asm, mne, kinds, kind_runs, reg, accesses, access_runs, eflag = key
+    count = len(asm)
+    streams = [
+        asm,
+        (mne,) * count,
+        tuple(kind for kind, run in zip(kinds, kind_runs, strict=True) for _ in range(run)),
+        reg,
+        tuple(
+            access for access, run in zip(accesses, access_runs, strict=True) for _ in range(run)
+        ),
+        (eflag,) * count,
+    ]
+    for column, stream in zip(COLUMNS, streams, strict=True):
+        if len(stream) != count or not count:
+            raise ValueError(f"{len(stream)} entries of {column} for {count} tokens")
+        # Vocabularies are UTF-8: half a surrogate pair is no token.
+        "".join(stream).encode()
+    return streams
+
+
+class _Table:
+    """The different instructions so far, as ids."""
+
+    def __init__(self, frozen: Mapping[str, Frozen], separator: bool) -> None:
+        self.ids = [tokens_of(frozen[column].data, column).ids for column in COLUMNS]
+        roles = [frozen[column].vocabulary.roles for column in COLUMNS]
+        self.unknown = [role["unk"] for role in roles]
+        self.separator = [[role["sep"]] if separator else [] for role in roles]
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.numbers: dict[Key, int] = {}
+        self.offsets = array("q", [0])
+        self.columns = [array("I") for _ in COLUMNS]
+        self.lost = array("H")
+        """For each phrase the unknown tokens of each column."""
+
+    def keep_small(self) -> None:
+        """Begin anew where there are very many; numbers given before are void then."""
+        if len(self.numbers) > MOST_PHRASES:
+            self.clear()
+
+    def number(self, instruction: Any) -> int:
+        """Return the row of an instruction, made if it is new."""
+        key = _key(instruction)
+        number = self.numbers.get(key)
+        if number is None:
+            streams = _streams(key)
+            for column, ids, unknown, separator, stream in zip(
+                self.columns, self.ids, self.unknown, self.separator, streams, strict=True
+            ):
+                found = [ids.get(token, unknown) for token in stream]
+                self.lost.append(sum(token not in ids for token in stream))
+                column.extend(found + separator)
+            self.offsets.append(len(self.columns[0]))
+            number = self.numbers[key] = len(self.numbers)
+        return number
+
+    def phrases(self, ids: array[int], lengths: Sequence[int]) -> tuple[Phrases, dict[str, int]]:
+        """Return records of instructions, and how many of their tokens were unknown."""
+        rows = np.array(ids, np.uint32)
+        lost = np.array(self.lost, np.int64).reshape(-1, len(COLUMNS))[rows].sum(axis=0)
+        notes = {
+            f"tokens of {column} replaced by unk": int(count)
+            for column, count in zip(COLUMNS, lost, strict=True)
+            if count
+        }
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        # Copies, as an array with views of it cannot grow.
+        table = {c: np.array(values) for c, values in zip(COLUMNS, self.columns, strict=True)}
+        return Phrases(rows, offsets, np.array(self.offsets), table), notes
+
+
+class _Batch:
+    """Sequences that are gathered."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self.functions: list[str] = []
+        self.variants: list[int] = []
+        self.lengths: list[int] = []
+        self.ids = array("I")
+        self.drops: list[Drop] = []
+
+    def add(self, place: int, function: str, variant: int, phrases: array[int]) -> None:
+        """Add a sequence; one without instructions is skipped."""
+        if not phrases:
+            self.drops.append(Drop(place, "empty", False))
+            return
+        self.places.append(place)
+        self.functions.append(function)
+        self.variants.append(variant)
+        self.lengths.append(len(phrases))
+        self.ids.extend(phrases)
+
+    def records(self, table: _Table, ends_part: bool) -> Records:
+        """Return what was gathered."""
+        phrases, notes = table.phrases(self.ids, self.lengths)
+        tokens = np.cumsum(np.diff(phrases.table_offsets)[phrases.ids])
+        offsets = np.append(0, tokens)[phrases.offsets]
+        return Records(
+            offsets,
+            {"function": utf8_column(self.functions), "variant": np.asarray(self.variants, "u4")},
+            np.asarray(self.places, np.int64),
+            self.drops,
+            phrases=phrases,
+            notes=notes,
+            ends_part=ends_part,
+        )
+
+
+__all__ = ["TokenDictsExport", "TokenDictsSource", "count_tokens"]

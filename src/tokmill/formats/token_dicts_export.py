@@ -1,0 +1,221 @@
+"""Stores of x86 code as pickles of token dicts, for scripts that read nothing else.
+
+The one place that writes a pickle: plain lists, dicts, tuples, strings and numbers, in protocol 4.
+The operations are written directly, as each instruction is then a piece of bytes made once. Source
+of the formats: SemanticBBV, `pre_processing/`, and CPython, `Lib/pickletools.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import UsageError, nearest
+from tokmill.files import machine_errors, write_file
+from tokmill.formats import exports
+from tokmill.store.schema import PHRASE_BIT, Array
+from tokmill.store.store import Store
+
+COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
+"""The six streams of an instruction, in the order in which a token dict has them."""
+RUNS = ("type", "rw")
+"""Written as (name, run)."""
+ONCE = ("mne", "eflag")
+"""Written as one string an instruction."""
+BATCH = 1000
+"""Entries that Python's own writer puts in at a time."""
+
+
+def tokens_of(data: bytes, where: str) -> Any:
+    """Return a frozen vocabulary of an x86 column; raises `TokmillError` where it is none."""
+    return plugins.require("tokmill.x86.vocabulary").TokenList.from_json(data, where)
+
+
+def vocabularies_of(folder: Path) -> dict[str, Any]:
+    """Return column → vocabulary, from the files asm.json … of a folder."""
+    found = {}
+    for column in COLUMNS:
+        path = folder / f"{column}.json"
+        with machine_errors("read", path):
+            found[column] = tokens_of(path.read_bytes(), str(path))
+    return found
+
+
+class TokenDictsExportOptions(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
+):
+    """Options of pickles of token dicts."""
+
+    key: str = ""
+    """Column of strings whose values become the keys of a dict of lists; without it, a list."""
+    sequences_per_file: int = 0
+    """Sequences (with `key`: keys) of a file NAME_0.pkl, NAME_1.pkl …; 0: all in one file."""
+    name: str = "tokens"
+    """First part of the file names."""
+
+
+class TokenDictsExport:
+    """A pickle of sequences of token dicts, or several in a folder.
+
+    Run lengths are taken from the tokens: neighbours that are equal become one run. A [SEP] behind
+    an instruction is left out. Equal stores give equal files.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = TokenDictsExportOptions
+
+    def __init__(self, config: TokenDictsExportOptions) -> None:
+        self.config = config
+
+    def write(self, store: Store, out: Path) -> dict[str, Any]:
+        """Write the file or files; return files, tokens, sequences and bytes.
+
+        Raises `UsageError` for a store without the six columns, or without the column `key`.
+        """
+        config = self.config
+        missing = [name for name in COLUMNS if not _in_phrases(store, name)]
+        if missing:
+            raise UsageError(
+                f"the store has no instructions: {', '.join(missing)} not among its phrases",
+                where=str(store.path),
+                hint="token dicts are made from stores of x86 code",
+            )
+        strings = [name for name, column in store.schema.items() if column.dtype == "utf8"]
+        if config.key and config.key not in strings:
+            raise UsageError(
+                f"no column {config.key!r} of strings",
+                where=str(store.path),
+                hint=nearest(config.key, strings),
+            )
+        if config.sequences_per_file < 0:
+            raise UsageError(f"sequences_per_file = {config.sequences_per_file} is no number")
+        groups = self._groups(store)
+        count = len(groups) if config.key else store.records
+        size = config.sequences_per_file or max(1, count)
+        if config.sequences_per_file:
+            folder = exports.output_folder(out, f"{config.name}_*.pkl")
+            paths = [folder / f"{config.name}_{i}.pkl" for i in range(-(-count // size))]
+        else:
+            paths = [exports.output_file(out, ".pkl", config.name)]
+        for number, path in enumerate(paths):
+            chosen = range(number * size, min((number + 1) * size, count))
+            writer = _Writer(store)
+            if config.key:
+                keys = list(groups)[chosen.start : chosen.stop]
+                write_file(path, writer.dict_of_lists({key: groups[key] for key in keys}))
+            else:
+                write_file(path, writer.list_of(chosen))
+        return exports.summary(paths, store.tokens, sequences=store.records)
+
+    def _groups(self, store: Store) -> dict[str, list[int]]:
+        """Return key → records, both in the order in which they stand in the store."""
+        groups: dict[str, list[int]] = {}
+        if self.config.key:
+            first = 0
+            for number, entry in enumerate(store.shards):
+                names = store.shard(number).strings(self.config.key, 0, entry.records)
+                for record, name in enumerate(names, first):
+                    groups.setdefault(name, []).append(record)
+                first += entry.records
+        return groups
+
+
+def _in_phrases(store: Store, name: str) -> bool:
+    return name in store.schema and store.schema[name].phrase
+
+
+class _Writer:
+    """Writes one pickle. A string is written once and fetched from then on."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.tokens = [
+            tokens_of(store.vocabulary_file(store.schema[name].vocab or name).read_bytes(), name)
+            for name in COLUMNS
+        ]
+        self.separator = [tokens.ids.get("[SEP]", -1) for tokens in self.tokens]
+        self.memo: dict[str, int] = {}
+        self.shard = -1
+        self.pieces: list[bytes] = []
+
+    def list_of(self, records: range) -> Iterator[bytes]:
+        """Yield the bytes of [sequence] for some records."""
+        yield b"\x80\x04]"
+        for first in range(records.start, records.stop, BATCH):
+            yield b"("
+            for record in range(first, min(first + BATCH, records.stop)):
+                yield self._sequence(record)
+            yield b"e"
+        yield b"."
+
+    def dict_of_lists(self, groups: dict[str, list[int]]) -> Iterator[bytes]:
+        """Yield the bytes of {key: [sequence]}."""
+        yield b"\x80\x04}"
+        for key, records in groups.items():
+            yield self._text(key) + b"]("
+            for record in records:
+                yield self._sequence(record)
+            yield b"es"
+        yield b"."
+
+    def _sequence(self, record: int) -> bytes:
+        number, local = self.store.find(record)
+        shard = self.store.shard(number)
+        if number != self.shard:
+            self.shard = number
+            self.pieces = [b""] * (len(shard["table_offsets"]) - 1)
+        start, stop = shard["phrase_offsets"][local : local + 2].tolist()
+        rows = (shard["phrase"][start:stop] & ~PHRASE_BIT).tolist()
+        pieces = self.pieces
+        found = [pieces[row] or self._new(row) for row in rows]
+        return b"](" + b"".join(found) + b"e"
+
+    def _new(self, row: int) -> bytes:
+        """Return an instruction that was not written before, with the strings that are new."""
+        shard = self.store.shard(self.shard)
+        start, stop = shard["table_offsets"][row : row + 2].tolist()
+        ids = [shard[f"table.{name}"][start:stop] for name in COLUMNS]
+        if stop - start > 1 and all(
+            int(column[-1]) == end for column, end in zip(ids, self.separator, strict=True)
+        ):
+            ids = [column[:-1] for column in ids]
+        first = self._instruction(ids)
+        # From the second time on it fetches all its strings.
+        self.pieces[row] = self._instruction(ids)
+        return first
+
+    def _instruction(self, ids: list[Array]) -> bytes:
+        parts = [b"}("]
+        for name, tokens, column in zip(COLUMNS, self.tokens, ids, strict=True):
+            parts.append(self._text(name))
+            names = [tokens.tokens[i] for i in column.tolist()]
+            if name in ONCE:
+                parts.append(self._text(names[0]))
+            elif name in RUNS:
+                begins = np.flatnonzero(np.append(True, column[1:] != column[:-1]))
+                runs = np.diff(np.append(begins, len(column))).tolist()
+                parts.append(b"](")
+                for begin, run in zip(begins.tolist(), runs, strict=True):
+                    parts.append(self._text(names[begin]) + _number(run) + b"\x86")
+                parts.append(b"e")
+            else:
+                parts += [b"](", *map(self._text, names), b"e"]
+        return b"".join([*parts, b"u"])
+
+    def _text(self, text: str) -> bytes:
+        number = self.memo.get(text)
+        if number is not None:
+            return b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little")
+        self.memo[text] = len(self.memo)
+        data = text.encode("utf-8", "surrogatepass")
+        if len(data) < 256:
+            return b"\x8c%c" % len(data) + data + b"\x94"
+        return b"X" + len(data).to_bytes(4, "little") + data + b"\x94"
+
+
+def _number(value: int) -> bytes:
+    return b"K%c" % value if value < 256 else b"J" + value.to_bytes(4, "little", signed=True)

@@ -1,0 +1,308 @@
+"""What a pickle holds: its structure and its figures, read as data; nothing of it is run."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokmill.errors import MachineError, TokmillError
+from tokmill.report.look import Facts
+from tokmill.unpickle import Instance, Name, Pickle, Room, array_of
+
+MOST_BYTES = 1 << 30
+"""Pickles beyond this are not read only to say what they are."""
+DEPTH, LINES = 6, 80
+"""How deep values are shown, and lines in all."""
+WIDTH, WHOLE = 3, 6
+"""Entries of a value that are shown, unless there are so few that all are."""
+SHOWN = 60
+"""Characters of a string that are shown."""
+FREQUENT = 20
+LOOK = 4
+"""What a look at a value is counted as."""
+SAMPLE = 1000
+"""Entries whose types are looked at."""
+
+
+def read_pickle(path: Path, what: str, size: int, head: int) -> Facts:
+    """Return the facts of a pickle, of which the first `head` entries are shown.
+
+    Raises `MachineError` where it cannot be read; damage is a `problem`.
+    """
+    facts: Facts = {"kind": "pickle", "what": what, "bytes": size}
+    if size > MOST_BYTES:
+        return {**facts, "problem": f"larger than {MOST_BYTES >> 30} GiB: it was not read"}
+    pickle = Pickle(path, None)
+    found = _Found()
+    try:
+        try:
+            room = pickle.room()
+            for key, value in pickle.entries():
+                found.add(key, value, head, room)
+        except TokmillError:
+            if pickle.holds in (dict, list, None):
+                raise
+            found = _Found()
+            found.whole = [pickle.load()]
+    except MachineError:
+        raise
+    except TokmillError as error:
+        facts["problem"] = f"{error.what} ({error.where})"
+    found.is_dict = pickle.holds is dict
+    kind = found.kind() if pickle.holds else "it cannot be read"
+    names = sorted(map(printable, pickle.named))
+    facts["what"] = f"{what}: {kind}; nothing of it was run"
+    if pickle.holds:
+        facts |= found.facts(path)
+    if names:
+        more = f" … ({len(names) - 20:,} more)" if len(names) > 20 else ""
+        facts["python_would_load"] = ", ".join(names[:20]) + more
+    if 0 < pickle.stop < size and "problem" not in facts:
+        facts["problem"] = f"{size - pickle.stop:,} bytes follow the pickle and were not read"
+    return facts
+
+
+class _Found:
+    """What was seen of a pickle, entry by entry."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.is_dict = False
+        self.first: list[tuple[Any, Any]] = []
+        self.whole: list[Any] = []
+        self.types: Counter[str] = Counter()
+        self.lengths = array("q")
+        self.unit = "entries"
+        self.counts: Counter[str] | None = Counter()
+        self.programs: set[int] = set()
+
+    def add(self, key: Any, value: Any, head: int, room: Room) -> None:
+        self.count += 1
+        if len(self.first) < head:
+            self.first.append((key, value))
+        self.types[type_of(value)] += 1
+        if self.counts is not None:
+            if isinstance(key, str) and type(value) is int and value >= 0:
+                self.counts[key] = value
+            else:
+                self.counts = None
+        programs = programs_of(value)
+        if programs:
+            self.programs.add(programs)
+        else:
+            for length, unit in sequence_lengths(value, 2, room):
+                self.lengths.append(length)
+                # What an empty one would count cannot be seen.
+                self.unit = unit if length else self.unit
+
+    def kind(self) -> str:
+        if self.programs:
+            programs = max(self.programs)
+            return f"functions of {programs} program{'' if programs == 1 else 's'} (BinaryCorp)"
+        if self.counts:
+            return "token counts"
+        if self.unit == "tokens":
+            return "sequences of token dicts"
+        if self.lengths:
+            return "sequences"
+        if self.whole:
+            return type_of(self.whole[0])
+        return "a dict" if self.is_dict else "a list"
+
+    def facts(self, path: Path) -> Facts:
+        facts: Facts = {}
+        if self.programs:
+            facts["functions"] = self.count
+            facts["next"] = f"tokmill cfg {path} -o GRAPHS"
+        elif self.counts:
+            total = self.counts.total()
+            facts |= {"tokens": self.count, "occurrences": total}
+            facts["most_frequent"] = [
+                {"token": printable(token), "count": count, "share": count / max(1, total)}
+                for token, count in self.counts.most_common(FREQUENT)
+            ]
+        elif self.lengths:
+            values = np.frombuffer(self.lengths, np.int64)
+            facts["sequences"] = len(values)
+            facts["lengths"] = {
+                "min": int(values.min()), "max": int(values.max()),
+                "mean": float(values.mean()), "median": float(np.median(values)),
+                "in": self.unit,
+            }  # fmt: skip
+            if self.unit == "tokens":
+                facts["next"] = f"tokmill build token-dicts {path} -o STORE"
+        if not self.counts:
+            facts["structure"] = "\n".join(self.lines())
+        return facts
+
+    def lines(self) -> list[str]:
+        if self.whole:
+            return cut(outline("", self.whole[0], DEPTH))
+        kinds = ", ".join(f"{n:,} {kind}" for kind, n in self.types.most_common(5))
+        found = [f"{'dict' if self.is_dict else 'list'} of {self.count:,}: {kinds or 'empty'}"]
+        for key, value in self.first:
+            label = f"{short(key)}: " if self.is_dict else f"[{key}] "
+            found += [f"  {line}" for line in outline(label, value, DEPTH - 1)]
+        if self.count > len(self.first):
+            found.append(f"  … ({self.count - len(self.first):,} more)")
+        return cut(found, len(self.first))
+
+
+def programs_of(value: Any) -> int:
+    """Return of how many programs a value holds one function each, as BinaryCorp does; 0: none."""
+    rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
+    for row in rows:
+        if not isinstance(row, list) or len(row) < 4 or not isinstance(row[3], Instance):
+            return 0
+        if not row[3].kind.startswith("networkx."):
+            return 0
+    return len(rows)
+
+
+def sequence_lengths(value: Any, deep: int, room: Room) -> Iterator[tuple[int, str]]:
+    """Yield (length, unit) of the sequences in a value: itself, or those in its lists or dicts."""
+    room.take(LOOK * (len(value) if isinstance(value, list | tuple | dict) else 1))
+    found = sequence_length(value)
+    if found is not None:
+        yield found
+    elif deep and isinstance(value, list | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from sequence_lengths(inner, deep - 1, room)
+
+
+def sequence_length(value: Any) -> tuple[int, str] | None:
+    """Return the length of a sequence and what it counts; None for what is no sequence.
+
+    Token dicts count their `asm`, instructions with `opnd_ids` 1 and their operands.
+    """
+    if isinstance(value, dict):
+        asm = value.get("asm")
+        return (len(asm), "ids") if isinstance(asm, list) and "mne" in value else None
+    if not isinstance(value, list | tuple):
+        return None
+    if value and all(isinstance(one, dict) for one in value):
+        for name, unit, more in (("asm", "tokens", 0), ("opnd_ids", "opcodes and operands", 1)):
+            parts = [one.get(name) for one in value]
+            if name == "asm" and not all(map(is_instruction, value)):
+                continue
+            if all(isinstance(part, list) for part in parts):
+                return sum(len(part) + more for part in parts if part is not None), unit
+        return None
+    if any(isinstance(one, list | tuple | dict | Instance) for one in value):
+        return None
+    return len(value), "entries"
+
+
+def outline(label: str, value: Any, deep: int) -> list[str]:
+    """Return the lines that show a value: its type and size, then its first entries, indented."""
+    line = f"{label}{describe_value(value)}"
+    if is_instruction(value):
+        return [line]
+    inner: list[tuple[str, Any]] = []
+    count = 0
+    if isinstance(value, dict):
+        count = len(value)
+        inner = [(f"{short(key)}: ", one) for key, one in _some(value.items(), shown_of(count))]
+    elif isinstance(value, list | tuple) and any(map(_is_nested, value[:SAMPLE])):
+        count = len(value)
+        inner = [(f"[{i}] ", one) for i, one in enumerate(_some(value, shown_of(count)))]
+    elif isinstance(value, Instance) and array_of(value) is None:
+        parts = {"arguments": value.args, "state": value.state, "entries": value.items}
+        inner = [(f"{name}: ", part) for name, part in parts.items() if part]
+        count = len(inner)
+    if not inner or not deep:
+        return [line]
+    lines = [line]
+    for name, one in inner:
+        lines += [f"  {text}" for text in outline(name, one, deep - 1)]
+    if count > len(inner):
+        lines.append(f"  … ({count - len(inner):,} more)")
+    return lines
+
+
+def shown_of(count: int) -> int:
+    """Return how many of some entries are shown."""
+    return count if count <= WHOLE else WIDTH
+
+
+def describe_value(value: Any) -> str:
+    """Return a value's type and size, and where it is small the value."""
+    if isinstance(value, dict):
+        if is_instruction(value):
+            return f"token dict: {short(' '.join(map(str, value['asm'])))}"
+        return f"dict of {len(value):,}"
+    if isinstance(value, list | tuple | set | frozenset):
+        some = list(_some(value, SAMPLE))
+        kinds = sorted({type_of(one) for one in some})
+        more = [] if len(kinds) <= 4 else ["…"]
+        of = f" {' or '.join(kinds[:4] + more)}" if kinds else ""
+        text = f"{type(value).__name__} of {len(value):,}{of}"
+        if some and not any(map(_is_nested, some)):
+            most = shown_of(len(value))
+            text += f": {', '.join(map(short, some[:most]))}{', …' if len(value) > most else ''}"
+        return text
+    if isinstance(value, Instance):
+        found = array_of(value)
+        if found is not None:
+            return f"numpy array {found.dtype} of shape {found.shape}"
+        return printable(value.kind)
+    if isinstance(value, bytes | bytearray):
+        return f"{type(value).__name__} of {len(value):,}: {value[:16].hex(' ')}"
+    if isinstance(value, str) and len(value) > SHOWN:
+        return f"str of {len(value):,}: {short(value)}"
+    return short(value)
+
+
+def is_instruction(value: Any) -> bool:
+    """Say whether a value is a token dict."""
+    if not isinstance(value, dict) or not isinstance(value.get("asm"), list):
+        return False
+    return isinstance(value.get("mne"), str)
+
+
+def type_of(value: Any) -> str:
+    """Return the name of a value's type, of an instance its class."""
+    return printable(value.kind) if isinstance(value, Instance) else type(value).__name__
+
+
+def short(value: Any) -> str:
+    """Return a small value as Python writes it, cut where it is long."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= SHOWN else f"{value[:SHOWN]!r}…"
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"an integer of {value.bit_length():,} bits"
+    if isinstance(value, Name):
+        return printable(str(value))
+    if _is_nested(value) or isinstance(value, bytes | bytearray):
+        return f"({type_of(value)})" if not isinstance(value, tuple) else _short_tuple(value)
+    return repr(value)
+
+
+def _short_tuple(value: tuple[Any, ...]) -> str:
+    most = shown_of(len(value))
+    parts = [f"({type_of(one)})" if _is_nested(one) else short(one) for one in value[:most]]
+    return f"({', '.join(parts)}{', …' if len(value) > most else ''})"
+
+
+def printable(text: str) -> str:
+    """Return a text that cannot trouble a terminal."""
+    return text if text.isprintable() and len(text) < 200 else repr(text[:200])
+
+
+def cut(lines: list[str], entries: int = 0) -> list[str]:
+    """Return lines, but not more than can be read."""
+    most = LINES // WIDTH * max(WIDTH, entries)
+    return lines if len(lines) <= most else [*lines[:most], "…"]
+
+
+def _some(values: Any, most: int) -> Iterator[Any]:
+    return (value for _, value in zip(range(most), values, strict=False))
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, dict | list | tuple | set | frozenset | Instance)

@@ -1,0 +1,219 @@
+"""What a pickle makes by calls, as data: names, instances, and the calls that give plain values."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tokmill.unpickle.room import Room
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+MAX_KEY = 64
+"""Entries of a tuple that is a key: to hash a key must cost no more than to read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A function or class that a pickle names; it is never looked up."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """What a pickle would make by a call: what is called, and what is handed over."""
+
+    kind: str
+    """Name of the class or function."""
+    args: tuple[Any, ...] = ()
+    state: Any = None
+    """Usually a dict: attribute → value."""
+    items: list[Any] = field(default_factory=list)
+    """Entries of a container: values, or (key, value)."""
+
+
+FREE = frozenset({str, bytes, float, bool, type(None), Name, Instance, frozenset})
+"""Types of keys whose hash costs little, whatever they hold."""
+
+
+def check_key(key: Any, deep: int = 2) -> None:
+    """Refuse a key of a dict or set whose hash could cost more than reading it.
+
+    Raises `ValueError` for large integers and for long or deep tuples, `TypeError` for what has no
+    hash.
+    """
+    if type(key) is int:
+        # Integers that differ by a multiple of 2^61 - 1 share a hash: a file of them takes hours.
+        if not -(1 << 64) < key < 1 << 64:
+            raise ValueError("an integer of more than 64 bits is a key")
+    elif type(key) is tuple:
+        if len(key) > MAX_KEY or not deep:
+            raise ValueError("a tuple that is long or deep is a key")
+        for inner in key:
+            check_key(inner, deep - 1)
+    elif type(key) not in FREE:
+        raise TypeError(f"a {type(key).__name__} is a key")
+
+
+def array_of(value: Any) -> Array | None:
+    """Return a numpy array that a pickle holds; None for what is none, or holds Python objects.
+
+    Both ways to pickle one are known: `_reconstruct` with a state, `_frombuffer` with arguments.
+    """
+    if not isinstance(value, Instance):
+        return None
+    try:
+        if value.kind == "numpy.ndarray" and value.state is not None:
+            _, shape, dtype, fortran, data = value.state
+        elif value.kind.endswith(".numeric._frombuffer"):
+            data, dtype, shape, order = value.args
+            fortran = order == "F"
+        else:
+            return None
+        kind = _dtype(dtype)
+        if kind is None or not isinstance(data, bytes | bytearray):
+            return None
+        flat: Array = np.frombuffer(data, kind)
+        return flat.reshape(shape, order="F" if fortran else "C")
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _dtype(value: Any) -> np.dtype[Any] | None:
+    """Return a dtype of numbers or strings; None for any other."""
+    if not isinstance(value, Instance) or value.kind != "numpy.dtype" or not value.args:
+        return None
+    code, order = value.args[0], value.state[1] if isinstance(value.state, tuple) else "|"
+    if not isinstance(code, str) or not re.fullmatch(r"[biufcSU]\d{1,4}", code):
+        return None
+    return np.dtype(order + code if order in ("<", ">") else code)
+
+
+def _set(args: tuple[Any, ...], room: Room) -> Any:
+    (items,) = args or ((),)
+    room.take(72 * len(items))
+    for item in items:
+        check_key(item)
+    return set(items)
+
+
+def _frozenset(args: tuple[Any, ...], room: Room) -> Any:
+    return frozenset(_set(args, room))
+
+
+def _bytes(args: tuple[Any, ...], room: Room) -> Any:
+    """`bytes()`, and `encode(text, "latin1")`, as protocols without bytes write them."""
+    if not args:
+        return b""
+    text, encoding = args
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        return None
+    room.take(len(text))
+    return text.encode("latin-1")
+
+
+def _bytearray(args: tuple[Any, ...], room: Room) -> Any:
+    held = args[0] if len(args) == 1 else _bytes(args, room)
+    if not isinstance(held, bytes):
+        return None
+    room.take(len(held))
+    return bytearray(held)
+
+
+def _dict(args: tuple[Any, ...], room: Room) -> Any:
+    """An OrderedDict or a Counter: of nothing, of pairs, or of a dict."""
+    (held,) = args or ((),)
+    if isinstance(held, dict):
+        return held
+    room.take(72 * len(held))
+    for key, _ in held:
+        check_key(key)
+    return dict(held)
+
+
+def _defaultdict(args: tuple[Any, ...], room: Room) -> Any:
+    return _dict(args[1:], room)
+
+
+def _reconstructor(args: tuple[Any, ...], room: Room) -> Any:
+    kind, _, value = args
+    return Instance(str(kind), () if value is None else (value,)) if type(kind) is Name else None
+
+
+def _newobj(args: tuple[Any, ...], room: Room) -> Any:
+    return Instance(str(args[0]), args[1:]) if type(args[0]) is Name else None
+
+
+def _array(args: tuple[Any, ...], room: Room) -> Any:
+    return Instance("numpy.ndarray", args[1:]) if args[0] == Name("numpy", "ndarray") else None
+
+
+def _scalar(args: tuple[Any, ...], room: Room) -> Any:
+    dtype, data = args
+    kind = _dtype(dtype)
+    if kind is None or not isinstance(data, bytes) or len(data) != kind.itemsize:
+        return None
+    value = np.frombuffer(data, kind)[0].item()
+    # Not so for the long double, of which Python has none.
+    return value if isinstance(value, int | float | complex | str | bytes) else None
+
+
+CALLS: dict[str, Callable[[tuple[Any, ...], Room], Any]] = {
+    "builtins.set": _set,
+    "builtins.frozenset": _frozenset,
+    "builtins.bytes": _bytes,
+    "builtins.bytearray": _bytearray,
+    "_codecs.encode": _bytes,
+    "collections.OrderedDict": _dict,
+    "collections.Counter": _dict,
+    "collections.defaultdict": _defaultdict,
+    "copyreg._reconstructor": _reconstructor,
+    "copyreg.__newobj__": _newobj,
+    "numpy.core.multiarray._reconstruct": _array,
+    "numpy._core.multiarray._reconstruct": _array,
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy._core.multiarray.scalar": _scalar,
+}
+"""Called name → what gives its value from the arguments; None where it would be no plain value.
+
+They raise `ValueError` or `TypeError` for arguments that do not fit.
+"""
+
+PLAIN = frozenset(CALLS) | {
+    *(f"builtins.{kind.__name__}" for kind in (bool, complex, dict, float, int, list, object)),
+    *(f"builtins.{kind.__name__}" for kind in (str, tuple)),
+    *(f"numpy.{part}.numeric._frombuffer" for part in ("core", "_core")),
+    "numpy.dtype",
+    "numpy.ndarray",
+}
+"""Names that stand for plain values wherever they occur."""
+
+OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+"""Module of Python 2 → its name now."""
+
+
+def call(called: Any, args: Any, room: Room) -> Any:
+    """Return what a call would make, as data: a plain value, or an `Instance`."""
+    if not isinstance(args, tuple):
+        raise TypeError("a call without a tuple of arguments")
+    if isinstance(called, Instance):
+        return Instance(f"the result of {called.kind}"[:200], args)
+    if not isinstance(called, Name):
+        raise TypeError(f"a call of a {type(called).__name__}")
+    value = None
+    maker = CALLS.get(str(called))
+    if maker:
+        # Arguments that do not fit are no damage: what they would give is not plain.
+        with contextlib.suppress(ValueError, TypeError):
+            value = maker(args, room)
+    return Instance(str(called), args) if value is None else value

@@ -1,0 +1,54 @@
+"""What a training is asked to be: where its recipe comes from, and paths that stay true."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from toy import cycles, make_store, recipe
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.train.loop import train_model
+from tokmill.train.resolve import resolve
+
+
+def test_places_are_absolute(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    near, far = "near", str(tmp_path / "near")
+    (tmp_path / "near").symlink_to(store)
+    (tmp_path / "first").mkdir()
+    options = {"data": {"train": [near, near], "val": near}, "run": {"start": "first"}}
+    config = resolve({}, tmp_path / "run", options, False)
+    assert config.data.stores == (far, far) and config.data.val == far
+    assert config.run.start == str(tmp_path / "first")
+    # Also where the key stands without its table.
+    config = resolve({"train": near}, tmp_path / "run", {"start": "first"}, False)
+    assert (config.data.train, config.run.start) == (far, str(tmp_path / "first"))
+
+
+def test_a_resume_knows_where_the_stores_are(store: Path, tmp_path: Path) -> None:
+    both = [str(store), str(make_store(tmp_path / "other", cycles(9, seed=2)))]
+    plain = recipe(store, 2, data={"train": both, "val": str(store)})
+    train_model(plain, tmp_path / "run", quiet=True)
+    again = resolve({"steps": 7}, tmp_path / "run", {}, True)
+    assert (again.data.stores, again.data.val) == (tuple(both), str(store))
+    assert resolve(None, tmp_path / "run", {}, True).run.steps == 2
+    # Moved stores are named; the order of several is part of what they are.
+    moved = shutil.move(tmp_path / "other", tmp_path / "moved")
+    options = {"data": {"train": [str(store), str(moved)]}}
+    train_model(None, tmp_path / "run", options=options, resume=True, quiet=True)
+    with pytest.raises(TokmillError, match="fingerprint"):
+        options = {"data": {"train": [str(moved), str(store)]}}
+        train_model(None, tmp_path / "run", options=options, resume=True, quiet=True)
+
+
+def test_what_is_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "some.jsonl").write_text("{}")
+    with pytest.raises(UsageError) as caught:
+        resolve(tmp_path / "some.jsonl", tmp_path / "run", {}, False)
+    assert "tokmill build jsonl" in caught.value.hint
+    with pytest.raises(UsageError, match="neither a recipe nor a store"):
+        resolve(None, tmp_path / "run", {}, False)
+    with pytest.raises(TokmillError, match="no such store"):
+        resolve({"train": ["nowhere"]}, tmp_path / "run", {}, False)

@@ -1,0 +1,365 @@
+"""Functions of BinaryCorp as graphs: what they hold, which level they have, what is refused."""
+
+from __future__ import annotations
+
+import copyreg
+import os
+import pickle
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy as np
+import pytest
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.x86.cfg import lift
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.lifting import lift_files
+from tokmill.x86.saved_index import graphs_of, level_of
+
+COLUMNS = (
+    "function_address", "function_name", "function_blocks", "block_address", "block_bytes", "code",
+    "block_instructions", "lengths", "block_edges", "edge_target", "edge_kind",
+)  # fmt: skip
+
+# push rbp; call 0x1100; test eax, eax; je 0x1011 | xor eax, eax; jmp 0x1ffe | jmp [rax*8 + 0]
+ENTRY = bytes.fromhex("55 e8fa000000 85c0 7407")
+LEFT = bytes.fromhex("31c0 e9ed0f0000")
+TABLE = bytes.fromhex("ff24c500000000")
+RET, NOPS = b"\xc3", bytes.fromhex("90c3")
+
+
+def graph_of(blocks: dict[int, tuple[bytes, list[int]]]) -> Any:
+    graph = networkx.DiGraph()
+    for address, (raw, _) in blocks.items():
+        graph.add_node(address, asm=["?"], raw=raw)
+    for address, (_, targets) in blocks.items():
+        graph.add_edges_from((address, target) for target in targets)
+    return graph
+
+
+def function(address: int, graph: Any) -> list[Any]:
+    raw = b"".join(facts.get("raw", b"") for _, facts in sorted(graph.nodes(data=True)))
+    return [address, ["?"], raw, graph, None]
+
+
+def small(base: int = 0x1000) -> list[Any]:
+    """A function of five recorded blocks."""
+    at = [base, base + 0xA, base + 0x11, base + 0x18, base + 0x19]
+    blocks = {
+        at[0]: (ENTRY, [at[1], at[2]]),
+        at[1]: (LEFT, []),
+        at[2]: (TABLE, [at[4], at[3]]),
+        at[3]: (RET, []),
+        at[4]: (NOPS, []),
+    }
+    return function(base, graph_of(blocks))
+
+
+def other(address: int, size: int = 1) -> list[Any]:
+    return function(address, graph_of({address: (b"\x90" * size + RET, [])}))
+
+
+def put(path: Path, value: Any, protocol: int = 4) -> Path:
+    path.write_bytes(pickle.dumps(value, protocol))
+    return path
+
+
+def edges(graph: Graph) -> list[list[tuple[int, Edge]]]:
+    pairs = list(zip(graph.edge_target.tolist(), map(Edge, graph.edge_kind), strict=True))
+    begins = graph.block_edges.tolist()
+    return [pairs[a:b] for a, b in zip(begins[:-1], begins[1:], strict=True)]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_extract(tmp_path: Path, protocol: int) -> None:
+    value = {"last": other(0x2000, 3), "main": small(), -1: other(0x1800)}
+    path = put(tmp_path / "zlib-minigzip-O2-0a1b_extract.pkl", value, protocol)
+    (graph,) = graphs_of(path)
+    assert graph.program == "zlib-minigzip-O2-0a1b" and level_of(graph.program) == "O2"
+    assert graph.bits == 64
+    assert graph.function_address.tolist() == [0x1000, 0x1800, 0x2000]
+    assert graph.function_name == ["main", "", "last"]
+    assert graph.function_blocks.tolist() == [0, 6, 7, 8]
+    # The first recorded block is cut behind its call.
+    starts = [0x1000, 0x1006, 0x100A, 0x1011, 0x1018, 0x1019, 0x1800, 0x2000]
+    assert graph.block_address.tolist() == starts
+    assert graph.block_bytes.tolist() == [0, 6, 10, 17, 24, 25, 27, 29, 33]
+    assert graph.code.tobytes()[:17] == ENTRY + LEFT
+    assert graph.lengths.tolist() == [1, 5, 2, 2, 2, 5, 7, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    assert graph.block_instructions.tolist() == [0, 2, 4, 6, 7, 8, 10, 12, 16]
+    assert edges(graph) == [
+        [(0x1100, Edge.CALL), (0x1006, Edge.FALL)],
+        [(0x1011, Edge.BRANCH), (0x100A, Edge.FALL)],
+        [(0x1FFE, Edge.JUMP)],
+        # One target of the table lies right behind the jump.
+        [(0x1018, Edge.INDIRECT), (0x1019, Edge.INDIRECT)],
+        *[[(0, Edge.RETURN)]] * 4,
+    ]
+    assert graph.unresolved == []
+    dtypes = [getattr(graph, name).dtype for name in COLUMNS if name != "function_name"]
+    assert [str(dtype) for dtype in dtypes] == [
+        "uint64", "int64", "uint64", "int64", "uint8", "int64", "uint8", "int64", "uint64", "uint8",
+    ]  # fmt: skip
+
+
+def recorded(graph: Graph) -> dict[str, Any]:
+    """A lifted program as IDA would record it: blocks do not end at calls, edges have no kinds."""
+    functions = {}
+    blocks = zip(edges(graph), graph.block_address.tolist(), strict=True)
+    places = graph.block_bytes.tolist()
+    known = [
+        (address, graph.code[a:b].tobytes(), found)
+        for (found, address), a, b in zip(blocks, places[:-1], places[1:], strict=True)
+    ]
+    begins = graph.function_blocks.tolist()
+    spans = zip(graph.function_address, begins[:-1], begins[1:], strict=True)
+    for number, (address, first, last) in enumerate(spans):
+        mine = {start: (raw, found) for start, raw, found in known[first:last]}
+        ways = {
+            start: [t for t, kind in found if kind != Edge.CALL and t in mine]
+            for start, (_, found) in mine.items()
+        }
+        raws = {start: raw for start, (raw, _) in mine.items()}
+        called = [t for targets in ways.values() for t in targets]
+        for start in sorted(raws, reverse=True):
+            end = start + len(raws[start])
+            calls = any(kind == Edge.CALL for _, kind in mine[start][1])
+            if calls and ways[start] == [end] and called.count(end) == 1 and end != address:
+                raws[start] += raws.pop(end)
+                ways[start] = ways.pop(end)
+        whole = {start: (raw, ways[start]) for start, raw in raws.items()}
+        functions[f"f{number}"] = function(int(address), graph_of(whole))
+    return functions
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="its own programs are not x86")
+def test_a_program_comes_back_as_it_was_lifted(tmp_path: Path) -> None:
+    lifted = lift(shutil.which("true") or "/bin/true")
+    path = put(tmp_path / "a_extract.pkl", recorded(lifted))
+    (graph,) = graphs_of(path)
+    assert len(lifted.block_address) > 300
+    for name in COLUMNS:
+        if name != "function_name":
+            np.testing.assert_array_equal(getattr(graph, name), getattr(lifted, name), name)
+
+
+def test_an_index_gets_its_levels_from_the_extracts_beside_it(tmp_path: Path) -> None:
+    project = tmp_path / "zlib-minigzip"
+    project.mkdir()
+    made = {
+        "O0": {"main": small(0x1000), "use": other(0x2000), "only here": other(0x9000)},
+        "O2": {"main": small(0x1000), "use": other(0x2000, 2), -1: other(0x9000)},
+        "Os": {"main": small(0x1040), "use": other(0x2000)},
+    }
+    for level, functions in made.items():
+        put(project / f"zlib-minigzip-{level}-{len(level)}f_extract.pkl", functions)
+    order = ("Os", "O0", "O2")
+    index = {name: [made[level][name] for level in order] for name in ("use", "main")}
+    path = put(project / "saved_index.pkl", index)
+    graphs = list(graphs_of(path))
+    assert [level_of(graph.program) for graph in graphs] == list(order)
+    named = [f"zlib-minigzip-{level}-{number}" for number, level in enumerate(order)]
+    assert [graph.program for graph in graphs] == named
+    assert [graph.function_address.tolist() for graph in graphs] == [
+        [0x1040, 0x2000], [0x1000, 0x2000], [0x1000, 0x2000],
+    ]  # fmt: skip
+    # The lists' order says nothing, and is not believed without extracts.
+    for file in project.glob("*_extract.pkl"):
+        file.unlink()
+    names = [graph.program for graph in graphs_of(path)]
+    assert names == [f"zlib-minigzip-unknown-{i}" for i in range(3)]
+    assert {level_of(name) for name in names} == {"unknown"}
+    assert [graph.program for graph in graphs_of(path, order)] == named
+    with pytest.raises(UsageError, match="no optimisation level is called 'o1'") as caught:
+        list(graphs_of(path, ["o1", "O0", "O2"]))
+    assert "O1" in caught.value.hint
+    with pytest.raises(UsageError, match="2 levels for 3 programs"):
+        list(graphs_of(path, ["O0", "O1"]))
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        (["O2-1", "O3-2"], ["O2", "O3", "unknown"]),
+        (["O2-1", "O3-2", "Os-3"], ["unknown", "unknown", "unknown"]),
+        (["O3-1", "O3-2", "O3-3"], ["O3", "O3", "unknown"]),
+        (["O3-1"], ["O3", "O3", "unknown"]),
+        (["O9-1", "O9-2"], ["unknown", "unknown", "unknown"]),
+    ],
+)
+def test_programs_that_are_equal(tmp_path: Path, there: list[str], expected: list[str]) -> None:
+    for name in there:
+        put(tmp_path / f"p-b-{name}_extract.pkl", {"f": other(16)})
+    index = put(tmp_path / "saved_index.pkl", {"f": [other(16), other(16), other(32)]})
+    found = [graph.program for graph in graphs_of(index)]
+    assert found == [f"{tmp_path.name}-{level}-{i}" for i, level in enumerate(expected)]
+    assert [level_of(name) for name in found] == expected
+
+
+class Old:
+    """A graph with the state of another networkx, or of one that was looked at."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def __reduce__(self) -> Any:
+        return copyreg._reconstructor, (networkx.DiGraph, object, None), self.state
+
+
+def test_graphs_of_other_versions_of_networkx(tmp_path: Path) -> None:
+    graph = small()[3]
+    expected = next(graphs_of(put(tmp_path / "a_extract.pkl", {"f": [0x1000, [], b"", graph]})))
+    nodes, ways = dict(graph._node), {node: dict(found) for node, found in graph._adj.items()}
+    first = {"node": nodes, "adj": ways, "succ": ways, "pred": {}, "edge": ways, "graph": {}}
+    second = {"_node": nodes, "_adj": ways, "_succ": ways, "node_dict_factory": dict}
+    looked = small()[3]
+    assert len(looked.nodes) == len(looked.adj) == len(looked.succ) == 5 and looked.edges
+    typed = {np.int64(node): facts for node, facts in nodes.items()}
+    for held in (Old(first), Old(second), looked, Old({"_node": typed, "_adj": ways})):
+        value = {"f": [np.int64(0x1000), [], b"", held, np.zeros(3), "feature"]}
+        (found,) = graphs_of(put(tmp_path / "b_extract.pkl", value))
+        for name in COLUMNS:
+            np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
+
+
+def test_blocks_without_bytes_and_bytes_that_are_no_instructions(tmp_path: Path) -> None:
+    graph = graph_of({
+        0x10: (b"\x90", [0x11]),
+        # nop; no instruction (two bytes); ret | the beginning of one, cut off
+        0x11: (b"\x90\x06\x90\xc3", [0x15]),
+        0x15: (b"\x90\xe8\x00", []),
+        0x20: (b"\xff\xe0", []),
+        0x30: (b"\xff\xd0\xc3", []),
+    })  # fmt: skip
+    graph.add_edge(0x20, 0x40)
+    bare = function(0x50, graph_of({0x50: (b"", [])}))
+    broken = function(0x60, graph_of({0x60: (b"\x06", [])}))
+    value = {"f": function(0x10, graph), "g": bare, "h": broken, "i": other(0x70)}
+    (found,) = graphs_of(put(tmp_path / "a_extract.pkl", value))
+    assert found.function_name == ["f", "i"]
+    assert found.function_blocks.tolist() == [0, 7, 8]
+    assert found.block_address.tolist() == [0x10, 0x11, 0x14, 0x15, 0x20, 0x30, 0x32, 0x70]
+    assert found.code.tobytes() == b"\x90\x90\xc3\x90\xff\xe0\xff\xd0\xc3\x90\xc3"
+    assert edges(found)[:7] == [
+        [(0x11, Edge.FALL)],
+        [],
+        # What was recorded, though the instruction does not tell it.
+        [(0, Edge.RETURN), (0x15, Edge.INDIRECT)],
+        [],
+        [(0x40, Edge.INDIRECT)],
+        [(0, Edge.INDIRECT), (0x32, Edge.FALL)],
+        [(0, Edge.RETURN)],
+    ]
+    assert found.unresolved == [
+        (0x12, "no instruction"), (0x16, "no instruction"), (0x30, "indirect call"),
+        (0x40, "no bytes"), (0x50, "no bytes"), (0x60, "no instruction"),
+    ]  # fmt: skip
+
+
+def test_an_instruction_across_the_border_of_two_blocks(tmp_path: Path) -> None:
+    # b8 takes four bytes more, which here are the next block's.
+    graph = graph_of({0x10: (b"\x90\xb8", [0x12]), 0x12: (b"\x90\x90\x90\xc3", [])})
+    (found,) = graphs_of(put(tmp_path / "a_extract.pkl", {"f": function(0x10, graph)}))
+    assert found.block_address.tolist() == [0x10, 0x12]
+    assert found.lengths.tolist() == [1, 1, 1, 1, 1]
+    assert found.unresolved == [(0x11, "no instruction")]
+
+
+def test_an_empty_extract(tmp_path: Path) -> None:
+    (found,) = graphs_of(put(tmp_path / "a-b-O1-c_extract.pkl", {}))
+    assert found.program == "a-b-O1-c" and len(found.function_address) == 0
+    assert found.function_blocks.tolist() == found.block_edges.tolist() == [0]
+    assert list(graphs_of(put(tmp_path / "saved_index.pkl", {}))) == []
+    with pytest.raises(UsageError, match="stands in the name of its file"):
+        list(graphs_of(tmp_path / "a-b-O1-c_extract.pkl", ["O1"]))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1], "a key is a int, not a name"),
+        ({"f": 5}, "f: it stands for 0 programs elsewhere"),
+        ({"f": [5]}, "f: it is no list of address, asm, bytes and graph"),
+        ({"f": [[1, [], b"", 5]]}, "f: it is no list of address, asm, bytes and graph"),
+        ({"f": [1, [], "text", graph_of({})]}, "f: it is no list of address"),
+        ({"f": [1, [], b"", graph_of({})], "g": [[]]}, "g: it is no list of address"),
+        ({"f": [other(1), other(2)], "g": [other(3)]}, "g: it stands for 2 programs elsewhere"),
+        ({"f": [1, [], b"", Old({"_node": 5})]}, "without nodes and edges"),
+        ({"f": [1, [], b"", Old({"_node": {1: 2}, "_adj": {}})]}, "no address or no bytes"),
+        ({"f": [1, [], b"", Old({"_node": {-1: {}}, "_adj": {}})]}, "no address or no bytes"),
+        ({"f": [1, [], b"", Old({"_node": {"a": {}}, "_adj": {}})]}, "no address or no bytes"),
+        ({"f": [1 << 70, [], b"", graph_of({})]}, "its address is none"),
+        ("text", "holds a str, not a dict or a list"),
+    ],
+)
+def test_what_is_something_else(tmp_path: Path, value: Any, message: str) -> None:
+    path = put(tmp_path / "saved_index.pkl", value)
+    with pytest.raises(TokmillError, match=message) as caught:
+        list(graphs_of(path))
+    assert str(path) in caught.value.where and "inspect" in caught.value.hint
+
+
+class Harm:
+    """Touches a file where it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_of_it_is_run(tmp_path: Path) -> None:
+    harm = Harm(tmp_path / "sprung")
+    for value in (
+        {"f": [*other(1)[:4], harm]},
+        {"f": [1, [], b"", Old({"_node": harm, "_adj": {}})]},
+        {"f": [1, [], b"", Old({"_node": {}, "_adj": {}, "__setstate__": os.system})]},
+        {harm: other(1)},
+        harm,
+    ):
+        with pytest.raises(TokmillError, match=r"names posix\.(mkdir|system), which is no data"):
+            list(graphs_of(put(tmp_path / "saved_index.pkl", value)))
+    # An extract that is only looked at for its level is no better.
+    put(tmp_path / "saved_index.pkl", {"f": [other(1)]})
+    put(tmp_path / "a-b-O0-c_extract.pkl", {"f": harm})
+    with pytest.raises(TokmillError, match="which is no data"):
+        list(graphs_of(tmp_path / "saved_index.pkl"))
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_functions_that_are_one_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokmill.unpickle.room.SPARE", 1 << 16)
+    one = other(16, 10_000)
+    path = put(tmp_path / "saved_index.pkl", {f"f{i}": [one] for i in range(500)})
+    with pytest.raises(TokmillError, match="makes far more than it holds"):
+        list(graphs_of(path))
+
+
+def test_lifting_takes_them_too(tmp_path: Path) -> None:
+    project = tmp_path / "in/zlib-minigzip"
+    project.mkdir(parents=True)
+    put(project / "saved_index.pkl", {"main": [small(), small(0x3000)]})
+    put(project / "zlib-minigzip-O1-ab_extract.pkl", {"main": small(), "more": other(0x9000)})
+    for made in (3, 0):
+        report = lift_files([str(tmp_path / "in")], tmp_path / "out")
+        assert (report.made, report.kept, report.refused) == (made, 3 - made, {})
+        assert report.functions == 4 and report.blocks == 3 * 6 + 1
+    names = {path.stem for path in (tmp_path / "out").rglob("*.parquet")}
+    assert names == {"zlib-minigzip-O1-0", "zlib-minigzip-unknown-1", "zlib-minigzip-O1-ab"}
+
+
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        ("openssl-libcrypto-O3-5f", "O3"), ("a-b-c-d-Os-5f", "Os"), ("a-O2-5f", "O2"),
+        ("O2-5f", "unknown"), ("a-b-O7-5f", "unknown"), ("/usr/bin/true", "unknown"),
+        ("", "unknown"),
+    ],
+)  # fmt: skip
+def test_the_level_in_a_name(name: str, level: str) -> None:
+    assert level_of(name) == level
