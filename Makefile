@@ -39,7 +39,7 @@ format: $(VENV)/.installed-dev  ## rewrite the sources as `make check` wants the
 
 bench: $(VENV)/.installed-dev $(VENV)-peers/.installed  ## measure against peers: benchmarks/RESULTS.md
 	mkdir -p bench-cache
-	$(BIN)/python benchmarks/run.py bench-cache $(abspath $(VENV)-peers)/bin/python
+	$(BIN)/python benchmarks/run.py bench-cache $(abspath $(VENV)-peers)/bin/python $(SECTIONS)
 
 clean:  ## remove the demo and caches
 	rm -rf demo dist build-cache bench-cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

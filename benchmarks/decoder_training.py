@@ -40,7 +40,7 @@ class Setting:
     heads: int = 8
     length: int = 256
     batch: int = 8
-    steps: int = 100
+    steps: int = 60
     lr: float = 1e-3
     warmup: int = 50
     precision: str = "fp32"
@@ -176,7 +176,7 @@ def main(
     setting: Setting = Setting(),
     rounds: int = 3,
     seeds: Sequence[int] = (0, 1, 2),
-    loss_steps: int = 300,
+    loss_steps: int = 150,
     held_out: int = 100,
 ) -> list[str]:
     """Measure; return the section for RESULTS.md. `held_out`: rows that nothing is learned from."""

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import bpe_training
@@ -15,6 +16,7 @@ import feed_batches
 import jsonl_store
 import many_shards
 import packing
+import x86_tokens
 
 HERE = Path(__file__).parent
 
@@ -31,49 +33,57 @@ def machine() -> str:
     return f"{cores} cores of {model}, {memory:.0f} GiB, Python {platform.python_version()}"
 
 
-def main(cache: Path, peers_python: str) -> None:
-    """Run all benchmarks and write the results."""
+HEAD = """\
+# Results
+
+`make bench` makes this file, `make bench SECTIONS="batches packing"` some of its sections.
+
+Times are of whole processes, imports and fsync included, unless a section says otherwise;
+contestants take turns and the best round counts. Machines are noisy: trust ratios within one table.
+The text is source code and documentation found on the machine (`benchmarks/corpus.py`).
+"""
+
+
+def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[], list[str]]]]:
+    """Return short name → (title, what measures it and returns its lines), in their order."""
+    return {
+        "bpe": ("BPE training", lambda: bpe_training.main(cache, peers_python, 40, 8192, 3)),
+        "jsonl": (
+            "JSON Lines to a store, ids verified equal",
+            lambda: [
+                *jsonl_store.main(cache, peers_python, 40, 5, slow=True),
+                "",
+                *jsonl_store.main(cache, peers_python, 400, 5, slow=False),
+                "",
+                *jsonl_store.parquet(cache, 400, 5),
+            ],
+        ),
+        "shards": ("Many shards", lambda: many_shards.main(cache)),
+        "batches": ("Batches", lambda: feed_batches.main(cache, peers_python)),
+        "packing": ("Packing", packing.main),
+        "decoder": ("Training a GPT-2", lambda: decoder_training.main(cache)),
+        "x86-tokens": ("x86 instructions to tokens", x86_tokens.main),
+    }
+
+
+def main(cache: Path, peers_python: str, wanted: list[str]) -> None:
+    """Run the wanted benchmarks, all if none is named, and put their sections into the file."""
+    table = sections(cache, peers_python)
+    if unknown := set(wanted) - set(table):
+        raise SystemExit(f"no such section: {', '.join(unknown)}; there are {', '.join(table)}")
     corpus.main(cache, [40, 400])
-    lines = [
-        "# Results",
-        "",
-        f"{time.strftime('%Y-%m-%d')}, {machine()}. `make bench` makes this file.",
-        "",
-        "Times are of whole processes, imports and fsync included; contestants take turns and the "
-        "best round counts. Machines are noisy: trust ratios within one table.",
-        "The text is source code and documentation found on the machine (`benchmarks/corpus.py`).",
-        "",
-        "## BPE training",
-        "",
-        *bpe_training.main(cache, peers_python, 40, 8192, 3),
-        "",
-        "## JSON Lines to a store, ids verified equal",
-        "",
-        *jsonl_store.main(cache, peers_python, 40, 5, slow=True),
-        "",
-        *jsonl_store.main(cache, peers_python, 400, 5, slow=False),
-        "",
-        *jsonl_store.parquet(cache, 400, 5),
-        "",
-        "## Many shards",
-        "",
-        *many_shards.main(cache),
-        "",
-        "## Batches",
-        "",
-        *feed_batches.main(cache, peers_python),
-        "",
-        "## Packing",
-        "",
-        *packing.main(),
-        "",
-        "## Training a GPT-2",
-        "",
-        *decoder_training.main(cache),
-    ]
-    (HERE / "RESULTS.md").write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    results = HERE / "RESULTS.md"
+    parts = results.read_text().split("\n## ")[1:] if results.exists() else []
+    found = {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in parts}
+    for name in wanted or table:
+        title, measure = table[name]
+        when = f"{time.strftime('%Y-%m-%d')}, {machine()}."
+        found[title] = "\n".join([when, "", *measure()])
+        print(f"## {title}\n\n{found[title]}\n", flush=True)
+        titles = [title for title, _ in table.values() if title in found]
+        text = HEAD + "".join(f"\n## {title}\n\n{found[title]}\n" for title in titles)
+        results.write_text(text)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

@@ -24,7 +24,7 @@ def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
     """Return the facts that `--dry-run` prints; weights are never made.
 
     `tensor_bytes` is what the tensors of one process take at most, reckoned for rows of one
-    document; `memory_bytes` an estimate of all that the process takes, on a GPU of the GPU's memory.
+    document; `memory_bytes` is an estimate of all that the process takes, or of its GPU's memory.
     """
     stores = open_stores(config.data)
     facts = facts_from(stores)
@@ -60,7 +60,7 @@ def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
         "flops_per_token": flops,
         "flops": flops * a_step * config.run.steps,
         "tensor_bytes": tensors,
-        "memory_bytes": round(process_bytes(tensors, device)),
+        "memory_bytes": round(process_bytes(tensors, device, config.run.recompute)),
     }
 
 

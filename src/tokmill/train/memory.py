@@ -21,13 +21,11 @@ from tokmill.train.config import TrainConfig
 from tokmill.train.precision import DTYPES
 from tokmill.train.run import make_task
 
-
-OVERHEAD = {"cpu": (0.42e9, 1.45), "cuda": (0.6e9, 1.1)}
-"""Kind of device → (bytes of Python, torch and its libraries; bytes held for each byte of tensors).
-
-On a CPU, measured on Linux: glibc keeps what is let go between blocks that are still needed. Of
-CUDA these are the size of a context and a guess at what the caching allocator holds.
-"""
+FIXED = {"cpu": 0.42e9, "cuda": 0.6e9}
+"""Bytes of Python, torch and its libraries; of CUDA the size of a context."""
+HELD, HELD_RECOMPUTING = {"cpu": 1.45, "cuda": 1.1}, {"cpu": 2.2, "cuda": 1.1}
+"""Bytes held for each byte of tensors. On a CPU, measured with glibc 2.36, which keeps blocks that
+are let go and seldom finds a use for them; of CUDA's caching allocator, a guess."""
 
 
 class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -63,13 +61,12 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.most = max(self.most, self.now)
 
 
-def process_bytes(tensors: float, device: str) -> float:
+def process_bytes(tensors: float, device: str, recompute: bool) -> float:
     """Return about how much memory a process takes whose tensors take so many bytes.
 
     `device`: "cpu" is the memory of the process, "cuda" that of the GPU.
     """
-    fixed, factor = OVERHEAD[device]
-    return fixed + factor * tensors
+    return FIXED[device] + (HELD_RECOMPUTING if recompute else HELD)[device] * tensors
 
 
 def tensor_bytes(config: TrainConfig, sizes: Mapping[str, int], rows: int, parts: int) -> int:

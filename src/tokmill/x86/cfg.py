@@ -1,0 +1,198 @@
+"""The native lifter: functions, blocks and edges of a program, from its bytes.
+
+All code is decoded once, from the beginning of each section to its end; then control is followed
+from what is known to be a function, in columns. What is reached at places that the first pass did
+not see as instructions is decoded too. Then calls that do not come back are taken out, jump tables
+read, and code that nothing leads to is looked for, until nothing new is found.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86 import noreturn
+from tokmill.x86.blocks import Blocks
+from tokmill.x86.decode import Code, Instructions
+from tokmill.x86.functions import assemble
+from tokmill.x86.gaps import Ranges, range_gaps
+from tokmill.x86.graph import Graph
+from tokmill.x86.image import Program
+from tokmill.x86.jump_tables import Tables, indirect_jumps
+from tokmill.x86.program import open_program
+from tokmill.x86.ranges import distinct, without
+from tokmill.x86.reach import Ways
+from tokmill.x86.starts import (
+    gap_starts,
+    pointed_starts,
+    silent_gaps,
+    tail_starts,
+    taken_starts,
+)
+
+VERSION = 1
+"""Raised when the graph of some program changes."""
+ROUNDS = 256
+"""Each round finds something new; a damaged program must not go on for ever."""
+
+
+def lift(program: Program | Path | str) -> Graph:
+    """Return the control flow of a program.
+
+    Raises `TokmillError` for what is no x86 program (see `open_program`).
+    """
+    if not isinstance(program, Program):
+        program = open_program(program)
+    return Lifter(program).lift()
+
+
+class Lifter:
+    """Finds the code of one program; `lift` does it all."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.code = Code(program)
+        self.instructions = Instructions(self.code)
+        self.instructions.sweep()
+        self.ranges = Ranges(program, self.instructions)
+        self.silent = noreturn.Silent(program)
+        self.tables = Tables(program, self.instructions)
+        self.starts = self._known_starts()
+        """i8, ascending: offsets of functions (and of their parts) that tables name."""
+        self.roots = self.code.offset(program.unwind.pad)
+        """i8, offsets of further code that is part of a function: landing pads."""
+        self.called = np.zeros(0, np.int64)
+        """i8, ascending: offsets that reached code calls."""
+        self.found = np.zeros(0, np.int64)
+        """i8, ascending: those of `starts` that no table named."""
+        self.quiet = np.zeros(0, np.int64)
+        """i8, ascending: offsets of calls that were found not to come back by following them."""
+        self._jumps: list[Array] = [np.zeros(0, np.int64)]
+        self._targets: list[Array] = [np.zeros(0, np.int64)]
+        self._read: set[int] = set()
+        self.computed: set[int] = set()
+        """Offsets of jumps that stay in their function, though nobody knows where they lead."""
+
+    def lift(self) -> Graph:
+        """Return the graph."""
+        ways = self._follow()
+        for search in (self._range_gaps, self._unnamed):
+            for _ in range(ROUNDS):
+                if not search(ways):
+                    break
+                ways = self._follow()
+        return assemble(self, Blocks(self, ways))
+
+    def _known_starts(self) -> Array:
+        program = self.program
+        found = [program.function_address, program.fragments, program.starts]
+        found.append(np.asarray([program.entry], np.uint64))
+        offsets = self.code.offset(np.concatenate(found))
+        offsets = np.concatenate([offsets, self.ranges.unwind_start])
+        return distinct(offsets[offsets >= 0])
+
+    def jump_tables(self) -> tuple[Array, Array]:
+        """Return the offsets of resolved indirect jumps and of their targets, a pair a target."""
+        return np.concatenate(self._jumps), np.concatenate(self._targets)
+
+    def _follow(self) -> Ways:
+        """Follow all control flow, reading jump tables on the way."""
+        ways = self._settle()
+        for _ in range(ROUNDS):
+            if not self._read_tables(ways):
+                break
+            ways = self._settle()
+        return ways
+
+    def _settle(self) -> Ways:
+        """Follow control flow until no instruction is missing."""
+        while True:
+            instructions = self.instructions
+            ways = self._ways()
+            fresh = instructions.start[noreturn.follow(ways, self.silent)].astype(np.int64)
+            if len(fresh):
+                self.quiet = distinct(self.quiet, fresh)
+                ways = self._ways()
+            missing = self._reach(ways)
+            before = len(instructions.start)
+            if len(missing):
+                instructions.decode(missing)
+            if len(instructions.start) == before:
+                return ways
+
+    def _ways(self) -> Ways:
+        silent = self.silent.calls(self.instructions)
+        silent = distinct(silent, self.instructions.row(self.quiet))
+        return Ways(self.instructions, silent, self.jump_tables())
+
+    def _reach(self, ways: Ways) -> Array:
+        """Follow from all starts and through calls; return the offsets that lack an instruction."""
+        offsets = distinct(self.starts, self.roots)
+        offsets = offsets[offsets >= 0]
+        self.called = np.zeros(0, np.int64)
+        missing = []
+        while len(offsets):
+            rows = self.instructions.row(offsets)
+            missing.append(offsets[rows < 0])
+            ways.reach(rows[rows >= 0])
+            callee = distinct(ways.callee[ways.reached(ways.call)])
+            offsets = without(callee[callee >= 0], self.called)
+            self.called = distinct(self.called, offsets)
+        lacking = ways.missing[ways.reached(ways.missing_source)]
+        missing.append(lacking[lacking >= 0])
+        return distinct(*missing)
+
+    def functions(self) -> Array:
+        """Return the offsets (i8, ascending) that are known to begin functions or their parts."""
+        inside = self.ranges.inside(self.called)
+        return distinct(self.starts, self.called[~inside])
+
+    def _read_tables(self, ways: Ways) -> bool:
+        """Read the tables of indirect jumps that were reached and not read before."""
+        rows = indirect_jumps(self.instructions)
+        rows = rows[ways.reached(rows)]
+        offsets = self.instructions.start[rows].astype(np.int64)
+        low, high = self.ranges.around(offsets, self.functions())
+        found = False
+        for row, offset, first, end in zip(
+            rows.tolist(), offsets.tolist(), low.tolist(), high.tolist(), strict=True
+        ):
+            if offset in self._read:
+                continue
+            self._read.add(offset)
+            table = self.tables.read(ways, row, first, end)
+            if table is None and self.tables.computed:
+                self.computed.add(offset)
+            if table is not None:
+                self._jumps.append(np.full(len(table.targets), offset))
+                self._targets.append(table.targets)
+                found = True
+        return found
+
+    def _range_gaps(self, ways: Ways) -> bool:
+        """Take code of known ranges that nothing leads to: it is there for a reason."""
+        return self._add_roots(range_gaps(ways, self.ranges))
+
+    def _unnamed(self, ways: Ways) -> bool:
+        """Look for functions outside the ranges that tables describe."""
+        functions = self.functions()
+        for search in (taken_starts, tail_starts, pointed_starts, silent_gaps, gap_starts):
+            found = search(self, ways, functions)
+            if search is silent_gaps:
+                if self._add_roots(found):
+                    return True
+                continue
+            more = distinct(self.starts, found)
+            if len(more) > len(self.starts):
+                self.starts = more
+                self.found = distinct(self.found, found)
+                return True
+        return False
+
+    def _add_roots(self, offsets: Array) -> bool:
+        more = distinct(self.roots, offsets)
+        grown = len(more) > len(distinct(self.roots))
+        self.roots = more
+        return grown

@@ -1,0 +1,62 @@
+"""The control flow of one program, as columns: what a lifter makes and all that follows reads."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tokmill.store.schema import Array
+
+
+class Edge(enum.IntEnum):
+    """Why control may go on at the target.
+
+    A block ends at a call: it has an edge `CALL` to the callee and, where the call returns, an edge
+    `FALL` to the block behind it. `INDIRECT` is a target of a jump table (one edge each), or an
+    indirect jump or call whose target is unknown (one edge to 0).
+    """
+
+    FALL = 0
+    JUMP = 1
+    BRANCH = 2
+    CALL = 3
+    INDIRECT = 4
+    RETURN = 5
+
+
+@dataclass(slots=True)
+class Graph:
+    """Functions, blocks, instructions and edges of one program, as columns.
+
+    F functions, B blocks, I instructions, E edges. A block that several functions share stands
+    under each of them.
+    """
+
+    program: str
+    """Name of the program, as it was given."""
+    bits: int
+    """64 or 32."""
+    function_address: Array
+    """(F,) u8, ascending."""
+    function_name: list[str]
+    """(F), raw symbol name; "" where there is none (writers show `sub_401000`)."""
+    function_blocks: Array
+    """(F + 1,) i8: blocks of function i are [i] to [i + 1], sorted by address."""
+    block_address: Array
+    """(B,) u8."""
+    block_bytes: Array
+    """(B + 1,) i8 into `code`."""
+    code: Array
+    """u1, the raw bytes of all blocks end to end."""
+    block_instructions: Array
+    """(B + 1,) i8 into `lengths`."""
+    lengths: Array
+    """(I,) u1, bytes of each instruction."""
+    block_edges: Array
+    """(B + 1,) i8 into the edge columns."""
+    edge_target: Array
+    """(E,) u8, address; 0 where a return or an unresolved indirect jump goes."""
+    edge_kind: Array
+    """(E,) u1, an `Edge`."""
+    unresolved: list[tuple[int, str]]
+    """Address and reason of what could not be followed."""

@@ -1,0 +1,318 @@
+"""Indirect jumps that go through a table: where it lies and where its entries lead.
+
+A switch becomes a table of addresses (`jmp [8 * index + table]`) or of distances from a base (`add
+base, [4 * index + table]; jmp base`). The code before the jump is followed symbolically, which
+gives the sum that the jump goes to and limits of the index; the entries must lead into the
+function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array
+from tokmill.x86.decode import Flow, Instructions
+from tokmill.x86.image import Program
+from tokmill.x86.ranges import distinct
+from tokmill.x86.reach import Ways
+from tokmill.x86.symbolic import Limits, Load, Path, Start, Unknown, Value
+
+MOST_ENTRIES = 1 << 14
+SHORT, LONG = 16, 64
+"""Instructions before the jump that are looked at: at first, and if they do not say enough."""
+MOST_PATHS = 8
+MOST_BASES = 32
+SCALES = (2, 4, 8)
+
+
+class Table(NamedTuple):
+    """A jump table that was read."""
+
+    address: int
+    targets: Array
+    """i8, offsets, each once, ascending."""
+    sure: bool
+    """A comparison says how many entries there are, and all of them lead into the function."""
+
+
+class _Form(NamedTuple):
+    """Where a table lies and how an entry becomes an address."""
+
+    address: int
+    scale: int
+    size: int
+    base: int
+    """Added to each entry; 0 for entries that are addresses."""
+    unknown: Unknown | None
+    """The index, where it is one unknown: of that limits may be known."""
+    guessed: bool
+    """The base was searched for, so the entries have to prove it."""
+
+
+class Tables:
+    """Reads the jump tables of one program."""
+
+    def __init__(self, program: Program, instructions: Instructions) -> None:
+        self.program, self.instructions = program, instructions
+        iced = plugins.require("iced_x86")
+        self._first_register = iced.Register.RAX
+        self._start: dict[int, Value] = {}
+        self._table = program.global_offset_table if program.bits == 32 else 0
+        if self._table and not program.fixed:
+            self._start = {iced.Register.RBX: Value(self._table)}
+        self._thunks = _thunks(program, instructions, iced.Register.RAX)
+        self.computed = False
+        """The jump read last goes to a sum with an address in it, so it stays in the function."""
+        self.labels: set[int] = set()
+        """Addresses that such sums begin with."""
+        self._read: set[int] = set()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Look for constants that may be addresses of tables, in all that is decoded by now."""
+        self.at, self.register, self.constant = constants(self.program, self.instructions)
+        self._ends = distinct(self.constant)
+
+    def note(self, addresses: Array) -> None:
+        """Let no table go on past the beginning of others (u8)."""
+        self._ends = distinct(self._ends, addresses)
+
+    def read(self, ways: Ways, row: int, low: int, high: int) -> Table | None:
+        """Return the table of the indirect jump in `row`; its entries lie in low <= offset < high.
+
+        None where the jump goes through no table, or one that cannot be found.
+        """
+        best: Table | None = None
+        self.computed = False
+        for rows in _paths(ways, row):
+            path = Path(self.program.bits, self._start, self._thunks)
+            target = path.follow([self.instructions.instruction(one) for one in rows])
+            if _no_table(target):
+                return None
+            if self.program.section_at(target.number) is not None:
+                self.computed = True
+                self.labels.add(target.number)
+            for form in self._forms(target, row, low, high):
+                found = self._entries(form, path.limits, low, high)
+                if found is not None and (found.sure or found.address in self._read):
+                    self._read.add(found.address)
+                    return found
+                if found is not None and (best is None or len(found.targets) > len(best.targets)):
+                    best = found
+        if best is not None:
+            self._read.add(best.address)
+        return best
+
+    def _forms(self, target: Value, row: int, low: int, high: int) -> Iterator[_Form]:
+        """Yield the tables that a sum may stand for."""
+        for load, factor in target.terms:
+            if not isinstance(load, Load) or factor != 1:
+                continue
+            scaled = [(u, f) for u, f in load.address.terms if abs(f) in SCALES]
+            near = [u for u, f in load.address.terms if f == 1]
+            far = [u for u, f in target.terms if u is not load and f == 1]
+            if len({abs(f) for _, f in scaled}) != 1 or len(near) > 1 or len(far) > 1:
+                continue
+            relative = bool(far) or target.number != 0
+            if load.size != (4 if relative else self.program.word):
+                continue
+            known = len(scaled) + len(near)
+            if len(load.address.terms) != known or len(target.terms) != 1 + len(far):
+                continue
+            # Of an index that is a sum of unknowns no limits are known.
+            index, scale = scaled[0] if len(scaled) == 1 else (None, abs(scaled[0][1]))
+            if near and far and near != far:
+                continue
+            unknown = (near or far)[0] if near or far else None
+            for base in [0] if unknown is None else self._bases(unknown, row, low, high):
+                address = load.address.number + (base if near else 0)
+                added = target.number + (base if far else 0)
+                yield _Form(address, scale, load.size, added, index, unknown is not None)
+
+    def _bases(self, unknown: Unknown, row: int, low: int, high: int) -> list[int]:
+        """Return what an unknown base may be, the likeliest first.
+
+        It was loaded far from the jump: constants of the function, nearest before the jump first,
+        those that went into the same register before others.
+        """
+        found = [self._table] if self._table else []
+        here = int(self.instructions.start[row])
+        first, last = np.searchsorted(self.at, (low, high))
+        if last - first > 4 * MOST_BASES:
+            # A whole section: the neighbourhood will do.
+            middle = int(np.searchsorted(self.at, here))
+            first, last = max(first, middle - 2 * MOST_BASES), min(last, middle + 2 * MOST_BASES)
+        rows = np.arange(first, last)
+        distance = np.where(self.at[rows] <= here, here - self.at[rows], self.at[rows] - here + 1e9)
+        other = np.ones(len(rows), bool)
+        if isinstance(unknown, Start):
+            other = self.register[rows] != unknown.register - self._first_register
+        # Jumps of one function often share a table.
+        fresh = np.asarray([value not in self._read for value in self.constant[rows].tolist()])
+        for value in self.constant[rows[np.lexsort((distance, fresh, other))]].tolist():
+            if value not in found and self.program.section_at(value) is not None:
+                found.append(value)
+        return found[:MOST_BASES]
+
+    def _entries(
+        self, form: _Form, limits: dict[Unknown, Limits], low: int, high: int
+    ) -> Table | None:
+        """Read the entries of a table; without known limits, as many as lead into the function."""
+        limit = limits.get(form.unknown) if form.unknown else None
+        rows = self._inner(form.unknown, limits)
+        if rows is None and limit is not None and 0 <= limit.high - limit.low < MOST_ENTRIES:
+            rows = np.arange(limit.low, limit.high + 1)
+        bounded, address = rows is not None, form.address
+        if rows is None:
+            # Distances count from where their table begins, whatever number is in the index.
+            address = form.base or address
+            end = np.searchsorted(self._ends, np.uint64(address & (1 << 64) - 1), side="right")
+            last = int(self._ends[end]) if end < len(self._ends) else 1 << 63
+            rows = np.arange(min(MOST_ENTRIES, max(0, last - address) // form.scale))
+        if not len(rows):
+            return None
+        first = address + form.scale * int(rows[0])
+        span = form.scale * int(rows[-1] - rows[0] + 1)
+        data = self.program.read(first, span) if first >= 0 else np.zeros(0, np.uint8)
+        places = (rows - rows[0]) * form.scale
+        fits = places + form.size <= len(data)
+        bounded &= bool(fits.all())
+        cells = data[places[fits][:, None] + np.arange(form.size)]
+        value = cells.view(f"<i{form.size}")[:, 0].astype(np.uint64)
+        value += np.uint64(form.base & (1 << 64) - 1)
+        if self.program.word == 4:
+            value &= np.uint64(0xFFFFFFFF)
+        offset = self.instructions.code.offset(value)
+        inside = (offset >= low) & (offset < high)
+        synced = self.instructions.row(offset) >= 0
+        # A case may lie in a part that was moved out of the function.
+        likely = inside.all() if form.guessed else (inside | synced).all() and inside.any()
+        if bounded and likely:
+            return Table(first, distinct(offset), True)
+        inside &= synced
+        length = len(inside) if inside.all() else int(np.argmin(inside))
+        return Table(first, distinct(offset[:length]), False) if length > 1 else None
+
+    def _inner(self, index: Unknown | None, limits: dict[Unknown, Limits]) -> Array | None:
+        """Return the rows that a table of rows names: switches of many cases and few targets."""
+        if not isinstance(index, Load) or index.size > 2 or len(index.address.terms) != 1:
+            return None
+        inner, scale = index.address.terms[0]
+        limit = limits.get(inner)
+        if scale != index.size or limit is None or not 0 <= limit.high - limit.low < MOST_ENTRIES:
+            return None
+        count = limit.high - limit.low + 1
+        first = index.address.number + scale * limit.low
+        data = self.program.read(first, count * scale) if first > 0 else np.zeros(0, np.uint8)
+        if len(data) < count * scale:
+            return None
+        return distinct(data.view(f"<u{scale}")).astype(np.int64)
+
+
+def _no_table(target: Value) -> bool:
+    """Return whether a jump goes where a pointer in memory says: a call through a structure."""
+    if len(target.terms) != 1 or not isinstance(target.terms[0][0], Load):
+        return False
+    terms = target.terms[0][0].address.terms
+    # Without terms the index is known on this path, and another one may say more.
+    return len(terms) == 1 and terms[0][1] == 1 and not isinstance(terms[0][0], Start)
+
+
+def _thunks(program: Program, instructions: Instructions, first: int) -> dict[int, int]:
+    """Return the functions `mov register, [esp]; ret`: address → register.
+
+    32-bit code has no other way to learn where it is.
+    """
+    if program.bits == 64:
+        return {}
+    data = instructions.code.linked
+    at = np.flatnonzero(
+        (data[:-3] == 0x8B) & ((data[1:-2] & 0xC7) == 4) & (data[2:-1] == 0x24) & (data[3:] == 0xC3)
+    )
+    addresses = instructions.code.address(at).tolist()
+    registers = (data[at + 1].astype(int) >> 3).tolist()
+    return {address: first + number for address, number in zip(addresses, registers, strict=True)}
+
+
+def _paths(ways: Ways, row: int) -> Iterator[list[int]]:
+    """Yield rows of instructions that end in a jump: straight before it, then over other ways."""
+    begin = ways.begin(row)
+    straight = list(range(max(begin, row - SHORT + 1), row + 1))
+    yield straight
+    if begin < straight[0]:
+        yield list(range(max(begin, row - LONG + 1), row + 1))
+    count = 0
+    for source, target in ways.into(max(begin, row - LONG), row):
+        before = ways.begin(source)
+        tail = [*range(max(before, source - LONG + 1), source + 1), *range(target, row + 1)]
+        yield tail
+        count += 1
+        if len(tail) < SHORT:
+            for further, middle in ways.into(before, source)[:2]:
+                start = max(ways.begin(further), further - SHORT + 1)
+                yield [
+                    *range(start, further + 1),
+                    *range(middle, source + 1),
+                    *tail[tail.index(target) :],
+                ]
+                count += 1
+        if count >= MOST_PATHS:
+            return
+
+
+def constants(program: Program, instructions: Instructions) -> tuple[Array, Array, Array]:
+    """Return the addresses that instructions put into registers: offset (i8), register, value (u8).
+
+    `lea register, [rip + distance]`; where the program has a fixed place, `mov register, number`.
+    The register is its number in an instruction, 0 to 15.
+    """
+    data, start = instructions.code.linked, instructions.start
+    first, second, third = data[start], data[start + 1], data[start + 2]
+    length = instructions.length
+    number = np.zeros(0, np.int64)
+    rows = np.zeros(0, np.int64)
+    if program.bits == 64:
+        rows = np.flatnonzero(
+            ((first & 0xFB) == 0x48) & (second == 0x8D) & ((third & 0xC7) == 5) & (length == 7)
+        )
+        number = (third[rows] >> 3 & 7) | (first[rows] & 4) << 1
+    at = start[rows].astype(np.int64)
+    end = at + length[rows]
+    distance = data[end[:, None] + np.arange(-4, 0)].view("<i4")[:, 0].astype(np.uint64)
+    value = instructions.code.address(end - 1) + np.uint64(1) + distance
+    if program.fixed or program.kind == "relocatable":
+        moved = np.flatnonzero(((first & 0xF8) == 0xB8) & (length == 5))
+        more = start[moved].astype(np.int64)
+        at = np.concatenate([at, more])
+        number = np.concatenate([number, first[moved] & 7])
+        cells = data[more[:, None] + np.arange(1, 5)].view("<u4")[:, 0]
+        value = np.concatenate([value, cells.astype(np.uint64)])
+    order = np.argsort(at, kind="stable")
+    return at[order], number[order].astype(np.int64), value[order]
+
+
+def scaled_tables(instructions: Instructions) -> Array:
+    """Return the addresses (u8) that jumps and loads add a scaled index to: `[8 * index + table]`.
+
+    FF /4 or 8B with a SIB byte without base, so that a number of 4 bytes ends the instruction.
+    """
+    data, bits = instructions.code.linked, instructions.code.bits
+    end = instructions.start.astype(np.int64) + instructions.length
+    end = end[instructions.length >= 7]
+    opcode, form, scale = data[end - 7], data[end - 6], data[end - 5]
+    rows = ((opcode == 0x8B) & ((form & 0xC7) == 4)) | ((opcode == 0xFF) & (form == 0x24))
+    rows &= ((scale & 7) == 5) & (scale >> 6 == (3 if bits == 64 else 2))
+    cells = data[end[rows][:, None] + np.arange(-4, 0)]
+    value: Array = cells.view("<i4")[:, 0].astype(np.uint64)
+    return value & np.uint64((1 << bits) - 1)
+
+
+def indirect_jumps(instructions: Instructions) -> Array:
+    """Return the rows (i8) of all indirect jumps."""
+    flow = instructions.flow[instructions.transfer]
+    found: Array = instructions.transfer[flow == Flow.JUMP_INDIRECT]
+    return found

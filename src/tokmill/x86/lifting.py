@@ -1,0 +1,251 @@
+"""Graphs of many programs: which are to be made, made in processes, kept when they are done."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tokmill import plugins
+from tokmill.build.processes import in_processes
+from tokmill.build.source import InputFile, find_files
+from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.files import locked, machine_errors, make_folder, remove_leftovers, sha256_file
+from tokmill.progress import Progress
+from tokmill.x86 import elf, pe
+from tokmill.x86.graph import Graph
+from tokmill.x86.graph_files import About, read_about, write_graph
+
+FORMS = ("parquet", "jsonl")
+PICKLE = ".pkl"
+PICKLES = "saved_index 1"
+PACKAGES = {"native": ("iced-x86", "lief"), "angr": ("angr",)}
+"""Lifter → the packages whose versions decide what it finds."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one program."""
+
+    program: str
+    seconds: float = 0.0
+    made: bool = False
+    """False: its graph was there already, or it was refused."""
+    refused: str = ""
+    """Why there is no graph."""
+    hint: str = ""
+    about: About | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What became of all programs."""
+
+    programs: int
+    made: int
+    kept: int
+    functions: int
+    blocks: int
+    instructions: int
+    edges: int
+    unresolved: dict[str, int]
+    """Reason → how many places could not be followed."""
+    refused: dict[str, int]
+    """Reason → programs without a graph."""
+    refusals: list[Outcome]
+    left_out: int
+    """Files of the folders that are no programs, or other names of one."""
+    seconds: float
+
+
+class _Task(NamedTuple):
+    file: InputFile
+    out: Path
+    """The graph file; of a pickle, which may hold several programs, the folder."""
+    form: str
+    lifter: str
+    version: str
+    levels: tuple[str, ...] | None
+
+
+def lift_files(
+    inputs: Sequence[str],
+    out: Path,
+    *,
+    lifter: str = "native",
+    form: str = "parquet",
+    levels: Sequence[str] | None = None,
+    workers: int = 0,
+    quiet: bool = True,
+) -> Report:
+    """Write the graph of each program below some paths.
+
+    `out` is a folder, or for one program a file that ends in .parquet or .jsonl. A graph that is
+    there, of the same bytes and by the same lifter, is kept. Raises `TokmillError` for paths that
+    are not there, `UsageError` for options that do not fit together.
+    """
+    started = time.monotonic()
+    if lifter not in plugins.LIFTERS:
+        raise UsageError(f"no lifter is called {lifter!r}", hint=nearest(lifter, plugins.LIFTERS))
+    if form not in FORMS:
+        raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMS))
+    files, left_out = find_programs(inputs)
+    single = out.suffix.removeprefix(".") in FORMS
+    if single and (len(files) != 1 or files[0].path.suffix == PICKLE):
+        raise UsageError(
+            f"{out} is one file, and there are {len(files):,} programs"
+            if len(files) != 1
+            else f"{out} is one file, and {files[0].path} may hold several programs",
+            hint="name a folder: it gets a file a program",
+        )
+    version = lifter_version(lifter)
+    tasks = [
+        _Task(
+            file,
+            out if single or file.path.suffix == PICKLE else out / f"{file.name}.{form}",
+            form,
+            lifter,
+            version,
+            None if levels is None else tuple(levels),
+        )
+        for file in files
+    ]
+    with _folder(out.parent if single else out):
+        done = _carry_out(tasks, workers, quiet)
+    return _report(done, left_out, time.monotonic() - started)
+
+
+def find_programs(inputs: Sequence[str]) -> tuple[list[InputFile], int]:
+    """Return the programs and pickles below some paths, by name, and how many files are neither.
+
+    A file that was named is taken whatever it is; of a folder those that begin like a program, one
+    of several names of a file (links).
+    """
+    named = {Path(argument).name for argument in inputs if not Path(argument).is_dir()}
+    files = find_files(inputs, ("",))
+    found: dict[tuple[int, int], InputFile] = {}
+    for file in files:
+        if file.name in named or _may_be_program(file.path):
+            with machine_errors("read", file.path):
+                facts = file.path.stat()
+            key = (facts.st_dev, facts.st_ino)
+            if key not in found or (found[key].path.is_symlink() and not file.path.is_symlink()):
+                found[key] = file
+    return sorted(found.values(), key=lambda file: file.name), len(files) - len(found)
+
+
+def lifter_version(lifter: str) -> str:
+    """Return name and versions of a lifter: what decides its graphs beside the program."""
+    module = plugins.LIFTERS[lifter].target.partition(":")[0]
+    words = [f"{lifter} {plugins.require(module).VERSION}"]
+    for package in PACKAGES[lifter]:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            words.append(f"{package} {importlib.metadata.version(package)}")
+    return ", ".join(words)
+
+
+def _may_be_program(path: Path) -> bool:
+    if path.suffix == PICKLE:
+        return path.name.endswith(("saved_index.pkl", "_extract.pkl"))
+    with machine_errors("read", path), open(path, "rb") as file:
+        head = file.read(4)
+    return head == elf.MAGIC or head[:2] == pe.MAGIC
+
+
+@contextlib.contextmanager
+def _folder(folder: Path) -> Iterator[None]:
+    lock = locked(
+        make_folder(folder) / ".graphs.lock",
+        "another process is writing graphs into this folder",
+        "wait for it, or choose another folder",
+    )
+    with lock:
+        remove_leftovers(folder)
+        yield
+
+
+def _carry_out(tasks: Sequence[_Task], workers: int, quiet: bool) -> list[Outcome]:
+    total = sum(task.file.size for task in tasks)
+    found: list[Outcome] = []
+    # Large programs first: nobody waits for one that comes last.
+    order = sorted(tasks, key=lambda task: (-task.file.size, task.file.name))
+    done: Iterable[tuple[_Task, list[Outcome]]]
+    if workers > 0 and len(tasks) > 1:
+        done = in_processes(
+            _make,
+            order,
+            min(workers, len(tasks)),
+            hint="most often memory ran out: try fewer --workers; "
+            "run the same command again and it continues",
+        )
+    else:
+        done = ((task, _make(task)) for task in order)
+    with Progress("lift", total, quiet=quiet) as progress:
+        for task, outcomes in done:
+            found += outcomes
+            progress.advance(task.file.size)
+    return sorted(found, key=lambda outcome: outcome.program)
+
+
+def _make(task: _Task) -> list[Outcome]:
+    started = time.monotonic()
+    name, path = task.file.name, task.file.path
+    try:
+        digest = sha256_file(path)
+        if path.suffix == PICKLE:
+            return list(_make_pickled(task, digest))
+        about = read_about(task.out)
+        if about is not None and (about.digest, about.lifter) == (digest, task.version):
+            return [Outcome(name, about=about)]
+        lift: Callable[[Path], Graph] = plugins.load(plugins.LIFTERS, task.lifter)
+        graph = lift(path)
+        graph.program = name
+        make_folder(task.out.parent)
+        about = write_graph(graph, task.out, digest, task.version)
+        return [Outcome(name, time.monotonic() - started, True, about=about)]
+    except (MachineError, MissingExtraError, UsageError):
+        raise
+    except TokmillError as error:
+        return [Outcome(name, time.monotonic() - started, refused=error.what, hint=error.hint)]
+
+
+def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
+    """Write the graphs of a pickle of BinaryCorp; reading it is most of the work."""
+    graphs_of = plugins.require("tokmill.x86.saved_index").graphs_of
+    for graph in graphs_of(task.file.path, task.levels):
+        started = time.monotonic()
+        out = task.out / f"{graph.program}.{task.form}"
+        about = read_about(out)
+        made = about is None or (about.digest, about.lifter) != (digest, PICKLES)
+        if made:
+            about = write_graph(graph, out, digest, PICKLES)
+        yield Outcome(graph.program, time.monotonic() - started, made, about=about)
+
+
+def _report(done: Sequence[Outcome], left_out: int, seconds: float) -> Report:
+    unresolved: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    facts = [outcome.about for outcome in done if outcome.about is not None]
+    for about in facts:
+        for reason, places in about.unresolved.items():
+            unresolved[reason] = unresolved.get(reason, 0) + len(places)
+    for outcome in done:
+        if outcome.refused:
+            refused[outcome.refused] = refused.get(outcome.refused, 0) + 1
+    return Report(
+        programs=len(done),
+        made=sum(outcome.made for outcome in done),
+        kept=sum(outcome.about is not None and not outcome.made for outcome in done),
+        functions=sum(about.functions for about in facts),
+        blocks=sum(about.blocks for about in facts),
+        instructions=sum(about.instructions for about in facts),
+        edges=sum(about.edges for about in facts),
+        unresolved=dict(sorted(unresolved.items())),
+        refused=dict(sorted(refused.items())),
+        refusals=[outcome for outcome in done if outcome.refused],
+        left_out=left_out,
+        seconds=seconds,
+    )

@@ -1,0 +1,250 @@
+"""What registers hold along a path of instructions, as sums: enough to read a switch.
+
+A value is a number and unknowns with factors, as `8 * index + 0x4010`. An unknown is what a
+register held at the beginning of the path, what lies in memory, or anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tokmill import plugins
+
+MOST_TERMS = 4
+
+
+class Load(NamedTuple):
+    """What lies in memory at an address."""
+
+    address: Value
+    size: int
+
+
+class Start(NamedTuple):
+    """What a register held at the beginning of the path."""
+
+    register: int
+
+
+class Other(NamedTuple):
+    """Something that nothing more is known of."""
+
+    number: int
+
+
+Unknown = Load | Start | Other
+
+
+class Value(NamedTuple):
+    """`number` plus the sum of factor * unknown."""
+
+    number: int
+    terms: tuple[tuple[Unknown, int], ...] = ()
+
+    def plus(self, other: Value, sign: int = 1) -> Value:
+        """Return self + sign * other."""
+        if not other.terms:
+            return Value(self.number + sign * other.number, self.terms)
+        terms = dict(self.terms)
+        for unknown, factor in other.terms:
+            terms[unknown] = terms.get(unknown, 0) + sign * factor
+        kept = tuple((unknown, factor) for unknown, factor in terms.items() if factor)
+        return Value(self.number + sign * other.number, kept)
+
+    def times(self, factor: int) -> Value:
+        """Return factor * self."""
+        return Value(self.number * factor, tuple((u, f * factor) for u, f in self.terms))
+
+
+class Limits(NamedTuple):
+    """An unknown lies between two numbers, both included."""
+
+    low: int
+    high: int
+
+
+class Path:
+    """Follows instructions and keeps what registers and memory hold."""
+
+    def __init__(self, bits: int, registers: dict[int, Value], thunks: Mapping[int, int]) -> None:
+        self.iced = iced = plugins.require("iced_x86")
+        self.word = bits // 8
+        self.registers = dict(registers)
+        self.thunks = thunks
+        """Address of a function that returns where it was called from → the register."""
+        self.memory: dict[Value, Value] = {}
+        self.limits: dict[Unknown, Limits] = {}
+        """What comparisons on the path say."""
+        self._compared: tuple[Value, int] | None = None
+        self._others = 0
+        self._info = iced.InstructionInfoFactory()
+        m, r = iced.Mnemonic, iced.Register
+        self._known = {
+            m.MOV: self._move, m.MOVZX: self._move, m.MOVSX: self._move, m.MOVSXD: self._move,
+            m.LEA: self._address, m.ADD: self._add, m.SUB: self._subtract, m.AND: self._and,
+            m.CMP: self._compare, m.SHL: self._shift, m.XOR: self._xor, m.PUSH: self._push,
+            m.POP: self._pop, m.CALL: self._call,
+        }  # fmt: skip
+        self._quiet = {m.CDQE, m.NOP, m.ENDBR64, m.ENDBR32, m.JMP}
+        self._stack = r.RSP
+        self._lost_in_calls = [
+            r.RAX, r.RCX, r.RDX, r.RSI, r.RDI, r.R8, r.R9, r.R10, r.R11
+        ] if bits == 64 else [r.RAX, r.RCX, r.RDX]  # fmt: skip
+
+    def follow(self, instructions: Sequence[Any]) -> Value:
+        """Follow a path that ends in an indirect jump, and return where it leads."""
+        for at, instruction in enumerate(instructions[:-1]):
+            action = self._known.get(instruction.mnemonic)
+            if action is not None:
+                action(instruction)
+            elif instruction.condition_code:
+                taken = instructions[at + 1].ip == instruction.near_branch_target
+                self._branch(instruction.condition_code, taken)
+            elif instruction.mnemonic not in self._quiet:
+                self._forget(instruction)
+        return self.operand(instructions[-1], 0)
+
+    def operand(self, instruction: Any, number: int) -> Value:
+        """Return what an operand holds."""
+        kind = instruction.op_kind(number)
+        kinds = self.iced.OpKind
+        if kind == kinds.REGISTER:
+            return self._register(instruction.op_register(number))
+        if kind == kinds.MEMORY:
+            address = self._memory_address(instruction)
+            found = self.memory.get(address)
+            if found is None:
+                size = self.iced.MemorySizeExt.size(instruction.memory_size)
+                found = Value(0, ((Load(address, size), 1),))
+            return found
+        value = instruction.immediate(number)
+        return Value(value - (1 << 64) if value >> 63 else value)
+
+    def _register(self, register: int) -> Value:
+        full = self.iced.RegisterExt.full_register(register)
+        found = self.registers.get(full)
+        return Value(0, ((Start(full), 1),)) if found is None else found
+
+    def _memory_address(self, instruction: Any) -> Value:
+        if instruction.is_ip_rel_memory_operand:
+            return Value(instruction.ip_rel_memory_address)
+        number = instruction.memory_displacement
+        if number >> (8 * self.word - 1):
+            number -= 1 << (8 * self.word)
+        found = Value(number)
+        if instruction.memory_base:
+            found = found.plus(self._register(instruction.memory_base))
+        if instruction.memory_index:
+            index = self._register(instruction.memory_index)
+            found = found.plus(index.times(instruction.memory_index_scale))
+        return found if len(found.terms) <= MOST_TERMS else self._other()
+
+    def _other(self) -> Value:
+        self._others += 1
+        return Value(0, ((Other(self._others), 1),))
+
+    def _set(self, instruction: Any, value: Value) -> None:
+        if len(value.terms) > MOST_TERMS:
+            value = self._other()
+        if instruction.op0_kind == self.iced.OpKind.REGISTER:
+            self.registers[self.iced.RegisterExt.full_register(instruction.op0_register)] = value
+        elif instruction.op0_kind == self.iced.OpKind.MEMORY:
+            self.memory[self._memory_address(instruction)] = value
+
+    def _move(self, instruction: Any) -> None:
+        value = self.operand(instruction, 1)
+        if instruction.mnemonic == self.iced.Mnemonic.MOVZX and self._size(instruction, 1) == 1:
+            # A byte has few values, whatever else is known.
+            if not (value.terms and len(value.terms) == 1 and value.terms[0][1] == 1):
+                value = self._other()
+            self.limits.setdefault(value.terms[0][0], Limits(-value.number, 255 - value.number))
+        self._set(instruction, value)
+
+    def _size(self, instruction: Any, number: int) -> int:
+        if instruction.op_kind(number) == self.iced.OpKind.REGISTER:
+            return int(self.iced.RegisterExt.size(instruction.op_register(number)))
+        return int(self.iced.MemorySizeExt.size(instruction.memory_size))
+
+    def _address(self, instruction: Any) -> None:
+        self._set(instruction, self._memory_address(instruction))
+
+    def _add(self, instruction: Any) -> None:
+        self._compared = None
+        self._set(instruction, self.operand(instruction, 0).plus(self.operand(instruction, 1)))
+
+    def _subtract(self, instruction: Any) -> None:
+        self._compare(instruction)
+        self._set(instruction, self.operand(instruction, 0).plus(self.operand(instruction, 1), -1))
+
+    def _compare(self, instruction: Any) -> None:
+        right = self.operand(instruction, 1)
+        left = self.operand(instruction, 0)
+        self._compared = None if right.terms else (left, right.number)
+
+    def _and(self, instruction: Any) -> None:
+        self._compared = None
+        mask, value = self.operand(instruction, 1), self._other()
+        if not mask.terms and 0 < mask.number < 1 << 16:
+            self.limits[value.terms[0][0]] = Limits(0, mask.number)
+        self._set(instruction, value)
+
+    def _shift(self, instruction: Any) -> None:
+        self._compared = None
+        by, value = self.operand(instruction, 1), self.operand(instruction, 0)
+        known = not by.terms and 0 <= by.number < 8
+        self._set(instruction, value.times(1 << by.number) if known else self._other())
+
+    def _xor(self, instruction: Any) -> None:
+        self._compared = None
+        left, right = self.operand(instruction, 0), self.operand(instruction, 1)
+        self._set(instruction, Value(0) if left == right else self._other())
+
+    def _push(self, instruction: Any) -> None:
+        value = self.operand(instruction, 0)
+        self.registers[self._stack] = top = self._register(self._stack).plus(Value(-self.word))
+        self.memory[top] = value
+
+    def _pop(self, instruction: Any) -> None:
+        top = self._register(self._stack)
+        self._set(instruction, self.memory.get(top) or self._other())
+        self.registers[self._stack] = top.plus(Value(self.word))
+
+    def _call(self, instruction: Any) -> None:
+        self._compared = None
+        target, behind = instruction.near_branch_target, instruction.next_ip
+        if target == behind:
+            self.registers[self._stack] = top = self._register(self._stack).plus(Value(-self.word))
+            self.memory[top] = Value(behind)
+        elif target in self.thunks:
+            self.registers[self.thunks[target]] = Value(behind)
+        else:
+            for register in self._lost_in_calls:
+                self.registers[register] = self._other()
+
+    def _forget(self, instruction: Any) -> None:
+        if instruction.rflags_modified:
+            self._compared = None
+        for used in self._info.info(instruction).used_registers():
+            access, kinds = used.access, self.iced.OpAccess
+            if access not in (kinds.READ, kinds.COND_READ, kinds.NONE, kinds.NO_MEM_ACCESS):
+                full = self.iced.RegisterExt.full_register(used.register)
+                self.registers[full] = self._other()
+
+    def _branch(self, condition: int, taken: bool) -> None:
+        """Note what a conditional branch says about what was compared."""
+        if self._compared is None:
+            return
+        value, number = self._compared
+        codes = self.iced.ConditionCode
+        # At most: not above, not greater. Below: not above or equal.
+        at_most = (codes.BE, codes.LE) if taken else (codes.A, codes.G)
+        below = (codes.B, codes.L) if taken else (codes.AE, codes.GE)
+        if condition not in (*at_most, *below) or len(value.terms) != 1:
+            return
+        unknown, factor = value.terms[0]
+        high = number - (condition in below) - value.number
+        if factor == 1 and number >= 0:
+            before = self.limits.get(unknown)
+            if before is None or high <= before.high:
+                self.limits[unknown] = Limits(-value.number, high)
