@@ -40,7 +40,7 @@ class Setting:
     heads: int = 8
     length: int = 256
     batch: int = 8
-    steps: int = 60
+    steps: int = 40
     lr: float = 1e-3
     warmup: int = 50
     precision: str = "fp32"
@@ -174,9 +174,9 @@ def main(
     cache: Path,
     *,
     setting: Setting = Setting(),
-    rounds: int = 3,
+    rounds: int = 2,
     seeds: Sequence[int] = (0, 1, 2),
-    loss_steps: int = 150,
+    loss_steps: int = 80,
     held_out: int = 100,
 ) -> list[str]:
     """Measure; return the section for RESULTS.md. `held_out`: rows that nothing is learned from."""

@@ -141,7 +141,7 @@ def train(
         config = resolving.resolve(recipe, out or Path("RUN"), options, resume)
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
-        plan = plugins.require("tokmill.train.estimate").estimate(config)
+        plan = plugins.require("tokmill.train.estimate").estimate(config, processes * nodes)
         _print_plan({**plan, "torchrun": line} if line else plan, as_json)
         return
     try:
