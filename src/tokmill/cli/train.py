@@ -140,6 +140,9 @@ def train(
     with launching.one_a_machine():
         config = resolving.resolve(recipe, out or Path("RUN"), options, resume)
     line = launch.line(context.obj) if launch.several else ""
+    if not line and not launching.place().rank and not resume:
+        for note in plugins.require("tokmill.train.config").notes(config):
+            say(f"note: {note}")
     if dry_run or out is None:
         plan = plugins.require("tokmill.train.estimate").estimate(config, processes * nodes)
         _print_plan({**plan, "torchrun": line} if line else plan, as_json)
@@ -167,7 +170,8 @@ def train(
     keys = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte")
     shown = [f"{key} {result.metrics[key]:.4f}" for key in keys if key in result.metrics]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
-    say(f"next: tokmill sample {result.path} --prompt TEXT")
+    if any((result.path / "vocab").iterdir()):
+        say(f"next: tokmill sample {result.path} --prompt TEXT")
 
 
 def sample(

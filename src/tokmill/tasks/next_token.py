@@ -79,11 +79,15 @@ def check_cut(kind: RowKind, length: int, step: int, where: str = "") -> None:
         )
     if length < 1:
         raise UsageError("a row needs at least one position", where=f"{where}length")
-    if not 0 <= step <= length or (step and kind != "windows"):
+    if step and kind != "windows":
         raise UsageError(
-            f"rows of {length} positions cannot come every {step} tokens",
+            f"{kind} rows take no step", where=f"{where}step", hint='step is for rows = "windows"'
+        )
+    if not 0 <= step <= length:
+        raise UsageError(
+            f"windows of {length} targets cannot come every {step} tokens",
             where=f"{where}step",
-            hint='step is for rows = "windows", and at most `length`, or tokens would be lost',
+            hint=f"1 to {length}: with more, tokens would never be learned",
         )
 
 

@@ -231,6 +231,21 @@ def check(config: TrainConfig, where: str = "") -> None:
     seconds(run.max_time)
 
 
+def notes(config: TrainConfig) -> list[str]:
+    """Return what is allowed in a recipe and seldom meant."""
+    found = []
+    if config.data.val in config.data.stores:
+        found.append("the validation store is learned from too: its loss says little")
+    if len(set(config.data.stores)) < len(config.data.stores):
+        found.append("a store is named twice, so it is read twice as often")
+    if config.run.steps <= config.optim.warmup:
+        found.append(
+            f"the learning rate rises for optim.warmup = {config.optim.warmup} steps, and the run "
+            f"ends after {config.run.steps}"
+        )
+    return found
+
+
 def seconds(text: str) -> float:
     """Return a time such as 90, 90s, 10m, 2h as seconds; empty: infinite."""
     if not text:

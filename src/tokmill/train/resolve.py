@@ -22,7 +22,7 @@ from tokmill.train.launch import resume_flags
 RECIPE = "recipe.json"
 PLACES = {"data": ("train", "val"), "run": ("start",)}
 """Keys of recipes that name folders."""
-DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".json", ".gz", ".zst", ".parquet")
+DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".json", ".gz", ".zst", ".parquet", ".bin")
 """Files that are something to learn from, and surely no recipe."""
 
 
@@ -45,7 +45,7 @@ def resolve(
                 where=str(out),
                 hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
             )
-        if not before:
+        if not before and not has_stores(options):
             raise UsageError(
                 "there is neither a recipe nor a store", hint="name one: tokmill train STORE -o RUN"
             )
@@ -53,6 +53,12 @@ def resolve(
     elif isinstance(recipe, Mapping):
         value = dict(recipe)
     elif Path(recipe).is_dir():
+        if has_stores(options):
+            raise UsageError(
+                "stores to learn from are named twice, in front and by --data",
+                where=str(recipe),
+                hint="name all of them in one way: --data A --data B mixes two",
+            )
         value = {"data": {"train": str(recipe)}}
     elif Path(recipe).is_file():
         value, where = read_file(Path(recipe)), str(recipe)
@@ -86,6 +92,12 @@ def resolve(
             "there is no run to start from", where=plain.run.start, hint="--from names its folder"
         )
     return configs.from_dict(value, where)
+
+
+def has_stores(options: Mapping[str, Any]) -> bool:
+    """Say whether options name stores to learn from."""
+    data = options.get("data")
+    return isinstance(data, Mapping) and bool(data.get("train"))
 
 
 def absolute(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -123,7 +135,8 @@ def run_of(place: Path) -> Path | None:
 def read_file(path: Path) -> dict[str, Any]:
     """Return a recipe file as a dict; text to learn from is no recipe."""
     if path.suffix.lower() in DATA_SUFFIXES:
-        kind = {".jsonl": "jsonl", ".parquet": "parquet"}.get(path.suffix.lower(), "text")
+        kinds = {".jsonl": "jsonl", ".parquet": "parquet", ".bin": "bin"}
+        kind = kinds.get(path.suffix.lower(), "text")
         raise UsageError(
             "this is no recipe and no store",
             where=str(path),

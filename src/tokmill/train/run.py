@@ -165,7 +165,8 @@ def check_store(facts: Facts, store: Store) -> None:
                 f"the vocabulary {name!r} differs: the run has {mine.size} ids, "
                 f"{mine.sha256[:12]} ({mine.file}); the store has {found}",
                 where=str(store.path),
-                hint="build the store with the run's vocabulary, which lies in RUN/vocab",
+                hint="build it with the same vocabulary: `tokmill build … --tokenizer` takes the "
+                "folder of a run or of a store",
             )
     for name, size in facts.columns.items():
         if name not in store.schema:

@@ -9,6 +9,7 @@ import pytest
 from toy import cycles, make_store, recipe
 
 from tokmill.errors import TokmillError, UsageError
+from tokmill.train.config import notes
 from tokmill.train.loop import train_model
 from tokmill.train.resolve import resolve
 
@@ -52,3 +53,24 @@ def test_what_is_no_recipe(tmp_path: Path) -> None:
         resolve(None, tmp_path / "run", {}, False)
     with pytest.raises(TokmillError, match="no such store"):
         resolve({"train": ["nowhere"]}, tmp_path / "run", {}, False)
+
+
+def test_stores_are_named_in_one_way(tmp_path: Path) -> None:
+    first = make_store(tmp_path / "first", cycles(3))
+    second = make_store(tmp_path / "second", cycles(3, seed=1))
+    options = {"data": {"train": [str(first), str(second)]}}
+    assert resolve(None, tmp_path / "run", options, False).data.stores == (str(first), str(second))
+    with pytest.raises(UsageError, match="named twice") as caught:
+        resolve(first, tmp_path / "run", options, False)
+    assert "--data A --data B" in caught.value.hint
+
+
+def test_notes_on_what_is_seldom_meant(tmp_path: Path) -> None:
+    store = str(make_store(tmp_path / "store", cycles(3)))
+    options = {"data": {"train": [store, store], "val": store}, "run": {"steps": 20}}
+    said = notes(resolve(None, tmp_path / "run", options, False))
+    assert [word in " ".join(said) for word in ("learned from too", "named twice", "20")] == [
+        True
+    ] * 3
+    fair = {"data": {"train": store}, "run": {"steps": 100}}
+    assert notes(resolve(None, tmp_path / "run", fair, False)) == []
