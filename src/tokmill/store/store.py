@@ -92,7 +92,10 @@ class Store:
         if shard is None:
             name = self.shards[number].name
             while len(self._mapped) >= most_maps():
-                self._mapped.popitem(last=False)
+                try:
+                    self._mapped.popitem(last=False)
+                except KeyError:
+                    pass  # Another thread took the same one.
             shard = Shard(self.path / "shards" / f"{name}{SUFFIX}")
             self._mapped[number] = shard
         else:
