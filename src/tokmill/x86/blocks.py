@@ -10,7 +10,6 @@ from tokmill.store.schema import Array
 from tokmill.x86.decode import DIRECT, FALLS, Flow
 from tokmill.x86.graph import Edge
 from tokmill.x86.ranges import distinct, expand, member
-from tokmill.x86.reach import Ways
 
 if TYPE_CHECKING:
     from tokmill.x86.cfg import Lifter
@@ -27,8 +26,9 @@ LEADS = np.isin(np.arange(len(Flow)), (Flow.NEXT, Flow.STOP, Flow.INVALID), inve
 class Blocks:
     """The blocks that were reached, sorted by offset, and their edges; B blocks, E edges."""
 
-    def __init__(self, lifter: Lifter, ways: Ways) -> None:
-        self.lifter, self.ways = lifter, ways
+    def __init__(self, lifter: Lifter) -> None:
+        self.lifter, self.ways = lifter, lifter.ways
+        ways = self.ways
         instructions, self.code = lifter.instructions, lifter.code
         rows = ways.all_reached()
         self.broken = rows[instructions.flow[rows] == Flow.INVALID]
@@ -39,7 +39,7 @@ class Blocks:
         # Ways from code that was not reached cut nothing.
         targets = ways.target[ways.reached(ways.source)]
         leaders = np.concatenate(
-            [lifter.starts, lifter.called, lifter.roots, instructions.start[targets]]
+            [lifter.starts, ways.called, lifter.roots, instructions.start[targets]]
         )
         begins = member(start, distinct(leaders)) | np.isin(start, self.code.edge)
         begins[:1] = True

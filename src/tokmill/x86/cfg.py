@@ -22,7 +22,7 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.image import Program
 from tokmill.x86.jump_tables import Tables, indirect_jumps
 from tokmill.x86.program import open_program
-from tokmill.x86.ranges import distinct, without
+from tokmill.x86.ranges import distinct
 from tokmill.x86.reach import Ways
 from tokmill.x86.starts import (
     gap_starts,
@@ -30,6 +30,7 @@ from tokmill.x86.starts import (
     silent_gaps,
     tail_starts,
     taken_starts,
+    trapped_starts,
 )
 
 VERSION = 1
@@ -61,10 +62,8 @@ class Lifter:
         self.tables = Tables(program, self.instructions)
         self.starts = self._known_starts()
         """i8, ascending: offsets of functions (and of their parts) that tables name."""
-        self.roots = self.code.offset(program.unwind.pad)
-        """i8, offsets of further code that is part of a function: landing pads."""
-        self.called = np.zeros(0, np.int64)
-        """i8, ascending: offsets that reached code calls."""
+        self.roots = distinct(self.code.offset(program.unwind.pad))
+        """i8, ascending: offsets of further code that is part of a function: landing pads."""
         self.found = np.zeros(0, np.int64)
         """i8, ascending: those of `starts` that no table named."""
         self.quiet = np.zeros(0, np.int64)
@@ -77,13 +76,14 @@ class Lifter:
 
     def lift(self) -> Graph:
         """Return the graph."""
-        ways = self._follow()
+        self._renew()
+        self._follow()
         for search in (self._range_gaps, self._unnamed):
             for _ in range(ROUNDS):
-                if not search(ways):
+                if not search():
                     break
-                ways = self._follow()
-        return assemble(self, Blocks(self, ways))
+                self._follow()
+        return assemble(self, Blocks(self))
 
     def _known_starts(self) -> Array:
         program = self.program
@@ -97,72 +97,59 @@ class Lifter:
         """Return the offsets of resolved indirect jumps and of their targets, a pair a target."""
         return np.concatenate(self._jumps), np.concatenate(self._targets)
 
-    def _follow(self) -> Ways:
-        """Follow all control flow, reading jump tables on the way."""
-        ways = self._settle()
-        for _ in range(ROUNDS):
-            if not self._read_tables(ways):
-                break
-            ways = self._settle()
-        return ways
-
-    def _settle(self) -> Ways:
-        """Follow control flow until no instruction is missing."""
-        while True:
-            instructions = self.instructions
-            ways = self._ways()
-            fresh = instructions.start[noreturn.follow(ways, self.silent)].astype(np.int64)
-            if len(fresh):
-                self.quiet = distinct(self.quiet, fresh)
-                ways = self._ways()
-            missing = self._reach(ways)
-            before = len(instructions.start)
-            if len(missing):
-                instructions.decode(missing)
-            if len(instructions.start) == before:
-                return ways
+    def _renew(self) -> None:
+        """Find all ways again, after an instruction or a jump table was found."""
+        self.ways = self._ways()
+        fresh = noreturn.follow(self.ways, self.silent)
+        if len(fresh):
+            self.quiet = distinct(self.quiet, self.instructions.start[fresh].astype(np.int64))
+            self.ways = self._ways()
 
     def _ways(self) -> Ways:
         silent = self.silent.calls(self.instructions)
         silent = distinct(silent, self.instructions.row(self.quiet))
         return Ways(self.instructions, silent, self.jump_tables())
 
-    def _reach(self, ways: Ways) -> Array:
-        """Follow from all starts and through calls; return the offsets that lack an instruction."""
+    def _follow(self) -> None:
+        """Follow control flow from all starts, until nothing is missing and all tables are read."""
+        while self._decode_missing() or self._read_tables():
+            self._renew()
+
+    def _decode_missing(self) -> bool:
+        """Reach what can be reached, and decode where that is more than was decoded."""
         offsets = distinct(self.starts, self.roots)
         offsets = offsets[offsets >= 0]
-        self.called = np.zeros(0, np.int64)
-        missing = []
-        while len(offsets):
-            rows = self.instructions.row(offsets)
-            missing.append(offsets[rows < 0])
-            ways.reach(rows[rows >= 0])
-            callee = distinct(ways.callee[ways.reached(ways.call)])
-            offsets = without(callee[callee >= 0], self.called)
-            self.called = distinct(self.called, offsets)
-        lacking = ways.missing[ways.reached(ways.missing_source)]
-        missing.append(lacking[lacking >= 0])
-        return distinct(*missing)
+        rows = self.instructions.row(offsets)
+        self.ways.reach(rows[rows >= 0])
+        missing = distinct(offsets[rows < 0], self.ways.lacking())
+        if not len(missing):
+            return False
+        before = len(self.instructions.start)
+        self.instructions.decode(missing)
+        grown = len(self.instructions.start) > before
+        if grown:
+            self.tables.prepare()
+        return grown
 
     def functions(self) -> Array:
         """Return the offsets (i8, ascending) that are known to begin functions or their parts."""
-        inside = self.ranges.inside(self.called)
-        return distinct(self.starts, self.called[~inside])
+        called = self.ways.called
+        return distinct(self.starts, called[~self.ranges.inside(called)])
 
-    def _read_tables(self, ways: Ways) -> bool:
+    def _read_tables(self) -> bool:
         """Read the tables of indirect jumps that were reached and not read before."""
         rows = indirect_jumps(self.instructions)
-        rows = rows[ways.reached(rows)]
+        rows = rows[self.ways.reached(rows)]
         offsets = self.instructions.start[rows].astype(np.int64)
+        fresh = ~np.isin(offsets, np.fromiter(self._read, np.int64, len(self._read)))
+        rows, offsets = rows[fresh], offsets[fresh]
         low, high = self.ranges.around(offsets, self.functions())
         found = False
         for row, offset, first, end in zip(
             rows.tolist(), offsets.tolist(), low.tolist(), high.tolist(), strict=True
         ):
-            if offset in self._read:
-                continue
             self._read.add(offset)
-            table = self.tables.read(ways, row, first, end)
+            table = self.tables.read(self.ways, row, first, end)
             if table is None and self.tables.computed:
                 self.computed.add(offset)
             if table is not None:
@@ -171,28 +158,29 @@ class Lifter:
                 found = True
         return found
 
-    def _range_gaps(self, ways: Ways) -> bool:
+    def _range_gaps(self) -> bool:
         """Take code of known ranges that nothing leads to: it is there for a reason."""
-        return self._add_roots(range_gaps(ways, self.ranges))
+        return self._add_roots(range_gaps(self.ways, self.ranges))
 
-    def _unnamed(self, ways: Ways) -> bool:
+    def _unnamed(self) -> bool:
         """Look for functions outside the ranges that tables describe."""
         functions = self.functions()
-        for search in (taken_starts, tail_starts, pointed_starts, silent_gaps, gap_starts):
-            found = search(self, ways, functions)
-            if search is silent_gaps:
-                if self._add_roots(found):
-                    return True
-                continue
-            more = distinct(self.starts, found)
-            if len(more) > len(self.starts):
-                self.starts = more
-                self.found = distinct(self.found, found)
+        for search in (trapped_starts, taken_starts, tail_starts, pointed_starts):
+            if self._add_starts(search(self, functions)):
                 return True
-        return False
+        while self._add_roots(silent_gaps(self, functions)):
+            self._follow()
+        return self._add_starts(gap_starts(self, functions))
+
+    def _add_starts(self, offsets: Array) -> bool:
+        more = distinct(self.starts, offsets)
+        grown = len(more) > len(self.starts)
+        self.starts = more
+        self.found = distinct(self.found, offsets)
+        return grown
 
     def _add_roots(self, offsets: Array) -> bool:
         more = distinct(self.roots, offsets)
-        grown = len(more) > len(distinct(self.roots))
+        grown = len(more) > len(self.roots)
         self.roots = more
         return grown

@@ -191,18 +191,6 @@ class Instructions:
         decoder.ip = (int(self.code.base[part]) + inside) & ((1 << 64) - 1)
         return decoder
 
-    def instruction(self, row: int) -> Any:
-        """Return iced's object of one instruction."""
-        offset = int(self.start[row])
-        part = int(np.searchsorted(self.code.edge, offset, side="right")) - 1
-        return self._place(part, offset).decode()
-
-    def _place(self, part: int, offset: int) -> Any:
-        decoder, edge = self._decoders[part], int(self.code.edge[part])
-        decoder.position = offset - edge
-        decoder.ip = (int(self.code.base[part]) + offset - edge) & ((1 << 64) - 1)
-        return decoder
-
     def row(self, offset: Array) -> Array:
         """Return the rows (i8) of the instructions that begin at offsets; -1 where none does."""
         ok = (offset >= 0) & (offset < self.code.size)

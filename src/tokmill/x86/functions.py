@@ -12,7 +12,6 @@ from tokmill.x86.blocks import Blocks
 from tokmill.x86.decode import Flow
 from tokmill.x86.gaps import ALIGNMENT, is_padding
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.jump_tables import constants
 from tokmill.x86.ranges import distinct, expand, member, offsets, without
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def _entries(lifter: Lifter, blocks: Blocks) -> Array:
     program, code, ways = lifter.program, lifter.code, blocks.ways
     sure = [program.function_address, program.starts, np.asarray([program.entry], np.uint64)]
     sure_offsets = code.offset(np.concatenate(sure))
-    called = distinct(ways.callee[ways.reached(ways.call)])
+    called = ways.called
     certain = distinct(sure_offsets, called, lifter.found)
     unwind = program.unwind
     starts = lifter.ranges.unwind_start
@@ -100,8 +99,9 @@ def _branched_to(lifter: Lifter, blocks: Blocks, candidates: Array) -> Array:
     target = instructions.start[ways.target].astype(np.int64)
     candidates = candidates[member(candidates, distinct(target[branch]))]
     taken = code.offset(lifter.program.pointers)
-    at, _, value = constants(lifter.program, instructions)
-    taken = np.concatenate([taken, code.offset(value[ways.reached(instructions.row(at))])])
+    tables = lifter.tables
+    used = ways.reached(instructions.row(tables.at))
+    taken = np.concatenate([taken, code.offset(tables.constant[used])])
     candidates = candidates[~member(candidates, distinct(taken))]
     rows = instructions.row(candidates)
     before = np.maximum(rows - 1, 0)

@@ -22,11 +22,14 @@ from tokmill.x86.reach import Ways
 from tokmill.x86.symbolic import Limits, Load, Path, Start, Unknown, Value
 
 MOST_ENTRIES = 1 << 14
-SHORT, LONG = 16, 64
-"""Instructions before the jump that are looked at: at first, and if they do not say enough."""
+SHORT, LONG, LAST = 16, 64, 8
+"""Instructions before the jump that are looked at: first, if they do not say enough, at last."""
 MOST_PATHS = 8
 MOST_BASES = 32
 SCALES = (2, 4, 8)
+MASK = (1 << 64) - 1
+FAR = 1 << 12
+"""No index has a number in it that moves a table so far."""
 
 
 class Table(NamedTuple):
@@ -70,6 +73,7 @@ class Tables:
         self.labels: set[int] = set()
         """Addresses that such sums begin with."""
         self._read: set[int] = set()
+        self._tried: dict[tuple[object, ...], Table | None] = {}
         self.prepare()
 
     def prepare(self) -> None:
@@ -88,12 +92,15 @@ class Tables:
         """
         best: Table | None = None
         self.computed = False
+        known: set[int] = set()
         for rows in _paths(ways, row):
             path = Path(self.program.bits, self._start, self._thunks)
             target = path.follow([self.instructions.instruction(one) for one in rows])
             if _no_table(target):
                 return None
-            if self.program.section_at(target.number) is not None:
+            if not target.terms:
+                known.add(target.number & MASK)
+            elif self.program.section_at(target.number) is not None:
                 self.computed = True
                 self.labels.add(target.number)
             for form in self._forms(target, row, low, high):
@@ -105,7 +112,11 @@ class Tables:
                     best = found
         if best is not None:
             self._read.add(best.address)
-        return best
+            return best
+        # No table, but places that were named before the jump.
+        places = self.instructions.code.offset(np.asarray(sorted(known), np.uint64))
+        places = places[places >= 0]
+        return Table(0, places, False) if len(places) else None
 
     def _forms(self, target: Value, row: int, low: int, high: int) -> Iterator[_Form]:
         """Yield the tables that a sum may stand for."""
@@ -123,8 +134,9 @@ class Tables:
             known = len(scaled) + len(near)
             if len(load.address.terms) != known or len(target.terms) != 1 + len(far):
                 continue
-            # Of an index that is a sum of unknowns no limits are known.
-            index, scale = scaled[0] if len(scaled) == 1 else (None, abs(scaled[0][1]))
+            # Of an index that is a sum of unknowns, or counts down, no limits are known.
+            single = len(scaled) == 1 and scaled[0][1] > 0
+            index, scale = scaled[0] if single else (None, abs(scaled[0][1]))
             if near and far and near != far:
                 continue
             unknown = (near or far)[0] if near or far else None
@@ -162,19 +174,30 @@ class Tables:
         self, form: _Form, limits: dict[Unknown, Limits], low: int, high: int
     ) -> Table | None:
         """Read the entries of a table; without known limits, as many as lead into the function."""
-        limit = limits.get(form.unknown) if form.unknown else None
+        limit = _usable(limits, form.unknown)
         rows = self._inner(form.unknown, limits)
-        if rows is None and limit is not None and 0 <= limit.high - limit.low < MOST_ENTRIES:
+        if rows is None and limit is not None:
             rows = np.arange(limit.low, limit.high + 1)
         bounded, address = rows is not None, form.address
+        # Distances mostly count from where their table begins, whatever number is in the index.
+        own = abs(address - form.base) < FAR
         if rows is None:
-            # Distances count from where their table begins, whatever number is in the index.
-            address = form.base or address
-            end = np.searchsorted(self._ends, np.uint64(address & (1 << 64) - 1), side="right")
+            address = form.base if own else address
+            end = np.searchsorted(self._ends, np.uint64(address & MASK), side="right")
             last = int(self._ends[end]) if end < len(self._ends) else 1 << 63
             rows = np.arange(min(MOST_ENTRIES, max(0, last - address) // form.scale))
+        elif own:
+            rows = rows[address + rows * form.scale >= form.base]
         if not len(rows):
             return None
+        key = (form, address, int(rows[0]), int(rows[-1]), len(rows), bounded, low, high)
+        if key not in self._tried:
+            self._tried[key] = self._entries_at(form, address, rows, bounded, low, high)
+        return self._tried[key]
+
+    def _entries_at(
+        self, form: _Form, address: int, rows: Array, bounded: bool, low: int, high: int
+    ) -> Table | None:
         first = address + form.scale * int(rows[0])
         span = form.scale * int(rows[-1] - rows[0] + 1)
         data = self.program.read(first, span) if first >= 0 else np.zeros(0, np.uint8)
@@ -183,7 +206,7 @@ class Tables:
         bounded &= bool(fits.all())
         cells = data[places[fits][:, None] + np.arange(form.size)]
         value = cells.view(f"<i{form.size}")[:, 0].astype(np.uint64)
-        value += np.uint64(form.base & (1 << 64) - 1)
+        value += np.uint64(form.base & MASK)
         if self.program.word == 4:
             value &= np.uint64(0xFFFFFFFF)
         offset = self.instructions.code.offset(value)
@@ -202,8 +225,8 @@ class Tables:
         if not isinstance(index, Load) or index.size > 2 or len(index.address.terms) != 1:
             return None
         inner, scale = index.address.terms[0]
-        limit = limits.get(inner)
-        if scale != index.size or limit is None or not 0 <= limit.high - limit.low < MOST_ENTRIES:
+        limit = _usable(limits, inner)
+        if scale != index.size or limit is None:
             return None
         count = limit.high - limit.low + 1
         first = index.address.number + scale * limit.low
@@ -211,6 +234,14 @@ class Tables:
         if len(data) < count * scale:
             return None
         return distinct(data.view(f"<u{scale}")).astype(np.int64)
+
+
+def _usable(limits: dict[Unknown, Limits], unknown: Unknown | None) -> Limits | None:
+    """Return the limits of an unknown, if they are those of an index."""
+    found = limits.get(unknown) if unknown is not None else None
+    if found is None or abs(found.low) >> 32 or not 0 <= found.high - found.low < MOST_ENTRIES:
+        return None
+    return found
 
 
 def _no_table(target: Value) -> bool:
@@ -241,27 +272,22 @@ def _thunks(program: Program, instructions: Instructions, first: int) -> dict[in
 def _paths(ways: Ways, row: int) -> Iterator[list[int]]:
     """Yield rows of instructions that end in a jump: straight before it, then over other ways."""
     begin = ways.begin(row)
-    straight = list(range(max(begin, row - SHORT + 1), row + 1))
-    yield straight
-    if begin < straight[0]:
-        yield list(range(max(begin, row - LONG + 1), row + 1))
+    for length in (SHORT, LONG):
+        yield list(range(max(begin, row - length + 1), row + 1))
     count = 0
     for source, target in ways.into(max(begin, row - LONG), row):
-        before = ways.begin(source)
-        tail = [*range(max(before, source - LONG + 1), source + 1), *range(target, row + 1)]
-        yield tail
+        before, rest = ways.begin(source), list(range(target, row + 1))
+        last = list(range(max(before, source - LONG + 1), source + 1))
+        yield last + rest
         count += 1
-        if len(tail) < SHORT:
-            for further, middle in ways.into(before, source)[:2]:
-                start = max(ways.begin(further), further - SHORT + 1)
-                yield [
-                    *range(start, further + 1),
-                    *range(middle, source + 1),
-                    *tail[tail.index(target) :],
-                ]
-                count += 1
+        for further, middle in ways.into(before, source)[:2] if len(last) < SHORT else ():
+            start = max(ways.begin(further), further - SHORT + 1)
+            yield [*range(start, further + 1), *range(middle, source + 1), *rest]
+            count += 1
         if count >= MOST_PATHS:
-            return
+            break
+    # Each way may know which case comes next; the jump alone knows none.
+    yield list(range(max(begin, row - LAST + 1), row + 1))
 
 
 def constants(program: Program, instructions: Instructions) -> tuple[Array, Array, Array]:

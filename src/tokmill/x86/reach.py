@@ -15,7 +15,7 @@ from tokmill.x86.ranges import distinct, expand, member
 
 
 class Ways:
-    """All ways between decoded instructions, except calls.
+    """All ways between decoded instructions, calls apart from the others.
 
     `silent` are the rows of calls that do not come back; `tables` the resolved indirect jumps:
     offsets of the jumps and of their targets, a pair a target. R runs, W ways.
@@ -70,6 +70,8 @@ class Ways:
         self.callee_row = instructions.row(self.callee)
         self.first = np.full(len(self.last), count, np.int64)
         """(R,) i8, the first row of each run that was reached; that of all instructions if none."""
+        self.called = np.zeros(0, np.int64)
+        """i8, ascending: offsets that reached code calls."""
 
     def run(self, rows: Array) -> Array:
         """Return the runs that rows lie in."""
@@ -88,7 +90,8 @@ class Ways:
         return list(zip(self.source[rows].tolist(), self.target[rows].tolist(), strict=True))
 
     def reach(self, rows: Array) -> None:
-        """Mark what can be reached from some rows, without following calls."""
+        """Mark what can be reached from some rows, through calls too."""
+        called = [self.called]
         while len(rows):
             rows = distinct(rows)
             run = self.run(rows)
@@ -99,8 +102,20 @@ class Ways:
             before = np.minimum(self.first[run], self.last[run] + 1)
             self.first[run] = rows
             low = np.searchsorted(self.source, rows)
-            high = np.searchsorted(self.source, before)
-            rows = self.target[expand(low, high - low)]
+            ways = expand(low, np.searchsorted(self.source, before) - low)
+            low = np.searchsorted(self.call, rows)
+            calls = expand(low, np.searchsorted(self.call, before) - low)
+            called.append(self.callee[calls])
+            callee = self.callee_row[calls]
+            rows = np.concatenate([self.target[ways], callee[callee >= 0]])
+        found = distinct(*called)
+        self.called = found[found >= 0]
+
+    def lacking(self) -> Array:
+        """Return the offsets that reached code leads to or calls, without an instruction there."""
+        offsets = self.missing[self.reached(self.missing_source)]
+        called = self.called[self.instructions.row(self.called) < 0]
+        return distinct(offsets[offsets >= 0], called)
 
     def reached(self, rows: Array) -> Array:
         """Return which rows were reached: bool."""
@@ -116,10 +131,31 @@ class Ways:
         """Return which calls come back, given the rows at which control leaves a function.
 
         Bool, one for each of `call`. A call comes back if some of `rows` can be reached from its
-        callee; and what can be reached only behind a call counts only if that call comes back.
+        callee, without passing a call that does not come back. A function that returns only behind
+        a call of itself never does.
         """
-        gated = np.flatnonzero((self.callee_row >= 0) & ~member(self.call, self.silent))
-        call, callee = self.call[gated], self.callee_row[gated]
+        known = np.flatnonzero((self.callee_row >= 0) & ~member(self.call, self.silent))
+        call, callee = self.call[known], self.callee_row[known]
+        heads = distinct(callee)
+        own = np.searchsorted(heads, call, side="right") - 1
+        doubtful = (own >= 0) & (callee == heads[own]) if len(heads) else np.zeros(0, bool)
+        while True:
+            last, found = self._leading(rows, call[doubtful], callee[doubtful])
+            lost = callee > found[np.searchsorted(last, callee)]
+            if not (lost & ~doubtful).any():
+                break
+            doubtful |= lost
+        answer = np.ones(len(self.call), bool)
+        answer[known] = ~lost
+        return answer
+
+    def _leading(self, rows: Array, call: Array, callee: Array) -> tuple[Array, Array]:
+        """Return from where some of `rows` can be reached, backwards.
+
+        What lies behind one of the calls `call` counts only if its callee leads there too. The
+        result is the last row of each part (runs, cut behind these calls), and the last row of it
+        that leads to one of `rows`, or -1.
+        """
         last = distinct(self.last, call)
         begin = np.concatenate([[0], last[:-1] + 1])
         goes_on = np.ones(len(last), bool)
@@ -143,15 +179,15 @@ class Ways:
             before = self.source[self._into[expand(first, count)]]
             # Falling on from the part before, which ends in a call.
             before = np.concatenate([before, last[fresh[goes_on[fresh]]]])
-            first = np.searchsorted(ordered, low)
-            count = np.searchsorted(ordered, rows, side="right") - first
-            now = by_callee[expand(first, count)]
-            comes_back[now] = True
-            at = np.minimum(np.searchsorted(call, before), max(0, len(call) - 1))
-            is_call = call[at] == before if len(call) else np.zeros(len(before), bool)
-            left_behind[at[is_call]] = True
-            is_call[is_call] = ~comes_back[at[is_call]]
-            rows = np.concatenate([before[~is_call], call[now[left_behind[now]]]])
-        answer = np.ones(len(self.call), bool)
-        answer[gated] = comes_back
-        return answer
+            if len(call):
+                first = np.searchsorted(ordered, low)
+                count = np.searchsorted(ordered, rows, side="right") - first
+                now = by_callee[expand(first, count)]
+                comes_back[now] = True
+                at = np.minimum(np.searchsorted(call, before), len(call) - 1)
+                is_call = call[at] == before
+                left_behind[at[is_call]] = True
+                is_call[is_call] = ~comes_back[at[is_call]]
+                before = np.concatenate([before[~is_call], call[now[left_behind[now]]]])
+            rows = before
+        return last, found

@@ -14,7 +14,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.decode import Code, Flow, Instructions
 from tokmill.x86.gaps import ALIGNMENT, gaps, is_padding, opcodes, skip_padding
 from tokmill.x86.image import Program
-from tokmill.x86.jump_tables import constants, indirect_jumps, scaled_tables
+from tokmill.x86.jump_tables import indirect_jumps, scaled_tables
 from tokmill.x86.ranges import distinct, expand, member, without
 from tokmill.x86.reach import Ways
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tokmill.x86.cfg import Lifter
 
 LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
+INT3 = 0xCC
 PUSH_FRAME = {64: b"\x55\x48\x89\xe5", 32: b"\x55\x89\xe5"}
 # Input and output, flags of the system, decimal arithmetic, far calls, LOOP.
 RARE = np.isin(
@@ -32,23 +33,37 @@ RARE = np.isin(
 )  # fmt: skip
 
 
-def taken_starts(lifter: Lifter, ways: Ways, functions: Array) -> Array:
+def trapped_starts(lifter: Lifter, functions: Array) -> Array:
+    """Return offsets outside the ranges at multiples of 16 behind INT3.
+
+    Linkers and some compilers fill the room between functions with it, and nobody pads a loop so.
+    """
+    instructions, code = lifter.instructions, lifter.code
+    trap = np.flatnonzero(instructions.flow[:-1] == Flow.STOP)
+    trap = trap[code.linked[instructions.start[trap]] == INT3]
+    offsets = instructions.start[trap + 1].astype(np.int64)
+    offsets = offsets[code.address(offsets) % ALIGNMENT == 0]
+    offsets, rows = _fresh(lifter, functions, code.address(offsets))
+    return offsets[instructions.flow[rows] != Flow.STOP]  # type: ignore[no-any-return]
+
+
+def taken_starts(lifter: Lifter, functions: Array) -> Array:
     """Return offsets outside the ranges whose address reached code takes."""
-    at, _, value = constants(lifter.program, lifter.instructions)
-    value = value[ways.reached(lifter.instructions.row(at))]
-    labels = np.asarray(sorted(lifter.tables.labels), np.uint64)
-    return _fresh(lifter, ways, functions, value[~member(value, labels)])[0]
+    tables = lifter.tables
+    value = tables.constant[lifter.ways.reached(lifter.instructions.row(tables.at))]
+    labels = np.asarray(sorted(tables.labels), np.uint64)
+    return _fresh(lifter, functions, value[~member(value, labels)])[0]
 
 
-def pointed_starts(lifter: Lifter, ways: Ways, functions: Array) -> Array:
+def pointed_starts(lifter: Lifter, functions: Array) -> Array:
     """Return offsets outside the ranges that pointers in memory lead to.
 
     Such a pointer may be a label within a function, too. So those that do not look like a function
     wait until the code before them is known: one for each run of unknown code.
     """
     found = np.concatenate([lifter.program.pointers, _words(lifter)])
-    offsets, rows = _fresh(lifter, ways, functions, found)
-    begin, _ = gaps(ways)
+    offsets, rows = _fresh(lifter, functions, found)
+    begin, _ = gaps(lifter.ways)
     gap = np.searchsorted(begin, offsets, side="right") - 1
     first = np.ones(len(gap), bool)
     first[1:] = gap[1:] != gap[:-1]
@@ -86,13 +101,14 @@ def _no_jump_between(instructions: Instructions, begin: Array, end: Array) -> Ar
     return found
 
 
-def _fresh(lifter: Lifter, ways: Ways, functions: Array, address: Array) -> tuple[Array, Array]:
+def _fresh(lifter: Lifter, functions: Array, address: Array) -> tuple[Array, Array]:
     """Return which addresses lie outside the ranges and are code not reached: offsets, rows."""
     offsets = distinct(lifter.code.offset(address))
     offsets = offsets[offsets >= 0]
     offsets = offsets[(lifter.ranges.number(offsets) < 0) & ~member(offsets, functions)]
     rows = lifter.instructions.row(offsets)
     offsets, rows = offsets[rows >= 0], rows[rows >= 0]
+    ways = lifter.ways
     keep = ~ways.reached(rows) & _sound(ways, rows) & ~is_padding(lifter.instructions, rows)
     return offsets[keep], rows[keep]
 
@@ -115,9 +131,9 @@ def _saves(code: Code, offsets: Array) -> Array:
     return found
 
 
-def tail_starts(lifter: Lifter, ways: Ways, functions: Array) -> Array:
+def tail_starts(lifter: Lifter, functions: Array) -> Array:
     """Return offsets outside the ranges that are only jumped to, and only across functions."""
-    instructions = lifter.instructions
+    instructions, ways = lifter.instructions, lifter.ways
     flow = instructions.flow[ways.source]
     reached = ways.reached(ways.source)
     source, target = ways.source[reached], ways.target[reached]
@@ -141,20 +157,19 @@ def tail_starts(lifter: Lifter, ways: Ways, functions: Array) -> Array:
     return offsets[(lifter.ranges.number(offsets) < 0) & ~member(offsets, functions)]
 
 
-def gap_starts(lifter: Lifter, ways: Ways, functions: Array) -> Array:
+def gap_starts(lifter: Lifter, functions: Array) -> Array:
     """Return offsets outside the ranges where code that nothing leads to begins like a function.
 
     It begins at a multiple of 16, behind padding or at the beginning of unknown code; or with
     ENDBR, or by setting up a frame pointer. Where no exception can enter code, what nothing leads
     to is a function anyway, if all up to the next known code is plausible.
     """
-    instructions, code = lifter.instructions, lifter.code
+    instructions, code, ways = lifter.instructions, lifter.code, lifter.ways
     begin, end = gaps(ways)
     if not len(begin):
         return begin
-    whole = _plausible(lifter, ways, begin, end)
-    if _has_landing_pads(lifter.program):
-        whole[:] = False
+    plausible = _plausible(ways, begin, end)
+    whole = plausible & (not _has_landing_pads(lifter.program))
     gap = np.arange(len(begin))
     # Behind what does not go on something new begins: a function if nothing decoded leads there.
     rows = without(ways.last[:-1] + 1, ways.target)
@@ -182,20 +197,30 @@ def gap_starts(lifter: Lifter, ways: Ways, functions: Array) -> Array:
     looks, aligned, rows = looks[keep], aligned[keep], rows[keep]
     found = looks | (aligned & (padded | (first & ~_saves(code, start)))) | whole[gap]
     found &= _sound(ways, rows) & (instructions.flow[rows] != Flow.STOP)
-    return distinct(start[found])
+    return distinct(start[found], _called_from(lifter, functions, begin[plausible], end[plausible]))
 
 
-def silent_gaps(lifter: Lifter, ways: Ways, functions: Array) -> Array:
+def _called_from(lifter: Lifter, functions: Array, begin: Array, end: Array) -> Array:
+    """Return offsets outside the ranges that code between some offsets calls."""
+    ways = lifter.ways
+    call = lifter.instructions.start[ways.call].astype(np.int64)
+    gap = np.searchsorted(begin, call, side="right") - 1
+    inside = (gap >= 0) & (call < np.append(end, 0)[gap])
+    called = ways.callee[inside]
+    return _fresh(lifter, functions, lifter.code.address(called[called >= 0]))[0]
+
+
+def silent_gaps(lifter: Lifter, functions: Array) -> Array:
     """Return offsets outside the ranges of code behind calls that do not come back.
 
     The compiler did not know that they do not, or it would have written nothing there.
     """
-    begin, end = gaps(ways)
+    begin, _ = gaps(lifter.ways)
     begin = begin[(lifter.ranges.number(begin) < 0) & member(begin, _behind_quiet(lifter))]
     begin = begin[~member(begin, functions) & ~_looks(lifter.code, begin)]
     rows = lifter.instructions.row(begin)
     begin, rows = begin[rows >= 0], rows[rows >= 0]
-    return begin[~is_padding(lifter.instructions, rows) & _sound(ways, rows)]
+    return begin[~is_padding(lifter.instructions, rows) & _sound(lifter.ways, rows)]
 
 
 def _behind_quiet(lifter: Lifter) -> Array:
@@ -210,12 +235,12 @@ def _has_landing_pads(program: Program) -> bool:
     )
 
 
-def _plausible(lifter: Lifter, ways: Ways, begin: Array, end: Array) -> Array:
+def _plausible(ways: Ways, begin: Array, end: Array) -> Array:
     """Return for each gap whether a compiler may have written all of it.
 
     No rare instruction, no jump into the middle of another, and no way to go on past the end.
     """
-    instructions = lifter.instructions
+    instructions = ways.instructions
     low, high = np.searchsorted(instructions.start, begin), np.searchsorted(instructions.start, end)
     inside = expand(low, high - low)
     gap = np.repeat(np.arange(len(begin)), high - low)

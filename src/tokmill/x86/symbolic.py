@@ -87,7 +87,8 @@ class Path:
             m.POP: self._pop, m.CALL: self._call,
         }  # fmt: skip
         self._quiet = {m.CDQE, m.NOP, m.ENDBR64, m.ENDBR32, m.JMP}
-        self._stack = r.RSP
+        self._put = m.MOV
+        self._stack, self._frame = r.RSP, (r.RSP, r.RBP)
         self._lost_in_calls = [
             r.RAX, r.RCX, r.RDX, r.RSI, r.RDI, r.R8, r.R9, r.R10, r.R11
         ] if bits == 64 else [r.RAX, r.RCX, r.RDX]  # fmt: skip
@@ -119,7 +120,10 @@ class Path:
                 found = Value(0, ((Load(address, size), 1),))
             return found
         value = instruction.immediate(number)
-        return Value(value - (1 << 64) if value >> 63 else value)
+        # A part of a sum is signed; what is put somewhere may be an address.
+        short = kind == kinds.IMMEDIATE32 and instruction.mnemonic != self._put
+        bits = 32 if short else 64
+        return Value(value - (1 << bits) if value >> (bits - 1) else value)
 
     def _register(self, register: int) -> Value:
         full = self.iced.RegisterExt.full_register(register)
@@ -221,6 +225,11 @@ class Path:
         else:
             for register in self._lost_in_calls:
                 self.registers[register] = self._other()
+            self.memory = {at: value for at, value in self.memory.items() if self._is_local(at)}
+
+    def _is_local(self, address: Value) -> bool:
+        """Return whether an address is one of the stack frame, which calls leave alone."""
+        return all(isinstance(u, Start) and u.register in self._frame for u, _ in address.terms)
 
     def _forget(self, instruction: Any) -> None:
         if instruction.rflags_modified:

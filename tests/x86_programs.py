@@ -1,0 +1,257 @@
+"""Small programs for tests of the lifter, made here by the compilers that there are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from tokmill.x86.graph import Edge, Graph
+
+C_SOURCE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <errno.h>
+
+typedef int (*operation)(int, int);
+
+static int add(int a, int b) { return a + b; }
+static int sub(int a, int b) { return a - b; }
+static int mul(int a, int b) { return a * b; }
+operation table[] = {add, sub, mul};
+
+__attribute__((noinline)) static void die(const char *why) {
+    fprintf(stderr, "%s\n", why);
+    exit(3);
+}
+
+__attribute__((noinline)) static void give_up(int code) {
+    if (code > 100)
+        die("large");
+    die("small");
+}
+
+__attribute__((noinline)) int dispatch(int which, int x) {
+    switch (which) {
+    case 10: return printf("ten %d\n", x);
+    case 11: return x * 3 + 1;
+    case 12: return abs(x) - 7;
+    case 13: return putchar('d');
+    case 14: return x ^ 0x55;
+    case 16: return rand();
+    case 17: return x << 3;
+    case 19: errno = x; return -1;
+    default: return 0;
+    }
+}
+
+__attribute__((noinline)) int walk(const char *text) {
+    int state = 0;
+    for (; *text; text++) {
+        switch (*text & 7) {
+        case 0: state += 1; break;
+        case 1: state ^= 3; break;
+        case 2: state *= 5; break;
+        case 3: puts("three"); break;
+        case 4: state -= 9; break;
+        case 5: state |= 64; break;
+        case 6: state = ~state; break;
+        default: state >>= 1;
+        }
+    }
+    return state;
+}
+
+__attribute__((noinline)) int interpret(const unsigned char *code) {
+    static const void *const labels[] = {&&op_add, &&op_sub, &&op_twice, &&op_stop};
+    int sum = 0;
+    goto *labels[*code++ & 3];
+op_add: sum += *code++; goto *labels[*code++ & 3];
+op_sub: sum -= *code++; goto *labels[*code++ & 3];
+op_twice: sum *= 2; goto *labels[*code++ & 3];
+op_stop: return sum;
+}
+
+__attribute__((noinline)) static int even(unsigned n);
+__attribute__((noinline)) static int odd(unsigned n) { return n == 0 ? 0 : even(n - 1); }
+static int even(unsigned n) { return n == 0 ? 1 : odd(n - 1); }
+
+__attribute__((noinline)) int checked(int x) {
+    if (x < 0)
+        give_up(x);
+    return x + 1;
+}
+
+int unused(int x) { return x * 17 + checked(x); }
+
+int main(int argc, char **argv) {
+    int total = dispatch(argc + 9, 4) + walk(argv[0]) + checked(argc);
+    total += table[argc % 3](total, 2) + odd(total & 15);
+    return interpret((const unsigned char *)argv[0]) + total;
+}
+"""
+
+CPP_SOURCE = r"""
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+struct Thing {
+    std::string name;
+    explicit Thing(const std::string &n) : name(n) {
+        if (n.empty()) throw std::invalid_argument("no");
+    }
+    virtual ~Thing() {}
+    virtual int size() const { return static_cast<int>(name.size()); }
+};
+
+struct Twice : Thing {
+    using Thing::Thing;
+    int size() const override { return 2 * Thing::size(); }
+};
+
+__attribute__((noinline)) int measure(const std::vector<std::string> &names) {
+    int total = 0;
+    for (const auto &name : names) {
+        try {
+            Twice one(name);
+            total += one.size();
+        } catch (const std::invalid_argument &) {
+            total -= 1;
+        }
+    }
+    return total;
+}
+
+int main(int argc, char **argv) { return measure({argv, argv + argc}); }
+"""
+
+
+def compiler(name: str) -> str:
+    """Return a compiler's path; the test is skipped where it is not there."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"needs {name}")
+    return found
+
+
+def compiles(folder: Path, name: str, source: str, *flags: str, by: str = "gcc") -> Path:
+    """Compile C, C++ (by g++, clang++) or, with a name that ends in .s, assembler."""
+    path = folder / name
+    if not path.exists():
+        suffix = ".s" if name.endswith(".s") else ".cc" if by.endswith("++") else ".c"
+        text = folder / f"{name}-source{suffix}"
+        text.write_text(source)
+        run(compiler(by), *flags, "-w", "-o", str(path), str(text))
+    return path
+
+
+def assembled(folder: Path, name: str, source: str, bits: int = 64) -> Path:
+    """Return a program of assembler alone (Intel syntax), at 0x401000 or 0x8049000 on."""
+    flags = ["-nostdlib", "-static", "-no-pie", "-Wl,--build-id=none", f"-m{bits}"]
+    return compiles(folder, f"{name}.s", ".intel_syntax noprefix\n.text\n" + source, *flags)
+
+
+def stripped(path: Path, *sections: str) -> Path:
+    """Return a copy without symbols and without some sections."""
+    out = path.with_name(path.name + "-stripped" + "".join(sections))
+    if not out.exists():
+        remove = [word for section in sections for word in ("-R", section)]
+        run(compiler("objcopy"), "--strip-all", *remove, str(path), str(out))
+    return out
+
+
+def run(*command: str) -> str:
+    """Run a tool and return what it prints."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def symbols(path: Path) -> dict[str, int]:
+    """Return all named symbols of an ELF file: name → address."""
+    return {name: address for name, address, _ in _symbols(path)}
+
+
+def true_functions(path: Path) -> tuple[set[int], set[int]]:
+    """Return the addresses of function symbols, and those of parts of functions."""
+    functions, parts = set(), set()
+    for name, address, kind in _symbols(path):
+        if kind in ("STT_FUNC", "STT_GNU_IFUNC"):
+            (parts if re.search(r"\.(cold|part)\b", name) else functions).add(address)
+    return functions, parts - functions
+
+
+def _symbols(path: Path) -> Iterable[tuple[str, int, str]]:
+    with open(path, "rb") as file:
+        table = ELFFile(file).get_section_by_name(".symtab")
+        return [
+            (symbol.name, symbol["st_value"], symbol["st_info"]["type"])
+            for symbol in table.iter_symbols()
+            if symbol["st_shndx"] != "SHN_UNDEF"
+        ]
+
+
+def blocks_of(graph: Graph, function: int) -> dict[int, tuple[int, list[tuple[str, int]]]]:
+    """Return the blocks of the function at an address: address → (bytes, edges by kind)."""
+    number = graph.function_address.tolist().index(function)
+    found = {}
+    for block in range(graph.function_blocks[number], graph.function_blocks[number + 1]):
+        ways = slice(graph.block_edges[block], graph.block_edges[block + 1])
+        kinds = [Edge(kind).name for kind in graph.edge_kind[ways].tolist()]
+        edges = sorted(zip(kinds, graph.edge_target[ways].tolist(), strict=True))
+        size = int(graph.block_bytes[block + 1] - graph.block_bytes[block])
+        found[int(graph.block_address[block])] = (size, edges)
+    return found
+
+
+def table_targets(graph: Graph, function: int) -> list[list[int]]:
+    """Return the targets of the indirect jumps of a function that are known, jump by jump."""
+    found = []
+    for _, edges in blocks_of(graph, function).values():
+        targets = [target for kind, target in edges if kind == "INDIRECT" and target]
+        if targets:
+            found.append(targets)
+    return found
+
+
+def pe_file(
+    code: bytes, imports: tuple[str, ...] = (), ranges: tuple[tuple[int, int], ...] = ()
+) -> bytes:
+    """Return a PE file for x86-64 at 0x140000000: code at 0x1000, imports and .pdata at 0x2000.
+
+    The slots of the imports (of KERNEL32.dll) lie at 0x2000, 0x2008, …
+    """
+    slots = b"".join(struct.pack("<Q", 0x2200 + 32 * i) for i in range(len(imports))) + bytes(8)
+    data = bytearray(0x1000)
+    data[: len(slots)] = slots
+    data[0x80 : 0x80 + len(slots)] = slots
+    data[0x100:0x114] = struct.pack("<5I", 0x2080, 0, 0, 0x2180, 0x2000)
+    data[0x180:0x18D] = b"KERNEL32.dll\0"
+    for i, name in enumerate(imports):
+        data[0x202 + 32 * i : 0x202 + 32 * i + len(name)] = name.encode()
+    table = b"".join(struct.pack("<3I", begin, end, 0x2700) for begin, end in ranges)
+    data[0x600 : 0x600 + len(table)] = table
+    data[0x700] = 1
+    directories = [(0, 0)] * 16
+    directories[1] = (0x2100, 40) if imports else (0, 0)
+    directories[3] = (0x2600, len(table)) if ranges else (0, 0)
+    optional = struct.pack("<HBBIIIII", 0x20B, 14, 0, 0x1000, 0x1000, 0, 0x1000, 0x1000)
+    optional += struct.pack("<QIIHHHHHHIIIIHH", 0x140000000, 0x1000, 0x200, 6, 0, 0, 0, 6, 0, 0,
+                            0x3000, 0x200, 0, 3, 0x8160)  # fmt: skip
+    optional += struct.pack("<QQQQII", 0x100000, 0x1000, 0x100000, 0x1000, 0, 16)
+    optional += b"".join(struct.pack("<II", *one) for one in directories)
+    head = b"MZ" + bytes(0x3A) + struct.pack("<I", 0x40) + b"PE\0\0"
+    head += struct.pack("<HHIIIHH", 0x8664, 2, 0, 0, 0, len(optional), 0x22) + optional
+    for name, address, place, flags in (
+        (b".text", 0x1000, 0x200, 0x60000020), (b".rdata", 0x2000, 0x1200, 0x40000040)
+    ):  # fmt: skip
+        head += struct.pack("<8sIIIIIIHHI", name, 0x1000, address, 0x1000, place, 0, 0, 0, 0, flags)
+    return head.ljust(0x200, b"\0") + code.ljust(0x1000, b"\xcc") + bytes(data)
