@@ -19,7 +19,7 @@ from tokmill.build.make import Task, Work
 from tokmill.build.prepare import BuildRecipe, How, Prepared, prepare
 from tokmill.build.resources import choose
 from tokmill.build.watch import Watch
-from tokmill.errors import Interrupted, UsageError
+from tokmill.errors import Interrupted, MachineError, UsageError
 from tokmill.files import locked, machine_errors, make_folder
 from tokmill.progress import Progress, human_bytes, human_time
 from tokmill.store.store import Store, read_receipts
@@ -129,6 +129,12 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
             where=str(out),
             hint="run the same command again: it continues",
         ) from None
+    except MachineError:
+        # When one worker fails, the others are killed; a full disk wants their files back.
+        if workers and how.part is None:
+            with contextlib.suppress(MachineError):
+                sweep(out)
+        raise
     if missing_tasks(planned, receipts) and how.limit_seconds is not None:
         watch.event("time limit")
         return stop_early(out, prepared, receipts, how, bar, watch)

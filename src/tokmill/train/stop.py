@@ -8,9 +8,14 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
+from tokmill.train.launch import place
+
 
 class Stop:
     """`reason` says why to stop, "" to go on. A second signal works as it did before.
+
+    One of several processes ignores a second one: its starter kills it when told twice, and the
+    kernel reports the death of that starter once for each of its threads.
 
     Signals are only taken over in the main thread, where Python allows it, and given back at the
     end of the `with` block.
@@ -43,7 +48,11 @@ class Stop:
     def _take(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         self._signal = "Ctrl-C" if number == signal.SIGINT else name
-        self._give_back()
+        if place().world > 1:
+            for known in self._before:
+                signal.signal(known, signal.SIG_IGN)
+        else:
+            self._give_back()
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():

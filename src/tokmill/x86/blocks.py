@@ -34,7 +34,7 @@ class Blocks:
         self.broken = rows[instructions.flow[rows] == Flow.INVALID]
         """i8, rows of what was reached and is no instruction."""
         rows = rows[instructions.flow[rows] != Flow.INVALID]
-        start = instructions.start[rows].astype(np.int64)
+        start = instructions.start[rows]
         end = start + instructions.length[rows]
         # Ways from code that was not reached cut nothing.
         targets = ways.target[ways.reached(ways.source)]
@@ -46,7 +46,7 @@ class Blocks:
         begins[1:] |= (instructions.flow[rows[:-1]] != Flow.NEXT) | (end[:-1] != start[1:])
         first = np.flatnonzero(begins)
         last = np.append(first[1:], len(rows))[: len(first)] - 1
-        self.start, self.end = start[first], end[last]
+        self.start, self.end = start[first].astype(np.int64), end[last].astype(np.int64)
         """(B,) i8, offsets."""
         self.first, self.count = first, last - first + 1
         """(B,) i8, first of `lengths`, and how many."""

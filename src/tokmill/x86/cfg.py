@@ -74,9 +74,10 @@ class Lifter:
         self.computed: set[int] = set()
         """Offsets of jumps that stay in their function, though nobody knows where they lead."""
 
+        self._renew()
+
     def lift(self) -> Graph:
         """Return the graph."""
-        self._renew()
         self._follow()
         for search in (self._range_gaps, self._unnamed):
             for _ in range(ROUNDS):
@@ -98,17 +99,19 @@ class Lifter:
         return np.concatenate(self._jumps), np.concatenate(self._targets)
 
     def _renew(self) -> None:
-        """Find all ways again, after an instruction or a jump table was found."""
-        self.ways = self._ways()
+        """Find all ways, again after an instruction or a jump table was found."""
+        self._find_ways()
         fresh = noreturn.follow(self.ways, self.silent)
         if len(fresh):
             self.quiet = distinct(self.quiet, self.instructions.start[fresh].astype(np.int64))
-            self.ways = self._ways()
+            self._find_ways()
 
-    def _ways(self) -> Ways:
+    def _find_ways(self) -> None:
+        # In a large program there is no room for the old ones beside the new.
+        vars(self).pop("ways", None)
         silent = self.silent.calls(self.instructions)
         silent = distinct(silent, self.instructions.row(self.quiet))
-        return Ways(self.instructions, silent, self.jump_tables())
+        self.ways = Ways(self.instructions, silent, self.jump_tables())
 
     def _follow(self) -> None:
         """Follow control flow from all starts, until nothing is missing and all tables are read."""

@@ -139,19 +139,19 @@ class Instructions:
 
     def sweep(self) -> None:
         """Decode all code from the beginning of each section to its end."""
-        starts, lengths = [], []
+        found = [self._columns(np.zeros(0, np.int32), np.zeros(0, np.uint8))]
         for edge, decoder in zip(self.code.edge.tolist(), self._decoders, strict=False):
             instructions = iter(decoder)
             while True:
-                found = bytes([i.len | i.is_invalid << 4 for i in islice(instructions, BATCH)])
-                if not found:
+                marks = bytes([i.len | i.is_invalid << 4 for i in islice(instructions, BATCH)])
+                if not marks:
                     break
-                marked = np.frombuffer(found, np.uint8)
+                marked = np.frombuffer(marks, np.uint8)
                 ends = edge + np.cumsum(marked & (INVALID_BIT - 1), dtype=np.int32)
-                starts.append(ends - (marked & (INVALID_BIT - 1)))
-                lengths.append(marked)
+                start = (ends - (marked & (INVALID_BIT - 1))).astype(np.int32)
+                found.append(self._columns(start, marked))
                 edge = int(ends[-1])
-        self._add(np.concatenate(starts).astype(np.int32), np.concatenate(lengths))
+        self._add(found)
 
     def decode(self, offsets: Array) -> None:
         """Decode from each offset on, and where jumps lead, until known instructions begin."""
@@ -177,7 +177,9 @@ class Instructions:
                     break
                 offset += instruction.len
         if starts:
-            self._add(np.asarray(starts, np.int32), np.asarray(marked, np.uint8))
+            columns = self._columns(np.asarray(starts, np.int32), np.asarray(marked, np.uint8))
+            before = (self.start, self.length, self.flow, self.target)
+            self._add([before, columns])
 
     def instruction(self, row: int) -> Any:
         """Return iced's object of one instruction."""
@@ -202,8 +204,8 @@ class Instructions:
     def _has(self, offset: int) -> bool:
         return bool(int(self._words[offset >> 6]) >> (offset & 63) & 1)
 
-    def _add(self, start: Array, marked: Array) -> None:
-        """Merge instructions into the columns."""
+    def _columns(self, start: Array, marked: Array) -> tuple[Array, Array, Array, Array]:
+        """Return start, length and flow of instructions, and the targets of those not `NEXT`."""
         length: Array = marked & (INVALID_BIT - 1)
         flow, target = classify(self.code, start, length)
         flow[marked >= INVALID_BIT] = Flow.INVALID
@@ -211,18 +213,21 @@ class Instructions:
         through = through[member(target[through], self.code.slot)]
         target[through] = self.code.slot_target[np.searchsorted(self.code.slot, target[through])]
         flow[through] = np.where(flow[through] == Flow.JUMP_INDIRECT, Flow.JUMP, Flow.CALL)
-        if len(self.start):
-            old_target = np.zeros(len(self.start), np.uint64)
-            old_target[self.transfer] = self.target
-            start = np.concatenate([self.start, start])
+        return start, length, flow, target[flow > 0]
+
+    def _add(self, parts: list[tuple[Array, Array, Array, Array]]) -> None:
+        """Set the columns from parts, which are sorted."""
+        start, length, flow, target = (
+            np.concatenate([part[i] for part in parts]) for i in range(4)
+        )
+        transfer = np.flatnonzero(flow)
+        if (start[1:] <= start[:-1]).any():
+            target = target[np.argsort(start[transfer], kind="stable")]
             order = np.argsort(start, kind="stable")
-            start = start[order]
-            length = np.concatenate([self.length, length])[order]
-            flow = np.concatenate([self.flow, flow])[order]
-            target = np.concatenate([old_target, target])[order]
+            start, length, flow = start[order], length[order], flow[order]
+            transfer = np.flatnonzero(flow)
         self.start, self.length, self.flow = start, length, flow
-        self.transfer = np.flatnonzero(flow)
-        self.target = target[self.transfer]
+        self.transfer, self.target = transfer, target
         flags = np.zeros(len(self._words) * 64, np.uint8)
         flags[start] = 1
         self._words = np.packbits(flags, bitorder="little").view(np.uint64)

@@ -247,6 +247,24 @@ def test_signals_are_taken_over_once_and_given_back() -> None:
     assert Stop(0.0).reason == "the time limit"
 
 
+def test_one_of_several_processes_ignores_a_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may report the end of a starter more than once: saving must outlast that."""
+    import os
+    import signal
+
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with Stop(math.inf) as stop:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.reason == "SIGTERM"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_damaged_ids_are_named(tmp_path: Path) -> None:
     documents = cycles(20)
     documents[7][3] = 200
