@@ -6,34 +6,57 @@ Shapes: B rows, T positions, D width, V ids of a column.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from tokmill.errors import UsageError, nearest
-from tokmill.models.layers import embedding
+from tokmill.models.layers import Linear, embedding
+
+Join = Literal["sum", "concat"]
+"""How the embeddings of several columns become one vector."""
 
 PREFIX = "column_"
 """Before a column's name: a `ModuleDict` takes no key such as `type`."""
 
 
 class Fields(nn.Module):
-    """The sum of one embedding a column.
+    """One embedding a column, joined: their sum, or end to end and a linear map to D.
 
-    `sizes` maps each column to the number of its ids. A second way to join (concatenate, then a
-    linear map) belongs in `join`; heads may be tied only where an embedding is D wide.
+    `sizes` maps each column to the number of its ids. `width`: of an embedding where they are put
+    end to end; 0: D / columns, rounded up. Heads may be tied only where an embedding is D wide.
     """
 
-    def __init__(self, sizes: Mapping[str, int], dim: int, std: float = 0.02) -> None:
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        dim: int,
+        std: float = 0.02,
+        *,
+        join: Join = "sum",
+        width: int = 0,
+    ) -> None:
         super().__init__()
         if not sizes:
             raise UsageError(
                 "there is no column to learn from",
                 hint="a model reads columns that have a vocabulary and a value a token",
             )
-        self.sizes, self.std = dict(sizes), std
+        if width and join == "sum":
+            raise UsageError(
+                f"embeddings of width {width} cannot be added to a stream of {dim}",
+                where="model.field_dim",
+                hint='it is for join = "concat"',
+            )
+        self.sizes, self.std, self.dim = dict(sizes), std, dim
+        each = dim if join == "sum" else width or -(-dim // len(sizes))
         self.embeddings = nn.ModuleDict(
-            {PREFIX + name: nn.Embedding(size, dim) for name, size in sizes.items()}
+            {PREFIX + name: nn.Embedding(size, each) for name, size in sizes.items()}
         )
+        self.joined: Linear | None = None
+        if join == "concat":
+            self.joined = Linear(each * len(sizes), dim, bias=False)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -41,6 +64,8 @@ class Fields(nn.Module):
         for table in self.embeddings.values():
             assert isinstance(table, nn.Embedding)
             nn.init.normal_(table.weight, std=self.std)
+        if self.joined is not None:
+            nn.init.orthogonal_(self.joined.weight)
 
     def weight(self, column: str) -> nn.Parameter:
         """Return the embedding (V, D) of a column."""
@@ -48,16 +73,29 @@ class Fields(nn.Module):
             raise UsageError(
                 f"the model has no column {column!r}", hint=nearest(column, self.sizes)
             )
-        weight = self.embeddings[PREFIX + column].weight
-        assert isinstance(weight, nn.Parameter)
+        weight = self._table(column)
+        if weight.shape[1] != self.dim:
+            raise UsageError(
+                f"the embedding of {column!r} is {weight.shape[1]} wide, the stream {self.dim}",
+                where="task.tied",
+                hint="--set task.tied=false gives the head weights of its own",
+            )
         return weight
 
     def forward(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Return (B, T, D) from name → (B, T) int64."""
-        return self.join([embedding(columns[name], self.weight(name)) for name in self.sizes])
+        return self.join([embedding(columns[name], self._table(name)) for name in self.sizes])
+
+    def _table(self, column: str) -> nn.Parameter:
+        weight = self.embeddings[PREFIX + column].weight
+        assert isinstance(weight, nn.Parameter)
+        return weight
 
     def join(self, parts: list[Tensor]) -> Tensor:
         """Return one vector a position from one a column."""
+        if self.joined is not None:
+            y_BTD: Tensor = self.joined(torch.cat(parts, -1))
+            return y_BTD
         x_BTD = parts[0]
         for part_BTD in parts[1:]:
             x_BTD = x_BTD + part_BTD

@@ -1,0 +1,214 @@
+"""The recurrence of RWKV-7 (Peng et al. 2025, arXiv 2503.14456), in two forms of one function.
+
+Names of tensors carry their shape: B rows, T positions, H heads, N width of a head (of its keys
+and of its values), L positions of a chunk, C chunks.
+
+A head keeps a state S, a matrix from keys to values (value, key). With log decays w, and S = 0
+before a document's first position,
+
+    S_t = S_{t-1} · diag(exp(w_t)) + (S_{t-1} a_t) b_tᵀ + v_t k_tᵀ        y_t = S_t r_t
+
+`step_by_step` is that, a position after the other: the readable twin, and what decoding takes.
+`chunked` does a chunk of positions in matrix products and carries the state from chunk to chunk;
+its memory and time are what training takes. The form for CUDA in one kernel is not there yet:
+`chunked` runs there too, but has not been measured on a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Form = Literal["auto", "step_by_step", "chunked"]
+CHUNK = 32
+"""Positions of a chunk. Factors of exp(±w · CHUNK / 2) have to stay in float32's range: with
+RWKV-7's w above -0.61 they stay below 2e4, and any w above -5 will do."""
+FEW = 8
+"""Positions up to which the recurrence itself costs least, where no gradient is wanted."""
+
+
+def wkv7(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor | None = None,
+    *,
+    document: Tensor | None = None,
+    form: Form = "auto",
+) -> tuple[Tensor, Tensor]:
+    """Return outputs and the state after the last position.
+
+    Args:
+        r, w, k, v, a, b: (B, T, H, N) of one floating type; w is the natural logarithm of the
+            decay, above -5 for `chunked`. Half precision is computed in float32.
+        state: (B, H, N, N) (value, key), what a call on the positions before gave; None: zeros. It
+            belongs to the first document of the row.
+        document: (B, T) integers, equal within a document of the row and other than those of the
+            neighbours; the state begins anew with each. None: a row is one document.
+        form: "auto" chooses by T and by whether a gradient is wanted.
+
+    Returns:
+        y (B, T, H, N) of the type of r; the state (B, H, N, N) in float32, or in float64.
+    """
+    if r.ndim != 4 or any(x.shape != r.shape for x in (w, k, v, a, b)):
+        raise ValueError(f"six tensors (B, T, H, N) of one shape, not {[*r.shape]} and others")
+    wide = torch.promote_types(r.dtype, torch.float32)
+    inputs = r.to(wide), w.to(wide), k.to(wide), v.to(wide), a.to(wide), b.to(wide)
+    size, length, heads, width = r.shape
+    if state is None:
+        state = inputs[0].new_zeros(size, heads, width, width)
+    if form == "auto":
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, state))
+        form = "chunked" if learns or length > FEW else "step_by_step"
+    compute = {"chunked": chunked, "step_by_step": step_by_step}[form]
+    # Autocast would take the products in half precision, which powers of the decay do not bear.
+    with torch.autocast(r.device.type, enabled=False):
+        y_BTHN, state = compute(*inputs, state.to(wide), document)
+    return y_BTHN.to(r.dtype), state
+
+
+def step_by_step(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    document: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return what `wkv7` does, from tensors of one type, a position after the other."""
+    outputs = []
+    keep_BT = None if document is None else continues(document).to(r.dtype)
+    for t in range(r.shape[1]):
+        if keep_BT is not None:
+            state = state * keep_BT[:, t, None, None, None]
+        removed_BHN1 = state @ a[:, t, :, :, None]
+        state = (
+            state * w[:, t, :, None, :].exp()
+            + removed_BHN1 * b[:, t, :, None, :]
+            + v[:, t, :, :, None] * k[:, t, :, None, :]
+        )
+        outputs.append((state @ r[:, t, :, :, None])[..., 0])
+    return torch.stack(outputs, 1) if outputs else torch.zeros_like(r), state
+
+
+def chunked(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    document: Tensor | None = None,
+    *,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """Return what `wkv7` does, from tensors of one type, `chunk` positions at a time.
+
+    With u_i = S_{i-1} a_i, what position i adds besides v kᵀ is u_i b_iᵀ, and within a chunk the u
+    solve a triangular system, once for what the chunk itself holds and once for the state before
+    it. All chunks do that at once; only S → M S + P goes from one to the next.
+    """
+    size, length, heads, width = r.shape
+    if not length:
+        return torch.zeros_like(r), state
+    count = -(-length // chunk)
+    r, w, k, v, a, b = (_cut(x, count, chunk) for x in (r, w, k, v, a, b))  # (B, H, C, L, N)
+    c = w.cumsum(-2)
+    # From the middle on, so that factors of one sign of exponent reach half as far.
+    m = c[..., chunk // 2 - 1 : chunk // 2, :] if chunk > 1 else torch.zeros_like(c)
+    last = c[..., -1:, :]
+    ahead, behind = (c - m).exp(), (m - c).exp()
+    queries = torch.cat([a * (c - w - m).exp(), r * ahead], -2)  # (B, H, C, 2 L, N)
+    keys = torch.cat([b, k], -2) * torch.cat([behind, behind], -2)
+    scores = queries @ keys.transpose(-1, -2)  # (B, H, C, 2 L, 2 L)
+    scores = scores * _visible(chunk, scores)
+    from_before = queries * m.exp()
+    to_after = torch.cat([b, k], -2) * torch.cat([(last - c).exp()] * 2, -2)
+    carried = last.exp()
+    if document is not None:
+        within, before, after = _borders(document, count, chunk)
+        scores = scores * within[:, None].to(r.dtype)
+        from_before = from_before * before[:, None, :, :, None].to(r.dtype)
+        to_after = to_after * after[:, None, :, :, None].to(r.dtype)
+        # The whole row from the state before to the state after is one document.
+        carried = carried * (before[:, :, -1] & after[:, :, -1])[:, None, :, None, None]
+    ab, ak = scores[..., :chunk, :chunk], scores[..., :chunk, chunk:]
+    rb, rk = scores[..., chunk:, :chunk], scores[..., chunk:, chunk:]
+    # [what the chunk adds by itself | what it makes of the state before]
+    solved = _solve(ab, torch.cat([ak @ v, from_before[..., :chunk, :]], -1))
+    own, moved = solved[..., :width], solved[..., width:]
+    b_after, k_after = to_after[..., :chunk, :], to_after[..., chunk:, :]
+    added = b_after.transpose(-1, -2) @ own + k_after.transpose(-1, -2) @ v  # P (key, value)
+    turned = b_after.transpose(-1, -2) @ moved + torch.diag_embed(carried[..., 0, :])  # M
+    states = [state.transpose(-1, -2)]
+    for i in range(count):
+        states.append(torch.matmul(turned[:, :, i], states[-1]) + added[:, :, i])
+    entering = torch.stack(states[:-1], 2)  # (B, H, C, N, N)
+    u = own + moved @ entering
+    y = from_before[..., chunk:, :] @ entering + rk @ v + rb @ u
+    y_BTHN = y.permute(0, 2, 3, 1, 4).reshape(size, count * chunk, heads, width)
+    return y_BTHN[:, :length], states[-1].transpose(-1, -2)
+
+
+def continues(document: Tensor) -> Tensor:
+    """Return (B, T) whether a position goes on with the document of the one before it.
+
+    The first of a row goes on with what its state came from.
+    """
+    return F.pad(document[:, 1:] == document[:, :-1], (1, 0), value=True)
+
+
+def _cut(x: Tensor, count: int, chunk: int) -> Tensor:
+    """Return (B, T, H, N) as (B, H, C, L, N); zeros behind the end leave the state as it is."""
+    size, length, heads, width = x.shape
+    x = F.pad(x, (0, 0, 0, 0, 0, count * chunk - length))
+    return x.view(size, count, chunk, heads, width).permute(0, 3, 1, 2, 4)
+
+
+def _visible(chunk: int, like: Tensor) -> Tensor:
+    """Return (2 L, 2 L): row i of a sees columns before i, row i of r also column i."""
+    lower = torch.ones(chunk, chunk, dtype=like.dtype, device=like.device).tril()
+    strict = lower.tril(-1)
+    return torch.cat([torch.cat([strict, strict], 1), torch.cat([lower, lower], 1)])
+
+
+def _borders(document: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which pairs of a chunk are of one document, and which rows and columns reach out.
+
+    (B, C, 2 L, 2 L); (B, C, 2 L) rows whose document is that of the state before the chunk; (B, C,
+    2 L) columns whose document is the last one of the chunk.
+    """
+    # Behind the end the last document goes on.
+    number = (~continues(document)).cumsum(1)
+    number = torch.cat([number, number[:, -1:].expand(-1, count * chunk - number.shape[1])], 1)
+    number_BCL = number.view(len(number), count, chunk)
+    entering_BC = torch.cat([number_BCL[:, :1, 0] * 0, number_BCL[:, :-1, -1]], 1)
+    before = number_BCL == entering_BC[..., None]
+    after = number_BCL == number_BCL[..., -1:]
+    twice = torch.cat([number_BCL, number_BCL], -1)
+    within = twice[..., :, None] == twice[..., None, :]
+    return within, torch.cat([before, before], -1), torch.cat([after, after], -1)
+
+
+def _solve(strict: Tensor, right: Tensor) -> Tensor:
+    """Return (I - A)⁻¹ · right for a strictly lower triangular A (…, L, L).
+
+    A^L = 0, so (I - A)⁻¹ = (I + A)(I + A²)(I + A⁴)…: products, which are faster than a triangular
+    solve for small chunks.
+    """
+    power, reach = strict, 1
+    while reach < strict.shape[-1]:
+        right = right + power @ right
+        reach *= 2
+        if reach < strict.shape[-1]:
+            power = power @ power
+    return right

@@ -1,0 +1,127 @@
+"""RWKV-7: documents do not see each other, nothing looks ahead, and its groups are the rule's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tokmill.errors import UsageError
+from tokmill.feed.feed import Batch
+from tokmill.models.model import Tensors
+from tokmill.models.rwkv7 import RWKV7, RWKV7Config
+from tokmill.tasks.task import to_tensors
+
+SMALL = RWKV7Config(dim=16, layers=2, head_dim=8, decay_rank=4, rate_rank=4, value_rank=4,
+                    gate_rank=4)  # fmt: skip
+
+
+def tensors(ids: np.ndarray, document: np.ndarray) -> Tensors:
+    batch = Batch({"token": ids}, document.astype(np.int32), np.zeros(len(ids), np.uint64))
+    return to_tensors(batch, torch.device("cpu"))
+
+
+def model(config: RWKV7Config = SMALL, **sizes: int) -> RWKV7:
+    torch.manual_seed(1)
+    made = RWKV7(config, sizes or {"token": 11}).double()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            # Away from the zeros of the start, behind which a leak could hide.
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return made
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_packed_documents_equal_separate_ones(recompute: bool) -> None:
+    """Hidden states and gradients, with padding in the row."""
+    random = np.random.default_rng(0)
+    lengths = [7, 1, 33, 2]
+    ids = random.integers(0, 11, (2, 51))
+    document = np.tile(np.append(np.repeat(np.arange(4), lengths), [-1] * 8), (2, 1))
+    made = model()
+    made.recompute = recompute
+    packed = made(tensors(ids, document))
+    upstream = torch.randn_like(packed)
+    upstream[:, 43:] = 0
+    packed.backward(upstream)
+    together = {name: p.grad for name, p in made.named_parameters()}
+    made.zero_grad(set_to_none=True)
+    for row in range(2):
+        start = 0
+        for length in lengths:
+            place = slice(start, start + length)
+            alone = made(tensors(ids[row : row + 1, place], np.zeros((1, length))))
+            torch.testing.assert_close(alone[0], packed[row, place], rtol=1e-9, atol=1e-10)
+            alone.backward(upstream[row : row + 1, place])
+            start += length
+    for name, parameter in made.named_parameters():
+        torch.testing.assert_close(parameter.grad, together[name], rtol=1e-8, atol=1e-9)
+
+
+def test_nothing_looks_ahead() -> None:
+    made = model()
+    ids = np.arange(40)[None] % 11
+    before = made(tensors(ids, np.zeros((1, 40))))
+    ids[0, 25] = 4
+    after = made(tensors(ids, np.zeros((1, 40))))
+    assert torch.equal(before[:, :25], after[:, :25])
+    assert not torch.equal(before[:, 39], after[:, 39])
+
+
+def test_a_row_may_be_run_in_parts() -> None:
+    made = model()
+    ids = torch.arange(40)[None] % 11
+    whole = made(tensors(ids.numpy(), np.zeros((1, 40))))
+    state, parts = made.start(1), []
+    for part in (ids[:, :1], ids[:, 1:2], ids[:, 2:37], ids[:, 37:]):
+        y, state = made.run({"token": part}, state)
+        parts.append(y)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-10)
+
+
+def test_groups_follow_the_official_rule() -> None:
+    made = model()
+    names = {id(p): name for name, p in made.named_parameters()}
+    decay, plain, fast = made.param_groups(0.1)
+    assert (decay["weight_decay"], plain["weight_decay"], fast["weight_decay"]) == (0.1, 0.0, 0.0)
+    assert {names[id(p)] for p in fast["params"]} == {f"blocks.{i}.att.w0" for i in range(2)}
+    assert fast["lr_scale"] == 2.0
+    decayed = {names[id(p)] for p in decay["params"]}
+    assert "blocks.0.att.key.weight" in decayed and len(decayed) == 1 + 2 * 6
+    assert not any(name.endswith(("1", "2", "r_k", "ln_x.weight")) for name in decayed)
+    total = sum(len(group["params"]) for group in (decay, plain, fast))
+    frozen = [name for name, p in made.named_parameters() if not p.requires_grad]
+    assert frozen == [f"blocks.0.att.v{i}" for i in range(3)]
+    assert total + 3 == len(list(made.parameters()))
+
+
+def test_the_number_of_weights_is_the_published_one() -> None:
+    """2 V C + 4 C + L (19 C + 12 C² + 2 C (ranks)), with the head."""
+    config = RWKV7Config(dim=256, layers=3)
+    ranks = {"w": 32, "a": 32, "v": 32, "g": 64}
+    assert config.ranks == ranks
+    made = RWKV7(config, {"token": 50})
+    width, layers = config.dim, config.layers
+    each = 19 * width + 12 * width**2 + 2 * width * sum(ranks.values())
+    weights = sum(p.numel() for p in made.parameters()) + 50 * width
+    assert weights == 2 * 50 * width + 4 * width + layers * each
+
+
+def test_columns_are_joined_end_to_end() -> None:
+    import msgspec
+
+    config = msgspec.structs.replace(SMALL, join="concat", field_dim=6)
+    made = RWKV7(config, {"asm": 7, "type": 5})
+    columns = {"asm": torch.tensor([[1, 2]]), "type": torch.tensor([[0, 4]])}
+    batch = Tensors(columns, torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None], True)
+    assert made(batch).shape == (1, 2, 16)
+    with pytest.raises(UsageError, match="6 wide"):
+        made.embedding("asm")
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UsageError, match="no number of heads"):
+        RWKV7(RWKV7Config(dim=100), {"token": 3})
+    with pytest.raises(UsageError, match="at least 1"):
+        RWKV7(RWKV7Config(layers=0), {"token": 3})
+    RWKV7(RWKV7Config(dim=8, head_dim=1, layers=1), {"token": 3})

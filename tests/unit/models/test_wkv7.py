@@ -1,0 +1,112 @@
+"""The recurrence of RWKV-7: both forms are one function, gradients and states too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tokmill.models.wkv7 import chunked, step_by_step, wkv7
+
+
+def inputs(
+    rows: int, length: int, heads: int = 2, width: int = 4, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    """Return r, w, k, v, a, b as the model makes them, and a state."""
+    torch.manual_seed(length)
+
+    def draw() -> Tensor:
+        return torch.randn(rows, length, heads, width, dtype=dtype)
+
+    unit = torch.nn.functional.normalize(draw(), dim=-1)
+    made = [draw(), -0.6065 * torch.sigmoid(draw()), draw(), draw()]
+    made += [-unit, unit * torch.sigmoid(draw())]
+    made.append(torch.randn(rows, heads, width, width, dtype=dtype))
+    return [x.requires_grad_() for x in made]
+
+
+def documents(rows: int, length: int, borders: set[int]) -> Tensor:
+    begins = torch.zeros(rows, length, dtype=torch.int64)
+    for place in borders:
+        begins[place % rows, place % length] = 1
+    return begins.cumsum(1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    length=st.integers(1, 50),
+    chunk=st.sampled_from([1, 2, 5, 16, 32, 64]),
+    borders=st.none() | st.sets(st.integers(0, 200), max_size=8),
+)
+def test_chunks_equal_single_steps(length: int, chunk: int, borders: set[int] | None) -> None:
+    """Outputs, final state and all gradients, with and without several documents in a row."""
+    made = inputs(2, length)
+    document = None if borders is None else documents(2, length, borders)
+    upstream = [torch.randn(made[i].shape, dtype=torch.float64) for i in (0, 6)]
+    results = []
+    for y, state in (step_by_step(*made, document), chunked(*made, document, chunk=chunk)):
+        loss = (y * upstream[0]).sum() + (state * upstream[1]).sum()
+        results.append([y, state, *torch.autograd.grad(loss, made)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(length=st.integers(2, 70), cut=st.integers(1, 69), document=st.booleans())
+def test_a_row_may_be_cut_anywhere(length: int, cut: int, document: bool) -> None:
+    """Two calls that hand on the state are one call; a border may lie at the cut."""
+    cut = min(cut, length - 1)
+    *six, state = (x.detach() for x in inputs(2, length))
+    number = documents(2, length, {cut, cut // 2}) if document else None
+    whole, last = wkv7(*six, state, document=number, form="chunked")
+    first, middle = wkv7(
+        *(x[:, :cut] for x in six), state, document=number if number is None else number[:, :cut]
+    )
+    # The state is of the document that ends at the cut, which the next call has to be told.
+    if number is not None:
+        new = number[:, cut] != number[:, cut - 1]
+        middle = middle * ~new[:, None, None, None]
+        number = number[:, cut:]
+    second, end = wkv7(*(x[:, cut:] for x in six), middle, document=number)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(end, last, rtol=1e-11, atol=1e-12)
+
+
+def test_documents_of_a_row_equal_rows_of_their_own() -> None:
+    *six, state = (x.detach() for x in inputs(1, 61))
+    number = documents(1, 61, {3, 35, 36})
+    together, _ = wkv7(*six, state * 0, document=number, form="chunked")
+    for value in number.unique():
+        mine = number[0] == value
+        alone, _ = wkv7(*(x[:, mine] for x in six))
+        torch.testing.assert_close(together[:, mine], alone, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype, near", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+def test_lower_precisions_are_near(dtype: torch.dtype, near: float) -> None:
+    *six, _ = (x.detach() for x in inputs(2, 130, width=16))
+    exact, state = wkv7(*six, form="step_by_step")
+    for form in ("step_by_step", "chunked"):
+        y, last = wkv7(*(x.to(dtype) for x in six), form=form)  # type: ignore[arg-type]
+        assert y.dtype == dtype and last.dtype == torch.float32
+        assert (y.double() - exact).norm() < near * exact.norm()
+        assert (last.double() - state).norm() < near * state.norm()
+
+
+def test_the_strongest_decay_of_the_model_stays_finite() -> None:
+    """In float32, over chunks of -exp(-1/2) alone."""
+    *six, _ = (x.detach().float() for x in inputs(1, 64))
+    six[1] = torch.full_like(six[1], -0.6066)
+    y, _ = wkv7(*six, form="chunked")
+    expected, _ = wkv7(*six, form="step_by_step")
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_shapes_are_checked_and_nothing_is_no_error() -> None:
+    *six, state = (x.detach() for x in inputs(2, 3))
+    with pytest.raises(ValueError, match="one shape"):
+        wkv7(*six[:5], six[5][:, :2])
+    y, same = wkv7(*(x[:, :0] for x in six), state)
+    assert y.shape == (2, 0, 2, 4) and torch.equal(same, state)
