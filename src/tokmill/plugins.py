@@ -24,6 +24,7 @@ SOURCES: dict[str, Part] = {
     "text": Part("tokmill.text.source:TextSource", "text", "plain text files"),
     "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
+    "x86": Part("tokmill.x86.source:X86Source", "x86", "x86 programs, or graphs of them"),
     "select": Part(
         "tokmill.build.select:SelectSource", "", "other stores: filter, sample, split, merge"
     ),
@@ -36,6 +37,9 @@ SOURCES: dict[str, Part] = {
     ),
     "token-dicts": Part(
         "tokmill.formats.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
+    ),
+    "recode": Part(
+        "tokmill.x86.recode:RecodeSource", "", "stores of x86 code, with other vocabularies"
     ),
 }
 
@@ -53,6 +57,7 @@ EXPORTS: dict[str, Part] = {
 
 MODELS: dict[str, Part] = {
     "decoder": Part("tokmill.models.decoder:Decoder", "train", "causal Transformer"),
+    "rwkv7": Part("tokmill.models.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
 }
 
 TASKS: dict[str, Part] = {
@@ -62,6 +67,12 @@ TASKS: dict[str, Part] = {
 LIFTERS: dict[str, Part] = {
     "native": Part("tokmill.x86.cfg:lift", "x86", "tokmill's own, on iced-x86"),
     "angr": Part("tokmill.x86.angr:lift", "angr", "angr's CFGFast"),
+}
+
+CODERS: dict[str, Part] = {
+    # what a vocabulary's file is: who turns text into ids of it and back
+    "tokenizer": Part("tokmill.text.tokenizer:Tokenizer", "text", "text of one column"),
+    "x86": Part("tokmill.x86.tokenizer:X86Coder", "x86", "instructions, a list a column"),
 }
 
 TRACKERS: dict[str, Part] = {

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.layers import Linear, linear, linear_cross_entropy
+from tokmill.models.heads import Heads
+from tokmill.models.layers import linear, linear_cross_entropy
 from tokmill.models.model import Tensors
 
 COLUMN = "token"
@@ -22,10 +23,7 @@ class LanguageModel(nn.Module):
     def __init__(self, config: DecoderConfig, vocab_size: int, tied: bool = True) -> None:
         super().__init__()
         self.model = Decoder(config, {COLUMN: vocab_size})
-        self.head: Linear | None = None
-        if not tied:
-            self.head = Linear(config.dim, vocab_size, bias=False)
-            nn.init.normal_(self.head.weight, std=0.02)
+        self.heads = Heads(self.model, {COLUMN: vocab_size}, tied)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return logits (B, T, V) from integer ids (B, T); each row is one document."""
@@ -50,4 +48,4 @@ class LanguageModel(nn.Module):
     @property
     def head_weight(self) -> Tensor:
         """The head (V, D)."""
-        return self.model.embedding(COLUMN) if self.head is None else self.head.weight
+        return self.heads.weight(self.model, COLUMN)

@@ -54,6 +54,10 @@ class Model(nn.Module):
         """Return the embedding (V, D) of a column, for heads that are tied to it."""
         raise NotImplementedError
 
+    def init_head(self, weight: Tensor) -> None:
+        """Draw a head (V, D) that is not tied: normal, std 0.02."""
+        nn.init.normal_(weight, std=0.02)
+
     def flops_per_token(self, length: int) -> float:
         """Return the floating point operations of a training step a token, without the head."""
         raise NotImplementedError

@@ -88,8 +88,9 @@ def entries(layout: Layout, own: Mapping[str, Tensor], column: str) -> Iterator[
             names = tuple(f"model.{name}.{leaf}" for name in ours)
             if names[0] in own:
                 yield Part(f"{layout.base}{theirs}.{leaf}", names, transposed and leaf == "weight")
-    if "head.weight" in own:
-        yield Part(HEAD, ("head.weight",))
+    head = f"heads.linear.{PREFIX}{column}.weight"
+    if head in own:
+        yield Part(HEAD, (head,))
 
 
 def from_public(

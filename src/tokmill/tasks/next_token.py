@@ -1,4 +1,4 @@
-"""Predict the next token of one column from all columns up to here.
+"""Predict the next token of one column, or of all, from all columns up to here.
 
 Shapes: B rows, T positions, D width of the model, V ids of the column.
 """
@@ -11,18 +11,22 @@ from typing import Literal, get_args
 
 import msgspec
 import numpy as np
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
 from tokmill.errors import UsageError, nearest
 from tokmill.feed.feed import Batch
 from tokmill.feed.packed import Packed
 from tokmill.feed.rows import Rows, Stream, Whole, Windows
+from tokmill.models.heads import Heads
 from tokmill.models.layers import linear, linear_cross_entropy
-from tokmill.models.model import Group, Model, Tensors, decay_groups
+from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task, perplexity
 
+Instruction = Literal["none", "border", "last"]
+"""Whether the next instruction is learned too, and which."""
 RowKind = Literal["windows", "stream", "packed", "whole"]
 """How a store is cut into rows."""
 
@@ -40,23 +44,43 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     step: int = 0
     """Tokens from one window to the next; 0: `length`. What two share is a target once."""
     column: str = ""
-    """The column to predict; may be left out where the store has one."""
+    """The column to predict; without one all that the model reads, each by a head of its own."""
     tied: bool = True
-    """Whether the head is the column's embedding."""
+    """Whether the head of a column is its embedding."""
+    instruction: Instruction = "none"
+    """A second objective, where the store has borders: the tokens of the next instruction, all from
+    the state at its border (border); or those of a document's last instruction alone, from as many
+    states before it (last)."""
+    instruction_weight: float = 1.0
+    """How often a token of the second objective counts."""
 
 
 LOSS = "loss"
 """The column that says which tokens are learned: 0 for those that are only read."""
+BORDER = "border"
+"""The column whose bit 0 says that an instruction begins."""
+SOURCE = "instruction"
+"""Among targets: the position whose state the second objective predicts a token from."""
 
 
 def targets_of(batch: Batch, column: str) -> Array:
     """Return the next token of each position, (B, T) int64, from rows of T + 1 tokens.
 
-    It is -1 where there is nothing to learn: at padding; where a new document begins, as what is in
-    front says nothing about it; where another row counts the token; and where `loss` is 0.
+    It is -1 where there is nothing to learn (`nothing_to_learn`).
+    """
+    targets = batch.columns[column][:, 1:].astype(np.int64)
+    targets[nothing_to_learn(batch)] = -1
+    return targets
+
+
+def nothing_to_learn(batch: Batch) -> Array:
+    """Return (B, T) bool: which next tokens of rows of T + 1 tokens are no targets.
+
+    They are padding; a new document's first, as what is in front says nothing about it; what
+    another row counts; and where `loss` is 0.
     """
     here, ahead = batch.document[:, :-1], batch.document[:, 1:]
-    skipped = here != ahead
+    skipped: Array = here != ahead
     # Rows are filled from the left: without padding at the end of a row there is none.
     if (ahead[:, -1] < 0).any():
         skipped |= ahead < 0
@@ -64,9 +88,36 @@ def targets_of(batch: Batch, column: str) -> Array:
         skipped |= np.arange(1, batch.document.shape[1]) < batch.shared[:, None]
     if LOSS in batch.columns:
         skipped |= batch.columns[LOSS][:, 1:] == 0
-    targets = batch.columns[column][:, 1:].astype(np.int64)
-    targets[skipped] = -1
-    return targets
+    return skipped
+
+
+def instruction_sources(batch: Batch, skipped: Array, kind: Instruction) -> Array:
+    """Return (B, T) int64: from which position the next token is predicted once more; -1: none.
+
+    `skipped`: which next tokens are no targets. "border": from the last position before the
+    instruction that the token belongs to. "last": tokens 0 … n - 1 of a document's last instruction
+    from the n positions before it. Positions are of the same document.
+    """
+    document, length = batch.document, batch.document.shape[1]
+    place = np.arange(length)
+    begins = (batch.columns[BORDER] & 1).astype(bool)
+    first = np.maximum.accumulate(np.where(begins, place, -1), axis=1)
+    source = first - 1
+    if kind == "last":
+        new = np.ones(begins.shape, bool)
+        new[:, 1:] = document[:, 1:] != document[:, :-1]
+        # Where the document and the instruction of each token end.
+        ends = [
+            np.minimum.accumulate(np.where(mark, place, length)[:, ::-1], axis=1)[:, ::-1]
+            for mark in (new, begins | new)
+        ]
+        of_document, of_instruction = (
+            np.pad(end[:, 1:], ((0, 0), (0, 1)), constant_values=length) for end in ends
+        )
+        source = np.where(of_document == of_instruction, place - (of_instruction - first), -1)
+    inside = (first >= 0) & (source >= 0)
+    inside &= np.take_along_axis(document, source.clip(min=0), axis=1) == document
+    return np.where(inside[:, 1:] & ~skipped, source[:, 1:], -1).astype(np.int64)
 
 
 def check_cut(kind: RowKind, length: int, step: int, where: str = "") -> None:
@@ -135,11 +186,19 @@ class NextToken(Task):
         super().__init__(config, model, sizes)
         check_cut(config.rows, config.length, config.step, "task.")
         self.config = config
-        self.column = choose_column(config.column, sizes, "task.")
-        self.head: nn.Linear | None = None
-        if not config.tied:
-            self.head = nn.Linear(model.dim, sizes[self.column], bias=False)
-            nn.init.normal_(self.head.weight, std=0.02)
+        if config.column:
+            choose_column(config.column, sizes, "task.")
+        self.columns = {config.column: sizes[config.column]} if config.column else dict(sizes)
+        """The columns that are predicted, and the number of their ids."""
+        self.heads = Heads(model, self.columns, config.tied)
+        self.instruction_heads: Heads | None = None
+        if config.instruction != "none":
+            self.instruction_heads = Heads(model, self.columns, tied=False)
+
+    @property
+    def column(self) -> str:
+        """The column that is predicted, the first of several."""
+        return next(iter(self.columns))
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
         """Return rows of T + 1 tokens, as the recipe asks."""
@@ -150,46 +209,97 @@ class NextToken(Task):
         return Windows(store, self.length + 1, self.config.step or self.length)
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return the column `loss`, where a store has one: tokens with a 0 are no targets."""
-        return [LOSS] if LOSS in schema and schema[LOSS].per == "token" else []
+        """Return `loss`, where a store has one, and `border` where the next instruction is learned.
+
+        Tokens whose `loss` is 0 are no targets.
+        """
+        extra = [LOSS] if LOSS in schema and schema[LOSS].per == "token" else []
+        if self.instruction_heads is None:
+            return extra
+        if BORDER not in schema:
+            raise UsageError(
+                "the store does not say where instructions begin",
+                where="task.instruction",
+                hint='it is for stores of programs; --set task.instruction="none"',
+            )
+        return [*extra, BORDER]
 
     def prepare(self, batch: Batch) -> Batch:
         """Cut rows of T + 1 tokens into inputs and targets, (B, T) each."""
-        targets = targets_of(batch, self.column)
+        skipped = nothing_to_learn(batch)
+        targets = {}
+        for name in self.columns:
+            targets[name] = batch.columns[name][:, 1:].astype(np.int64)
+            targets[name][skipped] = -1
+        if self.instruction_heads is not None:
+            kind = self.config.instruction
+            targets[SOURCE] = instruction_sources(batch, skipped, kind)
         columns = {name: batch.columns[name][:, :-1].astype(np.int64) for name in self.sizes}
-        here = batch.document[:, :-1]
-        return Batch(columns, here, batch.key, batch.values, {self.column: targets})
+        return Batch(columns, batch.document[:, :-1], batch.key, batch.values, targets)
 
-    def logits(self, hidden_BTD: Tensor) -> Tensor:
-        """Return (…, V) from hidden states (…, D)."""
-        return linear(hidden_BTD, self.head_weight)
+    def count(self, batch: Batch) -> int:
+        """Return the number of next tokens; one of several columns counts once."""
+        return int(np.count_nonzero(batch.targets[self.column] >= 0))
 
-    @property
-    def head_weight(self) -> Tensor:
-        """The head (V, D)."""
-        return self.model.embedding(self.column) if self.head is None else self.head.weight
+    def logits(self, hidden_BTD: Tensor, column: str = "") -> Tensor:
+        """Return (…, V) of a column (the first one) from hidden states (…, D)."""
+        return linear(hidden_BTD, self.heads.weight(self.model, column or self.column))
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the summed cross-entropy in nats, as the loss and as a sum to report."""
-        targets_BT = batch.targets[self.column]
-        loss = linear_cross_entropy(self.model(batch), self.head_weight, targets_BT)
-        return loss, {"loss": loss.detach()}
+        """Return the summed cross-entropy in nats, as the loss and as sums to report."""
+        hidden_BTD = self.model(batch)
+        parts = {
+            name: linear_cross_entropy(
+                hidden_BTD, self.heads.weight(self.model, name), batch.targets[name]
+            )
+            for name in self.columns
+        }
+        loss = torch.stack(list(parts.values())).sum()
+        sums = {f"loss_{name}": part.detach() for name, part in parts.items()}
+        if len(parts) == 1:
+            sums = {}
+        if self.instruction_heads is not None:
+            second = self.instruction_loss(hidden_BTD, batch, self.instruction_heads)
+            sums["loss_instruction"] = second.detach()
+            loss = loss + self.config.instruction_weight * second
+        return loss, {"loss": loss.detach(), **sums}
+
+    def instruction_loss(self, hidden_BTD: Tensor, batch: Tensors, heads: Heads) -> Tensor:
+        """Return the summed cross-entropy of the second objective, from the same states."""
+        source_BT = batch.targets[SOURCE]
+        row, place = (source_BT >= 0).nonzero(as_tuple=True)
+        states_KD = hidden_BTD[row, source_BT[row, place]]
+        parts = [
+            linear_cross_entropy(
+                states_KD, heads.weight(self.model, name), batch.targets[name][row, place]
+            )
+            for name in self.columns
+        ]
+        return torch.stack(parts).sum()
 
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
     ) -> dict[str, float]:
-        """Return loss (nats a token), perplexity, and bits a byte where bytes are known."""
+        """Return loss in nats a token, over all columns and the second objective.
+
+        With one column alone also perplexity, and bits a byte where bytes are known.
+        """
         metrics = super().report(sums, count)
-        metrics["perplexity"] = perplexity(metrics["loss"])
-        if bytes_per_token > 0:
-            metrics["bits_per_byte"] = metrics["loss"] / math.log(2) / bytes_per_token
+        if len(metrics) == 1:
+            metrics["perplexity"] = perplexity(metrics["loss"])
+            if bytes_per_token > 0:
+                metrics["bits_per_byte"] = metrics["loss"] / math.log(2) / bytes_per_token
         return metrics
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model, and of the head where it is not tied."""
-        groups = super().param_groups(weight_decay)
-        return groups + (decay_groups(self.head.parameters(), weight_decay) if self.head else [])
+        """Return the groups of the model, and of the heads that are not tied."""
+        groups = super().param_groups(weight_decay) + self.heads.param_groups(weight_decay)
+        if self.instruction_heads is not None:
+            groups += self.instruction_heads.param_groups(weight_decay)
+        return groups
 
     def flops_per_token(self, length: int) -> float:
-        """Return those of the model, and 6 · D · V for the head."""
-        return super().flops_per_token(length) + 6.0 * self.model.dim * self.sizes[self.column]
+        """Return those of the model, and 6 · D · V for each head."""
+        heads = 1 if self.instruction_heads is None else 2
+        ids = heads * sum(self.columns.values())
+        return super().flops_per_token(length) + 6.0 * self.model.dim * ids

@@ -91,7 +91,7 @@ def test_the_tied_head_is_the_embedding() -> None:
     names = [name for name, _ in task().named_parameters()]
     assert not any("head" in name for name in names)
     apart = task(tied=False)
-    assert dict(apart.named_parameters())["head.weight"].shape == (9, 8)
+    assert dict(apart.named_parameters())["heads.linear.column_token.weight"].shape == (9, 8)
     grouped = [p for group in apart.param_groups(0.1) for p in group["params"]]
     assert sorted(map(id, grouped)) == sorted(map(id, apart.parameters()))
     assert apart.parameter_count() == task().parameter_count() + 72
@@ -107,9 +107,87 @@ def test_metrics_by_hand() -> None:
     assert task().report({"loss": 1e4}, 1)["perplexity"] == math.inf
 
 
-def test_the_column_to_predict_must_be_clear() -> None:
-    with pytest.raises(UsageError, match=r"task\.column"):
-        task({"asm": 4, "reg": 3})
+def test_the_column_to_predict() -> None:
     with pytest.raises(UsageError, match="did you mean 'asm'"):
         task({"asm": 4, "reg": 3}, column="asn")
-    assert task({"asm": 4, "reg": 3}, column="reg").column == "reg"
+    assert task({"asm": 4, "reg": 3}, column="reg").columns == {"reg": 3}
+    assert task({"asm": 4, "reg": 3}).columns == {"asm": 4, "reg": 3}
+
+
+def streams() -> Batch:
+    """Instructions begin at 0, 3, 5, and in the second row at 0, 1."""
+    plain = batch()
+    border = np.array([[1, 0, 0, 3, 0, 1], [1, 1, 0, 0, 0, 0]], np.uint8)
+    columns = {"asm": plain.columns["token"], "reg": plain.columns["token"] % 3, "border": border}
+    document = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, -1, -1]], np.int32)
+    return Batch(columns, document, plain.key)
+
+
+def test_all_columns_are_predicted_by_heads_of_their_own() -> None:
+    both = {"asm": 9, "reg": 3}
+    for tied in (True, False):
+        learner = task(both, tied=tied)
+        prepared = learner.prepare(streams())
+        assert learner.count(prepared) == 8
+        tensors = to_tensors(prepared, torch.device("cpu"))
+        loss, sums = learner(tensors)
+        hidden = learner.model(tensors)
+        by_hand = {
+            f"loss_{name}": F.cross_entropy(
+                learner.logits(hidden, name).flatten(0, 1),
+                tensors.targets[name].flatten(),
+                ignore_index=-1,
+                reduction="sum",
+            )
+            for name in both
+        }
+        torch.testing.assert_close(loss, sum(by_hand.values()))
+        assert sums.keys() == {"loss", *by_hand}
+        for name, value in by_hand.items():
+            torch.testing.assert_close(sums[name], value.detach())
+        grouped = [p for group in learner.param_groups(0.1) for p in group["params"]]
+        assert sorted(map(id, grouped)) == sorted(map(id, learner.parameters()))
+        assert "perplexity" not in learner.report({"loss": 1.0, "loss_asm": 1.0}, 2)
+
+
+def test_where_the_next_instruction_is_predicted_from() -> None:
+    sizes = {"asm": 9, "reg": 3}
+    border = task(sizes, instruction="border").prepare(streams())
+    assert border.targets["instruction"].tolist() == [[-1, -1, 2, 2, 4], [0, 0, 0, -1, -1]]
+    last = task(sizes, instruction="last").prepare(streams())
+    assert last.targets["instruction"].tolist() == [[-1, -1, -1, -1, 4], [-1, -1, 0, -1, -1]]
+    several = streams()
+    several.document[0] = [0, 0, 0, 1, 1, 2]
+    cut = task(sizes, instruction="border").prepare(several)
+    assert cut.targets["instruction"][0].tolist() == [-1] * 5
+    with pytest.raises(UsageError, match="where instructions begin"):
+        task(sizes, instruction="border").extra_columns({})
+
+
+@pytest.mark.parametrize("kind", ["border", "last"])
+def test_the_second_objective_equals_a_second_forward(kind: str) -> None:
+    """The states before an instruction do not depend on it, so one forward has them all."""
+    learner = task({"asm": 9, "reg": 3}, instruction=kind, instruction_weight=0.5)
+    tensors = to_tensors(learner.prepare(streams()), torch.device("cpu"))
+    loss, sums = learner(tensors)
+    heads = learner.instruction_heads
+    assert heads is not None
+    second = torch.zeros(())
+    source = tensors.targets["instruction"]
+    for row, place in (source >= 0).nonzero().tolist():
+        seen = slice(int(source[row, place]) + 1)
+        prefix = to_tensors(
+            Batch(
+                {n: c[row : row + 1, seen].numpy() for n, c in tensors.columns.items()},
+                tensors.document[row : row + 1, seen].numpy(),
+                np.zeros(1, np.uint64),
+            ),
+            torch.device("cpu"),
+        )
+        state = learner.model(prefix)[0, -1]
+        for name in learner.columns:
+            logits = heads.weight(learner.model, name) @ state
+            second = second + F.cross_entropy(logits, tensors.targets[name][row, place])
+    torch.testing.assert_close(sums["loss_instruction"], second.detach())
+    first = sums["loss_asm"] + sums["loss_reg"]
+    torch.testing.assert_close(loss.detach(), first + 0.5 * second.detach())
