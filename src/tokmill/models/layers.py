@@ -85,25 +85,33 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=-1)
 
 
-def linear_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, pull: float = 0.0
+) -> Tensor:
     """Return the summed cross-entropy in nats of the logits hidden · weightᵀ.
 
     hidden is (…, D), weight (V, D), targets int64 (…), -1 where there is nothing to learn. Only a
     chunk of the logits is there at a time, in float32; their gradient is made in the same pass.
     The products are in autocast's type where it is on. Differentiable once.
+
+    `pull`: adds `pull` · the highest logit to the gradient of that logit, wherever there is a
+    target, which keeps logits near 0; the loss that is returned is without it. (RWKV's L2Wrap.)
     """
     if torch.compiler.is_compiling():
         # The same thing, plainly, which is what a compiler can see through.
-        logits = F.linear(hidden, weight).flatten(0, -2).float()
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
-    loss: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits, learnt = F.linear(hidden, weight).flatten(0, -2).float(), targets.flatten() >= 0
+        loss = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
+        square = pull / 2 * (logits.amax(-1) ** 2 * learnt).sum()
+        return loss + (square - square.detach()) if pull else loss
+    summed: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden.flatten(0, -2),
         weight,
         targets.flatten(),
         product_dtype(hidden),
         torch.is_grad_enabled(),
+        pull,
     )
-    return loss
+    return summed
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -123,6 +131,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         dtype: torch.dtype,
         learn: bool,
+        pull: float,
     ) -> Tensor:
         """Return the loss; keep the gradients of a loss that counts once."""
         hidden_ND, weight_VD = hidden.to(dtype), weight.to(dtype)
@@ -137,7 +146,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             logits_NV = product(hidden_ND[part], weight_VD.t()).to(wide)
-            loss += cross_entropy_with_gradient_(logits_NV, targets[part])
+            loss += cross_entropy_with_gradient_(logits_NV, targets[part], pull)
             gradient_NV = logits_NV.to(dtype)
             if of_hidden is not None:
                 of_hidden[part] = product(gradient_NV, weight_VD)
@@ -156,22 +165,26 @@ class LinearCrossEntropy(torch.autograd.Function):
         if of_weight is not None:
             # Turned round while it is copied: what is added to it later is (V, D) and contiguous.
             of_weight = of_weight.t().clone(memory_format=torch.contiguous_format).mul_(scale)
-        return of_hidden, of_weight, None, None, None
+        return of_hidden, of_weight, None, None, None, None
 
 
-def cross_entropy_with_gradient_(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+def cross_entropy_with_gradient_(logits_NV: Tensor, targets_N: Tensor, pull: float = 0.0) -> Tensor:
     """Return the summed cross-entropy and put its gradient in the logits' place.
 
-    The gradient is softmax(logits) less 1 at the target, and 0 in rows without a target.
+    The gradient is softmax(logits) less 1 at the target, and 0 in rows without a target; `pull`:
+    see `linear_cross_entropy`.
     """
     learnt_N = targets_N >= 0
     target_N1 = targets_N.clamp(min=0)[:, None]
     highest_N1 = logits_NV.amax(-1, keepdim=True)
+    at_N1 = logits_NV.argmax(-1, keepdim=True) if pull else target_N1
     logit_N1 = logits_NV.gather(1, target_N1) - highest_N1
     total_N1 = logits_NV.sub_(highest_N1).exp_().sum(-1, keepdim=True)
     loss_N = (total_N1.log() - logit_N1)[:, 0]
     logits_NV.mul_(learnt_N[:, None] / total_N1)
     logits_NV.scatter_add_(1, target_N1, -learnt_N[:, None].to(logits_NV.dtype))
+    if pull:
+        logits_NV.scatter_add_(1, at_N1, pull * highest_N1 * learnt_N[:, None])
     return torch.where(learnt_N, loss_N, 0).sum()
 
 

@@ -51,6 +51,9 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """A second objective, where the store has borders: the tokens of the next instruction, all from
     the state at its border (border); or those of a document's last instruction alone, from as many
     states before it (last)."""
+    pull: float = 0.0
+    """Adds this times the highest logit to its gradient, so that logits stay near 0; RWKV trains
+    with 1e-4 (its L2Wrap)."""
     instruction_weight: float = 1.0
     """How often a token of the second objective counts."""
 
@@ -250,7 +253,10 @@ class NextToken(Task):
         hidden_BTD = self.model(batch)
         parts = {
             name: linear_cross_entropy(
-                hidden_BTD, self.heads.weight(self.model, name), batch.targets[name]
+                hidden_BTD,
+                self.heads.weight(self.model, name),
+                batch.targets[name],
+                self.config.pull,
             )
             for name in self.columns
         }

@@ -122,3 +122,21 @@ def test_the_gated_branch_is_swiglu(bias: bool, bfloat16: bool) -> None:
     if not bias:
         weights = branch.gate.weight, branch.down.weight, branch.up.weight
         torch.testing.assert_close(swiglu(x, *weights), branch(x), rtol=0, atol=0)
+
+
+def test_highest_logits_are_pulled_to_zero() -> None:
+    """The gradient is that of the loss and of pull / 2 · (highest logit)², the value without it."""
+    torch.manual_seed(0)
+    targets = torch.tensor([3, -1, 0, 6, 2])
+    for pull in (0.0, 0.3):
+        hidden = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+        weight = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+        loss = linear_cross_entropy(hidden, weight, targets, pull)
+        found = torch.autograd.grad(loss, (hidden, weight))
+        logits = hidden @ weight.t()
+        plain = F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
+        torch.testing.assert_close(loss, plain)
+        square = (logits.amax(-1)[targets >= 0] ** 2).sum()
+        expected = torch.autograd.grad(plain + pull / 2 * square, (hidden, weight))
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other)
