@@ -12,12 +12,18 @@ from tokmill import plugins
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
 
+FILES = (".pth", ".safetensors", ".pt")
+"""Endings of a name that asks for one file."""
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def import_(
-    folder: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A checkpoint as transformers writes it.")
+    checkpoint: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CHECKPOINT",
+            help="A folder as transformers writes it, or a .pth or .safetensors file of RWKV-7.",
+        ),
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="Folder of the run.")],
     tokenizer: Annotated[
@@ -31,25 +37,44 @@ def import_(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Make a run of a public checkpoint (GPT-2, Llama, Mistral)."""
-    exchange = plugins.require("tokmill.train.exchange")
-    run = exchange.import_model(folder, out, tokenizer=tokenizer, length=length)
+    """Make a run of a public checkpoint (GPT-2, Llama, Mistral, RWKV-7)."""
+    if checkpoint.is_file():
+        import_ = plugins.require("tokmill.train.official").import_file
+    else:
+        import_ = plugins.require("tokmill.train.exchange").import_model
+    run = import_(checkpoint, out, tokenizer=tokenizer, length=length)
     if as_json:
         print_json({"run": str(run.path), "step": run.step})
         return
-    say(f"{run.path}: a run at step 0, with the weights of {folder}")
+    say(f"{run.path}: a run at step 0, with the weights of {checkpoint}")
     say(f"next: tokmill train STORE --from {run.path} -o RUN2")
 
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="A new folder.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="FOLDER|FILE",
+            help="A new folder; or a file: .pth and .safetensors with RWKV-7's official names, .pt "
+            "with the run's own.",
+        ),
+    ],
     at: Annotated[
         str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")
     ] = "last",
     as_json: Json = False,
 ) -> None:
-    """Write the model of a run as a checkpoint that transformers reads."""
+    """Write the model of a run as a checkpoint that transformers or RWKV's programs read."""
+    if out.suffix in FILES:
+        file = plugins.require("tokmill.train.official").export_file(run, out, at=at)
+        if as_json:
+            print_json({"file": str(file)})
+        else:
+            say(f"{file}: the weights of {run}")
+        return
     folder = plugins.require("tokmill.train.exchange").export_model(run, out, at=at)
     if as_json:
         print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})

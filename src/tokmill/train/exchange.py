@@ -26,6 +26,7 @@ from tokmill.store.manifest import encode
 from tokmill.store.schema import Column, id_dtype
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.next_token import NextToken
+from tokmill.tasks.task import Task
 from tokmill.train import config as configs
 from tokmill.train.config import TrainConfig
 from tokmill.train.engine import MODEL
@@ -70,6 +71,12 @@ def import_model(
             does not fit its tokenizer.
     """
     folder, out = Path(folder), Path(out)
+    if not folder.is_dir():
+        raise TokmillError(
+            "there is no such folder",
+            where=str(folder),
+            hint="fetch a checkpoint first, as with `hf download NAME --local-dir FOLDER`",
+        )
     if not (folder / CONFIG).exists():
         raise TokmillError(
             f"there is no {CONFIG}, so this is no checkpoint",
@@ -92,10 +99,21 @@ def import_model(
     tensors = read_weights(folder)
     state = from_public(tensors, public.layout, task.state_dict(), COLUMN, str(folder))
     task.load_state_dict(state, assign=True)
+    return write_run(out, config, task, facts, found)
+
+
+def write_run(
+    out: Path,
+    config: TrainConfig,
+    task: Task,
+    facts: Facts,
+    vocabulary: tuple[Vocabulary, bytes] | None,
+) -> Run:
+    """Write a run at step 0 that has weights and, maybe, a vocabulary with its file."""
     with open_run(out, config, resume=False):
-        if found:
+        if vocabulary:
             make_folder(out / VOCAB)
-            write_file(out / VOCAB / found[0].file, found[1])
+            write_file(out / VOCAB / vocabulary[0].file, vocabulary[1])
         write_file(out / FACTS, encode(facts))
         save_weights(out / FINAL, task, config, step=0)
         write_file(out / RECIPE, encode(config))
