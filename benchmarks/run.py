@@ -16,6 +16,7 @@ import feed_batches
 import jsonl_store
 import many_shards
 import packing
+import x86_store
 import x86_tokens
 
 HERE = Path(__file__).parent
@@ -63,6 +64,8 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "packing": ("Packing", packing.main),
         "decoder": ("Training a GPT-2", lambda: decoder_training.main(cache)),
         "x86-tokens": ("x86 instructions to tokens", x86_tokens.main),
+        "x86-store": ("x86 programs to a store", lambda: x86_store.main(cache)),
+        "x86-machine": ("A whole machine to a store", lambda: x86_store.machine(cache)),
     }
 
 

@@ -9,10 +9,14 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
+from iced_x86 import Decoder, FlowControl
 
 from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image import Program, Section
+from tokmill.x86.program import open_program
 
 C_SOURCE = r"""
 #include <stdio.h>
@@ -168,6 +172,16 @@ def stripped(path: Path, *sections: str) -> Path:
     return out
 
 
+def without_sections(path: Path) -> Path:
+    """Return a copy of an ELF file for x86-64 that has segments only."""
+    out = path.with_name(path.name + "-headless")
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<Q", data, 40, 0)
+    struct.pack_into("<3H", data, 58, 0, 0, 0)
+    out.write_bytes(data)
+    return out
+
+
 def run(*command: str) -> str:
     """Run a tool and return what it prints."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -212,6 +226,84 @@ def blocks_of(graph: Graph, function: int) -> dict[int, tuple[int, list[tuple[st
     return found
 
 
+def check_graph(graph: Graph, path: Path | None) -> None:
+    """Check all that a graph promises, against itself and the bytes of the program."""
+    functions, blocks = len(graph.function_address), len(graph.block_address)
+    for bounds, count in (
+        (graph.function_blocks, blocks),
+        (graph.block_bytes, len(graph.code)),
+        (graph.block_instructions, len(graph.lengths)),
+        (graph.block_edges, len(graph.edge_target)),
+    ):
+        assert bounds.dtype == np.int64 and bounds[0] == 0 and bounds[-1] == count
+        assert (np.diff(bounds) >= (0 if bounds is graph.block_edges else 1)).all()
+    assert len(graph.function_blocks) == functions + 1 == len(graph.function_name) + 1
+    assert len(graph.edge_kind) == len(graph.edge_target)
+    assert (graph.function_address[1:] > graph.function_address[:-1]).all()
+    assert graph.function_address.all(), "0 means nowhere"
+    owner = np.repeat(np.arange(functions), np.diff(graph.function_blocks))
+    # Sorted by address under each function, each once, the function's own beginning among them.
+    pairs = list(zip(owner.tolist(), graph.block_address.tolist(), strict=True))
+    assert pairs == sorted(set(pairs))
+    known = set(pairs)
+    assert all((i, address) in known for i, address in enumerate(graph.function_address.tolist()))
+    if blocks:
+        _check_instructions(graph)
+    _check_edges(graph, owner, known)
+    if path is not None:
+        _check_bytes(graph, path)
+
+
+def _check_instructions(graph: Graph) -> None:
+    """Each block decodes into instructions of the lengths that the graph gives."""
+    sizes = np.add.reduceat(graph.lengths.astype(np.int64), graph.block_instructions[:-1])
+    assert (sizes == np.diff(graph.block_bytes)).all()
+    code = graph.code.tobytes()
+    for block, address in enumerate(graph.block_address.tolist()):
+        begin, end = graph.block_bytes[block : block + 2].tolist()
+        first, last = graph.block_instructions[block : block + 2].tolist()
+        found = list(Decoder(graph.bits, code[begin:end], ip=address))
+        assert [len(one) for one in found] == graph.lengths[first:last].tolist()
+        assert all(found), "no invalid instruction"
+        # Only the last one leads elsewhere.
+        inner = {one.flow_control for one in found[:-1]}
+        assert inner <= {FlowControl.NEXT, FlowControl.INTERRUPT, FlowControl.XBEGIN_XABORT_XEND,
+                         FlowControl.CALL}  # fmt: skip
+
+
+def _check_edges(graph: Graph, owner: np.ndarray, known: set[tuple[int, int]]) -> None:
+    """Inner edges lead to blocks of the same function; others to functions, or out."""
+    functions = set(graph.function_address.tolist())
+    everywhere = set(graph.block_address.tolist())
+    lost = {address for address, _ in graph.unresolved}
+    for block, address in enumerate(graph.block_address.tolist()):
+        end = address + int(graph.block_bytes[block + 1] - graph.block_bytes[block])
+        ways = slice(graph.block_edges[block], graph.block_edges[block + 1])
+        targets, kinds = graph.edge_target[ways].tolist(), graph.edge_kind[ways].tolist()
+        for target, kind in zip(targets, kinds, strict=True):
+            if kind == Edge.FALL:
+                assert target == end
+            if kind == Edge.RETURN:
+                assert target == 0
+            if kind != Edge.CALL and target in everywhere:
+                assert (int(owner[block]), target) in known or target in functions
+            if kind == Edge.CALL and target in everywhere:
+                assert target in functions or lost
+        assert kinds.count(Edge.FALL) <= 1 and (Edge.FALL not in kinds or kinds[-1] == Edge.FALL)
+
+
+def _check_bytes(graph: Graph, path: Path) -> None:
+    """The bytes are those of the file."""
+    program = open_program(path)
+    for block in range(0, len(graph.block_address), 7):
+        begin, end = graph.block_bytes[block : block + 2].tolist()
+        address = int(graph.block_address[block])
+        section = program.section_at(address)
+        assert section is not None and section.execute
+        place = address - section.address
+        assert np.array_equal(graph.code[begin:end], section.data[place : place + end - begin])
+
+
 def table_targets(graph: Graph, function: int) -> list[list[int]]:
     """Return the targets of the indirect jumps of a function that are known, jump by jump."""
     found = []
@@ -220,6 +312,13 @@ def table_targets(graph: Graph, function: int) -> list[list[int]]:
         if targets:
             found.append(targets)
     return found
+
+
+def flat(code: bytes, bits: int = 64, base: int = 0x401000) -> Program:
+    """Return a program that is nothing but code, its entry at the beginning."""
+    data = np.frombuffer(code, np.uint8)
+    section = Section("", base, data, data, True)
+    return Program("flat", "ELF", "executable", bits, bits // 8, [section], base, fixed=True)
 
 
 def pe_file(

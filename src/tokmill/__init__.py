@@ -26,6 +26,7 @@ _PUBLIC = {
     "tokenize_binary_instruction": "tokmill.x86.rules",
     "tokenize_bytes": "tokmill.x86.rules",
     "align": "tokmill.x86.rules",
+    "X86Tokenizer": "tokmill.x86.tokenizer",
     "TokmillError": "tokmill.errors",
 }
 

@@ -83,6 +83,13 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
         message, _, place = str(error).partition(" - at `$.")
         key = place.rstrip("`")
         choices = _choices(kind, key)
+        given = _at(value, key)
+        if "Expected `array`" in message and type(given) in (str, int, float):
+            raise UsageError(
+                f"{key}: it is a list, not {_toml(given)}",
+                where=where,
+                hint=f"--set '{key}={_as_list(given)}'",
+            ) from None
         raise UsageError(
             f"{key}: {message[:1].lower()}{message[1:]}" if key else message,
             where=where,
@@ -106,6 +113,29 @@ def _choices(kind: Any, key: str) -> list[str]:
             return []
         kind = typing.get_type_hints(struct).get(part)
     return [str(value) for value in typing.get_args(kind)] if _is_literal(kind) else []
+
+
+def _at(value: Any, key: str) -> Any:
+    """Return what stands at a key such as a.b of nested dicts; None: nothing."""
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _as_list(given: str | float) -> str:
+    """Return `a,b` or a single value as a list in TOML."""
+    parts = given.split(",") if isinstance(given, str) else [given]
+    return f"[{', '.join(_toml(part) for part in parts)}]"
+
+
+def _toml(value: str | float) -> str:
+    """Return a value as TOML writes it; a string that is a number stands for it."""
+    text = str(value).strip()
+    try:
+        float(text)
+    except ValueError:
+        return f'"{text}"'
+    return text
 
 
 def _is_literal(annotation: Any) -> bool:

@@ -34,9 +34,9 @@ def test_a_table(root: Path, here: Here) -> None:
     ]  # fmt: skip
     assert set(rule) == {"-", " "}
     assert [row.split()[:3] for row in rows] == [
-        ["lr-0.01/seed-*", "0.01", "3"],
+        ["lr-0.01/seed-…", "0.01", "3"],
         [f"{root.name}/part", "0.01", "1"],
-        ["lr-0.003/seed-*", "0.003", "3"],
+        ["lr-0.003/seed-…", "0.003", "3"],
     ]
     assert [row.split()[3].endswith("*") for row in rows] == [True, False, False]
     assert ["9 of 12" in row for row in rows] == [False, True, False]

@@ -84,7 +84,7 @@ def test_a_start_is_refused_where_ids_or_shapes_differ(
     _, said = here("train", other, "--from", run, "-o", "a", code=1)
     assert "the run to start from has 257 ids" in said and "23 ids" in said
     _, said = here("train", store, "--from", run, "-o", "b", "--set", "model.dim=32", code=1)
-    assert "does not fit the model" in said
+    assert "model.dim: 16 → 32" in said
     _, said = here("train", store, "--from", store, "-o", "c", code=1)
     assert "no run with weights" in said
 
@@ -191,6 +191,11 @@ def test_broken_checkpoints(name: str, code: int, said: str, checkpoint: Path, h
     _, talk = here("model", "import", checkpoint, "-o", "run2", code=code)
     assert said in talk and "hint:" in talk
     assert not Path("run2").exists()
+
+
+def test_a_folder_that_is_not_there(here: Here) -> None:
+    _, talk = here("model", "import", "nowhere", "-o", "run2", code=1)
+    assert "nowhere: there is no such folder" in talk and "hint:" in talk
 
 
 def test_taken_folders(run: Path, checkpoint: Path, here: Here, tmp_path: Path) -> None:

@@ -78,7 +78,9 @@ def test_commands_run_and_print_what_is_shown(
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
 
 
-@pytest.mark.parametrize("page", ["python.md", "loaders.md", "parts.md", "x86-tokens.md"])
+@pytest.mark.parametrize(
+    "page", ["python.md", "loaders.md", "parts.md", "x86-tokens.md", "x86-vocabularies.md"]
+)
 def test_python_pages_run(page: str, repository: Path, corpus: Any, tmp_path: Path) -> None:
     """The blocks of a page are one program, in order."""
     (tmp_path / "corpus.txt").write_bytes(corpus.txt.read_bytes())

@@ -89,3 +89,13 @@ def test_files_stay_short() -> None:
         if path.suffix == ".py" and (lines := path.read_text("utf-8").count("\n")) > 600
     }
     assert not long
+
+
+def test_a_linked_environment_is_ignored(tmp_path: Path) -> None:
+    """`.venv` may be a link to one that is shared, which is no folder for git."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".venv").symlink_to("elsewhere")
+    done = subprocess.run(["git", "check-ignore", ".venv"], cwd=tmp_path, capture_output=True)
+    assert done.stdout == b".venv\n"

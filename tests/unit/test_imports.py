@@ -41,6 +41,7 @@ PUBLIC = [
     "TokmillError",
     "Whole",
     "Windows",
+    "X86Tokenizer",
     "__version__",
     "align",
     "build_store",

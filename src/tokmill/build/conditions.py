@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import re
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tokmill.errors import UsageError, nearest
-from tokmill.store.schema import Array, Phrases, Records, Schema
+from tokmill.store.schema import Array, Records, Schema
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -47,6 +48,12 @@ def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Arr
         raise UsageError(
             f"where: there is no column {name!r}", hint=nearest(name, [*schema, "length"])
         )
+    if name != "length" and (schema[name].per != "record" or schema[name].width):
+        known = [name for name, c in schema.items() if c.per == "record" and not c.width]
+        raise UsageError(
+            f"where: the column {name!r} does not hold one value a record",
+            hint=f"these do: {', '.join([*known, 'length'])}",
+        )
     is_text = name != "length" and schema[name].dtype == "utf8"
     raw = raw.strip("'\"") if is_text else raw
     try:
@@ -75,7 +82,7 @@ def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Arr
 
 def _number(text: str) -> int | float:
     try:
-        return int(text)
+        return int(text, 16) if text.lower().startswith("0x") else int(text)
     except ValueError:
         return float(text)
 
@@ -90,19 +97,23 @@ def take(batch: Records, chosen: Array, schema: Schema) -> Records:
     for name, value in batch.columns.items():
         if isinstance(value, tuple):
             data, ends = value
-            columns[name] = _take_flat(data, ends, chosen)
+            columns[name] = take_flat(data, ends, chosen)
         elif schema[name].per == "token":
-            columns[name] = _take_flat(value, batch.offsets, chosen)[0]
+            columns[name] = take_flat(value, batch.offsets, chosen)[0]
         else:
             columns[name] = value[chosen]
     phrases = None
     if batch.phrases is not None:
-        ids, ends = _take_flat(batch.phrases.ids, batch.phrases.offsets, chosen)
-        phrases = Phrases(ids, ends, batch.phrases.table_offsets, batch.phrases.table)
+        ids, ends = take_flat(batch.phrases.ids, batch.phrases.offsets, chosen)
+        phrases = dataclasses.replace(batch.phrases, ids=ids, offsets=ends)
     return Records(offsets, columns, batch.starts[chosen], phrases=phrases)
 
 
-def _take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
+def take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
+    """Return some of the pieces of an array, in order, and their offsets; `ends` are those of all.
+
+    A piece may be chosen several times.
+    """
     begins, lengths = ends[:-1][chosen], np.diff(ends)[chosen]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     flat = np.repeat(begins - offsets[:-1], lengths) + np.arange(int(offsets[-1]))

@@ -47,6 +47,8 @@ class Prepared(msgspec.Struct, frozen=True):
     frozen: dict[str, Frozen]
     plan: Plan
     planned: list[PlannedItem]
+    left_out: int = 0
+    """Files of the input folders that are no input, where the source counts them."""
 
 
 def prepare(chosen: BuildRecipe) -> Prepared:
@@ -57,4 +59,5 @@ def prepare(chosen: BuildRecipe) -> Prepared:
     frozen = kind.freeze(config, request)
     source: Source = kind(config, chosen.inputs, frozen, Amount().resources())
     plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs)
-    return Prepared(chosen, config, frozen, plan, planned)
+    left_out = getattr(source, "left_out", 0)
+    return Prepared(chosen, config, frozen, plan, planned, left_out)

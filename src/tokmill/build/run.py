@@ -59,6 +59,8 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     with machine_errors("read", out):
         check_folder(out)
     prepared = prepare(chosen)
+    if prepared.left_out and not how.quiet:
+        print(f"files of the folders that are no input: {prepared.left_out:,}", file=sys.stderr)
     make_folder(out)
     lock = locked(
         out / ".lock",

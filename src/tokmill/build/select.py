@@ -13,14 +13,27 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.build.conditions import parse_condition, record_values, take
+from tokmill.build.minhash import NearIndex, elements, minima, rows_of_a_band
 from tokmill.build.plan import difference
 from tokmill.build.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import sampled_digest
-from tokmill.store.hashes import first_of_equals, mix, record_digests, store_digests, token_names
+from tokmill.store.hashes import (
+    DIGEST,
+    first_of_equals,
+    mix,
+    record_digests,
+    store_digests,
+    token_names,
+)
 from tokmill.store.schema import Array, Records, Schema, id_dtype
 from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store
+
+BY_CONTENT = "function-hash"
+EQUAL, NEAR, LEFT_OUT = 1, 2, 3
+REPEATS = {EQUAL: "duplicate", NEAR: "near duplicate"}
+BATCH_RECORDS, BATCH_TOKENS = 1024, 1 << 20
 
 
 class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -39,9 +52,16 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     seed: int = 0
     """Another seed draws another share."""
     by: str = ""
-    """Column whose equal values are drawn together; without it a record's tokens are."""
+    """Column whose equal values are drawn together, such as `project`, `program`, `function`.
+    `function-hash`, or nothing: equal records are, by a hash of their tokens."""
     unique: bool = False
     """Keep the first of equal records only."""
+    near_unique: float = 0.0
+    """Keep the first of nearly equal records only: those with at least this similarity (Jaccard
+    of their shingles, estimated) to one that is kept, such as 0.9, are left out; 0 is off."""
+    shingle: int = 5
+    """For `near_unique`: tokens of a shingle; of records that are stored as phrases
+    (instructions), phrases."""
     not_in: tuple[str, ...] = ()
     """Stores whose records are left out (a leak from training into validation)."""
     partial: bool = False
@@ -70,6 +90,10 @@ class SelectSource:
             raise UsageError(f"map_oov = {config.map_oov!r} is not known", hint="'unk' or nothing")
         if not 0 <= config.ratio <= 1:
             raise UsageError(f"ratio = {config.ratio} is no share", hint="between 0 and 1")
+        if config.near_unique:
+            rows_of_a_band(config.near_unique)
+        if config.shingle < 1:
+            raise UsageError(f"shingle = {config.shingle} is no length", hint="1 or more")
         self.stores = [Store(path) for path in expand(inputs)]
         check_equal(self.stores)
         for store in self.stores:
@@ -94,12 +118,14 @@ class SelectSource:
             )
         self.vocabularies = vocabularies
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
-        if config.by and config.by not in self.schema:
+        self.by = "" if config.by == BY_CONTENT else config.by
+        if self.by and self.by not in self.schema:
             raise UsageError(
                 f"by: the stores have no column {config.by!r}",
-                hint=nearest(config.by, self.schema),
+                hint=nearest(config.by, [*self.schema, BY_CONTENT]),
             )
-        self._first_ones: list[Array] | None = None
+        self.looks_back = config.unique or config.near_unique > 0
+        self._repeats: list[Array] | None = None
         self._excluded: Array | None = None
 
     @classmethod
@@ -137,7 +163,7 @@ class SelectSource:
                 path = store.path.absolute() / "shards" / f"{entry.name}{SUFFIX}"
                 digest = sampled_digest(path, path.stat().st_size)
                 name = f"{number:05d}/{place:08d}/{entry.name}"
-                if self.config.unique:
+                if self.looks_back:
                     # What stays of a shard depends on those before it, so its identity does.
                     before = hashlib.sha256(f"{before} {entry.sha256}".encode()).hexdigest()
                     name += f"/{before[:24]}"
@@ -152,10 +178,11 @@ class SelectSource:
         begin = first
         for start, batch in batches(store, place):
             keep, reasons = self.choose(batch)
-            if self.config.unique:
-                once = self.first_ones()[number][first : first + len(batch)]
-                reasons[keep & ~once] = "duplicate"
-                keep &= once
+            if self.looks_back:
+                repeats = self.repeats()[number][first : first + len(batch)]
+                for code, why in REPEATS.items():
+                    reasons[keep & (repeats == code)] = why
+                keep &= repeats == 0
             first += len(batch)
             places = np.flatnonzero(keep)
             chosen = take(batch, places, self.schema)
@@ -166,7 +193,7 @@ class SelectSource:
         assert first - begin == store.shards[place].records
 
     def choose(self, batch: Records) -> tuple[Array, Array]:
-        """Return (which records stay, why the others do not), `unique` left out."""
+        """Return (which records stay, why the others do not), repeats left out."""
         config, n = self.config, len(batch)
         lengths = np.diff(batch.offsets)
         keep = np.ones(n, bool)
@@ -182,7 +209,7 @@ class SelectSource:
             demand(lengths <= config.max_length, "too many tokens")
         for text, condition in zip(config.where, self.conditions, strict=True):
             demand(condition(batch, lengths), f"not {text}")
-        needs_digest = config.ratio < 1 and not config.by or config.not_in
+        needs_digest = config.ratio < 1 and not self.by or config.not_in
         digests = record_digests(batch, token_names(self.stores[0])) if needs_digest else None
         if config.not_in and digests is not None:
             demand(~np.isin(digests, self.excluded()), "in another store")
@@ -195,36 +222,51 @@ class SelectSource:
 
     def draw(self, batch: Records, digests: Array | None) -> Array:
         """Return a number in [0, 1) a record, from its key and the seed."""
-        if not self.config.by:
+        if not self.by:
             assert digests is not None
             salt = hashlib.sha256(f"select {self.config.seed}".encode()).digest()
             mixed = mix(digests["a"] ^ np.uint64(int.from_bytes(salt[:8], "little")))
             return (mixed >> np.uint64(11)) / float(1 << 53)
-        values = record_values(batch, self.config.by, self.schema)
+        values = record_values(batch, self.by, self.schema)
         result = np.empty(len(batch))
         for i, value in enumerate(values):
             digest = hashlib.sha256(f"{self.config.seed}\0{value}".encode()).digest()
             result[i] = int.from_bytes(digest[:8], "little") / 2**64
         return result
 
-    def first_ones(self) -> list[Array]:
-        """Return, for each store, which records are the first of those that are equal and stay."""
-        if self._first_ones is None:
+    def repeats(self) -> list[Array]:
+        """Return a uint8 a record for each store: a key of `REPEATS`, or 0 for what is none.
+
+        Only records that `choose` keeps are compared, in order. Of each, 1 byte is held; 16 while
+        equal ones are looked for; and for each that is not near to an earlier one, what `NearIndex`
+        holds.
+        """
+        if self._repeats is None:
             names = token_names(self.stores[0])
-            digests, keeps = [], []
+            threshold = self.config.near_unique
+            index = NearIndex(threshold) if threshold else None
+            digests, codes = [np.zeros(0, DIGEST)], []
             for store in self.stores:
-                parts = [np.zeros(0, bool)]
+                parts = [np.zeros(0, np.uint8)]
                 for place in range(len(store.shards)):
                     for _, batch in batches(store, place):
                         keep, _ = self.choose(batch)
-                        parts.append(keep)
-                        digests.append(record_digests(batch, names)[keep])
-                keeps.append(np.concatenate(parts))
-            first = first_of_equals(np.concatenate(digests))
-            every = np.concatenate(keeps)
-            every[np.flatnonzero(every)] = first == np.arange(len(first))
-            self._first_ones = np.split(every, np.cumsum([len(keep) for keep in keeps])[:-1])
-        return self._first_ones
+                        parts.append(np.where(keep, 0, LEFT_OUT).astype(np.uint8))
+                        if self.config.unique:
+                            digests.append(record_digests(batch, names)[keep])
+                        if index is not None:
+                            hashes, offsets = elements(batch, names)
+                            least = minima(hashes, offsets, self.config.shingle)
+                            here = np.flatnonzero(keep)
+                            parts[-1][here[~index.add(least[here])]] = NEAR
+                codes.append(np.concatenate(parts))
+            every = np.concatenate(codes)
+            if self.config.unique:
+                first = first_of_equals(np.concatenate(digests))
+                chosen = np.flatnonzero(every != LEFT_OUT)
+                every[chosen[first != np.arange(len(first))]] = EQUAL
+            self._repeats = np.split(every, np.cumsum([len(part) for part in codes])[:-1])
+        return self._repeats
 
     def excluded(self) -> Array:
         """Return the digests of the records to leave out."""
@@ -284,7 +326,11 @@ def check_equal(stores: Sequence[Store]) -> None:
 
 def batches(store: Store, place: int) -> Iterator[tuple[int, Records]]:
     """Yield (first record within the shard, records) of one shard."""
-    count = store.shards[place].records
-    for start in range(0, count, 1024):
-        stop = min(start + 1024, count)
-        yield start, store.shard(place).records(start, stop, store.schema)
+    shard = store.shard(place)
+    offsets = shard["offsets"].astype(np.int64)
+    start, count = 0, len(shard)
+    while start < count:
+        fitting = int(np.searchsorted(offsets, offsets[start] + BATCH_TOKENS, side="right")) - 1
+        stop = min(max(fitting, start + 1), start + BATCH_RECORDS, count)
+        yield start, shard.records(start, stop, store.schema)
+        start = stop

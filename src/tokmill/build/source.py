@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -123,12 +123,17 @@ class InputFile(msgspec.Struct, frozen=True):
     digest: str
 
 
-def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[InputFile]:
+def find_files(
+    inputs: Sequence[str],
+    suffixes: Sequence[str],
+    takes: Callable[[Path], bool] | None = None,
+) -> list[InputFile]:
     """Return the files of the INPUT arguments, ordered by name.
 
     A file is taken whatever its suffix; of a folder those with one of `suffixes` are, at any depth
-    (hidden ones are not). The name is the path below the argument. Raises `TokmillError` when an
-    input is missing, a folder holds nothing fitting, or two files have one name.
+    (hidden ones are not), if `takes` says so. The name is the path below the argument. Raises
+    `TokmillError` when an input is missing, a folder holds nothing fitting, or two files have one
+    name.
     """
     if not inputs:
         raise UsageError("no input was named", hint="give files or folders")
@@ -151,6 +156,8 @@ def find_files(inputs: Sequence[str], suffixes: Sequence[str]) -> list[InputFile
                     where=argument,
                     hint="name the files themselves if their suffix is another",
                 )
+            if takes is not None:
+                pairs = [(name, path) for name, path in pairs if takes(path)]
         elif not is_file:
             raise TokmillError(
                 "is neither a file nor a folder (a pipe or a device?)",

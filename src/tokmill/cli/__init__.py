@@ -28,9 +28,11 @@ TYPER_INTERRUPTED = 130
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # command: (module:attribute, panel, one line of help)
     "tokenizer": ("tokmill.cli.tokenizer:app", "data", "Train, use and compare tokenizers."),
+    "vocab": ("tokmill.cli.vocab:app", "data", "Make and convert vocabularies of x86 code."),
     "build": ("tokmill.cli.build:command", "data", "Turn inputs into a token store."),
     "store": ("tokmill.cli.store:app", "data", "Validate, repair, locate, export a store."),
     "cfg": ("tokmill.cli.cfg:cfg", "programs", "Find functions, blocks, edges of programs."),
+    "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans or asm2vec do."),
     "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
     "eval": ("tokmill.cli.evaluate:evaluate", "training", "Measure the loss of a run on a store."),
     "sample": ("tokmill.cli.train:sample", "training", "Continue a prompt with a trained model."),

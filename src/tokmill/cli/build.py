@@ -194,6 +194,8 @@ def _print_plan(chosen: BuildRecipe, json: bool) -> None:
         return
     print(f"source      {plan.recipe['source']}")
     print(f"items       {plan.items:,} ({human_bytes(plan.input_bytes)})")
+    if prepared.left_out:
+        print(f"no input    {prepared.left_out:,} files of the folders")
     print(f"shards      {plan.shards:,}")
     for column, spec in plan.schema.items():
         print(f"column      {column}: {spec.dtype} a {spec.per}")

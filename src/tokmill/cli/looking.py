@@ -37,7 +37,9 @@ def inspect(
     where: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="COLUMN=VALUE", help="Show records with this value only. May be repeated."
+            metavar="'COLUMN OP VALUE'",
+            help="Show records whose value fits, by = != < <= > >= or ~ (a regular expression). "
+            "May be repeated.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -76,7 +78,7 @@ def inspect(
 def plot(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="lengths, frequency or loss.")],
     paths: Annotated[
-        list[Path], typer.Argument(metavar="ANY…", help="Stores, tokenizers or runs.")
+        list[Path], typer.Argument(metavar="ANY…", help="Stores, tokenizers, vocabularies, runs.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="An .svg or .png file.")],
     data: Annotated[
@@ -88,7 +90,7 @@ def plot(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a figure: lengths (stores, tokenizers), frequency (stores) or loss (runs)."""
+    """Draw a figure: lengths of records or tokens, frequency of ids, or loss of runs."""
     from tokmill.report import plot as plots
 
     written = plots.plot(kind, paths, out, data=data, sample=sample, column=column)

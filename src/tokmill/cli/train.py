@@ -103,6 +103,7 @@ def train(
     master: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="A free port of machine 0.")
     ] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Train a model on token stores; --resume continues a stopped run to the last bit."""
@@ -152,7 +153,7 @@ def train(
             say(line)
             raise typer.Exit(launch.run(context.obj))
         loop = plugins.require("tokmill.train.loop")
-        result = loop.train_model(recipe, out, options=options, resume=resume)
+        result = loop.train_model(recipe, out, options=options, resume=resume, quiet=quiet)
     except KeyboardInterrupt:
         # Where the run has not begun, or a second signal did not wait for the checkpoint.
         if not (out / resolving.RECIPE).exists():
@@ -170,13 +171,15 @@ def train(
     keys = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte")
     shown = [f"{key} {result.metrics[key]:.4f}" for key in keys if key in result.metrics]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
-    if any((result.path / "vocab").iterdir()):
+    if not quiet and any((result.path / "vocab").iterdir()):
         say(f"next: tokmill sample {result.path} --prompt TEXT")
 
 
 def sample(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "",
+    prompt: Annotated[
+        str, typer.Option(help="Text to continue; of x86 code its bytes in hexadecimal.")
+    ] = "",
     tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 100,
     temperature: Annotated[
         float, typer.Option(help="Below 1: surer; 0: always the likeliest token.")

@@ -25,7 +25,6 @@ from tokmill.formats.token_dicts_export import (
     COLUMNS,
     TokenDictsExport,
     tokens_of,
-    vocabularies_of,
 )
 from tokmill.store.schema import (
     Column,
@@ -51,7 +50,7 @@ class TokenDictsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Options of pickles of token dicts."""
 
     vocab: str = ""
-    """Folder with the vocabularies asm.json … (STORE/vocab); without one the tokens are counted."""
+    """Folder with the six vocabularies, or a store; without one the tokens are counted."""
     min_count: int = 1
     """Tokens that stand less often than this in the inputs become [UNK], where they are counted."""
     rules: str = "semanticbbv"
@@ -90,10 +89,9 @@ class TokenDictsSource:
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
         if config.vocab:
-            return {
-                column: Frozen(*tokens.vocabulary())
-                for column, tokens in vocabularies_of(Path(config.vocab)).items()
-            }
+            read = plugins.require("tokmill.x86.vocabulary_files").read_vocabularies
+            found = read(Path(config.vocab))
+            return {column: Frozen(*tokens.vocabulary()) for column, tokens in found.items()}
         counts: dict[str, dict[str, int]] = {column: {} for column in COLUMNS}
         for file in find_files(request.inputs, cls.suffixes):
             count_tokens(file.path, counts)

@@ -7,7 +7,7 @@ of the formats: SemanticBBV, `pre_processing/`, and CPython, `Lib/pickletools.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import UsageError, nearest
-from tokmill.files import machine_errors, write_file
+from tokmill.files import write_file
 from tokmill.formats import exports
 from tokmill.store.schema import PHRASE_BIT, Array
 from tokmill.store.store import Store
@@ -34,16 +34,6 @@ BATCH = 1000
 def tokens_of(data: bytes, where: str) -> Any:
     """Return a frozen vocabulary of an x86 column; raises `TokmillError` where it is none."""
     return plugins.require("tokmill.x86.vocabulary").TokenList.from_json(data, where)
-
-
-def vocabularies_of(folder: Path) -> dict[str, Any]:
-    """Return column → vocabulary, from the files asm.json … of a folder."""
-    found = {}
-    for column in COLUMNS:
-        path = folder / f"{column}.json"
-        with machine_errors("read", path):
-            found[column] = tokens_of(path.read_bytes(), str(path))
-    return found
 
 
 class TokenDictsExportOptions(
@@ -215,6 +205,17 @@ class _Writer:
         if len(data) < 256:
             return b"\x8c%c" % len(data) + data + b"\x94"
         return b"X" + len(data).to_bytes(4, "little") + data + b"\x94"
+
+
+def pickled_counts(counts: Mapping[str, int]) -> bytes:
+    """Return a pickle of {token: frequency}, in the order given."""
+    parts = [b"\x80\x04}("]
+    for token, count in counts.items():
+        text = token.encode()
+        number = count.to_bytes(count.bit_length() // 8 + 1, "little", signed=True)
+        parts.append(b"X" + len(text).to_bytes(4, "little") + text)
+        parts.append(b"\x8a%c" % len(number) + number)
+    return b"".join([*parts, b"u."])
 
 
 def _number(value: int) -> bytes:

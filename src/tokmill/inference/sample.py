@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ def sample(
     """Return how the model of a run continues a prompt (without the prompt).
 
     Args:
-        run: folder of a run of the task `next_token` on text.
-        prompt: text; names of special tokens in it are text like any other.
+        run: folder of a run of the task `next_token`, on text or on x86 code.
+        prompt: text, in which names of special tokens are text like any other; of x86 code 64-bit
+            instructions in hexadecimal. What follows is then tokens, an instruction a line.
         tokens: most tokens to make; the end of a document ends earlier.
         temperature: divides the logits; 0 takes the likeliest token.
         top_k: draw from so many likeliest tokens; 0: from all.
@@ -45,20 +46,24 @@ def sample(
         at: the weights: "best", a step, or "last".
     """
     task = load_task(run, at)
-    if not isinstance(task, NextToken) or len(task.sizes) > 1:
+    if not isinstance(task, NextToken) or list(task.columns) != list(task.sizes):
         raise TokmillError(
-            "only runs that predict the next token of one column can be sampled", where=str(run)
+            "only runs that predict the next token of each column that they read can be sampled",
+            where=str(run),
         )
-    vocabulary, tokenizer = load_tokenizer(Path(run), task.column)
-    ids = tokenizer.encode(prompt, specials="plain")
-    if not ids:
-        start = vocabulary.roles.get("bos", vocabulary.roles.get("eot"))
-        if start is None:
+    vocabularies, coder = load_coder(Path(run), list(task.columns))
+    ids = coder.encode(prompt)
+    if not all(ids.values()):
+        starts = {
+            name: vocabulary.roles.get("bos", vocabulary.roles.get("eot"))
+            for name, vocabulary in vocabularies.items()
+        }
+        if None in starts.values():
             raise UsageError(
                 "the vocabulary has no token that begins a text", hint="give a --prompt"
             )
-        ids = [start]
-    made = continue_ids(
+        ids = {name: [start] for name, start in starts.items()}
+    made = continue_columns(
         task.to(pick_device(device)),
         ids,
         tokens,
@@ -66,28 +71,48 @@ def sample(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        size=vocabulary.size,
-        stop=vocabulary.roles.get("eot"),
+        sizes={name: vocabulary.size for name, vocabulary in vocabularies.items()},
+        stops={name: vocabulary.roles.get("eot") for name, vocabulary in vocabularies.items()},
     )
-    return str(tokenizer.decode(made))
+    return str(coder.decode(made))
 
 
-def load_tokenizer(run: Path, column: str) -> tuple[Vocabulary, Any]:
-    """Return the vocabulary of a run's column and the tokenizer that its file holds."""
+class Text:
+    """A tokenizer of text as what sampling asks for: one column."""
+
+    def __init__(self, tokenizer: Any, column: str) -> None:
+        self.tokenizer, self.column = tokenizer, column
+
+    def encode(self, text: str) -> dict[str, list[int]]:
+        """Return column → ids; names of special tokens are text like any other."""
+        return {self.column: self.tokenizer.encode(text, specials="plain")}
+
+    def decode(self, ids: Mapping[str, Sequence[int]]) -> str:
+        """Return the text of ids."""
+        return str(self.tokenizer.decode(ids[self.column]))
+
+
+def load_coder(run: Path, columns: Sequence[str]) -> tuple[dict[str, Vocabulary], Any]:
+    """Return the vocabularies of a run's columns, and what makes ids of text and text of ids."""
     facts: Facts = read_json(run / FACTS, Facts)
-    name = facts.schema[column].vocab
-    if name not in facts.vocabularies:
-        raise TokmillError(
-            f"the run knows no vocabulary for the column {column!r}",
-            where=str(run),
-            hint="its store or its checkpoint was imported without a tokenizer",
-        )
-    vocabulary = facts.vocabularies[name]
-    tokenizers = plugins.require("tokmill.text.tokenizer")
-    return vocabulary, tokenizers.Tokenizer.from_file(run / VOCAB / vocabulary.file)
+    found: dict[str, Vocabulary] = {}
+    for column in columns:
+        name = facts.schema[column].vocab
+        if name not in facts.vocabularies:
+            raise TokmillError(
+                f"the run knows no vocabulary for the column {column!r}",
+                where=str(run),
+                hint="its store or its checkpoint was imported without a tokenizer",
+            )
+        found[column] = facts.vocabularies[name]
+    files = {column: run / VOCAB / vocabulary.file for column, vocabulary in found.items()}
+    kind = "tokenizer" if files[columns[0]].name.startswith("tokenizer") else "x86"
+    coder = plugins.load(plugins.CODERS, kind)
+    if kind == "tokenizer":
+        return found, Text(coder.from_file(files[columns[0]]), columns[0])
+    return found, coder.from_files(files)
 
 
-@torch.no_grad()
 def continue_ids(
     task: NextToken,
     ids: Sequence[int],
@@ -100,10 +125,39 @@ def continue_ids(
     size: int | None = None,
     stop: int | None = None,
 ) -> list[int]:
-    """Return at most so many ids that follow `ids`, up to and without `stop`.
+    """Return at most so many ids of the one column that follow `ids`; see `continue_columns`."""
+    made = continue_columns(
+        task,
+        {task.column: ids},
+        tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        sizes={task.column: size},
+        stops={task.column: stop},
+    )
+    return made[task.column]
 
-    The model sees the last `task.length` ids: as far back as it was trained. Only ids below `size`
-    are drawn: a model may have more rows than its vocabulary has ids.
+
+@torch.no_grad()
+def continue_columns(
+    task: NextToken,
+    ids: Mapping[str, Sequence[int]],
+    tokens: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    top_p: float = 1.0,
+    seed: int = 0,
+    sizes: Mapping[str, int | None],
+    stops: Mapping[str, int | None],
+) -> dict[str, list[int]]:
+    """Return at most so many ids of each column that follow `ids`, up to and without a stop.
+
+    The model sees the last `task.length` ids: as far back as it was trained. Only ids below `sizes`
+    are drawn: a model may have more rows than its vocabulary has ids. Columns are drawn on their
+    own, as each has a head of its own.
     """
     if temperature < 0 or top_k < 0 or tokens < 0:
         raise UsageError("temperature, top-k and tokens cannot be negative")
@@ -113,16 +167,23 @@ def continue_ids(
     device = next(task.parameters()).device
     # Draws are made on the CPU, so that every device makes the same ones.
     generator = torch.Generator().manual_seed(seed)
-    made: list[int] = []
-    while len(made) < tokens:
-        seen = torch.tensor([[*ids, *made][-task.length :]], device=device)
-        place = torch.arange(seen.shape[1], device=device)[None]
-        batch = Tensors({task.column: seen}, torch.zeros_like(seen), place, whole=True)
-        logits = task.logits(task.model(batch)[:, -1])[0, :size].float().cpu()
-        chosen = draw(logits, temperature, top_k, top_p, generator)
-        if chosen == stop:
+    made: dict[str, list[int]] = {name: [] for name in ids}
+    for _ in range(tokens):
+        seen = {
+            name: torch.tensor([[*before, *made[name]][-task.length :]], device=device)
+            for name, before in ids.items()
+        }
+        first = seen[next(iter(seen))]
+        place = torch.arange(first.shape[1], device=device)[None]
+        hidden = task.model(Tensors(seen, torch.zeros_like(first), place, whole=True))[:, -1]
+        chosen = {}
+        for name in seen:
+            logits = task.logits(hidden, name)[0, : sizes[name]].float().cpu()
+            chosen[name] = draw(logits, temperature, top_k, top_p, generator)
+        if any(chosen[name] == stops[name] for name in chosen):
             break
-        made.append(chosen)
+        for name, number in chosen.items():
+            made[name].append(number)
     return made
 
 

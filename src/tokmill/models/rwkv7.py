@@ -28,7 +28,7 @@ from tokmill.errors import UsageError
 from tokmill.models.fields import Fields, Join
 from tokmill.models.layers import Linear
 from tokmill.models.model import Group, Model, Tensors
-from tokmill.models.wkv7 import CHUNK, continues, wkv7
+from tokmill.models.wkv7 import CHUNK, Form, continues, wkv7
 
 SLOWEST = -math.exp(-0.5)
 """The log decay lies between this and 0."""
@@ -110,8 +110,9 @@ State = list[LayerState]
 
 
 class TimeMix(nn.Module):
-    """The branch with the recurrence."""
+    """The branch with the recurrence; `form` says how that is computed (`wkv7`)."""
 
+    form: Form = "auto"
     x_r: nn.Parameter
     x_w: nn.Parameter
     x_k: nn.Parameter
@@ -222,6 +223,7 @@ class TimeMix(nn.Module):
             removal * heads(rate),
             state.matrix,
             document=document,
+            form=self.form,
         )
         y_BTD = self.ln_x(y_BTHN.reshape(size * length, width)).view(size, length, width)
         bonus = (r * k * self.r_k).sum(-1, keepdim=True) * v_heads

@@ -218,13 +218,13 @@ def seeds_together(
 
 
 def common_name(numbers: Sequence[int], names: Sequence[str]) -> str:
-    """Return one name for some of all names: what they alone begin with and a star."""
+    """Return one name for some of all names: what they alone begin with and three dots."""
     mine = [names[number] for number in numbers]
     if len(mine) == 1:
         return mine[0]
     prefix = os.path.commonprefix(mine)
     alone = sum(name.startswith(prefix) for name in names) == len(mine)
-    return f"{prefix}*" if prefix and alone else f"{mine[0]}, …"
+    return f"{prefix}…" if prefix and alone else f"{mine[0]}, …"
 
 
 def mark_best(groups: Sequence[Group], higher: bool, comparable: bool) -> list[Group]:

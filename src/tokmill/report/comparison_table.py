@@ -17,6 +17,7 @@ from tokmill.report.look import short_names
 INTERVAL = "± 95 %"
 SPECIAL = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "…": r"\dots{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }  # fmt: skip
 """Signs that LaTeX takes for commands."""
@@ -217,6 +218,6 @@ def _steps(one: Group) -> str:
 
 
 def _plain(value: Any, missing: str = "-") -> str:
-    if value is None or value == "":
+    if value is None or value in ("", []):
         return missing
     return value if isinstance(value, str) else json.dumps(value)

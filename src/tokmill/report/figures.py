@@ -117,12 +117,42 @@ def length_edges(found: Array) -> tuple[Array, int]:
 
 
 def frequency(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
-    """Return the share of each id of a column, by rank, of stores."""
+    """Return the share of each id of a column, by rank, of stores and counted vocabularies."""
     parts = []
     for path in paths:
-        store = Store(path)
-        parts.append(count(store, sample).ids[column_of(store, column)])
+        if _is_store(path) or not _is_vocabulary(path):
+            store = Store(path)
+            parts.append(count(store, sample).ids[column_of(store, column)])
+        else:
+            parts.append(_counts_of_list(path, column))
     return frequency_figure(short_names(paths), parts)
+
+
+def _is_vocabulary(path: Path) -> bool:
+    found: bool = plugins.require("tokmill.x86.vocabulary_files").is_vocabulary(path)
+    return found
+
+
+def _counts_of_list(path: Path, column: str) -> Array:
+    """Return how often each token of a list stood; of a folder the list of `column`, or of asm."""
+    files = plugins.require("tokmill.x86.vocabulary_files")
+    if path.is_dir():
+        lists = files.find_lists(path)
+        if column and column not in lists:
+            raise UsageError(
+                f"there is no list of {column!r}", where=str(path), hint=nearest(column, lists)
+            )
+        tokens = lists[column or next(iter(lists))].tokens
+    else:
+        # Of a file only the counts matter, whatever column its name speaks of.
+        tokens = files.read_list(path, column="asm").tokens
+    if tokens.counts is None:
+        raise TokmillError(
+            "the list has no counts",
+            where=str(path),
+            hint="`tokmill vocab build x86` counts, and the tokens of a store can be counted",
+        )
+    return np.asarray(tokens.counts, np.int64)
 
 
 def column_of(store: Store, column: str = "") -> str:
@@ -196,7 +226,7 @@ def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
 
 KINDS: dict[str, str] = {
     "lengths": "histogram of the lengths of records (stores) or of tokens (tokenizers)",
-    "frequency": "share of each id by its rank, both axes logarithmic (stores)",
+    "frequency": "share of each id by its rank, both axes logarithmic (stores, vocabularies)",
     "loss": "loss by step, on training and validation rows (runs)",
 }
 
@@ -234,11 +264,14 @@ def token_lengths(path: Path) -> tuple[Array, Array]:
 
 
 def _length_table(path: Path, sample: int | None) -> tuple[str, Array, Array]:
-    is_store = any((path / name).exists() for name in ("manifest.json", "plan.json"))
-    if is_store or not path.exists() or (path.is_dir() and not _tokenizer_in(path)):
+    if _is_store(path) or not path.exists() or (path.is_dir() and not _tokenizer_in(path)):
         counts = count(Store(path), sample)
         return "tokens", counts.lengths, counts.records
     return "bytes", *token_lengths(path)
+
+
+def _is_store(path: Path) -> bool:
+    return any((path / name).exists() for name in ("manifest.json", "plan.json"))
 
 
 def _tokenizer_in(path: Path) -> bool:

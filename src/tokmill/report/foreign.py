@@ -17,6 +17,7 @@ from tokmill.errors import MissingExtraError
 from tokmill.files import machine_errors
 from tokmill.report.look import HEAD, Facts, Look, Recogniser, shorten, tail
 from tokmill.report.pickles import read_pickle
+from tokmill.report.programs import graph, program
 
 LLMC = {20240520: ("uint16", 2), 20240801: ("uint32", 4)}
 """Magic number of llm.c → type of a token (karpathy/llm.c, `dev/data/data_common.py`)."""
@@ -26,7 +27,6 @@ MEGATRON_TYPES = {
     8: "uint16",
 }  # fmt: skip
 """Codes of Megatron-LM's `.idx` (`megatron/core/datasets/indexed_dataset.py`)."""
-PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
 
 
 def empty(look: Look) -> Facts | None:
@@ -163,15 +163,6 @@ def parquet(look: Look) -> Facts | None:
     return {**facts, "next": f"tokmill build parquet {look.path} --tokenizer T -o STORE"}
 
 
-def program(look: Look) -> Facts | None:
-    """A program, which this version does not read."""
-    for magic, what in PROGRAMS.items():
-        if look.head.startswith(magic):
-            return {"kind": "program", "what": f"{what}; this version does not read programs",
-                    "bytes": look.size}  # fmt: skip
-    return None
-
-
 def compressed(look: Look) -> Facts | None:
     """A gzip or zstd stream, and what its first bytes are."""
     inner, name = b"", ""
@@ -304,7 +295,7 @@ def _array_header(stream: IO[bytes]) -> Facts:
 
 
 FOREIGN: list[Recogniser] = [
-    empty, npz, npy, pickle, llmc, megatron_index, datatrove, parquet, program, compressed,
+    empty, npz, npy, pickle, llmc, megatron_index, datatrove, graph, parquet, program, compressed,
 ]  # fmt: skip
 """By their first bytes; `LOOSE` comes last, as much could be text or bare tokens."""
 LOOSE: list[Recogniser] = [raw_tokens, jsonl, text]

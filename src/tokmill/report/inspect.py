@@ -13,6 +13,7 @@ from tokmill.files import machine_errors
 from tokmill.report.foreign import FOREIGN, LOOSE
 from tokmill.report.look import Facts, Look, Recogniser, open_look, shorten
 from tokmill.report.ours import checkpoint, manifest, plan, receipt, run, shard, store
+from tokmill.report.programs import vocabulary, vocabulary_folder
 from tokmill.report.runs import listing
 from tokmill.store.vocab import find_roles
 
@@ -204,9 +205,11 @@ def recipe(look: Look) -> Facts | None:
     return {**facts, "content": shorten(value)}
 
 
-FOLDERS: list[Recogniser] = [store, run, checkpoint, tokenizer_folder, other_folder]
+FOLDERS: list[Recogniser] = [
+    store, run, checkpoint, tokenizer_folder, vocabulary_folder, other_folder,
+]  # fmt: skip
 FILES: list[Recogniser] = [
-    *FOREIGN, shard, receipt, manifest, plan, tokenizer, other_tokenizer, other_json, recipe,
-    *LOOSE,
+    *FOREIGN, shard, receipt, manifest, plan, tokenizer, other_tokenizer, vocabulary, other_json,
+    recipe, *LOOSE,
 ]  # fmt: skip
 """The first that does not answer None is believed."""

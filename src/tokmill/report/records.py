@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.build.conditions import parse_condition
+from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.files import machine_errors
-from tokmill.store.schema import Array, Column
+from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
 SOME = 4096
@@ -19,26 +20,19 @@ SOME = 4096
 
 
 def matching(store: Store, conditions: Sequence[str] = ()) -> Iterator[int]:
-    """Yield the numbers of the records for which every `COLUMN=VALUE` holds.
+    """Yield the numbers of the records for which every condition, COLUMN OP VALUE, holds.
 
-    Raises `UsageError` for a condition of another form, and for a column that does not hold one
-    number or string a record.
+    Conditions are those of `build select`. Raises `UsageError` for one of another form, and for a
+    column that does not hold one value a record.
     """
-    wanted = [_condition(store, condition) for condition in conditions]
+    wanted = [parse_condition(condition, store.schema) for condition in conditions]
     base = 0
-    for number, entry in enumerate(store.shards):
-        for start in range(0, entry.records, SOME):
-            stop = min(start + SOME, entry.records)
-            keep = np.ones(stop - start, bool)
-            shard = store.shard(number)
-            for name, value in wanted:
-                if isinstance(value, str):
-                    strings = shard.strings(name, start, stop)
-                    keep &= np.fromiter((s == value for s in strings), bool, len(strings))
-                else:
-                    keep &= shard[name][start:stop] == value
-            yield from (base + start + np.flatnonzero(keep)).tolist()
-        base += entry.records
+    for _, _, batch in store.batches(SOME):
+        keep, lengths = np.ones(len(batch), bool), np.diff(batch.offsets)
+        for holds in wanted:
+            keep &= holds(batch, lengths)
+        yield from (base + np.flatnonzero(keep)).tolist()
+        base += len(batch)
 
 
 class Reader:
@@ -149,33 +143,3 @@ def _lines(tokens: list[str], border: list[int]) -> str:
         for token, bits in zip(tokens, border, strict=False)
     ]
     return "".join(parts).strip()
-
-
-def _condition(store: Store, condition: str) -> tuple[str, str | int | float]:
-    name, equals, value = condition.partition("=")
-    if not equals:
-        raise UsageError(f"{condition!r} is no condition", hint="--where COLUMN=VALUE")
-    column = store.schema.get(name)
-    known = [n for n, c in store.schema.items() if c.per == "record" and not c.width]
-    if column is None:
-        raise UsageError(
-            f"the store has no column {name!r}",
-            where=str(store.path),
-            hint=nearest(name, known) or "it has no column with a value a record",
-        )
-    if name not in known:
-        raise UsageError(
-            f"the column {name!r} does not hold one value a record",
-            where=str(store.path),
-            hint=f"these do: {', '.join(known) or 'none'}",
-        )
-    return name, _value(name, column, value)
-
-
-def _value(name: str, column: Column, value: str) -> str | int | float:
-    if column.dtype == "utf8":
-        return value
-    try:
-        return float(value) if column.dtype == "f4" else int(value)
-    except ValueError:
-        raise UsageError(f"the column {name!r} holds numbers, and {value!r} is none") from None

@@ -101,13 +101,16 @@ class Phrases:
 
     `ids` (uint32) are rows of the table, with `PHRASE_BIT` where a block begins; `offsets`
     (n + 1, int64) counts phrases; `table_offsets` (m + 1, int64) counts the tokens of the m rows;
-    `table` holds the token columns of all rows, flat.
+    `table` holds the token columns of all rows, flat. Batches with one and the same object as
+    `growing` have one table, to which rows were only added meanwhile; so the writer looks at each
+    row once.
     """
 
     ids: Array
     offsets: Array
     table_offsets: Array
     table: dict[str, Array]
+    growing: object = None
 
 
 def phrase_columns(schema: Schema) -> list[str]:

@@ -48,7 +48,10 @@ class ShardWriter:
         self.phrase_lengths: list[Array] = []
         self.phrase_ids: dict[bytes, int] = {}
         self.table: dict[str, list[Array]] = {name: [] for name in phrase_columns(schema)}
-        self.table_lengths: list[int] = []
+        self.table_lengths: list[Array] = []
+        self._growing: object = None
+        self._numbers = np.zeros(0, np.int64)
+        """Row of the table that is growing → number here; -1: not met yet."""
         self.ranges: dict[str, tuple[float, float]] = {}
         self.records = self.tokens = 0
 
@@ -104,27 +107,45 @@ class ShardWriter:
             )
 
     def _add_phrases(self, phrases: Phrases) -> None:
-        columns = list(self.table)
         plain = phrases.ids & ~PHRASE_BIT
-        used, first, where = np.unique(plain, return_index=True, return_inverse=True)
-        numbers = np.empty(len(used), "<u4")
-        # In the order in which they come, so that the table does not depend on the batches.
-        for i in np.argsort(first).tolist():
-            start, stop = phrases.table_offsets[used[i] : used[i] + 2].tolist()
-            parts = [
-                np.ascontiguousarray(phrases.table[name][start:stop], self.schema[name].numpy())
-                for name in columns
-            ]
-            identity = b"".join(part.tobytes() for part in parts)
-            number = self.phrase_ids.setdefault(identity, len(self.phrase_ids))
-            if number == len(self.table_lengths):
-                for name, part in zip(columns, parts, strict=True):
-                    self._check(name, part)
-                    self.table[name].append(part)
-                self.table_lengths.append(stop - start)
-            numbers[i] = number
-        self._keep("phrase", numbers[where] | (phrases.ids & PHRASE_BIT))
+        count = len(phrases.table_offsets) - 1
+        if phrases.growing is None or phrases.growing is not self._growing:
+            self._growing, self._numbers = phrases.growing, np.zeros(0, np.int64)
+        known = np.full(count, -1)
+        known[: len(self._numbers)] = self._numbers
+        found = known[plain]
+        if len(found) and found.min() < 0:
+            # In the order in which they come, so that the table does not depend on the batches.
+            new = plain[found < 0]
+            first = np.empty(count, np.int64)
+            first[new[::-1]] = np.arange(len(new))[::-1]
+            new = new[first[new] == np.arange(len(new))]
+            known[new] = self._add_rows(phrases, new.astype(np.int64))
+            found = known[plain]
+        self._numbers = known
+        self._keep("phrase", found.astype("<u4") | (phrases.ids & PHRASE_BIT))
         self.phrase_lengths.append(np.diff(phrases.offsets))
+
+    def _add_rows(self, phrases: Phrases, rows: Array) -> Array:
+        """Return the numbers in the shard's table of rows of another; those it lacks are added."""
+        start, stop = phrases.table_offsets[rows], phrases.table_offsets[rows + 1]
+        lengths = stop - start
+        identities = _row_bytes(start, lengths, phrases.table, self.schema)
+        before = len(self.phrase_ids)
+        numbers = [self.phrase_ids.setdefault(row, len(self.phrase_ids)) for row in identities]
+        result = np.asarray(numbers, np.int64)
+        # Numbers rise with the rows that are new here, and equal rows of a table may be two.
+        fresh = np.flatnonzero(result >= before)
+        fresh = fresh[np.unique(result[fresh], return_index=True)[1]]
+        start, lengths = start[fresh], lengths[fresh]
+        ends = np.cumsum(lengths)
+        flat = np.repeat(start - ends + lengths, lengths) + np.arange(lengths.sum())
+        for name, parts in self.table.items():
+            part = np.ascontiguousarray(phrases.table[name][flat], self.schema[name].numpy())
+            self._check(name, part)
+            parts.append(part)
+        self.table_lengths.append(lengths)
+        return result
 
     def write(self, path: Path) -> tuple[int, str]:
         """Write the shard and return its size in bytes and its sha256."""
@@ -141,7 +162,7 @@ class ShardWriter:
         if has_phrases(self.schema):
             put("phrase", "u4", self.arrays.get("phrase", []))
             put("phrase_offsets", "u8", [_cumulative(self.phrase_lengths)])
-            put("table_offsets", "u8", [_cumulative([np.asarray(self.table_lengths, np.int64)])])
+            put("table_offsets", "u8", [_cumulative(self.table_lengths)])
             for name, parts in self.table.items():
                 put(f"table.{name}", self.schema[name].dtype, parts)
         for name, column in self.schema.items():
@@ -158,6 +179,27 @@ def _cumulative(lengths: list[Array]) -> Array:
     offsets = np.zeros(len(flat) + 1, "<u8")
     np.cumsum(flat, out=offsets[1:], dtype="<u8")
     return offsets
+
+
+def _row_bytes(
+    start: Array, lengths: Array, table: dict[str, Array], schema: Schema
+) -> list[bytes]:
+    """Return what tells rows of a table apart: the bytes of their columns, as the shard holds them.
+
+    Those of one length are looked up together, as rows of a matrix.
+    """
+    found = np.empty(len(lengths), object)
+    for length in np.unique(lengths).tolist():
+        here = np.flatnonzero(lengths == length)
+        place = start[here, None] + np.arange(length)
+        cells = [
+            np.ascontiguousarray(values[place], schema[name].numpy()).view(np.uint8)
+            for name, values in table.items()
+        ]
+        matrix = np.concatenate(cells, axis=1)
+        found[here] = [row.tobytes() for row in matrix]
+    result: list[bytes] = found.tolist()
+    return result
 
 
 def write_tensors(
@@ -313,6 +355,7 @@ class Shard:
                 offsets=ends - ends[0],
                 table_offsets=self["table_offsets"].astype(np.int64),
                 table={name: self[f"table.{name}"] for name in phrase_columns(schema)},
+                growing=self,
             )
         starts = self["start"][start:stop].astype(np.int64)
         return Records(offsets - offsets[0], columns, starts, phrases=phrases)

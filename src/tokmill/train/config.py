@@ -73,8 +73,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Seed of the first weights and of dropout."""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
-    engine: Literal["auto", "single", "ddp"] = "auto"
-    """How a step runs: in one process, or in several that each take a part; auto: as started."""
+    engine: Literal["auto", "single", "ddp", "fsdp2", "deepspeed"] = "auto"
+    """How a step runs: in one process; in several that each take a part of the rows (ddp) and of
+    the weights too (fsdp2, deepspeed); auto: single, or ddp in one of several processes."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of matrix products; weights and moments are float32. fp16 scales the loss."""
     recompute: bool = False

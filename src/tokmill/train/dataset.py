@@ -56,7 +56,7 @@ class TokenDataset(Dataset[dict[str, Tensor]]):
 
     Raises:
         TokmillError: the store cannot be read, is not complete, or holds nothing.
-        UsageError: rows of these numbers cannot be cut.
+        UsageError: rows of these numbers cannot be cut, or several stores are given.
     """
 
     def __init__(
@@ -204,6 +204,12 @@ def opened(store: Store | Path | str) -> Store:
     """Return the store; a folder must hold one that is complete."""
     if isinstance(store, Store):
         return store
+    if not isinstance(store, Path | str):
+        raise UsageError(
+            f"one store is read, not {'several' if isinstance(store, Sequence) else repr(store)}",
+            hint="torch.utils.data.ConcatDataset joins the datasets of several; "
+            "`tokmill build select A B -o C` makes one store of them",
+        )
     found = Store(store)
     if found.partial:
         raise TokmillError(

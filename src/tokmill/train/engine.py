@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -32,9 +32,10 @@ class Engine(Protocol):
     """One process of `world`; `rank` 0 writes and talks. A `with` block ends all of them together.
 
     Every process calls every method of this, in the same order. Batches are prepared, and lie in
-    the memory of the CPU.
+    the memory of the CPU. `name` is that of `run.engine`.
     """
 
+    name: str
     rank: int
     world: int
     device: torch.device
@@ -62,6 +63,10 @@ class Engine(Protocol):
         """
         ...
 
+    def bad_gradients(self) -> list[str]:
+        """Return the weights whose gradient is not finite, after a `step` that changed nothing."""
+        ...
+
     def evaluate(self, batch: Tensors) -> dict[str, Tensor]:
         """Run forward alone, without dropout; return the task's sums."""
         ...
@@ -76,6 +81,10 @@ class Engine(Protocol):
 
     def lead(self, context: AbstractContextManager[None]) -> AbstractContextManager[None]:
         """Enter a context on rank 0 alone; the others wait until it is entered."""
+        ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the whole weights by name, in float32; what other ranks than 0 get is no use."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -99,6 +108,7 @@ class Engine(Protocol):
 class Single:
     """One process, on the CPU or on one CUDA device."""
 
+    name = "single"
     rank, world = 0, 1
     task: Task
     learner: nn.Module
@@ -120,11 +130,10 @@ class Single:
         """Put the task on the device and make its optimiser."""
         if self.device.type == "cpu":
             keep_freed_memory()
-        self.task, self.clip = task.to(self.device), optim.clip
+        self.task, self.clip = task, optim.clip
+        self.shapes = shapes_of(task)
         task.model.recompute = self.config.recompute
-        if self.config.compile:
-            compile_task(task, self.device)
-        self.learner = task
+        self.learner = self._place(task)
         self.names = [name for name, p in task.named_parameters() if p.requires_grad]
         self.parameters: list[nn.Parameter] = [p for p in task.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(task.param_groups(optim.weight_decay), optim)
@@ -139,7 +148,7 @@ class Single:
     def step(self, lr: float) -> float:
         """Clip, update, zero; return the gradient's norm."""
         self.precision.unscale([p.grad for p in self.parameters if p.grad is not None])
-        norm = clip_gradients(self.parameters, self.clip).item()
+        norm = self._clip()
         if math.isfinite(norm):
             for group in self.optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
@@ -151,6 +160,14 @@ class Single:
             return norm
         self.optimizer.zero_grad(set_to_none=True)
         return norm
+
+    def bad_gradients(self) -> list[str]:
+        """Return the weights whose gradient is not finite."""
+        return [
+            name
+            for name, weight in zip(self.names, self.parameters, strict=True)
+            if weight.grad is not None and not weight.grad.isfinite().all()
+        ]
 
     def evaluate(self, batch: Tensors) -> dict[str, Tensor]:
         """Run forward alone."""
@@ -170,35 +187,39 @@ class Single:
         """Return the context: there is one process."""
         return context
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return the whole weights by name."""
+        return {name: self._whole(value) for name, value in self.task.state_dict().items()}
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return the optimiser's state by its kind and the name of the weight."""
+        name_of = dict(zip(map(id, self.parameters), self.names, strict=True))
+        return {
+            f"{key}.{name_of[id(parameter)]}": self._whole(value)
+            for parameter, state in self.optimizer.state.items()
+            for key, value in state.items()
+        }
+
     def save(self, folder: Path) -> None:
         """Write weights, and each parameter's moments by its name."""
-        write_tensors(folder / MODEL, self.task.state_dict())
-        name_of = dict(zip(map(id, self.parameters), self.names, strict=True))
-        write_tensors(
-            folder / OPTIMIZER,
-            {
-                f"{key}.{name_of[id(parameter)]}": value
-                for parameter, state in self.optimizer.state.items()
-                for key, value in state.items()
-            },
-        )
-        self.precision.save(folder)
+        # One after the other: they need not lie in memory together.
+        for file, gathered in ((MODEL, self.weights), (OPTIMIZER, self.moments)):
+            tensors = gathered()
+            if self.rank == 0:
+                write_tensors(folder / file, tensors)
+        if self.rank == 0:
+            self.precision.save(folder)
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote."""
-        load_weights(self.task, folder / MODEL)
-        moments = read_tensors(folder / OPTIMIZER)
-        name_of = dict(zip(map(id, self.parameters), self.names, strict=True))
-        ordered = [p for group in self.optimizer.param_groups for p in group["params"]]
-        number_of = {name_of[id(parameter)]: i for i, parameter in enumerate(ordered)}
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, value in moments.items():
+        self._set_weights(read_weights(folder / MODEL, self.shapes))
+        state: dict[str, dict[str, Tensor]] = {}
+        for key, value in read_tensors(folder / OPTIMIZER).items():
             kind, _, name = key.partition(".")
-            if name not in number_of:
+            if name not in self.names or value.shape not in (self.shapes[name], ()):
                 raise _unfit(folder / OPTIMIZER, name)
-            state.setdefault(number_of[name], {})[kind] = value
-        groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+            state.setdefault(name, {})[kind] = value
+        self._set_moments(state)
         self.precision.load(folder)
 
     def __enter__(self) -> Self:
@@ -212,6 +233,45 @@ class Single:
     ) -> None:
         if error is None and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def _place(self, task: Task) -> nn.Module:
+        """Put the task on the device; return what a step runs."""
+        task.to(self.device)
+        if self.config.compile:
+            compile_task(task, self.device)
+        return task
+
+    def _clip(self) -> float:
+        """Clip the gradients; return their norm before."""
+        return clip_gradients(self.parameters, self.clip).item()
+
+    def _whole(self, value: Tensor) -> Tensor:
+        """Return all of a weight or moment, of which this process may hold a part."""
+        return value
+
+    def _part(self, value: Tensor, like: Tensor) -> Tensor:
+        """Return what this process holds of a weight or moment; `like` is its weight."""
+        return value
+
+    def _set_weights(self, tensors: dict[str, Tensor]) -> None:
+        own = self.task.state_dict()
+        self.task.load_state_dict(
+            {name: self._part(value, own[name]) for name, value in tensors.items()}
+        )
+
+    def _set_moments(self, state: dict[str, dict[str, Tensor]]) -> None:
+        name_of = dict(zip(map(id, self.parameters), self.names, strict=True))
+        ordered = [p for group in self.optimizer.param_groups for p in group["params"]]
+        known = {
+            number: {
+                kind: self._part(value, parameter)
+                for kind, value in state[name_of[id(parameter)]].items()
+            }
+            for number, parameter in enumerate(ordered)
+            if name_of[id(parameter)] in state
+        }
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": known, "param_groups": groups})
 
     def _forward(self, module: nn.Module, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the summed loss and the task's sums of a batch."""
@@ -235,8 +295,18 @@ def make_engine(config: RunConfig) -> Engine:
                 where="run.engine",
                 hint="--engine ddp shares a step among them",
             )
+        if config.compile and config.engine in ("fsdp2", "deepspeed"):
+            raise UsageError(
+                f"the engine {config.engine} does not compile the model",
+                where="run.compile",
+                hint="--set run.compile=false, or --engine ddp",
+            )
+    # Each is loaded when it is wanted: one process does not need torch.distributed.
+    if config.engine == "fsdp2":
+        from tokmill.train.fsdp2 import Fsdp2
+
+        return Fsdp2(config)
     if several or config.engine == "ddp":
-        # It loads torch.distributed, which one process does not need.
         from tokmill.train.ddp import Ddp
 
         return Ddp(config)
@@ -287,13 +357,23 @@ def pick_device(name: str, here: Place | None = None) -> torch.device:
     return torch.device("cuda", here.local_rank)
 
 
+def shapes_of(task: Task) -> dict[str, torch.Size]:
+    """Return the shapes of the weights by name."""
+    return {name: value.shape for name, value in task.state_dict().items()}
+
+
 def load_weights(task: Task, path: Path) -> None:
     """Read weights into a task; names and shapes must be its own."""
-    tensors, own = read_tensors(path), task.state_dict()
-    for name in own.keys() | tensors.keys():
-        if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
+    task.load_state_dict(read_weights(path, shapes_of(task)))
+
+
+def read_weights(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+    """Read weights, which must have these names and shapes."""
+    tensors = read_tensors(path)
+    for name in shapes.keys() | tensors.keys():
+        if name not in shapes or name not in tensors or shapes[name] != tensors[name].shape:
             raise _unfit(path, name)
-    task.load_state_dict(tensors)
+    return tensors
 
 
 def _unfit(path: Path, name: str) -> TokmillError:

@@ -45,7 +45,10 @@ def not_finite(
         named.append(process + number + feed.describe(*(values[some] for values in rows)))
     what = "the loss is not finite"
     if not named:
-        what = f"every loss is finite, but the gradient's norm is {norm}{bad_gradients(task)}"
+        names = engine.bad_gradients()
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        through = f", through that of {names[0]}{more}" if names else ""
+        what = f"every loss is finite, but the gradient's norm is {norm}{through}"
         named = [feed.describe(*feed.rows_of(step))]
     return TokmillError(
         f"step {step}: {what} ({'; '.join(named[:4])}{'; …' if len(named) > 4 else ''})",
@@ -53,14 +56,3 @@ def not_finite(
         hint="a checkpoint holds the weights from before this step; a smaller optim.lr or a longer "
         "optim.warmup helps most often: in a new run, which may begin --from this one",
     )
-
-
-def bad_gradients(task: Task) -> str:
-    """Return which weights have a gradient that is not finite, as the end of a sentence."""
-    names = [
-        name
-        for name, weight in task.named_parameters()
-        if weight.grad is not None and not weight.grad.isfinite().all()
-    ]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f", through that of {names[0]}{more}" if names else ""

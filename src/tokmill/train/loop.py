@@ -79,7 +79,7 @@ def train_model(
         seed_random_states(config.run.seed)
         task = runs.make_task(config, facts.columns)
         if start:
-            start_from(task, start, facts)
+            start_from(task, start, facts, config)
         feed = make_feed(config, task, stores, list(facts.columns), engine.world)
         validation = validation_of(config, facts, task)
         engine.prepare(task, config.optim)
@@ -210,8 +210,10 @@ class Training:
 
     def write(self, name: str, loss: float | None = None) -> None:
         """Write the weights as they are now under a name in the run."""
+        weights = self.engine.weights()
         if self.engine.rank == 0:
-            save_weights(self.out / name, self.task, self.config, self.state.step, loss)
+            out, step = self.out / name, self.state.step
+            save_weights(out, self.task, self.config, step, loss, weights)
 
     def log(self, values: Mapping[str, float]) -> None:
         """Hand metrics of the last step to all trackers."""

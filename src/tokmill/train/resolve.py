@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmill import recipe as recipes
-from tokmill.errors import UsageError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.store.manifest import read_json
 from tokmill.store.store import Store
 from tokmill.train import config as configs
@@ -63,7 +63,9 @@ def resolve(
     elif Path(recipe).is_file():
         value, where = read_file(Path(recipe)), str(recipe)
     else:
-        raise UsageError(
+        # A store that is not there ends as one that --data or --val names.
+        kind = UsageError if Path(recipe).suffix == ".toml" else TokmillError
+        raise kind(
             "there is no such recipe or store", where=str(recipe), hint="`tokmill build` makes one"
         )
     value = names.merged(value, options, where)
@@ -88,7 +90,7 @@ def resolve(
     for place in filter(None, (*plain.data.stores, plain.data.val)):
         Store(place)
     if plain.run.start and not before and not Path(plain.run.start).exists():
-        raise UsageError(
+        raise TokmillError(
             "there is no run to start from", where=plain.run.start, hint="--from names its folder"
         )
     return configs.from_dict(value, where)

@@ -10,9 +10,9 @@ RUN/
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class Run:
         return load_task(self.path)
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
     """Hold a run folder for this training; refuse one that is taken or holds something else."""
     if (out / RECIPE).exists():
@@ -79,17 +79,32 @@ def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
         raise TokmillError(
             "the folder holds other files and no run", where=str(out), hint="name a new folder"
         )
+    new = not out.exists()
     make_folder(out)
     with locked(out / LOCK, "another process trains in this folder", "wait for it, or stop it"):
-        yield
+        try:
+            yield
+        except BaseException:
+            leave_nothing(out, new)
+            raise
+
+
+def leave_nothing(out: Path, new: bool) -> None:
+    """Take away the lock that is all of a refused run, and the folder if it was made for it."""
+    with contextlib.suppress(OSError):
+        if [path.name for path in out.iterdir()] == [LOCK]:
+            (out / LOCK).unlink()
+            if new:
+                out.rmdir()
 
 
 def check_resume(out: Path, config: TrainConfig) -> None:
     """Refuse to go on with a recipe under which the steps that are done would have been others."""
     before = configs.from_dict(read_recipe(out), str(out / RECIPE))
     changed = configs.differences(read_recipe(out), config)
-    done = max(map(step_of, checkpoints(out)), default=0)
-    if not done and newest_weights(out) is not None:
+    there = checkpoints(out)
+    done = max(map(step_of, there), default=0)
+    if not there and newest_weights(out) is not None:
         raise TokmillError(
             "the run holds weights and no checkpoint, so it cannot be continued",
             where=str(out),

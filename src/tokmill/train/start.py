@@ -6,16 +6,17 @@ from pathlib import Path
 
 import msgspec
 
-from tokmill.errors import TokmillError
+from tokmill.errors import MachineError, TokmillError
 from tokmill.store.manifest import read_json
 from tokmill.tasks.task import Task
+from tokmill.train.config import DEFAULT_KINDS, TrainConfig, differences
 from tokmill.train.engine import MODEL, load_weights
-from tokmill.train.resolve import run_of
+from tokmill.train.resolve import read_recipe, run_of
 from tokmill.train.run import FACTS, Facts
 from tokmill.train.weights import newest_weights
 
 
-def start_from(task: Task, place: Path, facts: Facts) -> None:
+def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> None:
     """Give a task the weights that a run has reached (`run.start`); its optimiser begins anew.
 
     Args:
@@ -23,13 +24,31 @@ def start_from(task: Task, place: Path, facts: Facts) -> None:
         place: a run (its final weights, or its newest checkpoint), or a folder of it with weights,
             such as `RUN/checkpoints/step-00000500` or `RUN/best`.
         facts: of the new run.
+        config: of the new run.
 
     Raises:
-        TokmillError: there are no weights, ids mean something else there, or a tensor differs.
+        TokmillError: there are no weights, ids mean something else there, or the model is another.
     """
     run, weights = find_weights(place)
     check_ids(read_json(run / FACTS, Facts), facts, place)
-    load_weights(task, weights / MODEL)
+    try:
+        load_weights(task, weights / MODEL)
+    except MachineError:
+        raise
+    except TokmillError as error:
+        changed = {
+            key: values
+            for key, values in differences(read_recipe(run), config).items()
+            if key.partition(".")[0] in DEFAULT_KINDS
+        }
+        if not changed:
+            raise
+        raise TokmillError(
+            "the model is not that of the run to start from: "
+            + "; ".join(f"{key}: {values}" for key, values in changed.items()),
+            where=str(place),
+            hint="leave out what decides the shapes: its model is taken then",
+        ) from error
 
 
 def start_facts(place: Path, facts: Facts) -> Facts:

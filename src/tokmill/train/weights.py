@@ -11,7 +11,10 @@ the new ones. config.json follows it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+
+from torch import Tensor
 
 from tokmill.errors import TokmillError
 from tokmill.files import make_folder, write_file
@@ -26,16 +29,22 @@ FINAL, BEST, CONFIG = "model", "best", "config.json"
 
 
 def save_weights(
-    folder: Path, task: Task, config: TrainConfig, step: int, loss: float | None = None
+    folder: Path,
+    task: Task,
+    config: TrainConfig,
+    step: int,
+    loss: float | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write the weights of a step as a folder that says what they are.
 
-    `loss` is the validation loss that they are kept for.
+    `loss` is the validation loss that they are kept for. `weights`: all of them, where the task
+    does not hold them itself.
     """
     facts = {"step": step} if loss is None else {"step": step, "loss": loss}
     write_tensors(
         make_folder(folder) / MODEL,
-        task.state_dict(),
+        task.state_dict() if weights is None else weights,
         {name: repr(value) for name, value in facts.items()},
     )
     model = {"model": config.model, "task": config.task, "columns": task.sizes}

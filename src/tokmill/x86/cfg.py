@@ -127,12 +127,15 @@ class Lifter:
         missing = distinct(offsets[rows < 0], self.ways.lacking())
         if not len(missing):
             return False
-        before = len(self.instructions.start)
-        self.instructions.decode(missing)
-        grown = len(self.instructions.start) > before
-        if grown:
-            self.tables.prepare()
-        return grown
+        while len(missing):
+            # What is found may lead on to known code that was not reached before.
+            joined = self.instructions.decode(missing)
+            self.ways.reach(self.instructions.row(joined))
+            missing = self.ways.lacking()
+            missing = missing[~self.instructions.waits(missing)]
+        self.instructions.settle()
+        self.tables.prepare()
+        return True
 
     def functions(self) -> Array:
         """Return the offsets (i8, ascending) that are known to begin functions or their parts."""
@@ -140,26 +143,38 @@ class Lifter:
         return distinct(self.starts, called[~self.ranges.inside(called)])
 
     def _read_tables(self) -> bool:
-        """Read the tables of indirect jumps that were reached and not read before."""
+        """Read the tables of all indirect jumps that can be reached and were not read before."""
+        found = False
+        targets = self._new_targets()
+        while targets is not None:
+            found = True
+            # What one table leads to may go through another.
+            rows = self.instructions.row(targets)
+            self.ways.reach(rows[rows >= 0])
+            targets = self._new_targets()
+        return found
+
+    def _new_targets(self) -> Array | None:
+        """Read the tables of jumps that were reached, and return where they lead; None if none."""
         rows = indirect_jumps(self.instructions)
         rows = rows[self.ways.reached(rows)]
         offsets = self.instructions.start[rows].astype(np.int64)
         fresh = ~np.isin(offsets, np.fromiter(self._read, np.int64, len(self._read)))
         rows, offsets = rows[fresh], offsets[fresh]
         low, high = self.ranges.around(offsets, self.functions())
-        found = False
+        found = [np.zeros(0, np.int64)]
         for row, offset, first, end in zip(
             rows.tolist(), offsets.tolist(), low.tolist(), high.tolist(), strict=True
         ):
             self._read.add(offset)
             table = self.tables.read(self.ways, row, first, end)
-            if table is None and self.tables.computed:
-                self.computed.add(offset)
             if table is not None:
                 self._jumps.append(np.full(len(table.targets), offset))
                 self._targets.append(table.targets)
-                found = True
-        return found
+                found.append(table.targets)
+            elif self.tables.computed:
+                self.computed.add(offset)
+        return np.concatenate(found) if len(found) > 1 else None
 
     def _range_gaps(self) -> bool:
         """Take code of known ranges that nothing leads to: it is there for a reason."""
@@ -173,7 +188,9 @@ class Lifter:
                 return True
         while self._add_roots(silent_gaps(self, functions)):
             self._follow()
-        return self._add_starts(gap_starts(self, functions))
+        return self._add_starts(gap_starts(self, functions)) or self._add_starts(
+            pointed_starts(self, functions, doubtful=True)
+        )
 
     def _add_starts(self, offsets: Array) -> bool:
         more = distinct(self.starts, offsets)

@@ -23,8 +23,8 @@ LONGEST = 15
 BATCH = 1 << 18
 """Instructions decoded at a time: a list of them must stay small."""
 INVALID_BIT = 16
-# iced's kinds of flow: jumps and branches; and those behind which control may go on.
-JUMPS, GOES_ON = (1, 3), (0, 3, 5, 6, 7, 8)
+# iced's kinds of flow: jumps, branches and calls; and those behind which control may go on.
+LEADS, GOES_ON = (1, 3, 5), (0, 3, 5, 6, 7, 8)
 
 
 class Flow(enum.IntEnum):
@@ -131,6 +131,7 @@ class Instructions:
         pointer lies; 0 where they name none."""
         self._words = np.zeros(code.size // 64 + 1, np.uint64)
         self._before = np.zeros(len(self._words), np.int32)
+        self._waiting: dict[int, int] = {}
         decoder = plugins.require("iced_x86").Decoder
         self._decoders = [
             decoder(code.bits, code.linked[int(a) : int(b)].tobytes(), ip=int(base))
@@ -153,33 +154,45 @@ class Instructions:
                 edge = int(ends[-1])
         self._add(found)
 
-    def decode(self, offsets: Array) -> None:
-        """Decode from each offset on, and where jumps lead, until known instructions begin."""
-        starts: list[int] = []
-        marked: list[int] = []
-        seen: set[int] = set()
+    def decode(self, offsets: Array) -> Array:
+        """Decode from each offset on, and where jumps and calls lead, to what is known.
+
+        What is found waits for `settle`. Returns the offsets (i8) of the known instructions where
+        it ended.
+        """
+        joined: list[int] = []
         todo = offsets.tolist()
         while todo:
             offset = todo.pop()
             for instruction in self._from(offset):
-                if offset in seen or self._has(offset):
+                if offset in self._waiting:
                     break
-                seen.add(offset)
-                starts.append(offset)
-                marked.append(instruction.len | instruction.is_invalid << 4)
+                if self._has(offset):
+                    joined.append(offset)
+                    break
+                self._waiting[offset] = instruction.len | instruction.is_invalid << 4
                 if instruction.is_invalid:
                     break
                 flow = instruction.flow_control
-                if flow in JUMPS:
+                if flow in LEADS:
                     target = self.code.offset(np.asarray([instruction.near_branch_target], "u8"))
                     todo += target[target >= 0].tolist()
                 if flow not in GOES_ON:
                     break
                 offset += instruction.len
-        if starts:
-            columns = self._columns(np.asarray(starts, np.int32), np.asarray(marked, np.uint8))
-            before = (self.start, self.length, self.flow, self.target)
-            self._add([before, columns])
+        return np.asarray(joined, np.int64)
+
+    def waits(self, offsets: Array) -> Array:
+        """Return which offsets were decoded and wait for `settle`: bool."""
+        return np.asarray([offset in self._waiting for offset in offsets.tolist()], bool)
+
+    def settle(self) -> None:
+        """Put what was decoded in its place, which changes the rows."""
+        count = len(self._waiting)
+        start = np.fromiter(self._waiting, np.int32, count)
+        columns = self._columns(start, np.fromiter(self._waiting.values(), np.uint8, count))
+        self._waiting.clear()
+        self._add([(self.start, self.length, self.flow, self.target), columns])
 
     def instruction(self, row: int) -> Any:
         """Return iced's object of one instruction."""
@@ -200,6 +213,13 @@ class Instructions:
         word, bit = self._words[at >> 6], np.uint64(1) << (at & 63).astype(np.uint64)
         row = self._before[at >> 6] + np.bitwise_count(word & (bit - np.uint64(1)))
         return np.where(ok & ((word & bit) != 0), row.astype(np.int64), -1)
+
+    def marks(self, offsets: Array) -> Array:
+        """Return for each row whether it begins at one of some offsets: (I,) bool."""
+        rows = self.row(offsets)
+        found = np.zeros(len(self.start), bool)
+        found[rows[rows >= 0]] = True
+        return found
 
     def _has(self, offset: int) -> bool:
         return bool(int(self._words[offset >> 6]) >> (offset & 63) & 1)
@@ -247,12 +267,13 @@ def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
     rows = np.flatnonzero(_MAYBE[code.bits][first])
     at = start[rows].astype(np.int64)
     byte = first[rows]
-    narrow = np.zeros(len(rows), bool)
+    narrow, small = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
     for _ in range(LONGEST):
         prefix = PREFIX[code.bits][byte]
         if not prefix.any():
             break
         narrow |= prefix & (byte == 0x66)
+        small |= prefix & (byte == 0x67)
         at = at + prefix
         byte = np.where(prefix, data[at], byte)
     second = data[at + 1]
@@ -265,23 +286,25 @@ def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
     kind = np.where((byte == 0xCD) & (second == 0x29), Flow.STOP, kind)
     flow[rows] = kind
     target = np.zeros(len(start), np.uint64)
-    near = DIRECT[kind]
+    near, small = DIRECT[kind], rows[small & INDIRECT[kind]]
     rows, at, byte, wide, narrow = rows[near], at[near], byte[near], wide[near], narrow[near]
     end = start[rows].astype(np.int64) + length[rows]
     short = ((byte & 0xF0) == 0x70) | ((byte & 0xFC) == 0xE0) | (byte == 0xEB)
     short &= ~wide
     cells = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)]
     # In 64-bit code Intel's processors ignore the prefix that would make the distance 16 bits.
-    half = narrow & ~short if code.bits == 32 else np.zeros(len(rows), bool)
+    half = narrow if code.bits == 32 else np.zeros(len(rows), bool)
     distance = cells.view("<i4")[:, 0].astype(np.int64)
-    distance = np.where(short, cells[:, 3].view(np.int8).astype(np.int64), distance)
-    distance = np.where(half, cells[:, 2:].copy().view("<i2")[:, 0].astype(np.int64), distance)
+    distance = np.where(half, distance >> 16, distance)
+    # The first instruction may be shorter than the number that was read.
+    distance = np.where(short, data[end - 1].view(np.int8).astype(np.int64), distance)
     value = code.address(end - 1) + np.uint64(1) + distance.astype(np.uint64)
     if code.bits == 32:
         value = value & np.where(half, 0xFFFF, 0xFFFFFFFF).astype(np.uint64)
     target[rows] = value
     rows = np.flatnonzero(INDIRECT[flow])
     target[rows] = _slots(code, start[rows].astype(np.int64), length[rows])
+    target[small] &= np.uint64(0xFFFFFFFF)
     return flow, target
 
 

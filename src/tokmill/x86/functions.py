@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tokmill.x86.cfg import Lifter
 
 GATHER = 1 << 22
-"""Bytes of code copied at a time."""
+"""Values copied at a time."""
 SHARED = 64
 """Blocks that functions share may be counted so often; then each goes to one function only."""
 
@@ -32,9 +32,7 @@ def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
     at = np.searchsorted(number, function)
     order = np.lexsort((block, at))
     at, block = at[order], block[order]
-    edge_begin = np.searchsorted(blocks.edge_block, np.arange(len(blocks.start) + 1))
-    edge_count = np.diff(edge_begin)[block]
-    edges = expand(edge_begin[block], edge_count)
+    edge_count = np.diff(blocks.edge_begin)[block]
     sizes = (blocks.end - blocks.start)[block]
     program = lifter.program
     address = code.address(blocks.start[number])
@@ -50,8 +48,8 @@ def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
         block_instructions=offsets(blocks.count[block]),
         lengths=_gather(blocks.lengths, blocks.first[block], blocks.count[block]),
         block_edges=offsets(edge_count),
-        edge_target=blocks.edge_target[edges],
-        edge_kind=blocks.edge_kind[edges],
+        edge_target=_gather(blocks.edge_target, blocks.edge_begin[block], edge_count),
+        edge_kind=_gather(blocks.edge_kind, blocks.edge_begin[block], edge_count),
         unresolved=blocks.unresolved(),
     )
 
@@ -127,25 +125,29 @@ def _owners(lifter: Lifter, blocks: Blocks, entries: Array) -> tuple[Array, Arra
     without becomes a function of its own.
     """
     count = len(blocks.start)
-    target = blocks.at(lifter.code.offset(blocks.edge_target))
-    inner = (target >= 0) & ~np.isin(blocks.edge_kind, (Edge.CALL, Edge.RETURN))
-    inner &= ~member(target, entries)
-    source, target = blocks.edge_block[inner], target[inner]
+    target, kind = blocks.edge_to, blocks.edge_kind
+    begun = np.zeros(count, bool)
+    begun[entries] = True
+    inner = np.flatnonzero((target >= 0) & (kind != Edge.CALL) & (kind != Edge.RETURN))
+    inner = inner[~begun[target[inner]]]
+    source = np.searchsorted(blocks.edge_begin, inner, side="right") - 1
+    target = target[inner]
     # What exceptions or unknown jumps lead to belongs to the code in whose range it lies.
     head, root = _roots(lifter, blocks)
     mine = ~member(root, entries)
-    source = np.concatenate([source, head[mine]])
-    target = np.concatenate([target, root[mine]])
+    source = np.concatenate([source, head[mine]], dtype=np.int32, casting="same_kind")
+    target = np.concatenate([target, root[mine]], dtype=np.int32, casting="same_kind")
+    del inner
     part = components(count, source, target)
-    begun = np.bincount(part[entries], minlength=count)
+    beginnings = np.bincount(part[entries], minlength=count)
     # Parts are named by their first block, which is where one without a beginning begins.
     owner = np.arange(count)
     owner[part[entries]] = entries
     owner = owner[part]
-    single = begun[part] <= 1
-    several = np.flatnonzero(begun > 1)
+    single = beginnings[part] <= 1
+    several = beginnings > 1
     function, block = [owner[single]], [np.flatnonzero(single)]
-    if len(several):
+    if several.any():
         pairs = _shared(part, several, entries, source, target)
         function.append(pairs[0])
         block.append(pairs[1])
@@ -169,8 +171,8 @@ def _roots(lifter: Lifter, blocks: Blocks) -> tuple[Array, Array]:
 
 
 def components(count: int, a: Array, b: Array) -> Array:
-    """Return for each of `count` nodes the lowest node that edges a – b connect it with (i8)."""
-    label = np.arange(count)
+    """Return for each of `count` nodes the lowest node that edges a – b connect it with (i4)."""
+    label = np.arange(count, dtype=np.int32)
     while True:
         left, right = label[a], label[b]
         apart = left != right
@@ -188,13 +190,16 @@ def components(count: int, a: Array, b: Array) -> Array:
 def _shared(
     part: Array, several: Array, entries: Array, source: Array, target: Array
 ) -> tuple[Array, Array]:
-    """Return pairs (entry, block) of the parts that several functions share."""
-    inside = member(part[source], several)
+    """Return pairs (entry, block) of the parts that several functions share.
+
+    `part` is the part of each block, `several` tells for each part whether it is shared.
+    """
+    inside = several[part[source]]
     ways: dict[int, list[int]] = {}
     for one, other in zip(source[inside].tolist(), target[inside].tolist(), strict=True):
         ways.setdefault(one, []).append(other)
-    blocks = np.flatnonzero(member(part, several))
-    begins = entries[member(part[entries], several)]
+    blocks = np.flatnonzero(several[part])
+    begins = entries[several[part[entries]]]
     budget = SHARED * len(blocks)
     function, block = [], []
     seen_by_any: set[int] = set()
@@ -213,9 +218,10 @@ def _shared(
     # What no function reaches, or what it cost too much to follow: the nearest beginning before.
     rest = blocks[~np.isin(blocks, np.fromiter(seen_by_any, np.int64, len(seen_by_any)))]
     order = np.lexsort((begins, part[begins]))
-    keys = part[begins][order] * (len(part) + 1) + begins[order]
-    at = np.searchsorted(keys, part[rest] * (len(part) + 1) + rest, side="right") - 1
-    low = np.searchsorted(part[begins][order], part[rest])
+    mine, theirs = part[begins][order].astype(np.int64), part[rest].astype(np.int64)
+    keys = mine * (len(part) + 1) + begins[order]
+    at = np.searchsorted(keys, theirs * (len(part) + 1) + rest, side="right") - 1
+    low = np.searchsorted(mine, theirs)
     nearest = begins[order][np.maximum(at, low)]
     return (
         np.concatenate([np.asarray(function, np.int64), nearest]),
@@ -230,8 +236,9 @@ def _names(lifter: Lifter, blocks: Blocks, entries: Array) -> list[str]:
     jumps = np.flatnonzero(
         (blocks.flow[entries] == Flow.JUMP_INDIRECT) & (blocks.count[entries] <= 2)
     )
+    pointers = blocks.named(entries[jumps])
     slots = dict(zip(program.slot_address.tolist(), program.slot_name, strict=True))
     found = [names.get(one, "") for one in blocks.code.address(blocks.start[entries]).tolist()]
-    for i in jumps.tolist():
-        found[i] = found[i] or slots.get(int(blocks.named[entries[i]]), "")
+    for i, pointer in zip(jumps.tolist(), pointers.tolist(), strict=True):
+        found[i] = found[i] or slots.get(pointer, "")
     return found

@@ -88,7 +88,7 @@ def read_graph(path: Path | str) -> Graph:
     path = Path(path)
     arrow = plugins.require("pyarrow")
     with _arrow_errors(path):
-        file = plugins.require("pyarrow.parquet").ParquetFile(path)
+        file = plugins.require("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
         facts = _facts(file, path)
         table = file.read(columns=list(COLUMNS)).combine_chunks()
         columns = {name: table[name].combine_chunks() for name in COLUMNS}
@@ -162,7 +162,6 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
     arrow = plugins.require("pyarrow")
     blocks = len(graph.block_address)
     number = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
-    function = arrow.array(number.astype(np.int32))
     names, demangled = _shown(graph)
     code = [None, arrow.py_buffer(graph.block_bytes), arrow.py_buffer(graph.code)]
     kinds = arrow.array(KINDS).take(arrow.array(graph.edge_kind))
@@ -172,10 +171,8 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
                 arrow.array(np.zeros(blocks, np.int32)), arrow.array([graph.program])
             ),
             "function": arrow.array(graph.function_address[number]),
-            "name": arrow.DictionaryArray.from_arrays(function, arrow.array(names, arrow.string())),
-            "demangled": arrow.DictionaryArray.from_arrays(
-                function, arrow.array(demangled, arrow.string())
-            ),
+            "name": _repeated(names, number),
+            "demangled": _repeated(demangled, number),
             "address": arrow.array(graph.block_address),
             "code": arrow.Array.from_buffers(arrow.large_binary(), blocks, code),
             "lengths": arrow.LargeListArray.from_arrays(
@@ -193,6 +190,19 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
         table, sink, compression="zstd", write_page_checksum=True
     )
     yield memoryview(sink.getvalue()).tobytes()
+
+
+def _repeated(values: list[str], number: Array) -> Any:
+    """Return values[number[0]], values[number[1]], … as a dictionary that holds each string once.
+
+    With twins in it pyarrow writes the strings out, and not always the same bytes.
+    """
+    arrow = plugins.require("pyarrow")
+    places: dict[str, int] = {}
+    index = np.asarray([places.setdefault(value, len(places)) for value in values], np.int32)
+    return arrow.DictionaryArray.from_arrays(
+        arrow.array(index[number]), arrow.array(list(places), arrow.string())
+    )
 
 
 def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:

@@ -27,7 +27,6 @@ SHORT, LONG, LAST = 16, 64, 8
 MOST_PATHS = 8
 MOST_BASES = 32
 SCALES = (2, 4, 8)
-MASK = (1 << 64) - 1
 FAR = 1 << 12
 """No index has a number in it that moves a table so far."""
 
@@ -63,6 +62,7 @@ class Tables:
         self.program, self.instructions = program, instructions
         iced = plugins.require("iced_x86")
         self._first_register = iced.Register.RAX
+        self._mask = (1 << program.bits) - 1
         self._start: dict[int, Value] = {}
         self._table = program.global_offset_table if program.bits == 32 else 0
         if self._table and not program.fixed:
@@ -99,7 +99,7 @@ class Tables:
             if _no_table(target):
                 return None
             if not target.terms:
-                known.add(target.number & MASK)
+                known.add(target.number & self._mask)
             elif self.program.section_at(target.number) is not None:
                 self.computed = True
                 self.labels.add(target.number)
@@ -143,7 +143,10 @@ class Tables:
             for base in [0] if unknown is None else self._bases(unknown, row, low, high):
                 address = load.address.number + (base if near else 0)
                 added = target.number + (base if far else 0)
-                yield _Form(address, scale, load.size, added, index, unknown is not None)
+                guessed = unknown is not None
+                yield _Form(
+                    address & self._mask, scale, load.size, added & self._mask, index, guessed
+                )
 
     def _bases(self, unknown: Unknown, row: int, low: int, high: int) -> list[int]:
         """Return what an unknown base may be, the likeliest first.
@@ -183,11 +186,11 @@ class Tables:
         own = abs(address - form.base) < FAR
         if rows is None:
             address = form.base if own else address
-            end = np.searchsorted(self._ends, np.uint64(address & MASK), side="right")
+            end = np.searchsorted(self._ends, np.uint64(address), side="right")
             last = int(self._ends[end]) if end < len(self._ends) else 1 << 63
             rows = np.arange(min(MOST_ENTRIES, max(0, last - address) // form.scale))
         elif own:
-            rows = rows[address + rows * form.scale >= form.base]
+            rows = rows[rows * form.scale >= form.base - address]
         if not len(rows):
             return None
         key = (form, address, int(rows[0]), int(rows[-1]), len(rows), bounded, low, high)
@@ -198,17 +201,16 @@ class Tables:
     def _entries_at(
         self, form: _Form, address: int, rows: Array, bounded: bool, low: int, high: int
     ) -> Table | None:
-        first = address + form.scale * int(rows[0])
+        first = (address + form.scale * int(rows[0])) & self._mask
         span = form.scale * int(rows[-1] - rows[0] + 1)
-        data = self.program.read(first, span) if first >= 0 else np.zeros(0, np.uint8)
+        data = self.program.read(first, span)
         places = (rows - rows[0]) * form.scale
         fits = places + form.size <= len(data)
         bounded &= bool(fits.all())
         cells = data[places[fits][:, None] + np.arange(form.size)]
         value = cells.view(f"<i{form.size}")[:, 0].astype(np.uint64)
-        value += np.uint64(form.base & MASK)
-        if self.program.word == 4:
-            value &= np.uint64(0xFFFFFFFF)
+        value += np.uint64(form.base)
+        value &= np.uint64(self._mask)
         offset = self.instructions.code.offset(value)
         inside = (offset >= low) & (offset < high)
         synced = self.instructions.row(offset) >= 0
@@ -230,7 +232,7 @@ class Tables:
             return None
         count = limit.high - limit.low + 1
         first = index.address.number + scale * limit.low
-        data = self.program.read(first, count * scale) if first > 0 else np.zeros(0, np.uint8)
+        data = self.program.read(first, count * scale)
         if len(data) < count * scale:
             return None
         return distinct(data.view(f"<u{scale}")).astype(np.int64)

@@ -118,23 +118,31 @@ def lift_files(
     return _report(done, left_out, time.monotonic() - started)
 
 
-def find_programs(inputs: Sequence[str]) -> tuple[list[InputFile], int]:
+def find_programs(
+    inputs: Sequence[str], graphs: tuple[str, ...] = ()
+) -> tuple[list[InputFile], int]:
     """Return the programs and pickles below some paths, by name, and how many files are neither.
 
     A file that was named is taken whatever it is; of a folder those that begin like a program, one
-    of several names of a file (links).
+    of several names of a file (links), and those that end in one of `graphs`.
     """
-    named = {Path(argument).name for argument in inputs if not Path(argument).is_dir()}
-    files = find_files(inputs, ("",))
+    others = 0
+
+    def takes(path: Path) -> bool:
+        nonlocal others
+        fits = path.name.endswith(graphs) or _may_be_program(path)
+        others += not fits
+        return fits
+
+    files = find_files(inputs, ("",), takes)
     found: dict[tuple[int, int], InputFile] = {}
     for file in files:
-        if file.name in named or _may_be_program(file.path):
-            with machine_errors("read", file.path):
-                facts = file.path.stat()
-            key = (facts.st_dev, facts.st_ino)
-            if key not in found or (found[key].path.is_symlink() and not file.path.is_symlink()):
-                found[key] = file
-    return sorted(found.values(), key=lambda file: file.name), len(files) - len(found)
+        with machine_errors("read", file.path):
+            facts = file.path.stat()
+        key = (facts.st_dev, facts.st_ino)
+        if key not in found or (found[key].path.is_symlink() and not file.path.is_symlink()):
+            found[key] = file
+    return sorted(found.values(), key=lambda file: file.name), others + len(files) - len(found)
 
 
 def lifter_version(lifter: str) -> str:

@@ -13,30 +13,30 @@ from tokmill.x86.image import Program
 from tokmill.x86.ranges import distinct, member, without
 from tokmill.x86.reach import Ways
 
-_RESERVED = """
+_NAMES = """
 abort exit _exit _Exit quick_exit thrd_exit pthread_exit longjmp _longjmp siglongjmp __longjmp_chk
-__assert_fail __assert __assert_perror_fail __stack_chk_fail __stack_chk_fail_local __chk_fail
-__fortify_fail __libc_start_main __libc_fatal __cxa_throw __cxa_rethrow __cxa_bad_cast
-__cxa_bad_typeid __cxa_throw_bad_array_new_length __cxa_pure_virtual __cxa_deleted_virtual
-__cxa_call_unexpected __cxa_call_terminate __clang_call_terminate _Unwind_Resume _ZSt9terminatev
-_ZSt10unexpectedv __rust_start_panic _CxxThrowException _amsg_exit __report_gsfailure
-_invoke_watson _invalid_parameter_noinfo_noreturn
+err errx verr verrx __assert_fail __assert __assert_perror_fail __stack_chk_fail
+__stack_chk_fail_local __chk_fail __fortify_fail __libc_start_main __libc_fatal
+terminate __cxa_throw __cxa_rethrow __cxa_bad_cast __cxa_bad_typeid
+__cxa_throw_bad_array_new_length __cxa_pure_virtual __cxa_deleted_virtual __cxa_call_unexpected
+__cxa_call_terminate __clang_call_terminate _Unwind_Resume _ZSt9terminatev _ZSt10unexpectedv
+__rust_start_panic
+_CxxThrowException _amsg_exit __report_gsfailure _invoke_watson _invalid_parameter_noinfo_noreturn
+_assert _wassert _endthread _endthreadex ExitProcess ExitThread FatalExit FatalAppExitA
+FatalAppExitW FreeLibraryAndExitThread RtlExitUserThread RtlExitUserProcess RtlRaiseStatus
+RaiseFailFastException
+g_assertion_message g_assertion_message_expr g_assertion_message_cmpnum
+g_assertion_message_cmpstr g_assertion_message_cmpint g_assertion_message_error g_thread_exit
+Py_FatalError Py_Exit _Py_FatalErrorFunc _Py_FatalErrorFormat
+Perl_croak Perl_croak_nocontext Perl_croak_no_modify Perl_croak_xs_usage Perl_croak_sv
+Perl_croak_memory_wrap Perl_die_unwind Perl_my_exit Perl_my_failure_exit
+rb_raise rb_exc_raise rb_bug rb_fatal rb_error_arity rb_memerror rb_throw rb_jump_tag
+lua_error luaL_error luaL_argerror luaL_typeerror png_error png_longjmp
 """
-_IMPORTED = """
-err errx verr verrx terminate _assert _wassert _endthread _endthreadex ExitProcess ExitThread
-FatalExit FatalAppExitA FatalAppExitW FreeLibraryAndExitThread RtlExitUserThread
-RtlExitUserProcess RtlRaiseStatus RaiseFailFastException g_assertion_message
-g_assertion_message_expr g_assertion_message_cmpnum g_assertion_message_cmpstr
-g_assertion_message_cmpint g_assertion_message_error g_thread_exit Py_FatalError Py_Exit
-_Py_FatalErrorFunc _Py_FatalErrorFormat Perl_croak Perl_croak_nocontext Perl_croak_no_modify
-Perl_croak_xs_usage Perl_croak_sv Perl_croak_memory_wrap Perl_die_unwind Perl_my_exit
-Perl_my_failure_exit rb_raise rb_exc_raise rb_bug rb_fatal rb_error_arity rb_memerror rb_throw
-rb_jump_tag lua_error luaL_error luaL_argerror luaL_typeerror png_error png_longjmp
-"""
-RESERVED = frozenset(_RESERVED.split())
-"""Names that belong to a standard: a program that defines them itself means the same."""
-IMPORTED = frozenset(_IMPORTED.split())
-"""Names that mean this where they are imported."""
+NAMES = frozenset(_NAMES.split())
+"""Functions of systems, compilers and well-known libraries that never come back."""
+ORDINARY = frozenset(("err", "errx", "verr", "verrx", "terminate"))
+"""Those of them that a program may well call its own functions: they count where imported."""
 PATTERN = re.compile(r"_ZSt\d+__throw_|_ZN4core9panicking\d+(panic|assert_failed)")
 BY_STATUS = frozenset(("error", "error_at_line"))
 """They exit if their first argument is not 0."""
@@ -53,8 +53,8 @@ class Silent:
         # Win32 puts an underscore before the names of C.
         cut = program.form == "PE" and program.bits == 32
         self.named = distinct(
-            _places([functions], lambda name: _is_silent(name[cut:], RESERVED)),
-            _places([imports, slots], lambda name: _is_silent(name[cut:], RESERVED | IMPORTED)),
+            _places([functions], lambda name: _is_silent(name[cut:], NAMES - ORDINARY)),
+            _places([imports, slots], lambda name: _is_silent(name[cut:], NAMES)),
         )
         """u8, ascending: addresses of functions and stubs, and of slots that hold them."""
         self.by_status = _places([imports, slots], BY_STATUS.__contains__)

@@ -123,9 +123,13 @@ class Ways:
         return found
 
     def all_reached(self) -> Array:
-        """Return all rows that were reached, ascending (i8)."""
-        mine = self.first <= self.last
-        return expand(self.first[mine], self.last[mine] - self.first[mine] + 1)
+        """Return for each row whether it was reached: (I,) bool."""
+        before = np.minimum(self.first, self.last + 1)
+        counts = np.empty(2 * len(self.last), np.int64)
+        counts[0::2] = before
+        counts[2::2] -= self.last[:-1] + 1
+        counts[1::2] = self.last + 1 - before
+        return np.repeat(np.arange(len(counts)) % 2 == 1, counts)
 
     def returning(self, rows: Array) -> Array:
         """Return which calls come back, given the rows at which control leaves a function.

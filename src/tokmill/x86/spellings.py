@@ -31,13 +31,14 @@ _DIFFERENCE = re.compile(r"-(?=CONST)")
 
 
 @functools.cache
-def _formatter() -> Formatter:
+def intel() -> Formatter:
     """Return a formatter that writes as capstone does, whose text kTrans reads."""
     iced = plugins.require("iced_x86")
     formatter: Formatter = iced.Formatter(iced.FormatterSyntax.INTEL)
     formatter.hex_prefix, formatter.hex_suffix = "0x", ""
     formatter.uppercase_hex = formatter.add_leading_zero_to_hex_numbers = False
     formatter.rip_relative_addresses = True
+    formatter.branch_leading_zeros = False
     formatter.memory_size_options = iced.MemorySizeOptions.ALWAYS
     formatter.show_branch_size = False
     return formatter
@@ -58,7 +59,7 @@ def ktrans(instruction: Instruction) -> dict[str, list[str]]:
     written, `eflags` is as in the rules, `NULL` for nothing. The mnemonic and commas are no
     operands: `[PAD]`.
     """
-    formatter = _formatter()
+    formatter = intel()
     streams: dict[str, list[str]] = {name: [] for name in KTRANS}
     _extend(streams, formatter.format_mnemonic(instruction), (NOTHING,) * 4)
     for printed in range(formatter.operand_count(instruction)):
@@ -74,7 +75,7 @@ def ktrans(instruction: Instruction) -> dict[str, list[str]]:
 
 def _operand(instruction: Instruction, printed: int) -> tuple[str, str, str, str]:
     """Return kind, register, read and written of a printed operand."""
-    place = _formatter().get_instruction_operand(instruction, printed)
+    place = intel().get_instruction_operand(instruction, printed)
     if place is None:
         return (NOTHING,) * 4
     kind = names("OpKind")[instruction.op_kind(place)]
@@ -102,7 +103,7 @@ def asm2vec(instructions: Sequence[Instruction]) -> list[str]:
     difference a sum. A branch to an instruction of the function names it: `LABEL7` stands alone,
     with a colon, before instruction 7.
     """
-    formatter = _formatter()
+    formatter = intel()
     places = {instruction.ip: place for place, instruction in enumerate(instructions)}
     targets = [places.get(_target(instruction)) for instruction in instructions]
     labelled = set(targets)

@@ -55,20 +55,20 @@ def taken_starts(lifter: Lifter, functions: Array) -> Array:
     return _fresh(lifter, functions, value[~member(value, labels)])[0]
 
 
-def pointed_starts(lifter: Lifter, functions: Array) -> Array:
+def pointed_starts(lifter: Lifter, functions: Array, *, doubtful: bool = False) -> Array:
     """Return offsets outside the ranges that pointers in memory lead to.
 
     Such a pointer may be a label within a function, too. So those that do not look like a function
-    wait until the code before them is known: one for each run of unknown code.
+    wait until the code before them is known: one for each run of unknown code, if `doubtful`.
     """
     found = np.concatenate([lifter.program.pointers, _words(lifter)])
-    offsets, rows = _fresh(lifter, functions, found)
+    offsets, _ = _fresh(lifter, functions, found)
     begin, _ = gaps(lifter.ways)
     gap = np.searchsorted(begin, offsets, side="right") - 1
     first = np.ones(len(gap), bool)
     first[1:] = gap[1:] != gap[:-1]
     no_label = _no_jump_between(lifter.instructions, begin[gap], offsets)
-    return offsets[first | no_label | _looks(lifter.code, offsets)]
+    return offsets[(first & doubtful) | no_label | _looks(lifter.code, offsets)]
 
 
 def _words(lifter: Lifter) -> Array:
@@ -255,6 +255,7 @@ def _plausible(ways: Ways, begin: Array, end: Array) -> Array:
     np.maximum.at(final, gap[solid], inside[solid])
     found: Array = np.bincount(gap[bad], minlength=len(begin)) == 0
     found &= (final >= 0) & (ways.last[ways.run(final)] == final)
+    found &= instructions.start[final] + instructions.length[final] <= end
     return found
 
 

@@ -119,6 +119,8 @@ class Path:
                 size = self.iced.MemorySizeExt.size(instruction.memory_size)
                 found = Value(0, ((Load(address, size), 1),))
             return found
+        if kind in (kinds.FAR_BRANCH16, kinds.FAR_BRANCH32):
+            return self._other()
         value = instruction.immediate(number)
         # A part of a sum is signed; what is put somewhere may be an address.
         short = kind == kinds.IMMEDIATE32 and instruction.mnemonic != self._put

@@ -80,6 +80,8 @@ class Templates:
         self._clear()
 
     def _clear(self) -> None:
+        self.growing = object()
+        """Another one whenever the cache begins anew: what `Phrases.growing` is."""
         self.index.clear()
         self.number_of: dict[bytes, int] = {}
         self.offsets = _Growing(np.dtype("i8"))

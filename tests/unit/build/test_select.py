@@ -118,6 +118,8 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
         ({"ratio": 1.5}, "is no share"),
         ({"map_oov": "mask"}, "map_oov"),
         ({"by": "nmae"}, "no column 'nmae'"),
+        ({"near_unique": 0.2}, "no threshold"),
+        ({"near_unique": 0.9, "shingle": 0}, "no length"),
     ],
 )
 def test_wrong_options(tmp_path: Path, parent: Path, options: Any, what: str) -> None:
@@ -276,3 +278,58 @@ def test_parts_and_dry_runs(tmp_path: Path, parent: Path) -> None:
         quick_build("select", parent, tmp_path / "parts", how=how)
     quick_build("select", parent, tmp_path / "whole")
     assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+
+
+def test_function_hash_draws_what_is_equal_together(tmp_path: Path) -> None:
+    rows = [[n % 9, n % 4] for n in range(200)]
+    make(
+        tmp_path / "p",
+        [rec(t, name="", level=i, score=0, vector=[0, 0]) for i, t in enumerate(rows)],
+    )
+    sides = []
+    for by in ("function-hash", ""):
+        parts = [
+            quick_build(
+                "select",
+                tmp_path / "p",
+                tmp_path / f"{by}{rest}",
+                ratio=0.5,
+                seed=2,
+                by=by,
+                rest=rest,
+            )
+            for rest in (False, True)
+        ]
+        sides.append([levels(part) for part in parts])
+        groups = [{tuple(r["token"].tolist()) for r in part} for part in parts]
+        assert groups[0] and groups[1] and not groups[0] & groups[1]
+    assert sides[0] == sides[1]
+    assert sorted(sides[0][0] + sides[0][1]) == list(range(200))
+
+
+@pytest.mark.parametrize("by", ["project", "program", "function"])
+def test_the_names_of_programs_are_drawn_together(tmp_path: Path, by: str) -> None:
+    names = ("project", "program", "function")
+    schema: Schema = PHRASES | {name: Column("utf8", per="record") for name in names}
+    table = {"asm": [[1, 2], [3]], "type": [[0, 1], [1]]}
+    rows = [
+        {
+            "phrases": [(i % 2, True)],
+            "side": [0] * (2 - i % 2),
+            "address": i,
+            "project": f"p{i % 5}",
+            "program": f"p{i % 5}/{i % 10}",
+            "function": f"f{i % 8}",
+        }
+        for i in range(80)
+    ]
+    write_store(tmp_path / "p", schema, [rows[:30], rows[30:]], table=table)
+    found = []
+    for rest in (False, True):
+        options = {"ratio": 0.5, "by": by, "rest": rest}
+        store = quick_build("select", tmp_path / "p", tmp_path / f"{rest}", **options)
+        found.append(list(store))
+    groups = [{record[by] for record in part} for part in found]
+    assert groups[0] and groups[1] and not groups[0] & groups[1]
+    addresses = [int(record["address"]) for part in found for record in part]
+    assert sorted(addresses) == list(range(80))

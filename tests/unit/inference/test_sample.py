@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokmill.errors import UsageError
-from tokmill.inference.sample import continue_ids, draw
+from tokmill.inference.sample import continue_columns, continue_ids, draw
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.model import Tensors
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
@@ -79,3 +79,29 @@ def hidden_of(task: NextToken, ids: list[int]) -> torch.Tensor:
 def test_options_out_of_range(keys: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         continue_ids(task_of(4), [1], 1, **keys)
+
+
+def test_each_column_is_drawn_by_its_head() -> None:
+    torch.manual_seed(1)
+    sizes = {"asm": 20, "mne": 7}
+    model = Decoder(DecoderConfig(dim=16, layers=1, heads=2), sizes)
+    task = NextToken(NextTokenConfig(length=4), model, sizes)
+    for parameter in task.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    ids = {"asm": [3, 1, 4, 1, 5], "mne": [1, 2, 3, 4, 5]}
+    keys: dict[str, Any] = {"temperature": 0, "sizes": sizes, "stops": dict.fromkeys(sizes)}
+    made = continue_columns(task, ids, 6, **keys)
+    assert {name: len(values) for name, values in made.items()} == {"asm": 6, "mne": 6}
+    seen = {name: torch.tensor([values[-4:]]) for name, values in ids.items()}
+    none = torch.zeros((1, 4), dtype=torch.long)
+    hidden = task.model(Tensors(seen, none, torch.arange(4)[None], whole=True))[:, -1]
+    for name, values in made.items():
+        assert values[0] == int(task.logits(hidden, name).argmax())
+    # What the other column says changes what follows.
+    other = continue_columns(task, ids | {"mne": [6, 6, 6, 6, 0]}, 6, **keys)
+    assert other["asm"] != made["asm"]
+    stopped = continue_columns(
+        task, ids, 6, **keys | {"stops": {"asm": None, "mne": made["mne"][2]}}
+    )
+    first = made["mne"].index(made["mne"][2])
+    assert stopped == {name: values[:first] for name, values in made.items()}

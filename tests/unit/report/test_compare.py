@@ -51,7 +51,7 @@ def cell(found: Comparison, name: str, header: str) -> str:
 def test_seeds_are_one_line_and_what_differs_a_column(root: Path) -> None:
     found = compare([root / "runs"])
     fast, slow = found.groups
-    assert [fast.name, slow.name] == ["lr-0.01/seed-*", "lr-0.003/seed-*"]
+    assert [fast.name, slow.name] == ["lr-0.01/seed-…", "lr-0.003/seed-…"]
     assert found.columns == ["optim.lr"]
     assert (found.metric, found.higher, found.comparable, found.notes) == (
         "val_loss", False, True, []
@@ -86,7 +86,7 @@ def test_at_a_step_and_at_the_best(root: Path) -> None:
     rates = [values(folder, "tokens_per_second", step) for step in range(1, EVERY + 1)]
     medians = [statistics.median(rate) for rate in zip(*rates, strict=True)]
     assert [member.tokens_per_second for member in found.groups[0].members] == medians
-    assert cell(found, "seed-*", "step") == str(EVERY)
+    assert cell(found, "seed-…", "step") == str(EVERY)
     best = compare([folder], "loss", "best").groups[0]
     steps = range(1, STEPS + 1)
     by_seed = zip(*(values(folder, "loss", step) for step in steps), strict=True)
@@ -145,7 +145,7 @@ def test_keys_of_another_kind_of_model_are_no_columns(root: Path, tmp_path: Path
 def test_a_metric_that_a_run_lacks(root: Path, tmp_path: Path) -> None:
     run = train(root / "lm", tmp_path / "plain", 7, data={"val": ""})
     found = compare([run, root / "runs/lr-0.01"])
-    assert [one.name for one in found.groups] == ["seed-*", "plain"]
+    assert [one.name for one in found.groups] == ["seed-…", "plain"]
     assert found.groups[1].mean is None
     assert cell(found, "plain", "val_loss") == cell(found, "plain", "val") == "-"
     assert found.columns == ["data.val"] and found.comparable
@@ -226,9 +226,24 @@ def test_refusals(root: Path, tmp_path: Path) -> None:
 def test_names_of_groups() -> None:
     names = ["a/b", "lr-1/s0", "lr-1/s1", "lr-2/s0", "lr-2/s1", "lr-2/s2"]
     assert common_name([0], names) == "a/b"
-    assert common_name([1, 2], names) == "lr-1/s*"
+    assert common_name([1, 2], names) == "lr-1/s…"
     assert common_name([3, 4], names) == "lr-2/s0, …"
     assert common_name([0, 1], names) == "a/b, …"
+
+
+def test_the_mark_of_the_best_is_in_no_name(root: Path) -> None:
+    headers, rows = tables.text_rows(compare([root / "runs"]))
+    shown = [cell for row in rows for cell in row if "*" in cell]
+    assert len(shown) == 1 and shown[0] == rows[0][headers.index("val_loss".rjust(len(shown[0])))]
+
+
+def test_a_mix_without_weights_is_shown_as_such(root: Path, tmp_path: Path) -> None:
+    stores = [str(root / "lm/train"), str(root / "lm/val")]
+    for name, weights in (("plain", []), ("weighted", [3, 1])):
+        train(root / "lm", tmp_path / name, data={"train": stores, "weights": weights})
+    found = compare([tmp_path])
+    assert cell(found, "plain", "weights").strip() == "-"
+    assert cell(found, "weighted", "weights").strip() == "[3.0, 1.0]"
 
 
 def test_csv_has_numbers_in_full(root: Path) -> None:
@@ -251,6 +266,7 @@ def test_latex_sees_no_command_in_names(root: Path, tmp_path: Path) -> None:
     name = r"a\_b\&50\%\textbackslash{}x\textasciitilde{}\textasciicircum{}\{\}\#\$"
     assert first.startswith(f"{name} & 0.01 & 1 & \\textbf{{")
     assert r"$\pm$" not in first and r"$\pm$" in second
+    assert second.startswith(r"seed-\dots{} & ")
     assert text.count(r"\\") == 3
     assert [line for line in text.splitlines() if line.endswith("rule")] == [
         r"\toprule", r"\midrule", r"\bottomrule",
@@ -280,7 +296,7 @@ def test_curves_of_seeds_have_a_mean_and_a_band(root: Path, tmp_path: Path) -> N
     rewrite(rewrite_to / "seed-2", lambda entry: None if entry["step"] == 2 else entry)
     figure = figures.loss([rewrite_to])
     train_curve, validation = figure.series
-    assert train_curve.label == "seed-* (3 seeds), train"
+    assert train_curve.label == "seed-… (3 seeds), train"
     assert train_curve.x.tolist() == [1, *range(3, STEPS + 1)]
     assert validation.dashed and validation.x.tolist() == [4, 8, 12]
     last = values(rewrite_to)
@@ -297,7 +313,7 @@ def test_a_page_of_a_folder_of_runs(root: Path, tmp_path: Path) -> None:
         page([root / "lm"], tmp_path / "p.html")
     html = page([root / "runs"], tmp_path / "p.html").read_text()
     assert html.count("<section") == 7
-    assert "lr-0.003/seed-* (3 seeds), train" in html
+    assert "lr-0.003/seed-… (3 seeds), train" in html
     mean = statistics.mean(values(root / "runs/lr-0.01"))
     assert f"{mean:.4f}*" in html
 

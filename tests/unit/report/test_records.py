@@ -24,12 +24,14 @@ def test_matching_counts_through_shards(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(matching(store, ["level=1", "name=doc-1-1"])) == [6]
     assert list(matching(store, ["level=-1"])) == []
     assert list(matching(store, ["level=70000"])) == []
+    assert list(matching(store, ["level = 0x1", "name ~ -1-1$"])) == [6]
+    assert list(matching(store, ["level != 1", "length >= 2", "name < doc-0-3"])) == [0, 2]
 
 
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
-        ("name", "no condition"),
+        ("name", "COLUMN OP VALUE"),
         ("nam=x", "did you mean"),
         ("level=x", "holds numbers"),
         ("token=2", "one value a record"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, SequentialSampler
 from toy import SIZE, cycles, make_store
 
 from making import TOKENS, rec, token_store, write_store
@@ -220,6 +220,20 @@ def test_a_store_that_is_not_complete_has_to_be_opened_by_hand(tmp_path: Path) -
             refused()
     dataset = TokenDataset(Store(path), 16)
     assert len(pickle.loads(pickle.dumps(dataset))) == len(dataset)  # noqa: S301
+
+
+def test_several_stores_are_refused_with_a_way_out(store: Path, tmp_path: Path) -> None:
+    other = make_store(tmp_path / "other", cycles(5))
+    for several in ([store, other], (Store(store), Store(other))):
+        for refused in (lambda s: TokenDataset(s, 16), lambda s: batches(s, 16, 2)):
+            with pytest.raises(UsageError, match="not several") as caught:
+                refused(several)
+            assert "ConcatDataset" in caught.value.hint
+    parts = [TokenDataset(path, 16) for path in (store, other)]
+    joined = ConcatDataset(parts)
+    assert len(joined) == len(parts[0]) + len(parts[1])
+    shared = DataLoader(joined, batch_size=len(joined))
+    assert next(iter(shared))["input_ids"].shape == (len(joined), 16)
 
 
 def test_a_store_that_holds_nothing_is_refused(tmp_path: Path) -> None:

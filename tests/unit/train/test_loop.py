@@ -170,6 +170,29 @@ def test_a_taken_folder_is_refused(store: Path, tmp_path: Path) -> None:
         train_model(recipe(store, 1), tmp_path / "other", resume=True, quiet=True)
 
 
+def test_a_refused_start_leaves_no_folder(tmp_path: Path) -> None:
+    bare = make_store(tmp_path / "store", cycles(2), complete=False)
+    (tmp_path / "there").mkdir()
+    for name in ("new", "there"):
+        with pytest.raises(TokmillError, match="not complete"):
+            train_model(recipe(bare), tmp_path / name, quiet=True)
+    assert not (tmp_path / "new").exists()
+    assert not list((tmp_path / "there").iterdir())
+
+
+def test_a_run_that_stopped_before_its_first_step_goes_on(store: Path, tmp_path: Path) -> None:
+    value = recipe(store, 9, run={"max_time": "0s"})
+    with pytest.raises(Interrupted):
+        train_model(value, tmp_path / "run", quiet=True)
+    assert (tmp_path / "run/recipe.json").exists()
+    options = {"optim": {"clip": 0.5}}
+    with pytest.raises(TokmillError, match="optim.clip"):
+        train_model(value, tmp_path / "run", options=options, resume=True, quiet=True)
+    options = {"run": {"max_time": ""}}
+    done = train_model(value, tmp_path / "run", options=options, resume=True, quiet=True)
+    assert done.step == 9
+
+
 def test_another_recipe_is_refused_but_for_what_decides_nothing(
     store: Path, tmp_path: Path
 ) -> None:

@@ -46,6 +46,18 @@ def test_every_folder_with_weights_is_a_start(place: str, run: Path, tmp_path: P
     assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
 
 
+def test_another_model_is_told_by_the_keys_that_differ(run: Path, tmp_path: Path) -> None:
+    value = recipe(run.parent / "store", run={"start": str(run)})
+    value["model"] = {"dim": 32, "layers": 2, "heads": 2}
+    with pytest.raises(TokmillError, match=r"to start from: model\.dim: 16 → 32\b") as caught:
+        train_model(value, tmp_path / "new", quiet=True)
+    assert "model.layers" not in caught.value.what and caught.value.hint
+    # Keys that change no shape may differ.
+    value["model"] = {"dim": 16, "dropout": 0.1}
+    value["run"]["steps"] = 1
+    train_model(value, tmp_path / "new", quiet=True)
+
+
 def test_a_run_that_has_begun_needs_its_start_no_more(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "first")
     store = str(run.parent / "store")

@@ -1,0 +1,19 @@
+"""tokmill's lifter on one program: native_lift.py PROGRAM prints JSON; imports are not timed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from tokmill import plugins
+from tokmill.x86.cfg import lift
+
+if __name__ == "__main__":
+    for package in ("iced_x86", "lief"):
+        plugins.require(package)
+    started = time.process_time()
+    graph = lift(sys.argv[1])
+    seconds = time.process_time() - started
+    starts = graph.function_address.tolist()
+    print(json.dumps({"seconds": seconds, "starts": starts}))

@@ -1,0 +1,227 @@
+"""RWKV-7 on a processor: chunks beside single steps, and one forward beside two.
+
+The gates are tests: tests/unit/models/test_wkv7.py (both forms are one function) and
+tests/unit/tasks/test_next_token.py (one forward has what a second one would compute).
+
+    python benchmarks/rwkv7.py
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokmill.feed.feed import Batch
+from tokmill.models.model import Tensors
+from tokmill.models.rwkv7 import RWKV7, RWKV7Config, TimeMix
+from tokmill.models.wkv7 import Form, wkv7
+from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.tasks.task import to_tensors
+
+FORMS: tuple[Form, ...] = ("step_by_step", "chunked")
+SHAPES = ((4, 256, 4), (2, 512, 12), (1, 2048, 12))
+STREAMS = {"asm": 1200, "mne": 900, "type": 70, "reg": 190, "rw": 12, "eflag": 60}
+"""About as many ids as the columns of a store of programs have."""
+CONFIG = RWKV7Config(dim=256, layers=4)
+
+
+def operands(rows: int, length: int, heads: int) -> list[Tensor]:
+    """Return r, w, k, v, a, b as the model makes them."""
+    torch.manual_seed(0)
+
+    def draw() -> Tensor:
+        return torch.randn(rows, length, heads, 64)
+
+    unit = F.normalize(draw(), dim=-1)
+    made = [draw(), -0.6065 * torch.sigmoid(draw()), draw(), draw()]
+    made += [-unit, unit * torch.sigmoid(draw())]
+    return [x.requires_grad_() for x in made]
+
+
+def once(form: Form, shape: tuple[int, int, int]) -> Callable[[], None]:
+    """Return a forward and backward pass of the recurrence."""
+    inputs = operands(*shape)
+
+    def run() -> None:
+        y, _ = wkv7(*inputs, form=form)
+        y.sum().backward()
+
+    return run
+
+
+def in_turns(runs: list[Callable[[], object]], rounds: int) -> list[float]:
+    """Return the best time of each, after one that does not count."""
+    best = [float("inf")] * len(runs)
+    for number in range(rounds + 1):
+        for place, run in enumerate(runs):
+            started = time.perf_counter()
+            run()
+            if number:
+                best[place] = min(best[place], time.perf_counter() - started)
+    return best
+
+
+def batch(rows: int, length: int) -> Tensors:
+    """Return rows of a column `token`."""
+    ids = torch.randint(0, 4096, (rows, length))
+    place = torch.arange(length).expand_as(ids)
+    zeros = torch.zeros_like(ids)
+    return Tensors({"token": ids}, zeros, place, True, targets={"token": ids})
+
+
+def learner(form: Form) -> NextToken:
+    """Return a model of 4 layers with its head; `form` of the recurrence."""
+    torch.manual_seed(0)
+    sizes = {"token": 4096}
+    task = NextToken(NextTokenConfig(tied=False), RWKV7(CONFIG, sizes), sizes)
+    for module in task.modules():
+        if isinstance(module, TimeMix):
+            module.form = form
+    return task
+
+
+def whole(form: Form, made: Tensors) -> Callable[[], None]:
+    """Return a forward and backward pass of a model."""
+    task = learner(form)
+
+    def run() -> None:
+        loss, _ = task(made)
+        loss.backward()
+
+    return run
+
+
+def peak(form: str, length: int) -> int:
+    """Return the bytes that a pass over one row adds to a process (a child)."""
+    done = subprocess.run(
+        [sys.executable, __file__, form, str(length)], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def measure_peak(form: str, length: int) -> None:
+    """Print by how much a forward and backward pass of the recurrence raises the peak."""
+    inputs = operands(1, length, 12)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    y, _ = wkv7(*inputs, form=form)  # type: ignore[arg-type]
+    y.sum().backward()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+
+
+def streams(rows: int, length: int) -> Batch:
+    """Return rows of six streams with a border every three tokens."""
+    random = np.random.default_rng(0)
+    columns = {n: random.integers(5, size, (rows, length + 1)) for n, size in STREAMS.items()}
+    border = np.zeros((rows, length + 1), np.uint8)
+    border[:, ::3] = 1
+    document = np.zeros((rows, length + 1), np.int32)
+    return Batch({**columns, "border": border}, document, np.zeros(rows, np.uint64))
+
+
+def two_objectives() -> list[Callable[[], object]]:
+    """Return a step of both objectives in one forward, and in two as scripts do it.
+
+    The second forward reads the row without its last instruction; its states at the end of that
+    predict the instruction's tokens.
+    """
+    torch.manual_seed(0)
+    config = NextTokenConfig(tied=False, instruction="last", length=512)
+    task = NextToken(config, RWKV7(CONFIG, STREAMS), STREAMS)
+    made = to_tensors(task.prepare(streams(4, 512)), torch.device("cpu"))
+    heads = task.instruction_heads
+    assert heads is not None
+    source = made.targets["instruction"]
+    count = int((source[0] >= 0).sum())
+    last = int(source[0].max()) + 1
+
+    def one() -> Tensor:
+        loss, _ = task(made)
+        loss.backward()
+        return loss.detach()
+
+    def two() -> Tensor:
+        hidden = task.model(made)
+        loss = sum(
+            F.cross_entropy(
+                hidden.flatten(0, 1) @ task.heads.weight(task.model, name).t(),
+                made.targets[name].flatten(), ignore_index=-1, reduction="sum",
+            )
+            for name in task.columns
+        )  # fmt: skip
+        place = torch.arange(last).expand(4, last)
+        prefix = {name: ids[:, :last] for name, ids in made.columns.items()}
+        seen = Tensors(prefix, torch.zeros(4, last, dtype=torch.int64), place, True)
+        states = task.model(seen)[:, -count:]
+        for name in task.columns:
+            targets = made.targets[name][source >= 0]
+            logits = states.flatten(0, 1) @ heads.weight(task.model, name).t()
+            loss = loss + F.cross_entropy(logits, targets, reduction="sum")
+        loss.backward()
+        return loss.detach()
+
+    first, second = one(), two()
+    if not torch.allclose(first, second, rtol=1e-5):
+        raise SystemExit(f"one forward and two differ: {first} and {second}")
+    return [two, one]
+
+
+def main(rounds: int = 4) -> list[str]:
+    """Measure; return the section for RESULTS.md."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    lines = [
+        "One thread, fp32, forward and backward; best of turns. Heads are 64 wide.",
+        "",
+        "| rows, positions, heads | step by step, ms | chunked, ms | ratio |",
+        "|---|---|---|---|",
+    ]
+    for shape in SHAPES:
+        slow, fast = in_turns([once(form, shape) for form in FORMS], rounds)
+        lines.append(
+            f"| {', '.join(f'{n:,}' for n in shape)} | {slow * 1e3:,.0f} | {fast * 1e3:,.0f} | "
+            f"{slow / fast:.1f} |"
+        )
+    made = batch(4, 256)
+    slow, fast = in_turns([whole(form, made) for form in FORMS], rounds)
+    size = sum(p.numel() for p in learner("auto").parameters()) / 1e6
+    lines += [
+        "",
+        f"| a model of {size:.1f} million weights, 4 rows of 256 | tokens/s | ratio |",
+        "|---|---|---|",
+        f"| step by step | {1024 / slow:,.0f} | 1.00 |",
+        f"| chunked | {1024 / fast:,.0f} | {slow / fast:.2f} |",
+    ]
+    most, least = (peak(form, 4096) for form in FORMS)
+    lines += [
+        "",
+        "| memory of the recurrence at 4,096 positions, 12 heads | MiB | share |",
+        "|---|---|---|",
+        f"| step by step | {most / 2**20:,.0f} | 1.00 |",
+        f"| chunked | {least / 2**20:,.0f} | {least / most:.3f} |",
+    ]
+    two, one = in_turns(two_objectives(), rounds)
+    lines += [
+        "",
+        "| next token and last instruction of six streams, 4 rows of 512 | ms a step | ratio |",
+        "|---|---|---|",
+        f"| two forwards | {two * 1e3:,.0f} | 1.00 |",
+        f"| one forward | {one * 1e3:,.0f} | {two / one:.2f} |",
+    ]
+    torch.set_num_threads(threads)
+    return lines
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1] in get_args(Form):
+        measure_peak(sys.argv[1], int(sys.argv[2]))
+    else:
+        print("\n".join(main()))

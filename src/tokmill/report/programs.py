@@ -1,0 +1,97 @@
+"""Recognise programs, graphs of their control flow, and vocabularies of x86 columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokmill import plugins
+from tokmill.errors import MissingExtraError, TokmillError
+from tokmill.files import machine_errors
+from tokmill.report.look import Facts, Look
+
+PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
+GRAPH = b"PAR1"
+SHOWN = 20
+
+
+def program(look: Look) -> Facts | None:
+    """A program, which a build reads if it is x86."""
+    for magic, what in PROGRAMS.items():
+        if look.head.startswith(magic):
+            return {
+                "kind": "program",
+                "what": what,
+                "bytes": look.size,
+                "next": f"tokmill build x86 {look.path} -o STORE",
+            }
+    return None
+
+
+def graph(look: Look) -> Facts | None:
+    """A graph of `tokmill cfg` in Parquet, where pyarrow is installed."""
+    if look.head[:4] != GRAPH:
+        return None
+    try:
+        about: Any = plugins.require("tokmill.x86.graph_files").read_about(look.path)
+    except MissingExtraError:
+        return None
+    if about is None:
+        return None
+    return {
+        "kind": "graph",
+        "what": f"the control flow of {about.program or 'a program'}, {about.bits}-bit code",
+        "bytes": look.size,
+        "functions": about.functions,
+        "blocks": about.blocks,
+        "instructions": about.instructions,
+        "edges": about.edges,
+        "lifter": about.lifter,
+        "not_followed": {reason: len(places) for reason, places in about.unresolved.items()},
+        "next": f"tokmill build x86 {look.path} -o STORE",
+    }
+
+
+def vocabulary(look: Look) -> Facts | None:
+    """The frozen vocabulary of one x86 column."""
+    if not isinstance(look.json, dict) or not {"column", "rules", "tokens"} <= set(look.json):
+        return None
+    kind = plugins.require("tokmill.x86.vocabulary").TokenList
+    try:
+        with machine_errors("read", look.path):
+            tokens = kind.from_json(look.path.read_bytes(), str(look.path))
+    except TokmillError as error:
+        return {"kind": "vocabulary", "what": "a list of tokens", "problem": error.what}
+    return {
+        "kind": "vocabulary",
+        "what": f"the vocabulary of the column {tokens.column} of x86 code",
+        "bytes": look.size,
+        **_facts(tokens),
+        "first": tokens.tokens[:SHOWN],
+    }
+
+
+def vocabulary_folder(look: Look) -> Facts | None:
+    """A folder of x86 vocabularies, in any of their forms."""
+    files = plugins.require("tokmill.x86.vocabulary_files")
+    if not files.is_vocabulary(look.path):
+        return None
+    facts: Facts = {"kind": "vocabulary", "what": "vocabularies of x86 code"}
+    try:
+        found = files.find_lists(look.path)
+    except TokmillError as error:
+        return {**facts, "problem": str(error)}
+    lists = [
+        {"column": column, "found": one.convention, **_facts(one.tokens)}
+        for column, one in found.items()
+    ]
+    options = f"--rules {lists[0]['rules']} --vocab {look.path}"
+    return {**facts, "lists": lists, "next": f"tokmill build x86 INPUT {options} -o STORE"}
+
+
+def _facts(tokens: Any) -> Facts:
+    counts = tokens.counts
+    return {
+        "rules": tokens.rules,
+        "tokens": len(tokens),
+        "occurrences": "not counted" if counts is None else sum(counts),
+    }

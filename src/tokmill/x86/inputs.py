@@ -1,0 +1,118 @@
+"""Inputs of whatever reads programs: programs, pickles of BinaryCorp and graph files, as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokmill import plugins
+from tokmill.build.processes import in_processes
+from tokmill.build.source import InputFile, find_files
+from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError
+from tokmill.progress import Progress
+from tokmill.x86.graph import Graph
+from tokmill.x86.graph_files import read_graph
+from tokmill.x86.lifting import PICKLE, find_programs
+
+GRAPH = ".parquet"
+
+
+def find_inputs(inputs: Sequence[str]) -> tuple[list[InputFile], int]:
+    """Return programs, pickles and graph files below some paths, and how many files are none.
+
+    As `find_programs`, but of folders graph files are taken too.
+    """
+    return find_programs(inputs, graphs=(GRAPH,))
+
+
+def graphs_in(
+    file: InputFile, levels: Sequence[str] | None = None, lifter: str = "native"
+) -> Iterator[Graph]:
+    """Yield the graphs of one input: of a pickle that of each program, else one.
+
+    A program is lifted here, by `lifter`. Raises `TokmillError` for what is neither program, pickle
+    nor graph.
+    """
+    if file.path.suffix == PICKLE:
+        yield from plugins.require("tokmill.x86.saved_index").graphs_of(file.path, levels)
+    elif file.path.suffix == GRAPH:
+        yield read_graph(file.path)
+    elif file.path.suffix == ".jsonl":
+        raise TokmillError(
+            "graphs are read from Parquet files, not from JSON Lines",
+            where=str(file.path),
+            hint="leave out --format jsonl of `tokmill cfg`",
+        )
+    else:
+        graph: Graph = plugins.load(plugins.LIFTERS, lifter)(file.path)
+        graph.program = file.name
+        yield graph
+
+
+def graphs_of_path(path: Path | str) -> Iterator[Graph]:
+    """Yield the graphs of one file, as `graphs_in`."""
+    if Path(path).is_dir():
+        raise TokmillError("this is a folder", where=str(path), hint="name one file in it")
+    for file in find_files([str(path)], ("",)):
+        yield from graphs_in(file)
+
+
+class Seen(NamedTuple):
+    """What was made of one program, or why nothing was."""
+
+    program: str
+    value: Any = None
+    refused: str = ""
+    hint: str = ""
+
+
+def look_at(
+    look: Callable[[Graph], Any],
+    files: Sequence[InputFile],
+    *,
+    levels: Sequence[str] | None = None,
+    workers: int = 0,
+    title: str = "look",
+    quiet: bool = True,
+) -> Iterator[Seen]:
+    """Yield what a function makes of the graph of each program, in whatever order they are done.
+
+    `look` must be known by its name, as `workers` processes call it; with 0 this one does. What
+    cannot be read or lifted is yielded as refused.
+    """
+    # Large programs first: nobody waits for one that comes last.
+    order = sorted(files, key=lambda file: (-file.size, file.name))
+    tasks = [_Task(look, file, None if levels is None else tuple(levels)) for file in order]
+    done: Iterable[tuple[_Task, list[Seen]]]
+    if workers > 0 and len(tasks) > 1:
+        done = in_processes(
+            _look,
+            tasks,
+            min(workers, len(tasks)),
+            hint="most often memory ran out: try fewer --workers",
+        )
+    else:
+        done = ((task, _look(task)) for task in tasks)
+    with Progress(title, sum(file.size for file in files), quiet=quiet) as progress:
+        for task, found in done:
+            yield from found
+            progress.advance(task.file.size)
+
+
+class _Task(NamedTuple):
+    look: Callable[[Graph], Any]
+    file: InputFile
+    levels: tuple[str, ...] | None
+
+
+def _look(task: _Task) -> list[Seen]:
+    seen = []
+    try:
+        for graph in graphs_in(task.file, task.levels):
+            seen.append(Seen(graph.program, task.look(graph)))
+    except (MachineError, MissingExtraError, UsageError):
+        raise
+    except TokmillError as error:
+        seen.append(Seen(task.file.name, refused=error.what, hint=error.hint))
+    return seen

@@ -1,0 +1,302 @@
+"""Graphs as records: functions, blocks or walks, each a sequence of instructions as phrases."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tokmill.build.conditions import take_flat
+from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, utf8_column
+from tokmill.x86.graph import Graph
+from tokmill.x86.layout import Key
+from tokmill.x86.rules import DecodeError
+from tokmill.x86.templates import Table, Templates
+from tokmill.x86.vocabulary import UNKNOWN
+from tokmill.x86.walks import Walker, Walking
+
+Unit = Literal["function", "block", "walk"]
+AT_ONCE = 1 << 19
+"""Instructions of the functions that are turned into records together, unless one is larger."""
+NO_INSTRUCTION = "bytes that are no instruction to the rules"
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """What makes a record."""
+
+    unit: Unit = "function"
+    max_tokens: int = 32_768
+    min_tokens: int = 100
+    """Of walks only."""
+    walking: Walking = dataclasses.field(default_factory=Walking)
+
+
+def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -> Iterator[Records]:
+    """Yield the records of a program in batches, in order of function and address.
+
+    The bytes that a function's instructions are must be instructions to the rules: a function with
+    others is rejected. What a record's columns hold is told in `tokmill.x86.source`.
+    """
+    walker = Walker(graph, cutting.walking) if cutting.unit == "walk" else None
+    seen = _Seen(graph, walker) if walker is not None else None
+    notes = {
+        "programs": 1,
+        "functions": len(graph.function_address),
+        "blocks": len(graph.block_address),
+        "instructions": len(graph.lengths),
+    }
+    for first, last in _portions(graph):
+        portion = _Portion(graph, first, last, key, templates)
+        if walker is None or seen is None:
+            yield portion.pieces(cutting, notes)
+        else:
+            yield from portion.walks(walker, seen, cutting, notes)
+        notes = {}
+    if seen is not None:
+        # What was visited is known at the end, and stands in a batch without records.
+        yield nothing(cutting.unit, templates, notes=seen.notes())
+
+
+def nothing(
+    unit: Unit,
+    templates: Templates,
+    drops: Sequence[Drop] = (),
+    notes: dict[str, int] | None = None,
+) -> Records:
+    """Return a batch without records."""
+    none = np.zeros(0, np.int64)
+    walk = {"walk": none} if unit == "walk" else {}
+    columns: dict[str, Array | tuple[Array, Array]] = {"address": none, "part": none, **walk}
+    columns |= dict.fromkeys(("function", *Key._fields), _constant("", 0))
+    phrases = Phrases(
+        none.astype(np.uint32), np.zeros(1, np.int64), *templates.table(), templates.growing
+    )
+    return Records(np.zeros(1, np.int64), columns, none, drops, phrases=phrases, notes=notes or {})
+
+
+def _portions(graph: Graph) -> Iterator[tuple[int, int]]:
+    """Yield ranges of functions with some hundred thousand instructions; one at least."""
+    ends = graph.block_instructions[graph.function_blocks[1:]]
+    first = 0
+    while True:
+        done = int(ends[first - 1]) if first else 0
+        last = max(int(np.searchsorted(ends, done + AT_ONCE, side="right")), first + 1)
+        last = min(last, len(ends))
+        yield first, last
+        if last == len(ends):
+            return
+        first = last
+
+
+class _Seen:
+    """Which blocks and ways the walks of a program have visited."""
+
+    def __init__(self, graph: Graph, walker: Walker) -> None:
+        self.blocks = np.zeros(len(graph.block_address), bool)
+        self.ways = np.zeros(len(walker.flow.target), bool)
+
+    def notes(self) -> dict[str, int]:
+        return {
+            "blocks walked": int(self.blocks.sum()),
+            "edges": len(self.ways),
+            "edges walked": int(self.ways.sum()),
+        }
+
+
+class _Portion:
+    """Some functions of a program, their instructions as rows of the table of templates."""
+
+    def __init__(self, graph: Graph, first: int, last: int, key: Key, templates: Templates) -> None:
+        self.graph, self.key, self.first = graph, key, first
+        self.functions = np.arange(first, last)
+        self.names = utf8_column(_names(graph, first, last))
+        self.first_block, self.last_block = graph.function_blocks[[first, last]].tolist()
+        self.base, stop = graph.block_instructions[[self.first_block, self.last_block]].tolist()
+        self.lengths = graph.lengths[self.base : stop]
+        self.drops: list[Drop] = []
+        numbers = self._numbers(templates)
+        self.table: Table = templates.table()
+        self.growing = templates.growing
+        offsets = self.table.offsets
+        self.ends = np.zeros(len(numbers) + 1, np.int64)
+        """(I + 1,) i8: tokens before each instruction."""
+        np.cumsum((offsets[1:] - offsets[:-1])[numbers], out=self.ends[1:])
+        begins = graph.block_instructions[self.first_block : self.last_block] - self.base
+        numbers[begins[begins < len(numbers)]] |= PHRASE_BIT
+        self.ids = numbers
+        """(I,) u4, as in `Phrases.ids`."""
+
+    def _numbers(self, templates: Templates) -> Array:
+        """Return the templates of all instructions; functions that have none are dropped."""
+        try:
+            return self._ask(templates, self.first_block, self.last_block)
+        except DecodeError:
+            pass
+        # One function after the other: a file of graphs may hold any number of bad ones.
+        numbers = np.zeros(len(self.lengths), np.uint32)
+        good = np.ones(len(self.functions), bool)
+        for place, function in enumerate(self.functions.tolist()):
+            begin, end = self.graph.function_blocks[function : function + 2].tolist()
+            where = self.graph.block_instructions[[begin, end]] - self.base
+            try:
+                numbers[slice(*where.tolist())] = self._ask(templates, begin, end)
+            except DecodeError:
+                address = int(self.graph.function_address[function])
+                self.drops.append(Drop(address, NO_INSTRUCTION, True))
+                good[place] = False
+        self.functions = self.functions[good]
+        return numbers
+
+    def _ask(self, templates: Templates, begin: int, end: int) -> Array:
+        graph = self.graph
+        code = graph.code[slice(*graph.block_bytes[[begin, end]].tolist())]
+        lengths = graph.lengths[slice(*graph.block_instructions[[begin, end]].tolist())]
+        return templates.numbers(code, lengths)
+
+    def pieces(self, cutting: Cutting, notes: dict[str, int]) -> Records:
+        """Return each function or block as a record, the long ones in parts."""
+        graph, function = self.graph, self.functions
+        begins, ends = graph.function_blocks[function], graph.function_blocks[function + 1]
+        address = graph.function_address[function]
+        if cutting.unit == "block":
+            function = np.repeat(function, ends - begins)
+            blocks = np.arange(len(graph.block_address))
+            begins, _ = take_flat(blocks, graph.function_blocks, self.functions)
+            ends, address = begins + 1, graph.block_address[begins]
+        start = graph.block_instructions[begins] - self.base
+        stop = graph.block_instructions[ends] - self.base
+        full = start < stop
+        record, part, start, stop = self._cut(
+            np.flatnonzero(full), start[full], stop[full], cutting.max_tokens
+        )
+        found = self.records(
+            start, stop, np.arange(len(start) + 1), function[record], address[record], part
+        )
+        found.notes.update(notes)
+        if not full.all():
+            found.skipped = {"empty": int((~full).sum())}
+        return found
+
+    def _cut(
+        self, record: Array, start: Array, stop: Array, most: int
+    ) -> tuple[Array, Array, Array, Array]:
+        """Return records of at most so many tokens: (record, part, first instruction, end)."""
+        found = []
+        part = 0
+        while len(record):
+            end = np.searchsorted(self.ends, self.ends[start] + most, side="right") - 1
+            end = np.minimum(end, stop)
+            found.append((record, np.full(len(record), part), start, end))
+            more = end < stop
+            record, start, stop = record[more], end[more], stop[more]
+            part += 1
+        if not found:
+            return record, record, start, stop
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        if part > 1:
+            order = np.lexsort((columns[1], columns[0]))
+            columns = [column[order] for column in columns]
+        return columns[0], columns[1], columns[2], columns[3]
+
+    def walks(
+        self, walker: Walker, seen: _Seen, cutting: Cutting, notes: dict[str, int]
+    ) -> Iterator[Records]:
+        """Yield the walks of the functions; those that are too short are skipped."""
+        graph, most = self.graph, cutting.walking.walk_tokens
+        begins = graph.block_instructions[self.first_block : self.last_block + 1] - self.base
+        tokens = np.diff(self.ends[begins])
+        functions = self.functions
+        functions = functions[np.diff(graph.function_blocks)[functions] > 0]
+        for walks in walker.walk(functions, tokens, self.first_block):
+            block = walks.block - self.first_block
+            start, stop = begins[block], begins[block + 1]
+            # The last block of a walk is cut where the walk is long enough.
+            before = np.concatenate([[0], np.cumsum(tokens[block])])
+            within = before[:-1] - np.repeat(before[walks.offsets[:-1]], np.diff(walks.offsets))
+            limit = np.searchsorted(self.ends, self.ends[start] + most - within, "right") - 1
+            stop = np.minimum(stop, limit)
+            length = np.add.reduceat(self.ends[stop] - self.ends[start], walks.offsets[:-1])
+            kept = np.flatnonzero(length >= cutting.min_tokens)
+            piece, offsets = take_flat(np.arange(len(block)), walks.offsets, kept)
+            seen.blocks[walks.block[piece]] = True
+            way = walks.way[piece]
+            seen.ways[way[way >= 0]] = True
+            first = walks.block[walks.offsets[:-1][kept]]
+            found = self.records(
+                start[piece], stop[piece], offsets, walks.function[kept],
+                graph.block_address[first], np.zeros(len(kept), np.int64), walks.number[kept],
+            )  # fmt: skip
+            found.notes.update(notes)
+            notes = {}
+            if len(kept) < len(length):
+                found.skipped = {"too short": len(length) - len(kept)}
+            yield found
+
+    def records(
+        self, start: Array, stop: Array, offsets: Array, function: Array, address: Array,
+        part: Array, walk: Array | None = None,
+    ) -> Records:  # fmt: skip
+        """Return n records of pieces of the instructions.
+
+        Args:
+            start: (m,) i8, first instruction of each piece, counted in the portion.
+            stop: (m,) i8, the one behind it.
+            offsets: (n + 1,) i8, the pieces of each record.
+            function: (n,) numbers of functions of the graph.
+            address: (n,) u8.
+            part: (n,).
+            walk: (n,), numbers of walks.
+        """
+        n = len(offsets) - 1
+        bounds = np.concatenate([[0], np.cumsum(stop - start)])
+        place = np.repeat(start - bounds[:-1], stop - start) + np.arange(bounds[-1])
+        tokens = np.concatenate([[0], np.cumsum(self.ends[stop] - self.ends[start])])
+        ids = self.ids[place]
+        columns: dict[str, Array | tuple[Array, Array]] = {
+            "address": address,
+            "function": take_flat(*self.names, function - self.first),
+            **{name: _constant(text, n) for name, text in self.key._asdict().items()},
+            "part": part,
+        }
+        if walk is not None:
+            columns["walk"] = walk
+        drops, self.drops = self.drops, []
+        table = self.table
+        return Records(
+            tokens[offsets],
+            columns,
+            address.astype(np.int64),
+            drops,
+            phrases=Phrases(ids, bounds[offsets], table.offsets, table.columns, self.growing),
+            notes=_unknown(ids, table),
+        )
+
+
+def _names(graph: Graph, first: int, last: int) -> list[str]:
+    addresses = graph.function_address[first:last].tolist()
+    return [
+        name or f"sub_{address:x}"
+        for name, address in zip(graph.function_name[first:last], addresses, strict=True)
+    ]
+
+
+def _constant(text: str, count: int) -> tuple[Array, Array]:
+    """Return a string column of one value."""
+    data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    return np.tile(data, count), np.arange(count + 1) * len(data)
+
+
+def _unknown(ids: Array, table: Table) -> dict[str, int]:
+    """Return how many tokens of each column are not in its vocabulary."""
+    found = {}
+    for column, tokens in table.columns.items():
+        before = np.concatenate([[0], np.cumsum(tokens == UNKNOWN)])[table.offsets]
+        if before[-1]:
+            count = int(np.diff(before)[ids & ~PHRASE_BIT].sum())
+            if count:
+                found[f"tokens of {column} replaced by unk"] = count
+    return found

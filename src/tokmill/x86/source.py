@@ -1,0 +1,277 @@
+"""The source `x86`: programs and graphs of them to records of six streams."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from tokmill.build.source import Frozen, Hash, InputFile, Item, Request, Resources
+from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.files import machine_errors
+from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
+from tokmill.x86.graph import Graph
+from tokmill.x86.graph_files import read_about
+from tokmill.x86.inputs import GRAPH, find_inputs, graphs_in
+from tokmill.x86.layout import Key, Layout
+from tokmill.x86.lifting import PICKLE, lifter_version
+from tokmill.x86.records import Cutting, Unit, nothing, records_of
+from tokmill.x86.rules import COLUMNS, RULES, make_rules
+from tokmill.x86.templates import Templates
+from tokmill.x86.vocabulary import TokenList, Vocabularies, closed
+from tokmill.x86.vocabulary_files import read_vocabularies
+from tokmill.x86.walks import Walking
+
+PART = 128 << 20
+"""Bytes of phrases of one program after which its shard is cut, so that memory has a bound."""
+EXPANDS = {"function": 1, "block": 6, "walk": 10}
+"""How many times larger than a program its records are, about; of walks for one from each block."""
+LEAST_TOKENS = 64
+"""A record holds so many at least, or an instruction might not fit."""
+MOST_TOKENS = 32_768
+
+
+class X86Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of x86 programs."""
+
+    unit: Unit = "function"
+    """What a record is: a function, a basic block, or a random walk over the blocks of one."""
+    rules: str = "tokmill"
+    """The rules that make the tokens: tokmill or semanticbbv."""
+    vocab: str = ""
+    """Folder with the vocabularies asm.json … of the rules semanticbbv."""
+    separator: bool = False
+    """Put a [SEP] behind each instruction, in all columns."""
+    lifter: Literal["native", "angr"] = "native"
+    """What finds functions and blocks in programs; a graph is taken as it is."""
+    layout: str = ""
+    """What the path of a program says, such as {project}/{compiler}-{level}/{program}."""
+    max_tokens: int = MOST_TOKENS
+    """Most tokens of a record; a longer function is cut between instructions into parts."""
+    min_tokens: int = 100
+    """Fewest tokens of a walk; shorter ones are skipped."""
+    seed: int = 0
+    """Seed of the walks."""
+    walks: int = 1
+    """Walks that begin at each place that walk_from says."""
+    walk_from: Literal["every", "entry", "random"] = "every"
+    """Where walks of a function begin: at every block, at its entry, or at a random block."""
+    walk_tokens: int = 512
+    """Most tokens of a walk, which is cut between instructions."""
+    walk_blocks: int = 0
+    """Most blocks of a walk; 0: as many as the tokens allow."""
+    restart: Literal["stop", "entry", "start", "random"] = "stop"
+    """Where a walk goes on from a block without successors: nowhere, or at the entry, at its first
+    block, at a random block of the function."""
+    weight: Literal["uniform", "degree"] = "uniform"
+    """How likely each successor is: all alike, or by 1 + its own successors."""
+
+
+WALKS = (*Walking.__struct_fields__, "min_tokens")
+"""Options that decide about walks alone."""
+
+
+class X86Source:
+    """ELF and PE programs, and the graphs that `tokmill cfg` makes of them; one item each.
+
+    Columns: the six streams of `tokmill.x86.rules` and `border` through phrases; a record's
+    `address` (of the function or block, of a walk's first block), `function` (raw symbol, or
+    `sub_401000`), `project program version compiler level`, `part` (from 0, of what is cut) and,
+    of walks, `walk`. A record's place is its address. A program that cannot be lifted is rejected.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = X86Config
+    version: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        check(config)
+        vocab = str(Path(config.vocab).absolute()) if config.vocab else ""
+        self.config: X86Config = msgspec.structs.replace(config, vocab=vocab)
+        self.inputs, self.frozen = list(inputs), vocabularies
+        self.layout = Layout(config.layout)
+        self.left_out = 0
+        """Files of the input folders that are neither programs nor graphs, once `items` is read."""
+        self._templates: dict[int, Templates] = {}
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return the six vocabularies: the closed ones of `tokmill`, or those of a folder."""
+        if request.tokenizer is not None or request.roles:
+            raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
+        check(config)
+        return {
+            column: Frozen(*tokens.vocabulary())
+            for column, tokens in vocabularies_of(config.rules, config.vocab).items()
+        }
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The columns of the store."""
+        per_record: dict[str, Literal["u4", "u8", "utf8"]] = {"address": "u8", "function": "utf8"}
+        per_record |= dict.fromkeys(Key._fields, "utf8")
+        per_record["part"] = "u4"
+        if self.config.unit == "walk":
+            per_record["walk"] = "u4"
+        coded = {
+            column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
+            for column in COLUMNS
+        }
+        return {
+            **coded,
+            "border": Column("u1", phrase=True),
+            **{name: Column(dtype, per="record") for name, dtype in per_record.items()},
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides blocks and tokens with its version, and nothing for what does not."""
+        rules = make_rules(self.config.rules)
+        iced = importlib.metadata.version("iced-x86")
+        unused = () if self.config.unit == "walk" else WALKS
+        return {
+            "vocab": None,
+            "rules": f"{rules.name} {rules.version}, iced-x86 {iced}",
+            "lifter": lifter_version(self.config.lifter),
+            **dict.fromkeys(unused),
+        }
+
+    def items(self) -> Iterator[Item]:
+        """Yield the programs and graphs, one item each.
+
+        Raises `TokmillError` where there is none, and for pickles, which are no input.
+        """
+        files, self.left_out = find_items(self.inputs)
+        self.layout.check([file.name.removesuffix(GRAPH) for file in files])
+        config = self.config
+        expands = config.walks if config.unit == "walk" else 1
+        if config.unit != "walk" or config.walk_from == "every":
+            expands *= EXPANDS[config.unit]
+        for file in files:
+            path = str(file.path.absolute())
+            yield Item(file.name, path, 0, file.size, file.digest, expands=expands)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the records of a program; one that cannot be lifted is a reject."""
+        path, config = Path(item.path), self.config
+        if not item.parts_done:
+            with machine_errors("read", path), open(path, "rb") as file:
+                while data := file.read(1 << 20):
+                    digest.update(data)
+        graph, reason = self._graph(item)
+        if graph is None:
+            yield nothing(config.unit, self._cache(64), [Drop(0, reason, True)])
+            return
+        walking = msgspec.convert(config, Walking, from_attributes=True)
+        cutting = Cutting(config.unit, config.max_tokens, config.min_tokens, walking)
+        found = records_of(graph, self.layout.key(graph.program), self._cache(graph.bits), cutting)
+        fits = self.layout.fields(graph.program) is not None
+        part = size = 0
+        for number, batch in enumerate(found):
+            if not number and not fits:
+                batch.notes["programs whose path does not fit the layout"] = 1
+            size += batch.phrases.ids.nbytes if batch.phrases else 0
+            batch.ends_part = size >= PART
+            if part >= item.parts_done:
+                yield batch
+            if batch.ends_part:
+                part, size = part + 1, 0
+
+    def _graph(self, item: Item) -> tuple[Graph | None, str]:
+        """Return the graph of a program, or why there is none."""
+        program = InputFile(item.name, Path(item.path), item.size, item.digest)
+        try:
+            return next(graphs_in(program, lifter=self.config.lifter)), ""
+        except (MachineError, MissingExtraError, UsageError, MemoryError, OSError):
+            raise
+        except TokmillError as error:
+            return None, error.what
+        except Exception as error:
+            # A fault of the lifter costs its program, not a build of thousands of them.
+            return None, f"the lifter failed: {type(error).__name__}"
+
+    def _cache(self, bits: int) -> Templates:
+        """Return the cache of templates, which outlives programs and shards."""
+        if bits not in self._templates:
+            vocabularies = {
+                column: TokenList.from_json(self.frozen[column].data) for column in COLUMNS
+            }
+            self._templates[bits] = Templates(
+                self.config.rules, bits, vocabularies, self.config.separator
+            )
+        return self._templates[bits]
+
+
+def find_items(inputs: Sequence[str]) -> tuple[list[InputFile], int]:
+    """Return the programs and graphs below some paths, and how many files are neither.
+
+    Raises `TokmillError` where there is none, and for pickles, which may hold several programs.
+    """
+    files, left_out = find_inputs(inputs)
+    named = {Path(argument).name for argument in inputs if not Path(argument).is_dir()}
+    kept = []
+    for file in files:
+        if file.path.suffix == PICKLE:
+            raise TokmillError(
+                "a pickle is no program",
+                where=str(file.path),
+                hint=f"make graphs of it first: tokmill cfg {file.path} -o GRAPHS",
+            )
+        if file.name in named or file.path.suffix != GRAPH or read_about(file.path) is not None:
+            kept.append(file)
+    if not kept:
+        raise TokmillError(
+            "there are no programs",
+            where=", ".join(inputs),
+            hint="ELF and PE files for x86 are read, and graphs that `tokmill cfg` makes of them",
+        )
+    return kept, left_out + len(files) - len(kept)
+
+
+def vocabularies_of(rules: str, folder: str) -> Vocabularies:
+    """Return the vocabularies of a set of rules: the closed ones, or those in a folder.
+
+    Raises `UsageError` where the rules need a folder, `TokmillError` where it does not fit them.
+    """
+    if folder:
+        return read_vocabularies(folder, rules)
+    if rules == "tokmill":
+        return closed()
+    raise UsageError(
+        f"the rules {rules} have no closed vocabularies",
+        hint=f"count them: tokmill vocab build x86 INPUT… --rules {rules} -o DIR; then --vocab DIR",
+    )
+
+
+def check(config: X86Config) -> None:
+    """Refuse options that do not fit together."""
+    if config.rules not in RULES:
+        raise UsageError(f"no rules are called {config.rules!r}", hint=nearest(config.rules, RULES))
+    if not LEAST_TOKENS <= config.max_tokens <= MOST_TOKENS:
+        raise UsageError(
+            f"max_tokens = {config.max_tokens}", hint=f"{LEAST_TOKENS} to {MOST_TOKENS}"
+        )
+    if config.unit != "walk":
+        changed = [key for key in WALKS if getattr(config, key) != getattr(X86Config(), key)]
+        if changed:
+            raise UsageError(f"{changed[0]} is of walks alone", hint="--unit walk makes walks")
+        return
+    if not max(config.min_tokens, LEAST_TOKENS) <= config.walk_tokens <= config.max_tokens:
+        raise UsageError(
+            f"walk_tokens = {config.walk_tokens}",
+            hint=f"{max(config.min_tokens, LEAST_TOKENS)} (min_tokens) to "
+            f"{config.max_tokens} (max_tokens)",
+        )
+    if config.walks < 1 or config.walk_blocks < 0:
+        raise UsageError(
+            f"walks = {config.walks}, walk_blocks = {config.walk_blocks}",
+            hint="at least 1 walk; 0 or more blocks",
+        )

@@ -1,0 +1,216 @@
+"""Programs and bytes to ids and back, in memory: what `build x86` does, without a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple, Self
+
+import numpy as np
+
+from tokmill.errors import UsageError, nearest
+from tokmill.files import machine_errors
+from tokmill.formats.exports import expand
+from tokmill.store.schema import PHRASE_BIT, Array, Phrases
+from tokmill.x86.inputs import graphs_of_path
+from tokmill.x86.layout import Key
+from tokmill.x86.records import Cutting, records_of
+from tokmill.x86.rules import COLUMNS, decode
+from tokmill.x86.templates import Templates
+from tokmill.x86.vocabulary import SPECIALS, TokenList, Vocabularies, closed
+from tokmill.x86.vocabulary_files import read_vocabularies
+
+PREFIXES = ("LOCK", "REP", "REPNE", "NOTRACK")
+"""Tokens of `asm` that stand in front of a mnemonic."""
+ALL = 1 << 62
+
+
+class Encoded(NamedTuple):
+    """A function or a block as ids."""
+
+    function: str
+    """Raw symbol name, or `sub_401000`."""
+    address: int
+    columns: dict[str, Array]
+    """The six streams and `border` (bit 0: an instruction begins, bit 1: a block), a value a
+    token."""
+
+
+class X86Tokenizer:
+    """Programs and machine code to the ids of six columns, and ids back to text."""
+
+    def __init__(
+        self,
+        vocab: Path | str | Vocabularies | None = None,
+        rules: str = "tokmill",
+        *,
+        separator: bool = False,
+    ) -> None:
+        """Choose rules and vocabularies.
+
+        Args:
+            vocab: a folder of vocabularies, a store, or column → list; None: the closed ones of
+                the rules `tokmill`.
+            rules: `tokmill` or `semanticbbv`.
+            separator: whether each instruction ends in a `[SEP]`, in all columns.
+
+        Raises:
+            UsageError: the rules are not known, or have no closed vocabularies.
+            TokmillError: a vocabulary is missing, damaged or for other rules.
+        """
+        if vocab is None:
+            if rules != "tokmill":
+                raise UsageError(
+                    f"the rules {rules} have no closed vocabularies",
+                    hint="name some: `tokmill vocab build x86` counts those of programs",
+                )
+            vocab = closed()
+        given = vocab if isinstance(vocab, dict) else read_vocabularies(vocab, rules)
+        self.rules, self.separator = rules, separator
+        self.vocabularies: Vocabularies = given
+        """Column → its list of tokens."""
+        self._templates: dict[int, Templates] = {}
+
+    def templates(self, bits: int = 64) -> Templates:
+        """Return the cache of instructions of 64-bit or 32-bit code."""
+        if bits not in self._templates:
+            self._templates[bits] = Templates(self.rules, bits, self.vocabularies, self.separator)
+        return self._templates[bits]
+
+    def encode_program(
+        self, path: Path | str, unit: Literal["function", "block"] = "function"
+    ) -> Iterator[Encoded]:
+        """Yield the functions or basic blocks of a program, in order of their addresses.
+
+        Args:
+            path: an ELF or PE file for x86, a graph of `tokmill cfg`, or a pickle of BinaryCorp.
+            unit: what is yielded one by one.
+
+        Raises:
+            TokmillError: the file is none of these.
+            UsageError: `unit` is another.
+        """
+        if unit not in ("function", "block"):
+            raise UsageError(f"no unit is called {unit!r}", hint="function or block")
+        cutting = Cutting(unit, max_tokens=ALL)
+        for graph in graphs_of_path(path):
+            key = Key("", graph.program, "", "", "")
+            for batch in records_of(graph, key, self.templates(graph.bits), cutting):
+                assert batch.phrases is not None
+                columns = {name: expand(batch.phrases, name) for name in (*COLUMNS, "border")}
+                data, ends = batch.columns["function"]
+                for row, address in enumerate(np.asarray(batch.columns["address"]).tolist()):
+                    tokens = slice(*batch.offsets[row : row + 2].tolist())
+                    name = data[int(ends[row]) : int(ends[row + 1])].tobytes()
+                    yield Encoded(
+                        name.decode("utf-8", "surrogatepass"),
+                        address,
+                        {column: ids[tokens] for column, ids in columns.items()},
+                    )
+
+    def encode_bytes(self, code: bytes, address: int = 0, bits: int = 64) -> dict[str, Array]:
+        """Return column → ids of the instructions that lie end to end in some bytes.
+
+        The address is for error messages only. Raises `DecodeError` for bytes that are no
+        instructions.
+        """
+        code = bytes(code)
+        sizes = [len(instruction) for instruction in decode(code, address, bits)]
+        templates = self.templates(bits)
+        lengths = np.array(sizes, np.uint8)
+        ids = templates.numbers(np.frombuffer(code, np.uint8), lengths)
+        table = templates.table()
+        if len(ids):
+            ids[0] |= PHRASE_BIT
+        ends = np.array([0, len(ids)])
+        phrases = Phrases(ids, ends, table.offsets, table.columns)
+        return {column: expand(phrases, column) for column in (*COLUMNS, "border")}
+
+    def decode(self, columns: Mapping[str, Array] | Sequence[int] | Array) -> list[str]:
+        """Return instructions as text: the tokens of `asm`, special ones too, an entry each.
+
+        Args:
+            columns: column → ids, of which `asm` is read and `border` where it is there; or the
+                ids of `asm`. Without borders an instruction begins at a mnemonic or its prefix,
+                and behind a `[SEP]`.
+
+        Raises:
+            UsageError: there are no ids of `asm`, or one is out of range.
+        """
+        border = None
+        if isinstance(columns, Mapping):
+            if "asm" not in columns:
+                raise UsageError("there are no ids of `asm`", hint=nearest("asm", columns))
+            border, columns = columns.get("border"), columns["asm"]
+        tokens = tokens_of(self.vocabularies["asm"], columns)
+        begins = instruction_begins(tokens) if border is None else np.asarray(border) & 1 > 0
+        places = [*np.flatnonzero(begins).tolist(), len(tokens)]
+        if tokens and places[0]:
+            places.insert(0, 0)
+        return [" ".join(tokens[a:b]) for a, b in zip(places, places[1:], strict=False)]
+
+
+class X86Coder:
+    """Machine code to the ids of some x86 columns, and ids to text: what sampling asks for."""
+
+    def __init__(self, lists: Vocabularies) -> None:
+        """Take the vocabularies of the columns that are read."""
+        self.columns = list(lists)
+        rules = next(iter(lists.values())).rules
+        # Of the other columns nobody asks, so their tokens may be unknown.
+        none = {column: TokenList.of(column, rules, ()) for column in COLUMNS}
+        self.tokenizer = X86Tokenizer(none | lists, rules)
+
+    @classmethod
+    def from_files(cls, files: Mapping[str, Path]) -> Self:
+        """Read frozen lists, column → file; raises `TokmillError` where one is none."""
+        lists = {}
+        for column, path in files.items():
+            with machine_errors("read", path):
+                lists[column] = TokenList.from_json(path.read_bytes(), str(path))
+        return cls(lists)
+
+    def encode(self, text: str) -> dict[str, list[int]]:
+        """Return column → ids of 64-bit instructions in hexadecimal.
+
+        Raises `UsageError` for other text, `DecodeError` where the bytes are no instructions.
+        """
+        try:
+            code = bytes.fromhex(text)
+        except ValueError:
+            raise UsageError(
+                "the prompt is no machine code in hexadecimal", hint="such as: 55 48 89 e5"
+            ) from None
+        ids = self.tokenizer.encode_bytes(code)
+        return {column: ids[column].tolist() for column in self.columns}
+
+    def decode(self, ids: Mapping[str, Sequence[int]]) -> str:
+        """Return instructions by their `asm`, each on a new line; without it, any tokens."""
+        if "asm" in ids:
+            return "".join(f"\n{line}" for line in self.tokenizer.decode(ids["asm"]))
+        lists = self.tokenizer.vocabularies
+        return "".join(
+            f"\n{column}: {' '.join(tokens_of(lists[column], ids[column]))}" for column in ids
+        )
+
+
+def tokens_of(tokens: TokenList, ids: Sequence[int] | Array) -> list[str]:
+    """Return the tokens of some ids; raises `UsageError` for an id out of range."""
+    numbers = np.asarray(ids, np.int64)
+    if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(tokens):
+        wrong = int(numbers[(numbers < 0) | (numbers >= len(tokens))][0])
+        raise UsageError(
+            f"{wrong} is no id of {tokens.column}, whose ids are 0 to {len(tokens) - 1}"
+        )
+    return [tokens.tokens[number] for number in numbers.tolist()]
+
+
+def instruction_begins(tokens: Sequence[str]) -> Array:
+    """Return (n,) bool: where an instruction begins, as far as tokens of `asm` alone tell it."""
+    openers = {*closed()["mne"].tokens[len(SPECIALS) :], *PREFIXES}
+    begins = np.zeros(len(tokens), bool)
+    before = "[SEP]"
+    for place, token in enumerate(tokens):
+        begins[place] = before == "[SEP]" or (token in openers and before not in PREFIXES)
+        before = token
+    return begins

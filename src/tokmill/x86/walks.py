@@ -1,0 +1,204 @@
+"""Random walks over the blocks of functions: all walks of many functions at once, step by step.
+
+A walk is drawn by hashes of (seed, program, address of the function, number of the walk, step), so
+that it is the same whatever is walked beside it. It stays in its function: calls are stepped over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from tokmill.store.hashes import mix
+from tokmill.store.schema import Array
+from tokmill.x86.graph import Edge, Graph
+
+WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
+AT_ONCE = 1 << 13
+"""Walks that are walked at a time: what they visit lies in memory until they end."""
+_STEP = np.asarray(0x9E3779B97F4A7C15, np.uint64)
+_START = np.asarray(0xD1B54A32D192ED03, np.uint64)
+_HALF = np.uint64(32)
+
+
+class Walking(msgspec.Struct, frozen=True, kw_only=True):
+    """How walks are walked; what the fields mean is told at the options of `build x86`."""
+
+    seed: int = 0
+    walks: int = 1
+    walk_from: Literal["every", "entry", "random"] = "every"
+    walk_tokens: int = 512
+    walk_blocks: int = 0
+    restart: Literal["stop", "entry", "start", "random"] = "stop"
+    weight: Literal["uniform", "degree"] = "uniform"
+
+
+@dataclass(slots=True)
+class Flow:
+    """Where control may go from each of B blocks within its function, W ways in all."""
+
+    first: Array
+    """(B + 1,) i8: the ways of block i are [i] to [i + 1]."""
+    target: Array
+    """(W,) i8: numbers of blocks; those of a block differ."""
+    below: Array
+    """(W + 1,) i8: the sum of the weights before each way."""
+
+
+def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
+    """Return the ways of a graph.
+
+    These are its edges within functions, calls left out; equal ones are one. The weight of each is
+    1, with `degree` 1 + the ways of its target.
+    """
+    blocks = len(graph.block_address)
+    function = np.repeat(
+        np.arange(len(graph.function_address)), np.diff(graph.function_blocks)
+    ).astype(np.int64)
+    addresses, rank = np.unique(graph.block_address, return_inverse=True)
+    count = max(len(addresses), 1)
+    # Ascending, as blocks lie by function and by address in it.
+    place = function * count + rank
+    source = np.repeat(np.arange(blocks), np.diff(graph.block_edges))
+    kept = np.isin(graph.edge_kind, WALKED)
+    # Only of an indirect jump is 0 no address.
+    kept &= (graph.edge_kind != Edge.INDIRECT) | (graph.edge_target != 0)
+    source, wanted = source[kept], graph.edge_target[kept]
+    found = np.searchsorted(addresses, wanted)
+    known = found < len(addresses)
+    known[known] = addresses[found[known]] == wanted[known]
+    source, found = source[known], found[known]
+    aim = function[source] * count + found
+    target = np.searchsorted(place, aim)
+    inside = target < blocks
+    inside[inside] = place[target[inside]] == aim[inside]
+    ways = np.unique(source[inside] * max(blocks, 1) + target[inside])
+    source, target = np.divmod(ways, max(blocks, 1))
+    first = np.searchsorted(source, np.arange(blocks + 1))
+    weights = np.ones(len(target), np.int64)
+    if weight == "degree":
+        weights += np.diff(first)[target]
+    return Flow(first, target, np.concatenate([[0], np.cumsum(weights)]))
+
+
+@dataclass(slots=True)
+class Walks:
+    """n walks of one batch, and the blocks that they visit, end to end."""
+
+    function: Array
+    """(n,) i8: number of the function."""
+    number: Array
+    """(n,) i8: number of the walk in its function."""
+    offsets: Array
+    """(n + 1,) i8 into `block`."""
+    block: Array
+    """i8: numbers of blocks."""
+    way: Array
+    """i8: the way that led to each block; -1 where a walk begins (again)."""
+
+
+class Walker:
+    """Walks on the functions of one program."""
+
+    def __init__(self, graph: Graph, walking: Walking) -> None:
+        self.graph, self.walking = graph, walking
+        self.flow = flow_of(graph, walking.weight)
+        salt = hashlib.sha256(f"walk\0{walking.seed}\0{graph.program}".encode()).digest()
+        self.base = np.asarray(int.from_bytes(salt[:8], "little"), np.uint64)
+        low = graph.function_blocks[:-1]
+        function = np.repeat(np.arange(len(low)), np.diff(graph.function_blocks))
+        here = graph.block_address == graph.function_address[function]
+        self.entry = low.astype(np.int64)
+        """(F,) i8: the block at which each function begins."""
+        self.entry[function[here]] = np.flatnonzero(here)
+
+    def walk(self, functions: Array, tokens: Array, first_block: int) -> Iterator[Walks]:
+        """Yield the walks of some functions, in order of function and number.
+
+        Args:
+            functions: i8, numbers of functions that have blocks.
+            tokens: i8, tokens of the blocks from `first_block` on.
+            first_block: a block; those of the functions do not lie before it.
+        """
+        blocks = np.diff(self.graph.function_blocks)[functions]
+        every = self.walking.walk_from == "every"
+        counts = self.walking.walks * (blocks if every else np.ones_like(blocks))
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        for begin in range(0, total, AT_ONCE):
+            walk = np.arange(begin, min(begin + AT_ONCE, total))
+            place = np.searchsorted(ends, walk, side="right")
+            number = walk - (ends - counts)[place]
+            yield self._walk(functions[place], number, tokens, first_block)
+
+    def _walk(self, function: Array, number: Array, tokens: Array, first_block: int) -> Walks:
+        walking, flow = self.walking, self.flow
+        low = self.graph.function_blocks[function]
+        size = self.graph.function_blocks[function + 1] - low
+        key = mix(self.base ^ self.graph.function_address[function])
+        key = mix(key + number.astype(np.uint64) * _STEP)
+        if walking.walk_from == "every":
+            start = low + number % size
+        elif walking.walk_from == "entry":
+            start = self.entry[function]
+        else:
+            start = low + _below(mix(key ^ _START), size)
+        walk, here = np.arange(len(function)), start
+        way = np.full(len(walk), -1)
+        length = np.zeros(len(walk), np.int64)
+        visited = []
+        while len(walk):
+            visited.append((walk, here, way))
+            length[walk] += tokens[here - first_block]
+            going = length[walk] < walking.walk_tokens
+            if len(visited) == walking.walk_blocks:
+                break
+            walk, here = walk[going], here[going]
+            draw = mix(key[walk] + np.asarray(len(visited), np.uint64) * _STEP)
+            stuck = flow.first[here + 1] == flow.first[here]
+            if stuck.any():
+                again = self._again(walk, function, start, low, size, draw)
+                # From a block without ways it would begin again and again.
+                stops = stuck & ((again < 0) | (flow.first[again + 1] == flow.first[again]))
+                walk, here, draw = walk[~stops], here[~stops], draw[~stops]
+                stuck, again = stuck[~stops], again[~stops]
+            way = self._choose(here, draw)
+            way[stuck] = -1
+            here = flow.target[way] if len(flow.target) else here
+            if stuck.any():
+                here[stuck] = again[stuck]
+        walk, block, way = (np.concatenate(column) for column in zip(*visited, strict=True))
+        order = np.argsort(walk, kind="stable")
+        offsets = np.searchsorted(walk[order], np.arange(len(function) + 1))
+        return Walks(function, number, offsets, block[order], way[order])
+
+    def _choose(self, here: Array, draw: Array) -> Array:
+        """Return a way from each block, by weight; of a block without ways any number."""
+        flow = self.flow
+        before = flow.below[flow.first[here]]
+        drawn = before + _below(draw, flow.below[flow.first[here + 1]] - before)
+        way: Array = np.searchsorted(flow.below, drawn, side="right") - 1
+        return np.minimum(way, max(len(flow.target) - 1, 0))
+
+    def _again(
+        self, walk: Array, function: Array, start: Array, low: Array, size: Array, draw: Array
+    ) -> Array:
+        """Return the block at which a walk begins again; -1: it ends."""
+        restart = self.walking.restart
+        if restart == "entry":
+            return self.entry[function[walk]]
+        if restart == "start":
+            return start[walk]
+        if restart == "random":
+            return low[walk] + _below(draw, size[walk])
+        return np.full(len(walk), -1)
+
+
+def _below(draw: Array, limit: Array) -> Array:
+    """Return whole numbers from 0 to limit - 1 (limits below 2^31) of 64 drawn bits each."""
+    return ((draw >> _HALF) * limit.astype(np.uint64) >> _HALF).astype(np.int64)

@@ -1,0 +1,123 @@
+"""`tokmill cfg`: what it writes, says and refuses; what a kill leaves behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from x86_programs import assembled, compiles, pe_file
+
+Here = Callable[..., tuple[str, str]]
+SOURCE = "int f(int x) { return x * 3; }\nint main(int n, char **v) { return f(n) + 1; }"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    compiles(folder, "small", SOURCE, "-O1")
+    assembled(folder, "tiny", ".globl _start\n_start: call rax\nret\n")
+    return folder
+
+
+@pytest.fixture
+def programs(built: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    shutil.copy(built / "small", folder)
+    shutil.copy(built / "tiny.s", folder / "tiny")
+    (folder / "hand.exe").write_bytes(pe_file(b"\xc3"))
+    (folder / "notes").write_text("no program")
+    return folder
+
+
+def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
+    out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
+    first, second = out.splitlines()
+    assert first.startswith("graphs: 3 programs (0 there already), ")
+    assert second == "not followed: 2 indirect call, 2 indirect jump"
+    assert len(list((tmp_path / "graphs").glob("*.parquet"))) == 3
+    again, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
+    assert again.startswith("graphs: 3 programs (3 there already), ")
+
+
+def test_the_report_as_json(here: Here, programs: Path) -> None:
+    out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0, "--json")
+    report = json.loads(out)
+    assert (report["programs"], report["made"], report["kept"], report["left_out"]) == (3, 3, 0, 1)
+    assert report["unresolved"] == {"indirect call": 2, "indirect jump": 2}
+    assert report["refused"] == {}
+    assert report["functions"] > 5 < report["blocks"] < report["instructions"]
+
+
+def test_one_program_as_json_lines(here: Here, programs: Path, tmp_path: Path) -> None:
+    here("cfg", "programs/tiny", "-o", "tiny.jsonl", "-q")
+    first, *rows = map(json.loads, (tmp_path / "tiny.jsonl").read_text().splitlines())
+    assert first["graph"]["functions"] == 1
+    assert [row["code"] for row in rows] == ["ffd0", "c3"]
+    assert rows[0]["kinds"] == ["indirect", "fall"] and rows[0]["name"] == "_start"
+    assert rows[0]["successors"] == [0, rows[1]["address"]]
+    here("cfg", "programs", "-o", "graphs", "--format", "jsonl", "-q", "--workers", 0)
+    assert (tmp_path / "graphs/tiny.jsonl").read_bytes() == (tmp_path / "tiny.jsonl").read_bytes()
+
+
+def test_one_that_is_refused_is_told_with_its_reason(here: Here, programs: Path) -> None:
+    _, error = here("cfg", "programs/notes", "-o", "graphs", "-q", code=1)
+    assert "no program file" in error and "notes" in error and "hint:" in error
+
+
+def test_the_others_are_made_where_one_is_refused(here: Here, programs: Path) -> None:
+    (programs / "arm").write_bytes(b"\x7fELF\2\1\1" + bytes(9) + b"\2\0\xb7\0" + bytes(44))
+    out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
+    assert "arm: refused, an ELF file for AArch64" in out
+    assert "refused: 1 an ELF file for AArch64" in out
+    # One that was named has to be there.
+    arguments = ("cfg", "programs/arm", "programs/tiny", "-o", "named", "-q", "--workers", 0)
+    out, _ = here(*arguments, code=1)
+    assert "named: 1 programs" in out
+
+
+def test_wrong_usage(here: Here, programs: Path) -> None:
+    for arguments, code, what in (
+        (("programs", "-o", "x.parquet"), 2, "is one file, and there are 3 programs"),
+        (("programs", "-o", "x", "--lifter", "ida"), 2, "no lifter is called 'ida'"),
+        (("programs", "-o", "x", "--format", "csv"), 2, "no format is called 'csv'"),
+        (("nowhere", "-o", "x"), 1, "nowhere"),
+        (("programs/notes", "programs/notes", "-o", "x"), 2, "two inputs are called"),
+    ):
+        _, error = here("cfg", *arguments, "-q", "--workers", 0, code=code)
+        assert what in error and "hint:" in error
+    (programs / "empty").mkdir()
+    _, error = here("cfg", "programs/empty", "-o", "x", "-q", code=1)
+    assert "no programs" in error
+
+
+def test_a_kill_leaves_whole_graphs_and_the_same_command_goes_on(
+    here: Here, programs: Path, tmp_path: Path
+) -> None:
+    for number in range(30):
+        shutil.copy(programs / "small", programs / f"copy{number:02}")
+    command = [sys.executable, "-m", "tokmill", "cfg", "programs", "-q", "--workers", "0", "-o"]
+    child = subprocess.Popen([*command, "killed"], cwd=tmp_path, stdout=subprocess.PIPE)
+    folder = tmp_path / "killed"
+    while child.poll() is None and len(list(folder.glob("*.parquet"))) < 5:
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    done = {path: path.stat().st_mtime_ns for path in folder.glob("*.parquet")}
+    assert len(done) >= 5
+    here("cfg", "programs", "-o", "whole", "-q", "--workers", 0)
+    out, _ = here("cfg", "programs", "-o", "killed", "-q", "--workers", 0, "--json")
+    report = json.loads(out)
+    assert report["kept"] == len(done) and report["kept"] + report["made"] == 33
+    assert all(path.stat().st_mtime_ns == at for path, at in done.items())
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "whole").glob("*.parquet")}
+    assert {path.name: path.read_bytes() for path in folder.glob("*.parquet")} == whole
+    assert not list(folder.glob(".tmp-*"))

@@ -1,0 +1,191 @@
+"""`tokmill vocab`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tokmill.store.store import Store
+from tokmill.x86.vocabulary import closed
+from tokmill.x86.vocabulary_files import read_vocabularies, write_vocabularies
+from x86_programs import C_SOURCE, compiles  # noqa: E402
+
+Here = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiles(tmp_path_factory.mktemp("programs"), "small", C_SOURCE, "-O1")
+
+
+def test_vocabularies_of_programs(here: Here, program: Path) -> None:
+    first, _ = here(
+        "vocab", "build", "x86", program, "-o", "v", "--rules", "semanticbbv", "--workers", 0
+    )
+    assert "1 programs" in first and "rules semanticbbv" in first
+    made = read_vocabularies("v", "semanticbbv")
+    assert made["asm"].counts and sum(made["mne"].counts or ()) == sum(made["asm"].counts)
+    again, _ = here("vocab", "build", "x86", program, "-o", "w", "--min-count", 1000, "--json",
+                    "--unknown-on", program, "--workers", 0, "-q")  # fmt: skip
+    facts = json.loads(again)
+    assert facts["columns"]["mne"] < 10
+    assert facts["unknown_on"] == facts["counted"]
+    assert facts["unknown_on"]["asm"]["share"] > 0.5
+    shown, _ = here("vocab", "build", "x86", program, "-o", "x", "--min-count", 2,
+                    "--unknown-on", program, "--workers", 0)  # fmt: skip
+    assert "unknown elsewhere, asm: " in shown
+
+
+def test_closed_vocabularies(here: Here, program: Path) -> None:
+    here("vocab", "build", "x86", "--closed", "-o", "v")
+    assert read_vocabularies("v")["asm"].to_json() == closed()["asm"].to_json()
+    here("vocab", "build", "x86", "--closed", program, "-o", "w", "--workers", 0)
+    counted = read_vocabularies("w")["asm"]
+    assert counted.tokens == closed()["asm"].tokens and max(counted.counts or ()) > 50
+
+
+def test_a_store_keeps_to_a_counted_vocabulary(here: Here, program: Path) -> None:
+    rules = ("--rules", "semanticbbv")
+    here("vocab", "build", "x86", program, "-o", "v", *rules, "--workers", 0)
+    here("build", "x86", program, "-o", "s", *rules, "--vocab", "v", "--workers", 0)
+    assert not any("unk" in note for note in Store("s").manifest.notes)
+    counts = read_vocabularies("v")["asm"].counts
+    here("vocab", "export", "s", "--format", "pkl", "-o", "p")
+    found = pickle.loads(Path("p/asm_tokens_dict.pkl").read_bytes())  # noqa: S301
+    assert sum(found.values()) == sum(counts or ()) == Store("s").tokens
+
+
+def test_refused_programs_are_told(here: Here, program: Path) -> None:
+    Path("text").write_text("no program")
+    shown, _ = here("vocab", "build", "x86", program, "text", "-o", "v", "--workers", 0, code=1)
+    assert "text: refused, " in shown
+    shown, _ = here("vocab", "instructions", program, "text", "-o", "i.csv", "--workers", 0, code=1)
+    assert "text: refused, " in shown
+
+
+def test_export_and_import(here: Here) -> None:
+    write_vocabularies(Path("v"), closed())
+    shown, _ = here("vocab", "export", "v", "-o", "t")
+    assert shown.splitlines()[0] == "t/asm_tokens.txt"
+    assert Path("t/rw_tokens.txt").read_text().startswith("[PAD]\n[SEP]\n[CLS]\n[UNK]\n[MASK]\n-\n")
+    shown, _ = here("vocab", "import", "t", "--rules", "tokmill", "-o", "w")
+    assert shown.count("five special tokens first") == shown.count("kept") == 6
+    assert Path("w/asm.json").read_bytes() == Path("v/asm.json").read_bytes()
+    assert not Path("w/ids.json").exists()
+    facts = json.loads(here("vocab", "export", "w", "--format", "json", "-o", "u", "--json")[0])
+    assert len(facts["files"]) == 6
+    _, said = here("vocab", "export", "v", "--format", "pkl", "-o", "p", code=1)
+    assert "asm has no counts" in said
+
+
+def test_import_of_older_lists(here: Here) -> None:
+    Path("asm_tokens.txt").write_text("[PAD]\nB\nA\n")
+    shown, said = here("vocab", "import", "asm_tokens.txt", "-o", "v")
+    assert "[PAD] alone first" in shown and "renumbered" in shown
+    assert "mne, type, reg, rw, eflag: no list" in said
+    assert json.loads(Path("v/ids.json").read_text()) == {"asm": [0, 6, 5]}
+    made = json.loads(Path("v/asm.json").read_text())
+    assert made["rules"] == "semanticbbv" and made["tokens"][5:] == ["A", "B"]
+    Path("rw_tokens_dict.pkl").write_bytes(pickle.dumps({"READ": 3}))
+    found = json.loads(here("vocab", "import", "rw_tokens_dict.pkl", "-o", "w", "--json")[0])
+    assert found["lists"][0]["ids"] == "none there" and found["map"] is None
+    Path("words.txt").write_text("READ\n")
+    here("vocab", "import", "words.txt", "--column", "rw", "-o", "x")
+    assert json.loads(Path("x/rw.json").read_text())["column"] == "rw"
+
+
+def test_prune_and_merge(here: Here, program: Path) -> None:
+    here("vocab", "build", "x86", program, "-o", "v", "--workers", 0)
+    shown, _ = here("vocab", "prune", "v", "--min-count", 20, "-o", "w")
+    assert "w/ids.json: old id → new id" in shown
+    old, new = read_vocabularies("v"), read_vocabularies("w")
+    ids = json.loads(Path("w/ids.json").read_text())
+    for column in old:
+        for token, number in zip(old[column].tokens, ids[column], strict=True):
+            assert new[column].tokens[number] == (token if token in new[column].ids else "[UNK]")
+    here("vocab", "merge", "v", "w", "-o", "m")
+    assert read_vocabularies("m")["asm"].tokens == old["asm"].tokens
+    assert set(json.loads(here("vocab", "merge", "w", "v", "-o", "m", "--json")[0])["columns"])
+
+
+def test_prune_a_store(here: Here, program: Path) -> None:
+    here("build", "x86", program, "-o", "s", "--workers", 0)
+    found = json.loads(here("vocab", "prune", "s", "-o", "t", "--workers", 0, "-q", "--json")[0])
+    assert found["columns"]["asm"]["before"] == len(closed()["asm"])
+    assert found["notes"] == {} and found["map"] == "t-ids.json"
+    assert Store("t").tokens == Store("s").tokens
+    here("store", "validate", "t", "--deep", 1)
+    shown, _ = here("vocab", "prune", "s", "--min-count", 50, "-o", "u", "--workers", 0,
+                    "--map", "maps/m.json")  # fmt: skip
+    assert "tokens of asm replaced by unk" in shown and Path("maps/m.json").exists()
+    assert Store("u").manifest.notes["tokens of asm replaced by unk"] > 0
+
+
+def test_instructions(here: Here, program: Path) -> None:
+    shown, _ = here("vocab", "instructions", program, "-o", "i.csv", "--workers", 0)
+    lines = Path("i.csv").read_text().splitlines()
+    assert lines[0] == "text,bytes,code,bits,count,programs"
+    assert f"{len(lines) - 1:,} different" in shown
+    found = json.loads(
+        here("vocab", "instructions", program, "-o", "i.jsonl", "--workers", 0, "--json")[0]
+    )
+    assert found["encodings"] == len(lines) - 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error", "hint"),
+    [
+        ("build text a.txt -o v", 2, "vocabularies of 'text'", "tokenizer train"),
+        ("build x86 -o v", 2, "no program was named", "--closed"),
+        ("build x86 --closed --rules semanticbbv -o v", 2, "--closed means", "leave out"),
+        ("build x86 none -o v", 1, "none: there is no such file", "check the path"),
+        ("export none -o v", 1, "none: there is no such folder", "check the path"),
+        ("export . --format foo -o v", 2, "no format is called 'foo'", "json, pkl, txt"),
+        ("export . -o v", 1, ".: the folder holds no x86 vocabulary", "COLUMN_tokens.txt"),
+        ("import . --column asm -o v", 2, "names the column of one file", "asm mne"),
+        ("import one.txt -o v", 1, "one.txt: there is no such file", "check the path"),
+        ("merge one -o v", 2, "one vocabulary was named", "merge A B"),
+        ("instructions a -o i.txt", 2, "suffix says its form", ".csv .jsonl .parquet"),
+    ],
+)
+def test_what_cannot_be_done(here: Here, arguments: str, code: int, error: str, hint: str) -> None:
+    shown, said = here("vocab", *arguments.split(), code=code)
+    assert not shown
+    first, _, second = said.partition("\nhint:")
+    assert error in first and hint in second
+
+
+def test_prune_needs_to_know_what_goes(here: Here) -> None:
+    write_vocabularies(Path("v"), closed())
+    _, said = here("vocab", "prune", "v", "-o", "w", code=2)
+    assert "nothing says which tokens go" in said and "--used-by STORE" in said
+
+
+def test_two_lists_of_one_column(here: Here) -> None:
+    for folder in ("a", "b"):
+        write_vocabularies(Path(folder), closed())
+    _, said = here("vocab", "import", "a", "b", "-o", "w", code=2)
+    assert "two lists of asm" in said and "vocab merge" in said
+
+
+def test_spell(here: Here, program: Path) -> None:
+    shown, _ = here("spell", program, "--format", "asm2vec", "-o", "a", "--workers", 0)
+    assert f"in {len(list(Path('a').iterdir())):,} files" in shown
+    found = json.loads(
+        here("spell", program, "--format", "ktrans", "-o", "k", "--workers", 0, "--json")[0]
+    )
+    assert found["files"] == 1 and Path("k/small.jsonl").exists()
+    _, said = here("spell", program, "--format", "ktran", "-o", "k", code=2)
+    assert "did you mean 'ktrans'?" in said
+
+
+def test_frequency_of_a_vocabulary(here: Here, program: Path) -> None:
+    here("vocab", "build", "x86", program, "-o", "v", "--workers", 0)
+    here("plot", "frequency", "v", "-o", "f.png")
+    assert Path("f.png").read_bytes().startswith(b"\x89PNG")

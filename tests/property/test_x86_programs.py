@@ -1,0 +1,192 @@
+"""Damaged programs and random bytes: refused with a reason or lifted, in little time and room."""
+
+from __future__ import annotations
+
+import functools
+import random
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokmill.errors import TokmillError
+from tokmill.x86.cfg import lift
+from tokmill.x86.program import parse_program
+from tokmill.x86.rules import DecodeError, decode
+from tokmill.x86.templates import Templates
+from x86_programs import (
+    C_SOURCE,
+    CPP_SOURCE,
+    check_graph,
+    compiles,
+    flat,
+    pe_file,
+    stripped,
+    without_sections,
+)
+
+SECONDS, MEMORY = 10, 1 << 30
+NUMBERS = (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xFFFFFFF0, 1 << 62, 1 << 63, (1 << 64) - 1)
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """Fail after `SECONDS` of processor time, even in an endless loop."""
+
+    def stop(number: int, frame: object) -> None:
+        raise AssertionError(f"it took more than {SECONDS} s")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+@functools.cache
+def originals(folder: Path) -> list[bytes]:
+    """Return programs of all forms, small enough that ten thousand of them take minutes."""
+    plain = compiles(folder, "plain", C_SOURCE, "-O2")
+    paths = [
+        plain,
+        stripped(plain),
+        stripped(plain, ".eh_frame", ".eh_frame_hdr"),
+        without_sections(stripped(plain)),
+        compiles(folder, "fixed", C_SOURCE, "-O1", "-no-pie"),
+        compiles(folder, "object.o", C_SOURCE, "-O2", "-c"),
+        compiles(folder, "shared.so", C_SOURCE, "-O2", "-shared", "-fPIC"),
+        compiles(folder, "cxx", CPP_SOURCE, "-O1", by="g++"),
+        compiles(folder, "narrow", C_SOURCE, "-O2", "-m32"),
+    ]
+    try:
+        by = "x86_64-w64-mingw32-gcc"
+        paths.append(compiles(folder, "small.exe", C_SOURCE, "-O2", "-s", by=by))
+    except pytest.skip.Exception:
+        pass
+    code = bytes.fromhex("ff15fa0f0000 e802000000 c3 90 55 4889e5 5d c3") * 9
+    by_hand = pe_file(code, ("ExitProcess",), ((0x1000, 0x1010), (0x1010, 0x1020)))
+    return [*(path.read_bytes() for path in paths), by_hand]
+
+
+def mutated(data: bytes, generator: random.Random) -> bytes:
+    """Return a program with some damage: cut off, or numbers and bytes in it changed."""
+    found, size = bytearray(data), len(data)
+    if generator.random() < 0.08:
+        return data[: generator.randrange(size)]
+    for _ in range(generator.choice((1, 2, 5, 20, 100))):
+        # Headers at the beginning, tables at the end, or anywhere.
+        low, high = generator.choice(((0, 0x400), (size - 0x1000, size), (0, size), (0, size)))
+        place = generator.randrange(max(0, low), min(high, size))
+        kind = generator.random()
+        if kind < 0.5:
+            found[place] = generator.choice((0, 1, 0x7F, 0x80, 0xFF, generator.randrange(256)))
+        elif kind < 0.9:
+            width = generator.choice((2, 4, 8))
+            value = generator.choice(
+                (*NUMBERS, generator.getrandbits(64), generator.getrandbits(16))
+            )
+            found[place : place + width] = value.to_bytes(8, "little")[:width]
+        else:
+            other, length = generator.randrange(size), generator.randrange(1, 400)
+            found[place : place + length] = found[other : other + length]
+    return bytes(found[:size])
+
+
+def check_damaged(folder: Path, seed: int, count: int) -> None:
+    generator = random.Random(seed)
+    refused: dict[str, int] = {}
+    path = folder / f"damaged-{seed}"
+    for number in range(count):
+        data = mutated(generator.choice(originals(folder)), generator)
+        path.write_bytes(data)
+        try:
+            with in_time():
+                graph = lift(parse_program(np.frombuffer(data, np.uint8), str(path)))
+            assert graph.program == path.name
+        except TokmillError as error:
+            assert error.what and error.hint
+            refused[error.what] = refused.get(error.what, 0) + 1
+        except BaseException:
+            print(f"input {number} of seed {seed} is in {path}", file=sys.stderr)
+            raise
+    # Refusing everything is no way to pass, nor is taking everything.
+    assert 0 < sum(refused.values()) < count / 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 < MEMORY
+
+
+def random_code(generator: random.Random) -> bytes:
+    """Return bytes at random, or pieces that look like code with jumps between them."""
+    if generator.random() < 0.5:
+        return generator.randbytes(generator.randrange(200))
+    pieces = (b"\xe8", b"\xe9", b"\xeb", b"\x74", b"\x0f\x84", b"\xff\x24\xc5", b"\xc3", b"\xf3\xc3",
+              b"\x48\x8d\x05", b"\x48\x63\x04\x88", b"\xff\xe0", b"\x83\xf8", b"\x77", b"\x66", b"\x67",
+              b"\x62\xf1", b"\xc5\xf8", b"\x9c", b"\x0f\x0b", b"\xcc")  # fmt: skip
+    return b"".join(
+        generator.choice(pieces) + generator.randbytes(generator.randrange(5)) for _ in range(30)
+    )
+
+
+def check_random(seed: int, count: int) -> None:
+    generator = random.Random(seed)
+    templates = {bits: Templates("tokmill", bits) for bits in (64, 32)}
+    for _ in range(count):
+        code, bits = random_code(generator), generator.choice((64, 32))
+        with in_time():
+            if code:
+                graph = lift(flat(code, bits, generator.choice((0x1000, 0x401000, 0xFFFFF000))))
+                if len(graph.lengths):
+                    numbers = templates[bits].numbers(graph.code, graph.lengths)
+                    assert len(numbers) == len(graph.lengths)
+            try:
+                decode(code, 0x401000, bits)
+            except DecodeError as error:
+                assert "401" in error.what or "401" in error.where
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10 < MEMORY
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("damaged")
+
+
+def test_damaged_programs_are_refused_or_lifted(folder: Path) -> None:
+    check_damaged(folder, seed=1, count=150)
+
+
+def test_random_bytes_are_lifted(folder: Path) -> None:
+    check_random(seed=1, count=300)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_many_damaged_programs(folder: Path, seed: int) -> None:
+    check_damaged(folder, seed, 1000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 12))
+def test_many_random_bytes(seed: int) -> None:
+    check_random(seed, 10_000)
+
+
+@given(st.binary(min_size=1, max_size=120), st.sampled_from((64, 32)))
+def test_a_graph_of_any_bytes_keeps_what_it_promises(code: bytes, bits: int) -> None:
+    check_graph(lift(flat(code, bits)), None)
+
+
+@pytest.mark.parametrize(
+    "path", ["/bin/ls", "/bin/bash", "/usr/bin/gzip", "/lib/x86_64-linux-gnu/libz.so.1"]
+)
+def test_graphs_of_system_programs_keep_what_they_promise(path: str) -> None:
+    graph = lift(path)
+    check_graph(graph, Path(path))
+    assert len(graph.function_address) > 20

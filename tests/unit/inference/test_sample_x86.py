@@ -1,0 +1,65 @@
+"""Sampling a model of x86 code: bytes in, instructions out."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))
+import tokmill
+from making import quick_build  # noqa: E402
+from tokmill.errors import TokmillError, UsageError
+from tokmill.x86.rules import tokenize_bytes
+from tokmill.x86.vocabulary import TokenList
+
+CODE = bytes.fromhex("55 4889e5 5d c3".replace(" ", ""))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store")
+    tokens = tokenize_bytes(CODE, 0)
+    (folder / "a.pkl").write_bytes(pickle.dumps([tokens * 8] * 4))
+    return quick_build("token-dicts", folder / "a.pkl", folder / "s", rules="tokmill").path
+
+
+def run_of(store: Path, out: Path, **task: object) -> Path:
+    recipe = {
+        "data": {"train": str(store), "batch": 4},
+        "model": {"dim": 32, "layers": 1, "heads": 2},
+        "task": {"length": 16, **task},
+        "optim": {"lr": 0.03, "warmup": 2},
+        "run": {"steps": 5, "device": "cpu"},
+    }
+    tokmill.train_model(recipe, out, quiet=True)
+    return out
+
+
+def test_instructions_follow_machine_code(store: Path, tmp_path: Path) -> None:
+    run = run_of(store, tmp_path / "run")
+    text = tokmill.sample(run, "55 4889e5", tokens=10, temperature=0)
+    assert text.startswith("\n")
+    vocabulary = TokenList.from_json((run / "vocab/asm.json").read_bytes())
+    words = text.split()
+    assert len(words) == 10 and set(words) <= set(vocabulary.tokens)
+    # What was said, in the lines in which these tokens are read.
+    said = tokmill.X86Tokenizer({"asm": vocabulary}, "tokmill").decode(
+        [vocabulary.ids[word] for word in words]
+    )
+    assert text[1:].split("\n") == said
+    assert tokmill.sample(run, "55", tokens=5, seed=1) == tokmill.sample(
+        run, "55", tokens=5, seed=1
+    )
+    with pytest.raises(UsageError, match="no machine code"):
+        tokmill.sample(run, "push rbp")
+    with pytest.raises(UsageError, match="no token that begins a text"):
+        tokmill.sample(run)
+
+
+def test_a_model_of_one_column_reads_more_than_it_says(store: Path, tmp_path: Path) -> None:
+    run = run_of(store, tmp_path / "run", column="asm")
+    with pytest.raises(TokmillError, match="each column that they read"):
+        tokmill.sample(run, "55")

@@ -1,0 +1,194 @@
+"""Tokens of programs counted, and their different instructions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pickle
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import networkx
+import pyarrow.parquet
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))
+from tokmill.errors import TokmillError, UsageError  # noqa: E402
+from tokmill.x86.cfg import lift  # noqa: E402
+from tokmill.x86.count import count_graph, count_programs, parts, unknown  # noqa: E402
+from tokmill.x86.graph import Graph  # noqa: E402
+from tokmill.x86.graph_files import write_graph  # noqa: E402
+from tokmill.x86.instructions import collect, distinct  # noqa: E402
+from tokmill.x86.recorded import Recorded  # noqa: E402
+from tokmill.x86.rules import COLUMNS, align, tokenize_bytes  # noqa: E402
+from tokmill.x86.vocabulary import counted  # noqa: E402
+from x86_programs import C_SOURCE, compiles  # noqa: E402
+
+LEAVE = bytes.fromhex("c9 c3")
+
+
+@pytest.fixture(scope="session")
+def program(built: Path) -> Path:
+    return compiles(built, "counted", C_SOURCE, "-O1")
+
+
+@pytest.fixture(scope="session")
+def graph(program: Path) -> Graph:
+    return lift(program)
+
+
+def tokens_one_by_one(graph: Graph, rules: str) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {column: Counter() for column in COLUMNS}
+    for tokens in tokenize_bytes(graph.code.tobytes(), 0, rules):
+        for column, stream in align(tokens).items():
+            found[column].update(stream)
+    return found
+
+
+@pytest.mark.parametrize("rules", ["tokmill", "semanticbbv"])
+def test_counts_are_those_of_each_instruction(graph: Graph, rules: str) -> None:
+    number, counts = count_graph(rules, graph)
+    assert number == len(graph.lengths) > 200
+    assert counts == tokens_one_by_one(graph, rules)
+
+
+def test_parts_are_the_whole(graph: Graph) -> None:
+    found = list(parts(graph, 7, 100, 10))
+    assert [len(lengths) for _, lengths in found] == [10] * 9 + [3]
+    begin, end = int(graph.lengths[:7].sum()), int(graph.lengths[:100].sum())
+    assert b"".join(code.tobytes() for code, _ in found) == graph.code[begin:end].tobytes()
+
+
+def test_programs_graphs_and_pickles_count_alike(
+    tmp_path: Path, program: Path, graph: Graph
+) -> None:
+    (tmp_path / "graphs").mkdir()
+    write_graph(graph, tmp_path / "graphs/one.parquet")
+    nodes: Any = networkx.DiGraph()
+    nodes.add_node(0x1000, asm=["?"], raw=LEAVE)
+    index = {"main": [[0x1000, ["?"], LEAVE, nodes, None]] * 2}
+    (tmp_path / "graphs/saved_index.pkl").write_bytes(pickle.dumps(index))
+    (tmp_path / "graphs/notes.txt").write_text("no program")
+    here = count_programs([str(program)], "tokmill")
+    assert (here.programs, here.left_out, here.refused) == (1, 0, {})
+    found = count_programs([str(tmp_path / "graphs")], "tokmill", levels=["O0", "O3"])
+    assert (found.programs, found.left_out) == (3, 1)
+    assert found.instructions == here.instructions + 4
+    # LEAVE stood nowhere else.
+    more = found.counts["mne"]["LEAVE"] - here.counts["mne"].get("LEAVE", 0)
+    assert more == 2 * len(tokenize_bytes(LEAVE[:1], 0)[0]["asm"])
+
+
+def test_workers_change_nothing(program: Path) -> None:
+    inputs = [str(program), str(compiles(program.parent, "counted3", C_SOURCE, "-O3"))]
+    assert count_programs(inputs, "tokmill", workers=2) == count_programs(inputs, "tokmill")
+
+
+def test_functions_that_are_no_code_to_the_rules_are_left_out() -> None:
+    recorded = Recorded()
+    recorded.add("good", 0x1000, [(0x1000, LEAVE, [])])
+    recorded.add("bad", 0x2000, [(0x2000, LEAVE, [])])
+    graph = recorded.graph("two")
+    graph.code = graph.code.copy()
+    graph.code[2] = 0x06
+    number, counts = count_graph("tokmill", graph)
+    assert number == 2 and set(counts["mne"]) == {"LEAVE", "RET"}
+
+
+def test_what_a_vocabulary_does_not_know() -> None:
+    known = counted([{column: {"a": 4, "b": 1} for column in COLUMNS}], "tokmill", min_count=2)
+    found = unknown(known, {column: {"a": 6, "b": 2, "c": 2, "d": 6} for column in COLUMNS})
+    assert [one.column for one in found] == list(COLUMNS)
+    first = found[0]
+    assert (first.tokens, first.unknown, first.share, first.kinds) == (16, 10, 0.625, 3)
+    assert first.examples == [("d", 6), ("b", 2), ("c", 2)]
+    assert unknown(known, {column: {} for column in COLUMNS})[0].share == 0
+
+
+def test_nothing_to_count(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/text").write_text("no program")
+    with pytest.raises(TokmillError, match="there is no program"):
+        count_programs([str(tmp_path / "a")], "tokmill")
+    with pytest.raises(TokmillError, match="no program was read"):
+        count_programs([str(tmp_path / "a/text")], "tokmill")
+    with pytest.raises(TokmillError, match="no such file"):
+        count_programs([str(tmp_path / "b")], "tokmill")
+    (tmp_path / "a/graph.jsonl").write_text("{}")
+    with pytest.raises(TokmillError, match="Parquet files, not from JSON Lines"):
+        count_programs([str(tmp_path / "a/graph.jsonl")], "tokmill")
+    with pytest.raises(UsageError):
+        count_programs([str(tmp_path / "a")], "tokmil")
+
+
+def test_one_refused_program_among_others(tmp_path: Path, program: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    found = count_programs([str(tmp_path / "text"), str(program)], "tokmill")
+    assert found.programs == 1 and list(found.refused) == ["text"]
+
+
+def test_distinct_instructions(graph: Graph) -> None:
+    expected: Counter[bytes] = Counter()
+    begin = 0
+    for length in graph.lengths.tolist():
+        expected[graph.code[begin : begin + length].tobytes()] += 1
+        begin += length
+    bits, keys, counts = distinct(graph)
+    found = {
+        key[: key[15]]: count for key, count in zip(keys.tolist(), counts.tolist(), strict=True)
+    }
+    assert bits == 64 and found == expected
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_instructions_of_programs_as_a_file(
+    tmp_path: Path, program: Path, graph: Graph, suffix: str
+) -> None:
+    other = compiles(program.parent, "counted3", C_SOURCE, "-O3")
+    inputs = [str(program), str(other)]
+    out = tmp_path / f"new/i{suffix}"
+    done = collect(inputs, out)
+    if suffix == ".csv":
+        with out.open(newline="") as file:
+            rows: list[dict[str, Any]] = list(csv.DictReader(file))
+        for row in rows:
+            row |= {name: int(row[name]) for name in ("bits", "count", "programs")}
+    elif suffix == ".jsonl":
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+    else:
+        rows = pyarrow.parquet.read_table(out).to_pylist()
+    assert len(rows) == done.encodings and done.programs == 2
+    assert sum(row["count"] for row in rows) == done.instructions
+    keys = {key[: key[15]].hex() for key in distinct(graph)[1].tolist()}
+    assert {row["bytes"] for row in rows} > keys
+    assert {row["programs"] for row in rows} == {1, 2}
+    assert [(-row["count"], bytes.fromhex(row["bytes"])) for row in rows] == sorted(
+        (-row["count"], bytes.fromhex(row["bytes"])) for row in rows
+    )
+    by_bytes = {row["bytes"]: row for row in rows}
+    assert by_bytes["c3"]["text"] == "ret" and by_bytes["c3"]["bits"] == 64
+    assert by_bytes["c3"]["code"] == "RETNQ"
+
+
+def test_large_tables_are_merged(
+    graph: Graph, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = distinct(graph)
+    collect([str(program)], tmp_path / "a.csv")
+    monkeypatch.setattr("tokmill.x86.instructions.BLOCK", 50)
+    pieces = distinct(graph)
+    assert pieces[1].tolist() == whole[1].tolist() and pieces[2].tolist() == whole[2].tolist()
+    monkeypatch.setattr("tokmill.x86.instructions.ROWS", 7)
+    collect([str(program)], tmp_path / "b.csv")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+def test_files_that_no_instructions_go_to(tmp_path: Path, program: Path) -> None:
+    with pytest.raises(UsageError, match="suffix says its form"):
+        collect([str(program)], tmp_path / "i.txt")
+    (tmp_path / "text").write_text("no program")
+    with pytest.raises(TokmillError, match="no program was read"):
+        collect([str(tmp_path / "text")], tmp_path / "i.csv")
+    assert not (tmp_path / "i.csv").exists()

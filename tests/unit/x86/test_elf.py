@@ -1,0 +1,193 @@
+"""ELF files as programs: sections or segments, symbols, relocations, imports."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokmill.x86.cfg import lift
+from tokmill.x86.graph import Edge
+from tokmill.x86.image import Program
+from tokmill.x86.program import open_program
+from x86_programs import (
+    C_SOURCE,
+    assembled,
+    compiles,
+    run,
+    stripped,
+    symbols,
+    true_functions,
+    without_sections,
+)
+
+
+def imports(program: Program) -> dict[str, int]:
+    """Return the import stubs: name → address."""
+    return dict(zip(program.import_name, program.import_address.tolist(), strict=True))
+
+
+def named(program: Program) -> dict[str, int]:
+    """Return the function symbols: name → address."""
+    return dict(zip(program.function_name, program.function_address.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "fixed"),
+    [
+        ((), "executable", False),
+        (("-no-pie",), "executable", True),
+        (("-shared", "-fPIC"), "shared", False),
+        (("-static-pie",), "executable", False),
+        (("-c",), "relocatable", False),
+    ],
+)
+def test_kinds_of_programs(built: Path, flags: tuple[str, ...], kind: str, fixed: bool) -> None:
+    path = compiles(built, "kind" + "".join(flags), C_SOURCE, "-O1", *flags)
+    program = open_program(path)
+    assert (program.form, program.kind, program.bits, program.word) == ("ELF", kind, 64, 8)
+    assert program.fixed is fixed
+    assert {"main", "dispatch", "walk", "checked"} <= set(named(program))
+    assert np.all(np.diff(program.function_address.astype(np.int64)) > 0)
+    if kind != "relocatable":
+        functions, _ = true_functions(path)
+        assert functions <= set(program.function_address.tolist())
+        assert named(program)["main"] == symbols(path)["main"]
+    else:
+        assert min(program.function_address) >= 0x400000
+
+
+@pytest.mark.parametrize("flags", [(), ("-no-pie",), ("-fcf-protection=full", "-Wl,-z,ibtplt")])
+def test_import_stubs_have_the_names_of_what_they_import(
+    built: Path, flags: tuple[str, ...]
+) -> None:
+    path = compiles(built, "imports" + "".join(flags), C_SOURCE, "-O1", *flags)
+    for one in (path, stripped(path)):
+        found = imports(open_program(one))
+        assert {"puts", "printf", "exit", "rand"} <= set(found)
+    # objdump makes names of its own for stubs: the second opinion.
+    shown = {
+        line.split("<")[1].split("@")[0]: int(line.split()[0], 16)
+        for line in run("objdump", "-d", "-j", ".plt", "-j", ".plt.sec", str(path)).splitlines()
+        if line.endswith("@plt>:")
+    }
+    found = imports(open_program(path))
+    assert shown["puts"] == found["puts"] and shown["exit"] == found["exit"]
+
+
+def test_a_program_without_section_headers_is_read_by_its_segments(built: Path) -> None:
+    path = compiles(built, "headless", C_SOURCE, "-O1")
+    bare = without_sections(stripped(path))
+    whole, cut = open_program(stripped(path)), open_program(bare)
+    assert not any(section.name for section in cut.sections)
+    assert cut.kind == "executable" and cut.entry == whole.entry
+    assert imports(cut) == imports(whole)
+    assert cut.unwind.start.tolist() == whole.unwind.start.tolist()
+    a, b = lift(whole), lift(cut)
+    starts = set(a.function_address.tolist())
+    assert len(starts & set(b.function_address.tolist())) >= 0.95 * len(starts)
+
+
+def test_relocations_of_an_object_file_are_applied(built: Path) -> None:
+    path = compiles(built, "object", C_SOURCE, "-O2", "-c", "-ffunction-sections")
+    program = open_program(path)
+    graph = lift(program)
+    names = dict(zip(graph.function_address.tolist(), graph.function_name, strict=True))
+    assert {"puts", "printf", "exit"} <= set(program.import_name)
+    calls = graph.edge_target[np.isin(graph.edge_kind, (Edge.CALL, Edge.JUMP))].tolist()
+    stubs = dict(zip(program.import_address.tolist(), program.import_name, strict=True))
+    called = {stubs.get(target) or names.get(target) for target in calls}
+    assert {"puts", "printf", "dispatch", "walk", "checked"} <= called
+    # What the relocations change is not what the file holds, and the graph holds the file's bytes.
+    main = named(program)["main"]
+    assert names[main] == "main"
+    section = program.section_at(main)
+    assert section is not None and section.linked is not section.data
+    raw = section.data[main - section.address :][:64].tobytes()
+    block = graph.block_address.tolist().index(main)
+    code = graph.code[graph.block_bytes[block] : graph.block_bytes[block + 1]].tobytes()
+    assert raw.startswith(code[:64])
+
+
+def test_a_partly_linked_object_is_laid_out_section_by_section(built: Path) -> None:
+    one = compiles(built, "one.o", "int g(int); int f(int x) { return g(x) + 1; }", "-O1", "-c")
+    two = compiles(built, "two.o", "int g(int x) { return x * 3; }", "-O1", "-c")
+    path = built / "both.o"
+    run("ld", "-r", "-o", str(path), str(one), str(two))
+    program = open_program(path)
+    graph = lift(program)
+    calls = graph.edge_target[graph.edge_kind == Edge.CALL].tolist()
+    assert calls == [named(program)["g"]]
+
+
+def test_symbols_of_one_address_give_one_function(built: Path) -> None:
+    source = r"""
+    .globl longer_name, name, weak_a
+    .weak weak_a
+    .type longer_name, @function
+    .type name, @function
+    .type weak_a, @function
+    .type local_a, @function
+    .globl _start
+    _start: ret
+    local_a:
+    weak_a:
+    longer_name:
+    name: ret
+    .globl label
+    label: ret
+    local_label: ret
+    """
+    program = open_program(assembled(built, "aliases", source))
+    # Global before weak before local, then the shortest; an untyped label counts if it is global.
+    assert program.function_name == ["_start", "name", "label"]
+
+
+def test_thirty_two_bits(built: Path) -> None:
+    source = ".globl _start\n_start: call f\nmov eax, 1\nint 0x80\nf: ret\n"
+    program = open_program(assembled(built, "narrow", source, bits=32))
+    assert (program.bits, program.word, program.kind) == (32, 4, "executable")
+    assert program.entry == program.function_address[0] == symbols(built / "narrow.s")["_start"]
+
+
+def test_small_pointers_and_wide_instructions(built: Path) -> None:
+    source = ".intel_syntax noprefix\n.globl _start\n_start: mov rax, rbx\nret\n"
+    (built / "x32.s").write_text(source)
+    run("as", "--x32", "-o", str(built / "x32.o"), str(built / "x32.s"))
+    run("ld", "-m", "elf32_x86_64", "-o", str(built / "x32"), str(built / "x32.o"))
+    program = open_program(built / "x32")
+    assert (program.bits, program.word) == (64, 4)
+    assert lift(program).lengths.tolist() == [3, 1]
+
+
+def test_what_tables_call_without_a_symbol_is_known(built: Path) -> None:
+    source = r"""
+    static int n;
+    static void __attribute__((constructor)) before(void) { n = 1; }
+    static void __attribute__((destructor)) after(void) { n = 2; }
+    int main(void) { return n; }
+    """
+    path = compiles(built, "constructors", source, "-O1")
+    program = open_program(stripped(path))
+    assert {symbols(path)["before"], symbols(path)["after"]} <= set(program.starts.tolist())
+    assert len(program.function_address) == 0
+
+
+def test_damaged_tables_are_empty_not_fatal(built: Path) -> None:
+    path = compiles(built, "damaged", C_SOURCE, "-O1")
+    data = bytearray(stripped(path).read_bytes())
+    place, entry, count = (
+        *struct.unpack_from("<Q", data, 40),
+        *struct.unpack_from("<HH", data, 58),
+    )
+    for number in range(count):
+        at = place + number * entry
+        if struct.unpack_from("<I", data, at + 4)[0] in (4, 5, 6, 11):
+            struct.pack_into("<QQ", data, at + 24, 1 << 60, 1 << 61)
+    broken = built / "damaged-tables"
+    broken.write_bytes(data)
+    program = open_program(broken)
+    assert program.entry and program.import_name == []
+    assert len(lift(program).function_address) > 5

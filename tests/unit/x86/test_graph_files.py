@@ -1,0 +1,145 @@
+"""Graphs as files: read back exactly, readable by others, refused where damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tokmill.errors import TokmillError
+from tokmill.x86.cfg import lift
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graph_files import KEY, read_about, read_graph, write_graph
+from x86_programs import CPP_SOURCE, compiles, flat, stripped
+
+
+@pytest.fixture(scope="module")
+def graph(built: Path) -> Graph:
+    return lift(compiles(built, "stored", CPP_SOURCE, "-O1", by="g++"))
+
+
+def same(a: Graph, b: Graph) -> None:
+    """Compare all columns, their dtypes too."""
+    for field in dataclasses.fields(Graph):
+        one, other = getattr(a, field.name), getattr(b, field.name)
+        if isinstance(one, np.ndarray):
+            assert one.dtype == other.dtype and np.array_equal(one, other), field.name
+        else:
+            assert one == other, field.name
+
+
+def test_parquet_gives_back_what_was_written(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "stored.parquet"
+    facts = write_graph(graph, path, "digest", "lifter 1")
+    same(graph, read_graph(path))
+    assert read_about(path) == facts
+    assert (facts.functions, facts.blocks) == (len(graph.function_name), len(graph.block_address))
+    assert facts.digest == "digest" and facts.lifter == "lifter 1" and facts.bits == 64
+    assert sum(map(len, facts.unresolved.values())) == len(graph.unresolved)
+
+
+def test_a_graph_without_names_and_one_without_functions(built: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bare.parquet"
+    bare = lift(stripped(compiles(built, "stored", CPP_SOURCE, "-O1", by="g++")))
+    write_graph(bare, path)
+    same(bare, read_graph(path))
+    assert "" in bare.function_name
+    nothing = lift(flat(b"\x06"))
+    assert len(nothing.function_address) == 0
+    write_graph(nothing, path)
+    same(nothing, read_graph(path))
+    # Two that lie side by side, of the same name.
+    twins = lift(flat(bytes.fromhex("e801000000 c3 c3")))
+    twins.function_name = ["twin", "twin"]
+    write_graph(twins, path)
+    same(twins, read_graph(path))
+
+
+def test_others_read_a_row_a_block(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "stored.parquet"
+    write_graph(graph, path)
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    assert len(rows) == len(graph.block_address)
+    row = next(row for row in rows if row["name"] == "main" and row["address"] == row["function"])
+    assert row["program"] == "stored" and row["demangled"] == "main"
+    assert sum(row["lengths"]) == len(row["code"])
+    assert len(row["successors"]) == len(row["kinds"])
+    assert {kind for row in rows for kind in row["kinds"]} == {
+        "fall", "jump", "branch", "call", "indirect", "return"
+    }  # fmt: skip
+    named = {row["name"]: row["demangled"] for row in rows}
+    assert any(name.startswith("_ZN5Thing") for name in named)
+    assert all(shown.startswith("Thing::") for name, shown in named.items() if "_ZN5Thing" in name)
+
+
+def test_json_lines_say_the_same(graph: Graph, tmp_path: Path) -> None:
+    write_graph(graph, tmp_path / "stored.parquet", "digest", "lifter 1")
+    facts = write_graph(graph, tmp_path / "stored.jsonl", "digest", "lifter 1")
+    assert read_about(tmp_path / "stored.jsonl") == facts
+    first, *lines = (tmp_path / "stored.jsonl").read_text().splitlines()
+    assert json.loads(first)["graph"]["digest"] == "digest"
+    rows = pyarrow.parquet.read_table(tmp_path / "stored.parquet").to_pylist()
+    for row in rows:
+        row["code"] = row["code"].hex()
+    assert [json.loads(line) for line in lines] == rows
+
+
+def test_the_same_graph_gives_the_same_bytes(graph: Graph, tmp_path: Path) -> None:
+    for suffix in ("parquet", "jsonl"):
+        one, two = tmp_path / f"one.{suffix}", tmp_path / f"two.{suffix}"
+        write_graph(graph, one)
+        write_graph(graph, two)
+        assert one.read_bytes() == two.read_bytes()
+
+
+def test_what_is_no_graph_is_refused(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    with pytest.raises(TokmillError, match="there is no such file"):
+        read_graph(path)
+    path.write_bytes(b"no parquet at all")
+    with pytest.raises(TokmillError, match="the graph cannot be read"):
+        read_graph(path)
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), path)
+    with pytest.raises(TokmillError, match="holds no graph"):
+        read_graph(path)
+    write_graph(graph, path)
+    later = pyarrow.parquet.read_table(path)
+    facts = json.loads(later.schema.metadata[KEY])
+    facts["version"] = 99
+    pyarrow.parquet.write_table(
+        later.replace_schema_metadata({KEY: json.dumps(facts).encode()}), path
+    )
+    with pytest.raises(TokmillError, match="a graph of version 99"):
+        read_graph(path)
+    pyarrow.parquet.write_table(later.replace_schema_metadata({KEY: b"{"}), path)
+    with pytest.raises(TokmillError, match="the facts of the graph are damaged"):
+        read_graph(path)
+    assert read_about(path) is None
+
+
+def test_damage_to_the_data_is_seen(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_graph(graph, path)
+    data = bytearray(path.read_bytes())
+    for place in range(100, len(data) - 8, len(data) // 23):
+        broken = bytearray(data)
+        broken[place] ^= 0x55
+        path.write_bytes(broken)
+        try:
+            found = read_graph(path)
+        except TokmillError as error:
+            assert error.where == str(path)
+        else:
+            # Where it hit what is not read, such as statistics.
+            same(graph, found)
+
+
+def test_kinds_in_files_are_those_of_edges() -> None:
+    from tokmill.x86.graph_files import KINDS
+
+    assert [Edge[kind.upper()] for kind in KINDS] == list(Edge)

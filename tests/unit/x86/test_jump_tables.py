@@ -1,0 +1,185 @@
+"""Switches: where their tables lie and where they lead, for what compilers make of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokmill.x86.cfg import lift
+from x86_programs import (
+    C_SOURCE,
+    assembled,
+    blocks_of,
+    compiles,
+    flat,
+    stripped,
+    symbols,
+    table_targets,
+)
+
+# Each case calls a function of its own, so a target of a table can be told by its call.
+SWITCH = r"""
+extern volatile int out;
+volatile int out;
+#define CASE(n) __attribute__((noinline)) void case_##n(void) { out = n; }
+CASE(0) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9)
+__attribute__((noinline)) void other(void) { out = -1; }
+__attribute__((noinline)) int choose(%(type)s which) {
+    switch (which %(mask)s) {
+    case %(low)s + 0: case_0(); break;
+    case %(low)s + 1: case_1(); out = 4; break;
+    case %(low)s + 2: case_2(); break;
+    case %(low)s + 3: case_3(); out = 7; break;
+    case %(low)s + 5: case_5(); break;
+    case %(low)s + 6: case_6(); out = 2; break;
+    case %(low)s + 7: case_7(); break;
+    case %(low)s + 9: case_9(); out = 1; break;
+    %(default)s
+    }
+    return out + 1;
+}
+int main(int argc, char **argv) { return choose(argc); }
+"""
+CASES = {f"case_{number}" for number in (0, 1, 2, 3, 5, 6, 7, 9)}
+FLAGS = [
+    (), ("-no-pie", "-fno-pic"), ("-fPIC",), ("-m32", "-no-pie", "-fno-pic"), ("-m32", "-fPIC", "-pie"),
+    ("-fcf-protection=full",), ("-c",),
+]  # fmt: skip
+
+
+def reached_calls(path: Path, name: str) -> tuple[set[str], int]:
+    """Return what the targets of a function's tables call first, and how many tables it has."""
+    graph = lift(path)
+    names = dict(zip(graph.function_address.tolist(), graph.function_name, strict=True))
+    at = next(address for address, one in names.items() if one == name)
+    blocks = blocks_of(graph, at)
+    tables = table_targets(graph, at)
+    found = set()
+    for target in {target for targets in tables for target in targets}:
+        for kind, where in blocks[target][1]:
+            if kind in ("CALL", "JUMP") and where in names:
+                found.add(names[where])
+    return found, len(tables)
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+@pytest.mark.parametrize("level", ["-O0", "-O1", "-O2", "-Os"])
+@pytest.mark.parametrize("flags", FLAGS, ids=lambda flags: " ".join(flags) or "plain")
+def test_every_case_of_a_switch(built: Path, by: str, level: str, flags: tuple[str, ...]) -> None:
+    source = SWITCH % {"type": "int", "mask": "", "low": "20", "default": "default: other();"}
+    path = compiles(built, f"switch-{by}{level}{''.join(flags)}", source, level, *flags, by=by)
+    found, tables = reached_calls(path, "choose")
+    assert tables == 1 and found - {"other"} == CASES
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+@pytest.mark.parametrize(
+    ("kind", "mask", "low", "default"),
+    [
+        ("unsigned char", "", "0", "default: other();"),
+        ("int", "& 15", "0", "default: other();"),
+        ("long", "", "-4", "default: other();"),
+        ("unsigned", "", "1000000", "default: other();"),
+        ("short", "", "-200", ""),
+    ],
+)
+def test_indices_of_all_kinds(
+    built: Path, by: str, kind: str, mask: str, low: str, default: str
+) -> None:
+    source = SWITCH % {"type": kind, "mask": mask, "low": low, "default": default}
+    name = f"index-{by}-{kind}-{low}".replace(" ", "-")
+    path = compiles(built, name, source, "-O2", by=by)
+    found, tables = reached_calls(path, "choose")
+    assert tables == 1 and found - {"other"} == CASES
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+@pytest.mark.parametrize("level", ["-O0", "-O2", "-Os"])
+@pytest.mark.parametrize("flags", [(), ("-no-pie",), ("-m32",)])
+def test_labels_as_values(built: Path, by: str, level: str, flags: tuple[str, ...]) -> None:
+    path = compiles(built, f"labels-{by}{level}{''.join(flags)}", C_SOURCE, level, *flags, by=by)
+    at = symbols(path)["interpret"]
+    tables = table_targets(lift(path), at)
+    assert tables and all(len(targets) == 4 for targets in tables)
+
+
+def test_the_same_tables_without_symbols(built: Path) -> None:
+    source = SWITCH % {"type": "int", "mask": "", "low": "20", "default": "default: other();"}
+    for flags in ((), ("-no-pie", "-fno-pic")):
+        path = compiles(built, "bare" + "".join(flags), source, "-O2", *flags)
+        at = symbols(path)["choose"]
+        known = table_targets(lift(path), at)
+        for one in (stripped(path), stripped(path, ".eh_frame", ".eh_frame_hdr")):
+            assert table_targets(lift(one), at) == known and len(known[0]) == 9
+
+
+def test_a_table_of_rows_names_the_rows_of_another(built: Path) -> None:
+    source = r"""
+    .globl _start
+    _start:  cmp edi, 7
+             ja none
+             mov eax, edi
+             movzx eax, byte ptr [rows + rax]
+             jmp [table + rax * 8]
+    one:     mov eax, 1
+             ret
+    two:     mov eax, 2
+             ret
+    three:   mov eax, 3
+             ret
+    none:    xor eax, eax
+             ret
+    .section .rodata
+    rows:    .byte 0, 1, 0, 2, 2, 2, 0, 1
+    table:   .quad one, two, three, never, never
+    .text
+    never:   ret
+    """
+    path = assembled(built, "rows", source)
+    at = symbols(path)
+    targets = table_targets(lift(path), at["_start"])
+    assert targets == [sorted(at[name] for name in ("one", "two", "three"))]
+
+
+def test_a_table_ends_where_its_limit_says(built: Path) -> None:
+    source = r"""
+    .globl _start
+    _start:  cmp edi, 2
+             ja none
+             mov edi, edi
+             jmp [table + rdi * 8]
+    one:     ret
+    two:     ret
+    three:   ret
+    four:    ret
+    none:    ret
+    .section .rodata
+    table:   .quad one, two, three, four, four
+    """
+    path = assembled(built, "limit", source)
+    at = symbols(path)
+    targets = table_targets(lift(path), at["_start"])
+    assert targets == [sorted(at[name] for name in ("one", "two", "three"))]
+
+
+def test_a_call_through_a_pointer_is_no_table() -> None:
+    # mov rax, [rdi + 8]; jmp rax
+    graph = lift(flat(bytes.fromhex("488b4708 ffe0")))
+    assert graph.unresolved == [(0x401004, "indirect jump")]
+    assert graph.edge_target.tolist() == [0]
+
+
+def test_a_table_that_leads_out_of_the_code_is_not_believed(built: Path) -> None:
+    source = r"""
+    .globl _start
+    _start:  cmp edi, 3
+             ja none
+             mov edi, edi
+             jmp [table + rdi * 8]
+    none:    ret
+    .section .rodata
+    table:   .quad 5, 6, 7, 8
+    """
+    graph = lift(assembled(built, "nonsense", source))
+    assert [reason for _, reason in graph.unresolved] == ["indirect jump"]

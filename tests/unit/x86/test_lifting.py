@@ -1,0 +1,119 @@
+"""Graphs of many programs: what is found in folders, kept, made again, refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.files import locked
+from tokmill.x86 import lifting
+from tokmill.x86.graph_files import read_about, read_graph
+from tokmill.x86.lifting import find_programs, lift_files, lifter_version
+from x86_programs import C_SOURCE, assembled, compiles, pe_file
+
+
+@pytest.fixture
+def programs(built: Path, tmp_path: Path) -> Path:
+    """A folder of programs and of other files."""
+    folder = tmp_path / "programs"
+    (folder / "sub").mkdir(parents=True)
+    shutil.copy(compiles(built, "first", C_SOURCE, "-O1"), folder / "first")
+    shutil.copy(assembled(built, "second", ".globl _start\n_start: ret\n"), folder / "sub/second")
+    (folder / "third.exe").write_bytes(pe_file(b"\xc3"))
+    (folder / "notes.txt").write_text("no program")
+    (folder / "broken").write_bytes(b"\x7fELF" + bytes(9))
+    os.link(folder / "first", folder / "zz-link")
+    (folder / "also").symlink_to("first")
+    return folder
+
+
+def graphs(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.parquet"))}
+
+
+def test_a_folder_gives_a_graph_a_program(programs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "graphs"
+    report = lift_files([str(programs)], out)
+    assert (report.programs, report.made, report.kept, report.left_out) == (4, 3, 0, 3)
+    assert report.refused == {"the ELF header is cut off": 1}
+    assert [one.program for one in report.refusals] == ["broken"]
+    assert sorted(graphs(out)) == [
+        "first.parquet", "sub/second.parquet", "third.exe.parquet"
+    ]  # fmt: skip
+    graph = read_graph(out / "sub/second.parquet")
+    assert graph.program == "sub/second" and graph.function_name == ["_start"]
+    assert report.blocks > 50 and report.instructions > report.blocks
+
+
+def test_what_is_there_is_kept_and_what_changed_is_made_again(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "graphs"
+    lift_files([str(programs)], out)
+    before = graphs(out)
+    times = {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")}
+    report = lift_files([str(programs)], out)
+    assert (report.made, report.kept) == (0, 3)
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.parquet")} == times
+    assert report.blocks > 50, "what is kept counts"
+    (programs / "third.exe").write_bytes(pe_file(b"\x90\xc3"))
+    report = lift_files([str(programs)], out)
+    assert (report.made, report.kept) == (1, 2)
+    assert len(read_graph(out / "third.exe.parquet").lengths) == 2
+    (out / "first.parquet").write_bytes(b"damaged")
+    assert lift_files([str(programs)], out).made == 1
+    assert graphs(out)["first.parquet"] == before["first.parquet"]
+    # Another lifter, or another version of it, finds something else.
+    monkeypatch.setattr("tokmill.x86.cfg.VERSION", 99)
+    assert lift_files([str(programs)], out).made == 3
+    about = read_about(out / "first.parquet")
+    assert about is not None and about.lifter.startswith("native 99, iced-x86 ")
+
+
+def test_processes_make_the_same_bytes(programs: Path, tmp_path: Path) -> None:
+    lift_files([str(programs)], tmp_path / "one", workers=0)
+    lift_files([str(programs)], tmp_path / "two", workers=2)
+    assert graphs(tmp_path / "one") == graphs(tmp_path / "two") != {}
+
+
+def test_one_program_to_one_file(programs: Path, tmp_path: Path) -> None:
+    report = lift_files([str(programs / "first")], tmp_path / "x.jsonl", form="jsonl")
+    assert report.made == 1
+    assert (tmp_path / "x.jsonl").read_text().startswith('{"graph":')
+    assert lift_files([str(programs / "first")], tmp_path / "x.jsonl", form="jsonl").kept == 1
+    with pytest.raises(UsageError, match="is one file, and there are"):
+        lift_files([str(programs)], tmp_path / "x.parquet")
+
+
+def test_options_that_do_not_exist(programs: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no lifter is called 'ghidra'"):
+        lift_files([str(programs)], tmp_path / "x", lifter="ghidra")
+    with pytest.raises(UsageError, match="no format is called 'xml'"):
+        lift_files([str(programs)], tmp_path / "x", form="xml")
+    with pytest.raises(TokmillError):
+        lift_files([str(tmp_path / "nowhere")], tmp_path / "x")
+
+
+def test_two_writers_of_a_folder(programs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "graphs"
+    out.mkdir()
+    with locked(out / ".graphs.lock", "what", "hint"), pytest.raises(MachineError, match="another"):
+        lift_files([str(programs)], out)
+
+
+def test_a_file_that_is_named_is_taken_whatever_it_is(programs: Path) -> None:
+    files, left_out = find_programs([str(programs / "notes.txt"), str(programs / "first")])
+    assert [file.name for file in files] == ["first", "notes.txt"] and left_out == 0
+    files, left_out = find_programs([str(programs)])
+    assert [file.name for file in files] == ["broken", "first", "sub/second", "third.exe"]
+    assert left_out == 3
+
+
+def test_the_version_names_all_that_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = lifter_version("native")
+    assert version.startswith("native 1, iced-x86 ") and ", lief " in version
+    assert set(lifting.PACKAGES) == {"native", "angr"}

@@ -1,0 +1,117 @@
+"""Program files: what is opened, what is refused and how, names."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokmill.errors import TokmillError
+from tokmill.x86.image import Section, tidy
+from tokmill.x86.program import demangle, open_program, parse_program
+from x86_programs import assembled, pe_file
+
+
+def elf_header(machine: int, kind: int = 2, wide: int = 2, order: int = 1) -> bytes:
+    """Return an ELF file that is nothing but a header."""
+    form = "<" if order == 1 else ">"
+    head = b"\x7fELF" + bytes((wide, order, 1)) + bytes(9) + struct.pack(form + "HH", kind, machine)
+    return head.ljust(64, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "an empty file"),
+        (b"hello, world\n" * 9, "no program file"),
+        (b"#!/bin/sh\necho\n", "a script"),
+        (b"!<arch>\nx.o/   0", "a static library"),
+        (b"BC\xc0\xde" + bytes(40), "LLVM bitcode"),
+        (b"\0asm\1\0\0\0", "a WebAssembly module"),
+        (b"\x1f\x8b\x08" + bytes(40), "a gzip file"),
+        (b"PK\3\4" + bytes(40), "a zip file"),
+        (b"\x64\x86\2\0" + bytes(40), "a COFF object file"),
+        (b"\xcf\xfa\xed\xfe" + struct.pack("<I", 0x100000C), "a Mach-O file for ARM64"),
+        (b"\xcf\xfa\xed\xfe" + struct.pack("<I", 0x1000007), "a Mach-O file for x86-64"),
+        (b"\xfe\xed\xfa\xce" + struct.pack(">I", 18), "a Mach-O file for PowerPC"),
+        (b"\xce\xfa\xed\xfe" + struct.pack("<I", 99), "a Mach-O file for machine 99"),
+        (b"\xca\xfe\xba\xbe\0\0\0\2", "a universal Mach-O file"),
+        (b"\xca\xfe\xba\xbe\0\0\0\x41", "a Java class"),
+        (elf_header(40, wide=1), "an ELF file for ARM"),
+        (elf_header(183), "an ELF file for AArch64"),
+        (elf_header(243), "an ELF file for RISC-V"),
+        (elf_header(22, order=2), "an ELF file for S/390"),
+        (elf_header(9999), "an ELF file for machine 9999"),
+        (elf_header(62, kind=4), "a core dump"),
+        (elf_header(62, kind=9), "an ELF file of an unknown type"),
+        (elf_header(62, wide=7), "the ELF header is damaged"),
+        (elf_header(62)[:40], "the ELF header is damaged"),
+        (elf_header(62)[:12], "the ELF header is cut off"),
+        (elf_header(62), "it holds no code"),
+        (b"MZ" + bytes(10), "a DOS program"),
+        (b"MZ" + bytes(62), "a DOS program"),
+        (b"MZ" + bytes(58) + b"\x40\0\0\0NE\0\0", "a DOS program"),
+        (pe_file(b"\xc3").replace(b"PE\0\0\x64\x86", b"PE\0\0\x64\xaa"), "a PE file for ARM64"),
+        (pe_file(b"\xc3").replace(b"PE\0\0\x64\x86", b"PE\0\0\x34\x12"), "for machine 0x1234"),
+        (pe_file(b"\xc3")[:0x60], "the PE header is damaged"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_is_no_x86_program_is_refused_by_its_name(
+    tmp_path: Path, data: bytes, what: str
+) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(data)
+    with pytest.raises(TokmillError) as raised:
+        open_program(path)
+    assert what in raised.value.what
+    assert raised.value.where == str(path)
+    assert raised.value.hint
+
+
+def test_a_path_without_a_program_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TokmillError, match="it is not there"):
+        open_program(tmp_path / "nothing")
+    with pytest.raises(TokmillError, match="a folder, not a program"):
+        open_program(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TokmillError, match="or no file"):
+        open_program(tmp_path / "pipe")
+
+
+def test_a_program_cut_off_anywhere_is_refused_or_read(built: Path) -> None:
+    path = assembled(built, "whole", ".globl _start\n_start: call f\nret\nf: ret\n")
+    data = path.read_bytes()
+    reasons = set()
+    for size in range(8, len(data), 23):
+        try:
+            parse_program(np.frombuffer(data[:size], np.uint8), str(path))
+        except TokmillError as error:
+            reasons.add(error.what)
+    assert reasons == {
+        "the ELF header is cut off", "the ELF header is damaged", "it holds no code"
+    }  # fmt: skip
+
+
+def test_cxx_names_are_shown_as_they_were_written() -> None:
+    names = ["main", "_ZN3foo3barEiPKc", "_ZSt9terminatev", "_Zbroken", "", "_start"]
+    assert demangle(names) == [
+        "main", "foo::bar(int, char const*)", "std::terminate()", "_Zbroken", "", "_start"
+    ]  # fmt: skip
+
+
+def test_sections_that_overlap_are_cut() -> None:
+    def section(name: str, address: int, size: int) -> Section:
+        data = np.arange(size, dtype=np.uint8)
+        return Section(name, address, data, data, True)
+
+    parts = tidy([section("b", 110, 20), section("a", 100, 20), section("c", 112, 4)], 1000)
+    assert [(p.name, p.address, p.data.tolist()) for p in parts] == [
+        ("a", 100, list(range(20))), ("b", 120, list(range(10, 20)))
+    ]  # fmt: skip
+    # Together they are no larger than the file, and none goes on past the last address.
+    assert sum(len(p.data) for p in tidy([section("a", 0, 90), section("b", 99, 90)], 100)) == 100
+    assert tidy([section("a", (1 << 64) - 5, 90)], 1000)[0].stop == (1 << 64) - 1

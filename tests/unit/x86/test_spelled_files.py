@@ -1,0 +1,91 @@
+"""Programs written out as kTrans and asm2vec have them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[2]))
+from tokmill.errors import TokmillError, UsageError
+from tokmill.x86.cfg import lift
+from tokmill.x86.graph_files import write_graph
+from tokmill.x86.rules import decode
+from tokmill.x86.spelled_files import functions_of, spell
+from tokmill.x86.spellings import KTRANS, ktrans
+from x86_programs import C_SOURCE, assembled, compiles  # noqa: E402
+
+LOOP = """
+.globl _start
+.type _start, @function
+_start:
+    mov ecx, 77
+again:
+    dec ecx
+    jne again
+    ret
+.size _start, .-_start
+"""
+
+
+@pytest.fixture(scope="session")
+def program(built: Path) -> Path:
+    return compiles(built, "spelled", C_SOURCE, "-O1")
+
+
+@pytest.fixture(scope="session")
+def loop(built: Path) -> Path:
+    return assembled(built, "loop", LOOP)
+
+
+def test_ktrans_a_line_a_function(tmp_path: Path, program: Path) -> None:
+    done = spell([str(program)], tmp_path, "ktrans")
+    lines = [json.loads(line) for line in (tmp_path / "spelled.jsonl").read_text().splitlines()]
+    assert (done.programs, done.functions, done.files) == (1, len(lines), 1) and len(lines) > 10
+    graph = lift(program)
+    assert [line["address"] for line in lines] == graph.function_address.tolist()
+    [main] = [line for line in lines if line["function"] == "main"]
+    assert list(main) == ["function", "address", *KTRANS]
+    assert len({len(main[stream]) for stream in KTRANS}) == 1
+    place = graph.function_name.index("main")
+    blocks = graph.block_bytes[graph.function_blocks[place : place + 2]]
+    code = graph.code[slice(*blocks.tolist())].tobytes()
+    tokens = [ktrans(one)["token"] for one in decode(code, main["address"], 64)]
+    assert len(main["token"]) == sum(map(len, tokens)) and main["token"][0] == tokens[0][0]
+
+
+def test_asm2vec_a_file_a_function(tmp_path: Path, loop: Path) -> None:
+    done = spell([str(loop)], tmp_path, "asm2vec")
+    assert (done.functions, done.files) == (1, 1)
+    [path] = tmp_path.iterdir()
+    assert path.name == "loop.s-401000"
+    assert path.read_text() == (
+        " .name _start\n .offset 0000000000401000\n .file loop.s\n"
+        " mov ecx,CONST\nLABEL1:\n dec ecx\n jne LABEL1\n ret\n"
+    )
+
+
+def test_small_functions_are_left_out(tmp_path: Path, loop: Path) -> None:
+    assert spell([str(loop)], tmp_path, "asm2vec", least=5).files == 0
+    graph = lift(loop)
+    assert [len(one) for _, _, one in functions_of(graph, 4)] == [4]
+
+
+def test_graphs_and_names_with_folders(tmp_path: Path, loop: Path) -> None:
+    graph = lift(loop)
+    graph.program = "bin/loop"
+    write_graph(graph, tmp_path / "g.parquet")
+    spell([str(tmp_path / "g.parquet")], tmp_path / "out", "ktrans")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["bin_loop.jsonl"]
+
+
+def test_what_cannot_be_spelled(tmp_path: Path, loop: Path) -> None:
+    with pytest.raises(UsageError, match="no spelling is called 'palmtree'"):
+        spell([str(loop)], tmp_path / "out", "palmtree")
+    (tmp_path / "text").write_text("no program")
+    with pytest.raises(TokmillError, match="no program was read"):
+        spell([str(tmp_path / "text")], tmp_path / "out", "ktrans")
+    done = spell([str(tmp_path / "text"), str(loop)], tmp_path / "out", "ktrans")
+    assert done.programs == 1 and list(done.refused) == ["text"]

@@ -1,0 +1,217 @@
+"""Random walks: along edges only, the same in any company, as a plain loop would walk them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokmill.x86 import walks as walks_module
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.walks import Walker, Walking, flow_of
+from x86_graphs import Block, graph_of
+
+U64 = (1 << 64) - 1
+STEP, START = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+
+DIAMOND = {
+    0x100: [
+        Block(0x100, edges=[(Edge.BRANCH, 0x120), (Edge.FALL, 0x110)]),
+        Block(0x110, edges=[(Edge.JUMP, 0x130), (Edge.CALL, 0x200)]),
+        Block(0x120, edges=[(Edge.FALL, 0x130), (Edge.FALL, 0x130)]),
+        Block(0x130, edges=[(Edge.RETURN, 0)]),
+    ],
+    0x200: [Block(0x200, edges=[(Edge.JUMP, 0x100)])],
+}
+
+
+def numbers(graph: Graph, walking: Walking, functions: Sequence[int] | None = None) -> list[Any]:
+    """Return (function, number, blocks) of each walk; every block has 10 tokens."""
+    walker = Walker(graph, walking)
+    chosen = range(len(graph.function_address)) if functions is None else functions
+    tokens = np.full(len(graph.block_address), 10)
+    found = []
+    for walks in walker.walk(np.array(chosen, np.int64), tokens, 0):
+        for i in range(len(walks.function)):
+            place = slice(walks.offsets[i], walks.offsets[i + 1])
+            check_ways(walker, walks.block[place].tolist(), walks.way[place].tolist())
+            found.append(
+                (int(walks.function[i]), int(walks.number[i]), walks.block[place].tolist())
+            )
+    return found
+
+
+def check_ways(walker: Walker, blocks: list[int], ways: list[int]) -> None:
+    """Each block is reached by the way that is told, or the walk begins again there."""
+    first, target = walker.flow.first, walker.flow.target
+    assert ways[0] == -1
+    for before, block, way in zip(blocks, blocks[1:], ways[1:], strict=False):
+        if way >= 0:
+            assert first[before] <= way < first[before + 1] and target[way] == block
+        else:
+            assert first[before] == first[before + 1] and walker.walking.restart != "stop"
+
+
+def test_only_ways_within_a_function_are_walked_and_equal_ones_are_one() -> None:
+    flow = flow_of(graph_of(DIAMOND), "degree")
+    assert flow.first.tolist() == [0, 2, 3, 4, 4, 4]
+    assert flow.target.tolist() == [1, 2, 3, 3]
+    assert flow.below.tolist() == [0, 2, 4, 5, 6]
+
+
+def test_a_jump_table_is_walked_and_a_jump_to_nowhere_is_not() -> None:
+    blocks = [
+        Block(0, edges=[(Edge.INDIRECT, 0x10), (Edge.INDIRECT, 0x20)]),
+        Block(0x10, edges=[(Edge.INDIRECT, 0)]),
+        Block(0x20, edges=[(Edge.JUMP, 0)]),
+    ]
+    flow = flow_of(graph_of({0: blocks}))
+    assert flow.first.tolist() == [0, 2, 2, 3] and flow.target.tolist() == [1, 2, 0]
+
+
+def test_walks_begin_at_every_block_and_end_at_those_without_successors() -> None:
+    found = numbers(graph_of(DIAMOND), Walking(walks=2))
+    assert [(function, number) for function, number, _ in found] == [
+        *((0, number) for number in range(8)), (1, 0), (1, 1),
+    ]  # fmt: skip
+    assert [blocks[0] for _, _, blocks in found] == [0, 1, 2, 3, 0, 1, 2, 3, 4, 4]
+    assert all(blocks[-1] in (3, 4) for _, _, blocks in found)
+    assert {len(blocks) for _, _, blocks in found} == {1, 2, 3}
+
+
+def test_where_walks_begin() -> None:
+    graph = graph_of({0x110: DIAMOND[0x100], 0x200: DIAMOND[0x200]})
+    entry = numbers(graph, Walking(walks=3, walk_from="entry"))
+    assert [blocks[0] for _, _, blocks in entry] == [1, 1, 1, 4, 4, 4]
+    drawn = [b[0] for _, _, b in numbers(graph, Walking(walks=400, walk_from="random"), [0])]
+    assert all(60 < drawn.count(block) < 140 for block in range(4))
+
+
+@pytest.mark.parametrize(
+    ("restart", "again"), [("entry", {0}), ("start", {2}), ("random", {0, 1, 2, 3})]
+)
+def test_where_a_walk_goes_on(restart: Any, again: set[int]) -> None:
+    found = numbers(graph_of(DIAMOND), Walking(walks=20, restart=restart, walk_tokens=300))
+    walks = [blocks for function, number, blocks in found if not function and number % 4 == 2]
+    after = {b for blocks in walks for a, b in zip(blocks, blocks[1:], strict=False) if a == 3}
+    if restart == "random":
+        # Never at a block that has no successors either: there it ends.
+        assert after == again - {3}
+    else:
+        assert after == again and all(len(blocks) == 30 for blocks in walks)
+    # A function of one block has nowhere to go.
+    assert [blocks for function, _, blocks in found if function] == [[4]] * 20
+
+
+def test_a_walk_has_the_tokens_and_blocks_that_are_asked_for() -> None:
+    loop = {0: [Block(0, edges=[(Edge.JUMP, 0)])]}
+    assert numbers(graph_of(loop), Walking(walk_tokens=95)) == [(0, 0, [0] * 10)]
+    assert numbers(graph_of(loop), Walking(walk_tokens=95, walk_blocks=3)) == [(0, 0, [0] * 3)]
+
+
+def test_weights_by_degree_prefer_what_goes_on() -> None:
+    fork = [
+        Block(0x10, edges=[(Edge.BRANCH, 0x20), (Edge.FALL, 0x30)]),
+        Block(0x20),
+        Block(0x30, edges=[(Edge.INDIRECT, to) for to in (0x10, 0x20, 0x30)]),
+    ]
+    for weight, share in (("uniform", 0.5), ("degree", 0.8)):
+        walking = Walking(walks=4000, walk_from="entry", walk_blocks=2, weight=weight)  # type: ignore[arg-type]
+        second = [blocks[1] for _, _, blocks in numbers(graph_of({0x10: fork}), walking)]
+        assert abs(second.count(2) / 4000 - share) < 0.04
+
+
+def twin(graph: Graph, walking: Walking, function: int, number: int) -> list[int]:
+    """One walk, by a loop over its steps."""
+
+    def mix(value: int) -> int:
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & U64
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & U64
+        return value ^ value >> 31
+
+    def below(draw: int, limit: int) -> int:
+        return (draw >> 32) * limit >> 32
+
+    address = graph.block_address.tolist()
+    low, high = graph.function_blocks[function : function + 2].tolist()
+    kinds = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
+
+    def successors(block: int) -> list[int]:
+        found = set()
+        for edge in range(graph.block_edges[block], graph.block_edges[block + 1]):
+            kind, target = int(graph.edge_kind[edge]), int(graph.edge_target[edge])
+            if kind in kinds and target in address[low:high] and (kind != 4 or target):
+                found.add(address.index(target, low, high))
+        return sorted(found)
+
+    entry = address.index(int(graph.function_address[function]), low, high)
+    salt = hashlib.sha256(f"walk\0{walking.seed}\0{graph.program}".encode()).digest()
+    key = mix(int.from_bytes(salt[:8], "little") ^ int(graph.function_address[function]))
+    key = mix(key + number * STEP & U64)
+    start = {
+        "every": low + number % (high - low),
+        "entry": entry,
+        "random": low + below(mix(key ^ START), high - low),
+    }[walking.walk_from]
+    blocks = [start]
+    while 10 * len(blocks) < walking.walk_tokens and len(blocks) != walking.walk_blocks:
+        ways, draw = successors(blocks[-1]), mix(key + len(blocks) * STEP & U64)
+        if not ways:
+            again = {
+                "stop": None,
+                "entry": entry,
+                "start": start,
+                "random": low + below(draw, high - low),
+            }[walking.restart]
+            if again is None or not successors(again):
+                break
+            blocks.append(again)
+            continue
+        degree = walking.weight == "degree"
+        weights = [1 + len(successors(way)) if degree else 1 for way in ways]
+        drawn = below(draw, sum(weights))
+        blocks.append(next(w for i, w in enumerate(ways) if drawn < sum(weights[: i + 1])))
+    return blocks
+
+
+@st.composite
+def graphs(draw: Any) -> Graph:
+    functions: dict[int, list[Block]] = {}
+    for number in range(draw(st.integers(1, 3))):
+        places = [0x1000 * number + 16 * i for i in range(draw(st.integers(1, 5)))]
+        targets = st.sampled_from([*places, 0, 0x5000])
+        edges = st.lists(st.tuples(st.sampled_from(list(Edge)), targets), max_size=4)
+        inside = [Block(place, edges=draw(edges)) for place in places]
+        functions[draw(st.sampled_from(places))] = inside
+    return graph_of(functions)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    graphs(),
+    st.builds(
+        Walking,
+        seed=st.integers(0, 3),
+        walks=st.integers(1, 3),
+        walk_from=st.sampled_from(["every", "entry", "random"]),
+        walk_tokens=st.integers(1, 200),
+        walk_blocks=st.integers(0, 5),
+        restart=st.sampled_from(["stop", "entry", "start", "random"]),
+        weight=st.sampled_from(["uniform", "degree"]),
+    ),
+    st.integers(1, 5),
+)
+def test_walks_in_columns_are_those_of_a_loop(graph: Graph, walking: Walking, size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walks_module, "AT_ONCE", size)
+        found = numbers(graph, walking)
+    for function, number, blocks in found:
+        assert blocks == twin(graph, walking, function, number)
+    # Nor does it matter which other functions are walked.
+    last = len(graph.function_address) - 1
+    assert numbers(graph, walking, [last]) == [walk for walk in found if walk[0] == last]
