@@ -10,6 +10,7 @@ BIN      := $(VENV)/bin
 INSTALL   = $(BIN)/python -m pip install -q -c constraints.txt $(PIP_ARGS)
 PYTEST    = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SOURCES   = src tests scripts benchmarks
+ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long check format bench clean system-packages
@@ -23,8 +24,8 @@ demo: $(VENV)/.installed-demo  ## real text to a trained model and a report, in 
 test: $(VENV)/.installed-dev system-packages  ## every test but the long ones
 	$(PYTEST) -m "not long"
 
-test-long: $(VENV)/.installed-dev system-packages  ## the slow proofs
-	$(PYTEST) -m long
+test-long: $(VENV)/.installed-dev $(VENV)-angr/.installed system-packages  ## the slow proofs
+	$(ANGR) $(PYTEST) -m long
 
 check: $(VENV)/.installed-dev  ## the quick loop: format, lint, types, imports, unit tests
 	$(BIN)/ruff format --check $(SOURCES)
@@ -37,9 +38,10 @@ format: $(VENV)/.installed-dev  ## rewrite the sources as `make check` wants the
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-bench: $(VENV)/.installed-dev $(VENV)-peers/.installed  ## measure against peers: benchmarks/RESULTS.md
+bench: $(VENV)/.installed-dev $(VENV)-peers/.installed $(VENV)-angr/.installed  ## measure against peers: benchmarks/RESULTS.md
+	@sh scripts/install-system-packages.sh bench
 	mkdir -p bench-cache
-	$(BIN)/python benchmarks/run.py bench-cache $(abspath $(VENV)-peers)/bin/python $(SECTIONS)
+	$(ANGR) $(BIN)/python benchmarks/run.py bench-cache $(abspath $(VENV)-peers)/bin/python $(SECTIONS)
 
 clean:  ## remove the demo and caches
 	rm -rf demo dist build-cache bench-cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
@@ -72,4 +74,10 @@ $(VENV)-peers/.installed: benchmarks/requirements.txt benchmarks/streaming.txt
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/python -m pip install -q $(PIP_ARGS) -r benchmarks/requirements.txt
 	$(VENV)-peers/bin/python -m pip install -q $(PIP_ARGS) --no-deps -r benchmarks/streaming.txt
+	touch $@
+
+# angr, which tests and benchmarks compare with, wants versions that are too old for the others.
+$(VENV)-angr/.installed: benchmarks/angr.txt
+	$(PYTHON) -m venv $(VENV)-angr
+	$(VENV)-angr/bin/python -m pip install -q $(PIP_ARGS) -r benchmarks/angr.txt
 	touch $@

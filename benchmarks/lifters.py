@@ -1,4 +1,4 @@
-"""The contestants of `lifting.py`: how each is run on a program, and what it found, kept as JSON."""
+"""The contestants of `lifting.py`: how each runs on a program; what it found is kept as JSON."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ class Bench:
 
     folder: Path
     peers_python: str
-    angr_python: str
     reuse: bool
 
     def found(self, who: str, path: Path, make: Callable[[Path], msgspec.Struct]) -> bytes:
@@ -101,7 +100,6 @@ class Bench:
         return msgspec.json.decode(self.found("angr", path, self._angr), type=Angr)
 
     def _angr(self, path: Path) -> Angr:
-        os.environ[angr.PYTHON] = self.angr_python
         started = time.perf_counter()
         try:
             answer = angr.analyse(path, seconds=LIMIT)

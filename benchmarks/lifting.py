@@ -4,7 +4,7 @@ Lifted from the stripped file, and once more without `.eh_frame`; the truth are 
 unstripped one. Blocks and jump tables are compared with angr's, and every difference is put into a
 class. What each of them found is kept as JSON below CACHE/lifting, by the digest of the program.
 
-    python benchmarks/lifting.py CACHE PEERS-PYTHON ANGR-PYTHON [--reuse]
+    TOKMILL_ANGR_PYTHON=… python benchmarks/lifting.py CACHE PEERS-PYTHON [--reuse]
 
 With `--reuse` what is kept is not made again: for looking at differences, not for times.
 """
@@ -112,8 +112,8 @@ MEANING = {
     "outside every function symbol": "bytes that no symbol covers: random bytes, alignment",
     "inside an instruction": "the other decodes from the middle of an instruction of the one",
     "cut: around REP": "angr's decoder ends a block at an instruction that repeats",
-    "cut: behind no jump": "angr ends a block at 99 instructions; or code falls into code found "
-    "by other means",
+    "cut: behind no jump": "angr ends a block at 99 instructions or 400 bytes; or code falls into "
+    "what is said to be a function",
     "cut: beginning of a function": "a function is said to begin in the middle of a block, most "
     "often at a `sub rsp` behind the pushes of one that nothing calls",
     "cut: target of a jump table": "a table that the other did not resolve, or read further",
@@ -144,7 +144,9 @@ def blocks_tables(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
         other = blocks.view(angr.graph_of(answer.answer, program))
         total = totals.setdefault("random bytes" if case.kind == "junk" else "others", Counter())
         total += blocks.shares(mine, other, truth)
-        total += blocks.compare_jumps(blocks.jumps(mine.graph), blocks.jumps(other.graph))
+        total += blocks.compare_jumps(
+            blocks.jumps(mine.graph), blocks.jumps(other.graph), swept(case.whole or case.stripped)
+        )
         total["programs"] += 1
         total["mine"] += len(mine.start)
         for who, here, there in (("angr", mine, other), ("tokmill", other, mine)):
@@ -186,7 +188,9 @@ def blocks_tables(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
     counted = {
         "seen by tokmill": "seen", "resolved": "resolved", "seen by angr": "other_seen",
         "resolved by angr": "other_resolved", "of these by tokmill": "both_resolved",
-        "with all of angr's targets": "all_targets", "with the same": "same_targets",
+        "with all of angr's targets": "all_targets",
+        "angr's that lead to instructions only": "true",
+        "of these by tokmill, with all targets": "true_resolved",
     }  # fmt: skip
     for name, key in counted.items():
         lines.append(f"| {name} | {' | '.join(f'{totals[kind][key]:,}' for kind in kinds)} |")
@@ -262,10 +266,10 @@ BEYOND = [
 ]
 
 
-def main(cache: Path, peers_python: str, angr_python: str, *, reuse: bool = False) -> list[str]:
+def main(cache: Path, peers_python: str, *, reuse: bool = False) -> list[str]:
     """Measure; return the section for RESULTS.md."""
     made = programs.main(cache)
-    bench = Bench(cache / "lifting", peers_python, angr_python, reuse)
+    bench = Bench(cache / "lifting", peers_python, reuse)
     cases = made.cases
     built = [case for case in cases if case.whole is not None]
     return [
@@ -303,4 +307,4 @@ def main(cache: Path, peers_python: str, angr_python: str, *, reuse: bool = Fals
 
 
 if __name__ == "__main__":
-    print("\n".join(main(Path(sys.argv[1]), *sys.argv[2:4], reuse="--reuse" in sys.argv)))
+    print("\n".join(main(Path(sys.argv[1]), sys.argv[2], reuse="--reuse" in sys.argv)))

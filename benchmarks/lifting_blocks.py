@@ -162,8 +162,19 @@ def jumps(graph: Graph) -> dict[int, set[int]]:
     return found
 
 
-def compare_jumps(mine: dict[int, set[int]], other: dict[int, set[int]]) -> Counter[str]:
-    """Return counts of indirect jumps: seen and resolved by each, and how tables agree."""
+def compare_jumps(
+    mine: dict[int, set[int]], other: dict[int, set[int]], swept: Array
+) -> Counter[str]:
+    """Return counts of indirect jumps: seen and resolved by each, and how tables agree.
+
+    `swept` has the addresses of instructions as another decoder sees them (u8, ascending); a table
+    of `other` that leads elsewhere was read too far.
+    """
+    true = [
+        address
+        for address, targets in other.items()
+        if targets and member(np.asarray(sorted(targets), np.uint64), swept).all()
+    ]
     both = [address for address, targets in other.items() if targets and mine.get(address)]
     return Counter(
         seen=len(mine),
@@ -172,7 +183,8 @@ def compare_jumps(mine: dict[int, set[int]], other: dict[int, set[int]]) -> Coun
         other_resolved=sum(bool(targets) for targets in other.values()),
         both_resolved=len(both),
         all_targets=sum(mine[address] >= other[address] for address in both),
-        same_targets=sum(mine[address] == other[address] for address in both),
+        true=len(true),
+        true_resolved=sum(mine.get(address, set()) >= other[address] for address in true),
     )
 
 

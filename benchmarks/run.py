@@ -14,6 +14,7 @@ import corpus
 import decoder_training
 import feed_batches
 import jsonl_store
+import lifting
 import many_shards
 import packing
 import x86_store
@@ -63,6 +64,10 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "batches": ("Batches", lambda: feed_batches.main(cache, peers_python)),
         "packing": ("Packing", packing.main),
         "decoder": ("Training a GPT-2", lambda: decoder_training.main(cache)),
+        "lifting": (
+            "Programs to functions and blocks",
+            lambda: lifting.main(cache, peers_python),
+        ),
         "x86-tokens": ("x86 instructions to tokens", x86_tokens.main),
         "x86-store": ("x86 programs to a store", lambda: x86_store.main(cache)),
         "x86-machine": ("A whole machine to a store", lambda: x86_store.machine(cache)),

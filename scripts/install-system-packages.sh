@@ -1,17 +1,32 @@
 #!/bin/sh
-# Install the Debian packages that tests use, where they are missing.
+# Install the Debian packages that tests use, where they are missing; with `bench` those of
+# `make bench` too.
 #
 # Without root or apt it does nothing: the tests that need them are then skipped with a reason.
 set -u
 
-# command:package, a pair a line
+# command:package[,package], a line each.
+# strace ends builds at any system call; the compiler makes the programs that are lifted.
 WANTED="
 strace:strace
+gcc:gcc,libc6-dev
+g++:g++
+objcopy:binutils
 "
+# Other compilers of the programs that lifters are measured on, and what unpacks and makes those.
+BENCH="
+clang:clang
+x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64-win32
+make:make
+tclsh:tcl
+xz:xz-utils
+bzip2:bzip2
+"
+[ "${1:-}" = bench ] && WANTED="$WANTED$BENCH"
 
 missing=""
 for pair in $WANTED; do
-    command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing ${pair#*:}"
+    command -v "${pair%%:*}" >/dev/null 2>&1 || missing="$missing $(echo "${pair#*:}" | tr , " ")"
 done
 [ -n "$missing" ] || exit 0
 

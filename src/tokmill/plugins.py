@@ -89,6 +89,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "iced_x86": "x86",
     "lief": "x86",
     "torch": "train",
+    "deepspeed": "deepspeed",
     "matplotlib": "plot",
     "jinja2": "plot",
     "tensorboard": "track",

@@ -90,13 +90,16 @@ def test_wrong_usage(here: Here, programs: Path) -> None:
         (("programs", "-o", "x", "--lifter", "ida"), 2, "no lifter is called 'ida'"),
         (("programs", "-o", "x", "--format", "csv"), 2, "no format is called 'csv'"),
         (("nowhere", "-o", "x"), 1, "nowhere"),
-        (("programs/notes", "programs/notes", "-o", "x"), 2, "two inputs are called"),
+        (("programs/notes", "programs/notes", "-o", "x"), 1, "two inputs are called"),
     ):
         _, error = here("cfg", *arguments, "-q", "--workers", 0, code=code)
         assert what in error and "hint:" in error
     (programs / "empty").mkdir()
     _, error = here("cfg", "programs/empty", "-o", "x", "-q", code=1)
-    assert "no programs" in error
+    assert "the folder holds no file" in error
+    (programs / "empty/notes").write_text("no program")
+    _, error = here("cfg", "programs/empty", "-o", "x", "-q", code=1)
+    assert "there are no programs" in error
 
 
 def test_a_kill_leaves_whole_graphs_and_the_same_command_goes_on(

@@ -91,6 +91,8 @@ def test_import_of_older_lists(here: Here) -> None:
     assert "mne, type, reg, rw, eflag: no list" in said
     assert json.loads(Path("v/ids.json").read_text()) == {"asm": [0, 6, 5]}
     made = json.loads(Path("v/asm.json").read_text())
+    here("vocab", "import", "v/asm.json", "-o", "v")
+    assert not Path("v/ids.json").exists()
     assert made["rules"] == "semanticbbv" and made["tokens"][5:] == ["A", "B"]
     Path("rw_tokens_dict.pkl").write_bytes(pickle.dumps({"READ": 3}))
     found = json.loads(here("vocab", "import", "rw_tokens_dict.pkl", "-o", "w", "--json")[0])

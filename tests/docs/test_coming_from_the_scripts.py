@@ -23,7 +23,7 @@ from scripts import NOW, SCRIPTS
 import tokmill
 from tokmill.cli import main
 
-SMALL = "--steps 2 --set dim=16 --set layers=1 --set eval_rows=4 --set peak_flops=1e12"
+SMALL = "--steps 2 --set dim=64 --set layers=1 --set eval_rows=4 --set peak_flops=1e12"
 CODE = re.compile(r"`([^`]+)`")
 # What runs in the page is whole commands, and expressions of the public names.
 COMMAND = re.compile(r"`(tokmill [^`]*|(?:list\()?tokmill\.[^`]+)`")

@@ -151,6 +151,8 @@ def _why_nothing(why: Mapping[str, int], options: Mapping[str, Any]) -> str:
         return "is this JSON Lines? Plain text is built with `tokmill build text`"
     if "too long" in why:
         return "records end at the separator, which never comes: --record line takes lines"
+    if "too short" in why:
+        return "nothing is as long as was asked for: allow shorter records"
     return "is it the right kind of input?"
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tokmill.build.executors import Executor, Here, Pool
 from tokmill.build.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
 from tokmill.build.folder import check_folder, clear, settle, sweep
@@ -97,6 +99,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         tasks.sort(key=lambda task: task.shard)
     watch = Watch(out)
     workers, resources = choose(how.amount, len(tasks))
+    resources = msgspec.structs.replace(resources, scratch=str(out.absolute() / "cache"))
     work = Work(
         plan.recipe["source"],
         plan.options,

@@ -13,27 +13,19 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.build.conditions import parse_condition, record_values, take
-from tokmill.build.minhash import NearIndex, elements, minima, rows_of_a_band
+from tokmill.build.minhash import rows_of_a_band
 from tokmill.build.plan import difference
+from tokmill.build.repeats import REPEATS, batches, find_repeats, shared
 from tokmill.build.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import sampled_digest
-from tokmill.store.hashes import (
-    DIGEST,
-    first_of_equals,
-    mix,
-    record_digests,
-    store_digests,
-    token_names,
-)
+from tokmill.store.hashes import mix, record_digests, store_digests, token_names
+from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array, Records, Schema, id_dtype
 from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store
 
 BY_CONTENT = "function-hash"
-EQUAL, NEAR, LEFT_OUT = 1, 2, 3
-REPEATS = {EQUAL: "duplicate", NEAR: "near duplicate"}
-BATCH_RECORDS, BATCH_TOKENS = 1024, 1 << 20
 
 
 class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -119,11 +111,13 @@ class SelectSource:
         self.vocabularies = vocabularies
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
         self.by = "" if config.by == BY_CONTENT else config.by
-        if self.by and self.by not in self.schema:
+        keys = [name for name, c in self.schema.items() if c.per == "record" and not c.width]
+        if self.by and self.by not in keys:
             raise UsageError(
-                f"by: the stores have no column {config.by!r}",
-                hint=nearest(config.by, [*self.schema, BY_CONTENT]),
+                f"by: the stores have no column {config.by!r} with one value a record",
+                hint=nearest(config.by, [*keys, BY_CONTENT]),
             )
+        self.scratch = resources.scratch
         self.looks_back = config.unique or config.near_unique > 0
         self._repeats: list[Array] | None = None
         self._excluded: Array | None = None
@@ -235,37 +229,26 @@ class SelectSource:
         return result
 
     def repeats(self) -> list[Array]:
-        """Return a uint8 a record for each store: a key of `REPEATS`, or 0 for what is none.
-
-        Only records that `choose` keeps are compared, in order. Of each, 1 byte is held; 16 while
-        equal ones are looked for; and for each that is not near to an earlier one, what `NearIndex`
-        holds.
-        """
+        """Return a uint8 a record for each store: a key of `REPEATS`, or 0 for what stays."""
         if self._repeats is None:
-            names = token_names(self.stores[0])
-            threshold = self.config.near_unique
-            index = NearIndex(threshold) if threshold else None
-            digests, codes = [np.zeros(0, DIGEST)], []
-            for store in self.stores:
-                parts = [np.zeros(0, np.uint8)]
-                for place in range(len(store.shards)):
-                    for _, batch in batches(store, place):
-                        keep, _ = self.choose(batch)
-                        parts.append(np.where(keep, 0, LEFT_OUT).astype(np.uint8))
-                        if self.config.unique:
-                            digests.append(record_digests(batch, names)[keep])
-                        if index is not None:
-                            hashes, offsets = elements(batch, names)
-                            least = minima(hashes, offsets, self.config.shingle)
-                            here = np.flatnonzero(keep)
-                            parts[-1][here[~index.add(least[here])]] = NEAR
-                codes.append(np.concatenate(parts))
-            every = np.concatenate(codes)
-            if self.config.unique:
-                first = first_of_equals(np.concatenate(digests))
-                chosen = np.flatnonzero(every != LEFT_OUT)
-                every[chosen[first != np.arange(len(first))]] = EQUAL
-            self._repeats = np.split(every, np.cumsum([len(part) for part in codes])[:-1])
+            config, counts = self.config, [len(store) for store in self.stores]
+
+            def find() -> Array:
+                return find_repeats(
+                    self.stores,
+                    lambda batch: self.choose(batch)[0],
+                    config.unique,
+                    config.near_unique,
+                    config.shingle,
+                )
+
+            if self.scratch:
+                said = msgspec.to_builtins(config) | self.identity()
+                key = canonical_digest([said, [store.fingerprint for store in self.stores]])[:24]
+                found = shared(Path(self.scratch), key, sum(counts), find)
+            else:
+                found = find()
+            self._repeats = np.split(found, np.cumsum(counts)[:-1])
         return self._repeats
 
     def excluded(self) -> Array:
@@ -322,15 +305,3 @@ def check_equal(stores: Sequence[Store]) -> None:
                 where=str(store.path),
                 hint="stores are merged when columns and vocabularies are equal",
             )
-
-
-def batches(store: Store, place: int) -> Iterator[tuple[int, Records]]:
-    """Yield (first record within the shard, records) of one shard."""
-    shard = store.shard(place)
-    offsets = shard["offsets"].astype(np.int64)
-    start, count = 0, len(shard)
-    while start < count:
-        fitting = int(np.searchsorted(offsets, offsets[start] + BATCH_TOKENS, side="right")) - 1
-        stop = min(max(fitting, start + 1), start + BATCH_RECORDS, count)
-        yield start, shard.records(start, stop, store.schema)
-        start = stop

@@ -57,6 +57,8 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
     own_process: bool = False
     """The process does nothing but this build, so what is set for all of it may be set."""
     block_bytes: int = 2 << 20
+    scratch: str = ""
+    """Folder that all processes of the build share, for what may be lost; empty: none."""
 
 
 class Frozen(msgspec.Struct, frozen=True):
@@ -152,7 +154,7 @@ def find_files(
             ]
             if not pairs:
                 raise TokmillError(
-                    f"the folder holds no {' or '.join(suffixes)} file",
+                    f"the folder holds no {' or '.join(suffixes)} file".replace("  ", " "),
                     where=argument,
                     hint="name the files themselves if their suffix is another",
                 )

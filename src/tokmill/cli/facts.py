@@ -39,7 +39,9 @@ def print_records(records: list[dict[str, Any]]) -> None:
     for i, record in enumerate(records):
         facts = [f"record {record['record']:,}", f"{record['tokens']:,} tokens"]
         if "from" in record:
-            facts.append(f"{record['from']} byte {record['byte']:,}")
+            # A record of code is where its address says.
+            place = "" if "address" in record else f" byte {record['byte']:,}"
+            facts.append(f"{record['from']}{place}")
         print(("\n" if i else "") + "-- " + ", ".join(facts))
         for name, value in record.items():
             if name in ("record", "tokens", "from", "byte"):
@@ -50,7 +52,7 @@ def print_records(records: list[dict[str, Any]]) -> None:
             elif name == "text":
                 print(value + (" …" if record["tokens"] > 400 else ""))
             else:
-                print(f"{name}: {value}")
+                print(f"{name}: {value:#x}" if name == "address" else f"{name}: {value}")
 
 
 def print_statistics(found: Statistics) -> None:

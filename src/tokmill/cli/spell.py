@@ -9,12 +9,21 @@ import msgspec
 import typer
 
 from tokmill.cli.output import print_json
-from tokmill.cli.vocab import Json, Levels, Programs, Quiet, Workers, list_refused, processes
+from tokmill.cli.programs import (
+    Json,
+    Levels,
+    Out,
+    Programs,
+    Quiet,
+    Workers,
+    list_refused,
+    processes,
+)
 
 
 def spell(
     inputs: Programs,
-    out: Annotated[Path, typer.Option("-o", "--out", readable=False, help="Folder to write.")],
+    out: Out,
     form: Annotated[
         str,
         typer.Option(

@@ -1,4 +1,4 @@
-"""The recipe of a training: `[data] [model] [task] [optim] [run]`."""
+"""The recipe of a training: `[data] [model] [task] [optim] [run] [engine]`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from tokmill import plugins, recipe
 from tokmill.errors import UsageError, nearest
+from tokmill.train.deepspeed_config import check_table
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -108,6 +109,13 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Batches that are made ahead."""
 
 
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What engines are told beyond the recipe."""
+
+    deepspeed: dict[str, Any] = {}
+    """Any key of DeepSpeed's JSON but those that the recipe decides; stage 2 of ZeRO by default."""
+
+
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole recipe; `config_type` gives `model` and `task` the types of their kinds."""
 
@@ -116,6 +124,7 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     task: Any = None
     optim: OptimConfig = OptimConfig()
     run: RunConfig = RunConfig()
+    engine: EngineConfig = EngineConfig()
 
 
 DEFAULT_KINDS = {"model": "decoder", "task": "next_token"}
@@ -127,6 +136,9 @@ FREE = {
 }  # fmt: skip
 """Keys that may change on `--resume`, as they do not decide the weights. What `data.train` holds is
 checked by its fingerprint; another device changes weights by rounding alone, and is reported."""
+
+ENGINE = "engine."
+"""How keys begin that say how a step runs: they may change too."""
 
 RATE = {"run.steps", "optim.lr", "optim.schedule", "optim.warmup", "optim.decay", "optim.floor"}
 """Keys that decide the learning rates and nothing else: they may change on `--resume` where the
@@ -230,6 +242,7 @@ def check(config: TrainConfig, where: str = "") -> None:
                 hint=nearest(tracker, plugins.TRACKERS),
             )
     seconds(run.max_time)
+    check_table(config.engine.deepspeed, where)
 
 
 def notes(config: TrainConfig) -> list[str]:
@@ -275,5 +288,5 @@ def differences(before: Mapping[str, Any], after: TrainConfig) -> dict[str, str]
     return {
         key: f"{old.get(key)!r} → {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if key not in FREE and old.get(key) != new.get(key)
+        if key not in FREE and not key.startswith(ENGINE) and old.get(key) != new.get(key)
     }

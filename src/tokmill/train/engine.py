@@ -19,7 +19,7 @@ from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
 from tokmill.train.allocator import keep_freed_memory
 from tokmill.train.compiling import any_number_of_documents, compile_errors, compile_task
-from tokmill.train.config import OptimConfig, RunConfig
+from tokmill.train.config import EngineConfig, OptimConfig, RunConfig
 from tokmill.train.launch import Place, one_a_machine, place
 from tokmill.train.optim import clip_gradients, make_optimizer
 from tokmill.train.precision import Precision
@@ -36,6 +36,8 @@ class Engine(Protocol):
     """
 
     name: str
+    files: Mapping[str, bytes]
+    """What a run folder keeps of what the engine was told; after `prepare`."""
     rank: int
     world: int
     device: torch.device
@@ -109,6 +111,7 @@ class Single:
     """One process, on the CPU or on one CUDA device."""
 
     name = "single"
+    files: Mapping[str, bytes] = {}
     rank, world = 0, 1
     task: Task
     learner: nn.Module
@@ -285,7 +288,7 @@ class Single:
         return loss, dict(sums)
 
 
-def make_engine(config: RunConfig) -> Engine:
+def make_engine(config: RunConfig, table: EngineConfig | None = None) -> Engine:
     """Return the engine that a recipe asks for; "auto" is `ddp` in one of several processes."""
     with one_a_machine():
         several = place().world > 1
@@ -306,6 +309,10 @@ def make_engine(config: RunConfig) -> Engine:
         from tokmill.train.fsdp2 import Fsdp2
 
         return Fsdp2(config)
+    if config.engine == "deepspeed":
+        from tokmill.train.deepspeed import DeepSpeed
+
+        return DeepSpeed(config, (table or EngineConfig()).deepspeed)
     if several or config.engine == "ddp":
         from tokmill.train.ddp import Ddp
 

@@ -10,6 +10,7 @@ and one block.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -49,6 +50,8 @@ class Fsdp2(Several):
     def _place(self, task: Task) -> nn.Module:
         """Leave each process its part of every weight, on its device."""
         mesh = init_device_mesh(self.device.type, (self.world,))
+        # What a block returns may be a view of it; no model here changes one in place.
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         with peers():
             # Block by block: a model that fits no device never lies on one as a whole.
             for module in (*blocks(task), task):

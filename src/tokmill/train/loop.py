@@ -66,7 +66,7 @@ def train_model(
     with one_a_machine():
         config = resolve(recipe, out, options or {}, resume)
     with (
-        make_engine(config.run) as engine,
+        make_engine(config.run, config.engine) as engine,
         Stop(seconds(config.run.max_time)) as stop,
         engine.lead(runs.open_run(out, config, resume)),
     ):
@@ -84,7 +84,7 @@ def train_model(
         validation = validation_of(config, facts, task)
         engine.prepare(task, config.optim)
         if engine.rank == 0:
-            runs.begin(out, config, stores[0], facts)
+            runs.begin(out, config, stores[0], facts, engine.files)
         state = load_checkpoint(newest, engine, config.run.seed) if newest else State()
         with open_trackers(out, config, state.step, engine.rank) as trackers:
             Training(

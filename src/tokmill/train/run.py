@@ -158,8 +158,17 @@ def facts_from(stores: Sequence[Store]) -> Facts:
     return facts
 
 
-def begin(out: Path, config: TrainConfig, store: Store, facts: Facts) -> None:
-    """Write what a run folder keeps of recipe and store; of the store only the first time."""
+def begin(
+    out: Path,
+    config: TrainConfig,
+    store: Store,
+    facts: Facts,
+    files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write what a run folder keeps of recipe and store; of the store only the first time.
+
+    `files`: others that it keeps, by name.
+    """
     if not (out / RECIPE).exists():
         make_folder(out / VOCAB)
         for vocabulary in store.vocabularies.values():
@@ -167,6 +176,8 @@ def begin(out: Path, config: TrainConfig, store: Store, facts: Facts) -> None:
                 data = (store.path / VOCAB / vocabulary.file).read_bytes()
             write_file(out / VOCAB / vocabulary.file, data)
         write_file(out / FACTS, encode(facts))
+    for name, data in (files or {}).items():
+        write_file(out / name, data)
     write_file(out / RECIPE, encode(config))
 
 

@@ -95,7 +95,7 @@ class Several(Single):
             except LostPeer as lost:
                 self._leave(lost)
                 raise
-            dist.destroy_process_group()
+            self._part_ways()
         else:
             self._leave(error)
 
@@ -117,6 +117,10 @@ class Several(Single):
                 backend, store=self.store, rank=self.rank, world_size=self.world
             )
         _groups.append(dist.group.WORLD)
+
+    def _part_ways(self) -> None:
+        """End the groups of processes."""
+        dist.destroy_process_group()
 
     def _leave(self, error: BaseException) -> None:
         """Let one process tell why all end; the others leave in silence with its exit code.

@@ -127,10 +127,11 @@ def _resident(pid: int) -> int:
 def graph_of(answer: Answer, program: Program) -> Graph:
     """Return an answer as a graph: iced-x86 says where instructions end and what edges are."""
     stubs = [(one.address, one.stop) for one in program.sections if one.stubs]
+    begun = {(number, address) for number, address, _, _ in answer.blocks}
     order = [
         number
         for number, (address, _) in sorted(enumerate(answer.functions), key=lambda one: one[1])
-        if not any(low <= address < high for low, high in stubs)
+        if (number, address) in begun and not any(low <= address < high for low, high in stubs)
     ]
     place = {number: i for i, number in enumerate(order)}
     kept = [block for block in answer.blocks if block[0] in place]

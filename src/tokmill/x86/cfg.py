@@ -32,6 +32,7 @@ from tokmill.x86.starts import (
     taken_starts,
     trapped_starts,
 )
+from tokmill.x86.windows import called, is_large, joined, windows
 
 VERSION = 1
 """Raised when the graph of some program changes."""
@@ -46,7 +47,15 @@ def lift(program: Program | Path | str) -> Graph:
     """
     if not isinstance(program, Program):
         program = open_program(program)
-    return Lifter(program).lift()
+    if not is_large(program):
+        return Lifter(program).lift()
+    graphs: list[Graph] = []
+    known = program.starts
+    for window in windows(program):
+        window.starts = known
+        graphs.append(Lifter(window).lift())
+        known = distinct(known, called(graphs[-1]))
+    return joined(graphs)
 
 
 class Lifter:

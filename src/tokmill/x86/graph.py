@@ -60,3 +60,7 @@ class Graph:
     """(E,) u1, an `Edge`."""
     unresolved: list[tuple[int, str]]
     """Address and reason of what could not be followed."""
+    compiler: str = ""
+    """What made the program, such as gcc-12.2.0; "" where that is not known."""
+    level: str = ""
+    """At which level of optimisation, such as O2; "" where that is not known."""

@@ -49,6 +49,9 @@ class About(msgspec.Struct, frozen=True):
     unresolved: dict[str, list[int]] = {}
     """Reason → addresses of what could not be followed."""
     version: int = VERSION
+    compiler: str = ""
+    level: str = ""
+    """As of `Graph`."""
 
 
 def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
@@ -66,6 +69,8 @@ def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
         digest,
         lifter,
         unresolved,
+        compiler=graph.compiler,
+        level=graph.level,
     )
 
 
@@ -121,6 +126,8 @@ def read_graph(path: Path | str) -> Graph:
             edge_target=successors.flatten().to_numpy().astype(np.uint64),
             edge_kind=np.asarray(kind_of, np.uint8)[kinds.indices.to_numpy()],
             unresolved=sorted((at, why) for why, all_ in facts.unresolved.items() for at in all_),
+            compiler=facts.compiler,
+            level=facts.level,
         )
 
 

@@ -13,7 +13,7 @@ from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageE
 from tokmill.progress import Progress
 from tokmill.x86.graph import Graph
 from tokmill.x86.graph_files import read_graph
-from tokmill.x86.lifting import PICKLE, find_programs
+from tokmill.x86.lifting import PICKLE, find_programs, lift_file
 
 GRAPH = ".parquet"
 
@@ -45,9 +45,7 @@ def graphs_in(
             hint="leave out --format jsonl of `tokmill cfg`",
         )
     else:
-        graph: Graph = plugins.load(plugins.LIFTERS, lifter)(file.path)
-        graph.program = file.name
-        yield graph
+        yield lift_file(file, lifter)
 
 
 def graphs_of_path(path: Path | str) -> Iterator[Graph]:

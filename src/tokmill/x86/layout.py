@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tokmill.errors import UsageError
@@ -55,15 +55,26 @@ class Layout:
         found = self._pattern.fullmatch(name)
         return found.groupdict() if found else None
 
-    def key(self, name: str) -> Key:
-        """Return the key of a program: `unknown` is what its name does not say."""
-        said = {"program": name} | dict(self.fields(name) or {})
-        return Key(*(said.get(field, UNKNOWN) for field in Key._fields))
+    def key(self, name: str, compiler: str = "", level: str = "") -> Key:
+        """Return the key of a program; `unknown` is what neither its name nor its file says.
 
-    def check(self, names: Sequence[str]) -> None:
+        Args:
+            name: of the input.
+            compiler: what the file says of its compiler, for templates that do not name it.
+            level: the same of the level of optimisation.
+        """
+        said = {"program": name, "compiler": compiler, "level": level}
+        said |= dict(self.fields(name) or {})
+        return Key(*(said.get(field) or UNKNOWN for field in Key._fields))
+
+    def check(self, names: Iterable[str]) -> None:
         """Refuse a template that no name fits."""
-        if names and all(self.fields(name) is None for name in names):
+        name = None
+        for name in names:
+            if self.fields(name) is not None:
+                return
+        if name is not None:
             raise UsageError(
-                f"layout: no path fits {self.template!r}, such as {names[0]!r}",
+                f"layout: no path fits {self.template!r}, such as {name!r}",
                 hint="it is matched with all of the path below the INPUT argument",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from tokmill.progress import Progress
 from tokmill.x86 import elf, pe
 from tokmill.x86.graph import Graph
 from tokmill.x86.graph_files import About, read_about, write_graph
+from tokmill.x86.producer import made_by
 
 FORMS = ("parquet", "jsonl")
 PICKLE = ".pkl"
@@ -145,6 +146,14 @@ def find_programs(
     return sorted(found.values(), key=lambda file: file.name), others + len(files) - len(found)
 
 
+def lift_file(file: InputFile, lifter: str = "native") -> Graph:
+    """Return the graph of a program by its name, and what made it; raises as the lifter."""
+    graph: Graph = plugins.load(plugins.LIFTERS, lifter)(file.path)
+    graph.program = file.name
+    graph.compiler, graph.level = made_by(file.path)
+    return graph
+
+
 def lifter_version(lifter: str) -> str:
     """Return name and versions of a lifter: what decides its graphs beside the program."""
     module = plugins.LIFTERS[lifter].target.partition(":")[0]
@@ -208,9 +217,7 @@ def _make(task: _Task) -> list[Outcome]:
         about = read_about(task.out)
         if about is not None and (about.digest, about.lifter) == (digest, task.version):
             return [Outcome(name, about=about)]
-        lift: Callable[[Path], Graph] = plugins.load(plugins.LIFTERS, task.lifter)
-        graph = lift(path)
-        graph.program = name
+        graph = lift_file(task.file, task.lifter)
         make_folder(task.out.parent)
         about = write_graph(graph, task.out, digest, task.version)
         return [Outcome(name, time.monotonic() - started, True, about=about)]
@@ -222,9 +229,10 @@ def _make(task: _Task) -> list[Outcome]:
 
 def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
     """Write the graphs of a pickle of BinaryCorp; reading it is most of the work."""
-    graphs_of = plugins.require("tokmill.x86.saved_index").graphs_of
-    for graph in graphs_of(task.file.path, task.levels):
+    pickles = plugins.require("tokmill.x86.saved_index")
+    for graph in pickles.graphs_of(task.file.path, task.levels):
         started = time.monotonic()
+        graph.level = pickles.level_of(graph.program)
         out = task.out / f"{graph.program}.{task.form}"
         about = read_about(out)
         made = about is None or (about.digest, about.lifter) != (digest, PICKLES)

@@ -42,7 +42,11 @@ def open_program(path: Path | str) -> Program:
     Raises `TokmillError` for a file of another kind or machine, a damaged one, and one without
     code; `MachineError` for one that cannot be read.
     """
-    path = Path(path)
+    return parse_program(mapped(Path(path)), str(path))
+
+
+def mapped(path: Path) -> Array:
+    """Return the bytes of a file (u1), mapped; raises as `open_program`."""
     with machine_errors("read", path):
         if not path.is_file():
             what = "a folder, not a program" if path.is_dir() else "it is not there, or no file"
@@ -51,8 +55,7 @@ def open_program(path: Path | str) -> Program:
             if path.stat().st_size == 0:
                 raise TokmillError("an empty file", where=str(path), hint=KNOWN)
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    data = np.frombuffer(view, np.uint8)
-    return parse_program(data, str(path))
+    return np.frombuffer(view, np.uint8)
 
 
 def parse_program(data: Array, path: str) -> Program:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.build.select import batches, check_equal, expand
+from tokmill.build.repeats import batches
+from tokmill.build.select import check_equal, expand
 from tokmill.build.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import sampled_digest
@@ -23,7 +24,7 @@ from tokmill.x86.vocabulary_changes import (
     id_map,
     lists_to_keep,
     pruned,
-    vocabularies_of,
+    vocabularies_in,
 )
 from tokmill.x86.vocabulary_files import read_vocabularies
 
@@ -79,7 +80,7 @@ class RecodeSource:
         if request.tokenizer is not None or request.roles:
             raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
         stores = _stores(request.inputs)
-        old = vocabularies_of(stores[0])
+        old = vocabularies_in(stores[0])
         frozen = {
             name: Frozen(vocabulary, stores[0].vocabulary_file(name).read_bytes())
             for name, vocabulary in stores[0].vocabularies.items()
@@ -105,7 +106,7 @@ class RecodeSource:
     def maps(self) -> dict[str, Array]:
         """Column → old id → new id."""
         found = {}
-        for column, tokens in vocabularies_of(self.stores[0]).items():
+        for column, tokens in vocabularies_in(self.stores[0]).items():
             data = self.frozen[self.stores[0].schema[column].vocab or column].data
             new = TokenList.from_json(data, column)
             found[column] = np.array(id_map(tokens, new), id_dtype(len(new)))

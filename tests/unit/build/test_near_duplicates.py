@@ -104,7 +104,7 @@ def test_near_duplicates_are_equal_bytes_for_any_workers_parts_and_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "SHARD_BYTES", 1)
-    monkeypatch.setattr("tokmill.build.select.BATCH_TOKENS", 500)
+    monkeypatch.setattr("tokmill.build.repeats.BATCH_TOKENS", 500)
     rows = numbered(families())
     make(tmp_path / "a", rows[:20], rows[20:40])
     make(tmp_path / "b", rows[40:])
@@ -122,7 +122,11 @@ def test_near_duplicates_are_equal_bytes_for_any_workers_parts_and_kills(
     (again.path / "manifest.json").unlink()
     quick_build("select", both, tmp_path / "again", **options)
     assert files_of(tmp_path / "again") == files_of(whole.path)
-    monkeypatch.setattr("tokmill.build.select.BATCH_RECORDS", 3)
+    # Spawned workers know nothing of the batches that are set here.
+    how = How(quiet=True, amount=here(workers=2))
+    quick_build("select", both, tmp_path / "pool", how=how, **options)
+    assert files_of(tmp_path / "pool") == files_of(whole.path)
+    monkeypatch.setattr("tokmill.build.repeats.BATCH_RECORDS", 3)
     quick_build("select", both, tmp_path / "small", **options)
     assert files_of(tmp_path / "small") == files_of(whole.path)
 
@@ -171,3 +175,52 @@ def test_near_duplicates_of_phrases_are_counted_in_phrases(tmp_path: Path) -> No
     assert 10 < len(wanted) < 35
     assert store.column("address").tolist() == wanted
     assert validate(store).ok
+
+
+def test_repeats_are_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found is kept for the other workers and for a build that goes on."""
+    monkeypatch.setattr(plan, "SHARD_BYTES", 1)
+    rows = numbered(families())
+    make(tmp_path / "p", rows[:30], rows[30:])
+    options = {"near_unique": 0.9, "unique": True}
+    whole = quick_build("select", tmp_path / "p", tmp_path / "s", **options)
+    before = files_of(whole.path)
+    (kept,) = (whole.path / "cache").glob("repeats-*")
+
+    def undo() -> None:
+        (whole.path / "manifest.json").unlink()
+        (whole.path / f"shards/{whole.shards[1].name}.json").unlink()
+
+    def looked(*_: Any) -> Any:
+        raise RuntimeError("looked again")
+
+    undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("tokmill.build.select.find_repeats", looked)
+        quick_build("select", tmp_path / "p", whole.path, **options)
+        assert files_of(whole.path) == before
+        # Damaged, it is not believed.
+        kept.write_bytes(kept.read_bytes()[:-1] + b"\1")
+        undo()
+        with pytest.raises(RuntimeError, match="looked again"):
+            quick_build("select", tmp_path / "p", whole.path, **options)
+    quick_build("select", tmp_path / "p", whole.path, **options)
+    assert files_of(whole.path) == before
+    # Another store of the same shape has a file of its own, in place of the old one.
+    make(tmp_path / "p", numbered(families()[::-1])[:30], numbered(families()[::-1])[30:])
+    how = How(quiet=True, amount=here(), yes=True)
+    quick_build("select", tmp_path / "p", whole.path, how=how, **options)
+    (other,) = (whole.path / "cache").glob("repeats-*")
+    assert other.name != kept.name
+    new = quick_build("select", tmp_path / "p", tmp_path / "new", **options)
+    assert files_of(whole.path) == files_of(new.path)
+
+
+def test_repeats_are_found_where_nothing_can_be_kept(tmp_path: Path) -> None:
+    rows = numbered(families())
+    make(tmp_path / "p", rows)
+    whole = quick_build("select", tmp_path / "p", tmp_path / "s", near_unique=0.9)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/cache").write_text("a file stands where the folder is needed")
+    built = quick_build("select", tmp_path / "p", tmp_path / "full", near_unique=0.9)
+    assert files_of(built.path) == files_of(whole.path)

@@ -118,6 +118,8 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
         ({"ratio": 1.5}, "is no share"),
         ({"map_oov": "mask"}, "map_oov"),
         ({"by": "nmae"}, "no column 'nmae'"),
+        ({"by": "token"}, "no column 'token' with one value a record"),
+        ({"by": "vector"}, "no column 'vector' with one value a record"),
         ({"near_unique": 0.2}, "no threshold"),
         ({"near_unique": 0.9, "shingle": 0}, "no length"),
     ],

@@ -86,6 +86,32 @@ def test_the_same_bytes_in_other_batches_and_from_another_table(tmp_path: Path) 
     assert (tmp_path / "a").read_bytes() == (tmp_path / "c").read_bytes()
 
 
+@settings(max_examples=60, deadline=None)
+@given(shards(), shards(), st.integers(1, 3), st.integers(0, 5))
+def test_a_table_that_grows_gives_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, one: Any, two: Any, size: int, known: int
+) -> None:
+    """Rows of two tables in turns; of each one some rows are there only from the second batch."""
+    path = tmp_path_factory.mktemp("phrases")
+    plain, growing = ShardWriter(PHRASES, {}), ShardWriter(PHRASES, {})
+    for table, rows in (one, two, one):
+        mark = object()
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            batch = batch_of(PHRASES, part, table=table)
+            plain.add(batch, 0)
+            needed = max((number for row in part for number, _ in row["phrases"]), default=0)
+            held = len(table["asm"]) if start else min(len(table["asm"]), max(known, needed + 1))
+            shorter = {name: values[:held] for name, values in table.items()}
+            batch = batch_of(PHRASES, part, table=shorter)
+            assert batch.phrases is not None
+            batch.phrases.growing = mark
+            growing.add(batch, 0)
+    plain.write(path / "a")
+    growing.write(path / "b")
+    assert (path / "a").read_bytes() == (path / "b").read_bytes()
+
+
 def test_ids_in_the_table_are_checked(tmp_path: Path) -> None:
     rows = [{"phrases": [(0, False)], "side": [0], "address": 0}]
     with pytest.raises(TokmillError, match="'asm' holds the id 9"):

@@ -131,7 +131,7 @@ def test_padding_is_no_code(built: Path, by: str) -> None:
 
 def test_random_bytes_between_functions_are_no_functions(built: Path) -> None:
     generator = random.Random(7)
-    functions = ["int f%d(int x) { return x * %d + (x >> 3); }" % (i, 2 * i + 3) for i in range(12)]
+    functions = [f"int f{i}(int x) {{ return x * {2 * i + 3} + (x >> 3); }}" for i in range(12)]
     source = "\n".join(functions) + "\nint main(void) { return " + " + ".join(
         f"f{i}({i})" for i in range(12)
     ) + "; }"  # fmt: skip

@@ -43,8 +43,8 @@ int main(int argc, char **argv) { return choose(argc); }
 """
 CASES = {f"case_{number}" for number in (0, 1, 2, 3, 5, 6, 7, 9)}
 FLAGS = [
-    (), ("-no-pie", "-fno-pic"), ("-fPIC",), ("-m32", "-no-pie", "-fno-pic"), ("-m32", "-fPIC", "-pie"),
-    ("-fcf-protection=full",), ("-c",),
+    (), ("-no-pie", "-fno-pic"), ("-fPIC",), ("-fcf-protection=full",), ("-c",),
+    ("-m32", "-no-pie", "-fno-pic"), ("-m32", "-fPIC", "-pie"),
 ]  # fmt: skip
 
 

@@ -19,9 +19,10 @@ from tokmill.store.validate import validate
 from tokmill.x86 import records as records_module
 from tokmill.x86 import source as source_module
 from tokmill.x86.cfg import lift
-from tokmill.x86.graph import Graph
+from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graph_files import write_graph
 from tokmill.x86.layout import Key
+from tokmill.x86.lifting import lift_files
 from tokmill.x86.records import NO_INSTRUCTION, Cutting, records_of
 from tokmill.x86.rules import COLUMNS, align, tokenize_bytes
 from tokmill.x86.templates import Templates
@@ -212,12 +213,34 @@ def test_portions_do_not_matter(graph: Graph, unit: Any, monkeypatch: pytest.Mon
 
 
 def test_bytes_that_are_no_instruction_cost_their_function() -> None:
-    good = [Block(0x10, [NOP, b"\xc3"])]
-    graph = graph_of({0x10: good, 0x20: [Block(0x20, [b"\x06"])], 0x30: [Block(0x30, [b"\xc3"])]})
-    batches = list(records_of(graph, KEY, Templates("tokmill", 64, closed()), Cutting()))
-    assert [columns["address"] for _, columns, _ in flat(batches)] == [0x10, 0x30]
-    drops = [drop for batch in batches for drop in batch.drops]
-    assert [(d.offset, d.reason, d.rejected) for d in drops] == [(0x20, NO_INSTRUCTION, True)]
+    good = {0x10: [Block(0x10, [NOP, b"\xc3"]), Block(0x12, [b"\x55"])], 0x30: [Block(0x30)]}
+    bad = {0x20: [Block(0x20), Block(0x21, [NOP, b"\x06"])], 0x40: [Block(0x40, [b"\x0f"])]}
+    graph = graph_of(dict(sorted((good | bad).items())))
+    for unit in ("function", "block", "walk"):
+        cutting = Cutting(unit, min_tokens=1)
+        batches = list(records_of(graph, KEY, Templates("tokmill", 64, closed()), cutting))
+        clean = records_of(graph_of(good), KEY, Templates("tokmill", 64, closed()), cutting)
+        assert flat(batches) == flat(list(clean)) != []
+        drops = [drop for batch in batches for drop in batch.drops]
+        assert [(drop.offset, drop.reason, drop.rejected) for drop in drops] == [
+            (address, NO_INSTRUCTION, True) for address in (0x20, 0x40)
+        ]
+        alone = list(records_of(graph_of(bad), KEY, Templates("tokmill", 64, closed()), cutting))
+        assert sum(len(batch.drops) for batch in alone) == 2 and not flat(alone)
+        assert sum(batch.notes.get("programs", 0) for batch in alone) == 1
+
+
+def test_coverage_counts_what_stands_in_the_walks() -> None:
+    """Blocks of 3 tokens: of 7 the third has no room, as its only instruction has 3."""
+    push = b"\x55"
+    chain = [Block(at, [push], [(Edge.FALL, at + 1)]) for at in range(0x10, 0x14)]
+    templates = Templates("tokmill", 64, closed())
+    walking = Walking(walk_tokens=7, walk_from="entry")
+    cutting = Cutting("walk", min_tokens=1, walking=walking)
+    batches = list(records_of(graph_of({0x10: chain}), KEY, templates, cutting))
+    assert [len(tokens) for tokens, _, _ in flat(batches)] == [2]
+    notes = batches[-1].notes
+    assert (notes["blocks walked"], notes["edges walked"], notes["edges"]) == (2, 1, 3)
 
 
 def test_a_program_or_function_without_instructions_gives_no_record() -> None:
@@ -237,16 +260,15 @@ def test_addresses_above_two_to_the_63(tmp_path: Path) -> None:
     assert list(matching(store, [f"address = {top:#x}"])) == [0]
 
 
-def test_graphs_give_the_records_of_their_programs(tmp_path: Path, program: Path) -> None:
-    graph = lift(program)
-    graph.program = program.name
-    (tmp_path / "graphs").mkdir()
-    write_graph(graph, tmp_path / "graphs" / f"{program.name}.parquet")
+def test_graphs_give_the_records_of_their_programs(tmp_path: Path, built: Path) -> None:
+    program = compiles(built, "debugged", C_SOURCE, "-O1", "-g")
+    lift_files([str(program)], tmp_path / "graphs")
     for unit in ("function", "block", "walk"):
         one = build(tmp_path / f"p-{unit}", program, unit=unit)
         two = build(tmp_path / f"g-{unit}", tmp_path / "graphs", unit=unit)
         assert one.records == two.records > 0
         assert one.shard(0).path.read_bytes() == two.shard(0).path.read_bytes()
+        assert one.record(0)["level"] == "O1" and one.record(0)["compiler"].startswith("gcc-")
 
 
 def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(

@@ -81,6 +81,14 @@ def test_graphs_and_names_with_folders(tmp_path: Path, loop: Path) -> None:
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["bin_loop.jsonl"]
 
 
+def test_two_programs_never_go_to_one_file(tmp_path: Path, loop: Path) -> None:
+    (tmp_path / "in/a").mkdir(parents=True)
+    for name in ("a/b", "a_b"):
+        (tmp_path / "in" / name).write_bytes(loop.read_bytes())
+    with pytest.raises(UsageError, match="a/b and a_b would go to one file"):
+        spell([str(tmp_path / "in")], tmp_path / "out", "ktrans")
+
+
 def test_what_cannot_be_spelled(tmp_path: Path, loop: Path) -> None:
     with pytest.raises(UsageError, match="no spelling is called 'palmtree'"):
         spell([str(loop)], tmp_path / "out", "palmtree")

@@ -24,7 +24,7 @@ from tokmill.x86.vocabulary_changes import (
     lists_to_keep,
     merged,
     pruned,
-    vocabularies_of,
+    vocabularies_in,
 )
 from tokmill.x86.vocabulary_files import write_texts, write_vocabularies
 
@@ -46,7 +46,7 @@ def some(**counts: int) -> dict[str, TokenList]:
 
 
 def asm(store: Store, record: int) -> list[str]:
-    tokens = vocabularies_of(store)["asm"].tokens
+    tokens = vocabularies_in(store)["asm"].tokens
     return [tokens[number] for number in store.record(record)["asm"].tolist()]
 
 
@@ -99,7 +99,7 @@ def test_without_options_a_store_gets_the_tokens_it_uses(tmp_path: Path, store: 
     small = quick_build("recode", store.path, tmp_path / "t")
     assert small.schema["asm"].dtype == "u1" and store.schema["asm"].dtype == "u2"
     assert small.manifest.notes == {}
-    assert vocabularies_of(small)["mne"].tokens[5:] == ["CPUID", "MOV", "PUSH", "RET"]
+    assert vocabularies_in(small)["mne"].tokens[5:] == ["CPUID", "MOV", "PUSH", "RET"]
     for record in range(2):
         assert asm(small, record) == asm(store, record)
         for name in ("border", "function", "variant"):
@@ -112,7 +112,7 @@ def test_rare_tokens_of_a_store_become_unknown(tmp_path: Path, store: Store) -> 
     assert asm(small, 0) == ["PUSH", "RBP", "RSP", "[UNK]", "RBP", "RSP", "[UNK]", "RSP"]
     lost = sum(asm(small, record).count("[UNK]") for record in range(2))
     assert small.manifest.notes["tokens of asm replaced by unk"] == lost
-    assert vocabularies_of(small)["asm"].counts is not None
+    assert vocabularies_in(small)["asm"].counts is not None
     assert validate(small).ok
 
 
@@ -123,7 +123,7 @@ def test_a_store_gets_other_vocabularies(tmp_path: Path, store: Store, form: str
     if form != "store":
         folder = tmp_path / "lists"
         write = write_texts if form == "text" else write_vocabularies
-        write(folder, vocabularies_of(small))
+        write(folder, vocabularies_in(small))
     (tmp_path / "more.pkl").write_bytes(pickle.dumps([tokenize_bytes(b"\x90" + PUSH, 0)]))
     vocab = str(tmp_path / "closed")
     more = quick_build("token-dicts", tmp_path / "more.pkl", tmp_path / "m", vocab=vocab)
@@ -143,12 +143,12 @@ def test_pruned_by_another_store_or_a_list(tmp_path: Path, store: Store) -> None
     vocab = str(tmp_path / "closed")
     other = quick_build("token-dicts", tmp_path / "p.pkl", tmp_path / "p", vocab=vocab)
     made = quick_build("recode", store.path, tmp_path / "t", used_by=(str(other.path),))
-    assert vocabularies_of(made)["asm"].tokens[5:] == ["PUSH", "RBP", "RSP"]
+    assert vocabularies_in(made)["asm"].tokens[5:] == ["PUSH", "RBP", "RSP"]
     (tmp_path / "asm_tokens.txt").write_text("RET\nPUSH\n")
     keep = str(tmp_path / "asm_tokens.txt")
     made = quick_build("recode", store.path, tmp_path / "u", keep=keep)
-    assert vocabularies_of(made)["asm"].tokens[5:] == ["PUSH", "RET"]
-    assert vocabularies_of(made)["mne"].tokens == closed()["mne"].tokens
+    assert vocabularies_in(made)["asm"].tokens[5:] == ["PUSH", "RET"]
+    assert vocabularies_in(made)["mne"].tokens == closed()["mne"].tokens
     assert list(lists_to_keep(keep)) == ["asm"]
 
 

@@ -192,6 +192,13 @@ def test_rules_must_agree(tmp_path: Path) -> None:
         read_vocabularies(tmp_path)
 
 
+def test_a_list_under_the_name_of_another_column(tmp_path: Path) -> None:
+    write_vocabularies(tmp_path, lists())
+    (tmp_path / "asm.json").write_bytes((tmp_path / "rw.json").read_bytes())
+    with pytest.raises(TokmillError, match="of the column rw, not asm"):
+        read_vocabularies(tmp_path)
+
+
 def test_names_that_say_nothing(tmp_path: Path) -> None:
     path = text(tmp_path / "words.txt", "a")
     with pytest.raises(UsageError, match="of which column"):

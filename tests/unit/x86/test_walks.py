@@ -208,7 +208,7 @@ def graphs(draw: Any) -> Graph:
 )
 def test_walks_in_columns_are_those_of_a_loop(graph: Graph, walking: Walking, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(walks_module, "AT_ONCE", size)
+        patch.setattr(walks_module, "AT_ONCE", size * walking.walk_tokens)
         found = numbers(graph, walking)
     for function, number, blocks in found:
         assert blocks == twin(graph, walking, function, number)

@@ -18,6 +18,7 @@ from tokmill.x86.rules import COLUMNS, DecodeError, align, tokenize_bytes
 from tokmill.x86.tokenizer import X86Coder, X86Tokenizer, tokens_of
 from tokmill.x86.vocabulary import SPECIALS, TokenList, closed, counted
 from tokmill.x86.vocabulary_files import write_vocabularies
+from tokmill.x86.walks import Walking
 from x86_programs import C_SOURCE, compiles  # noqa: E402
 
 CODE = bytes.fromhex("55 4889e5 f3aa c3")
@@ -107,6 +108,17 @@ def test_blocks_of_a_graph(tmp_path: Path, program: Path) -> None:
     assert all(one.columns["border"][0] == 3 for one in blocks)
 
 
+def test_walks_are_those_of_a_store(tmp_path: Path, program: Path) -> None:
+    options = {"seed": 3, "walk_tokens": 64, "min_tokens": 20}
+    store = quick_build("x86", program, tmp_path / "s", unit="walk", **options)
+    walking = Walking(seed=3, walk_tokens=64)
+    tokenizer = X86Tokenizer()
+    found = list(tokenizer.encode_program(program, "walk", walking=walking, min_tokens=20))
+    assert len(found) == store.records > 10
+    for number, one in enumerate(found):
+        assert np.array_equal(one.columns["asm"], store.record(number)["asm"])
+
+
 def test_inputs_that_are_none(tmp_path: Path) -> None:
     tokenizer = X86Tokenizer()
     (tmp_path / "text").write_text("no program")
@@ -118,7 +130,7 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
         with pytest.raises(TokmillError, match=error):
             list(tokenizer.encode_program(path))
     with pytest.raises(UsageError, match="no unit"):
-        list(tokenizer.encode_program(tmp_path / "text", unit="walk"))  # type: ignore[arg-type]
+        list(tokenizer.encode_program(tmp_path / "text", unit="path"))  # type: ignore[arg-type]
 
 
 def test_instructions_are_told_apart_without_borders(program: Path) -> None:

@@ -1,0 +1,42 @@
+"""Options and messages that commands about programs share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MOST_LISTED = 20
+PROGRAMS = (
+    "ELF and PE files for x86, folders of them, graphs of `tokmill cfg`, saved_index.pkl, "
+    "*_extract.pkl."
+)
+
+Programs = Annotated[list[str], typer.Argument(metavar="INPUT…", help=PROGRAMS)]
+Levels = Annotated[
+    str | None,
+    typer.Option(help="O0,O1,…: the levels of a saved_index.pkl, in the order of its lists."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=0, help="Processes; 0: in this one.", show_default="all processors"),
+]
+Out = Annotated[Path, typer.Option("-o", "--out", readable=False, help="Folder to write.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
+
+
+def processes(asked: int | None) -> int:
+    """Return how many processes are to work: as many as there are processors, if none is asked."""
+    return len(os.sched_getaffinity(0)) if asked is None else asked
+
+
+def list_refused(refused: Mapping[str, str]) -> None:
+    """Print the programs that were not read, and why."""
+    for name, why in list(refused.items())[:MOST_LISTED]:
+        print(f"{name}: refused, {why}")
+    if len(refused) > MOST_LISTED:
+        print(f"… {len(refused) - MOST_LISTED:,} more refused")

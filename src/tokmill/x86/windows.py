@@ -1,0 +1,100 @@
+"""Very large programs a window of code at a time, so that memory grows with the window.
+
+What windows share is little: what one calls is a function of those behind it. A function whose
+part lies in another window (`.cold`) is two functions with jumps between them, and one that never
+returns is known within its own window.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image import Program, Section
+from tokmill.x86.ranges import distinct
+
+LARGE = 52 << 20
+"""Bytes of code that a program may have to be lifted as a whole: that takes some 900 MB."""
+WINDOW = 32 << 20
+"""Bytes of code at a time in larger ones."""
+SEARCH = 1 << 16
+"""Bytes in which a good place to cut is looked for."""
+PADDING = (0x00, 0x90, 0xCC)
+OFFSETS = ("function_blocks", "block_bytes", "block_instructions", "block_edges")
+COLUMNS = (
+    "function_address", "block_address", "code", "lengths", "edge_target", "edge_kind"
+)  # fmt: skip
+
+
+def is_large(program: Program) -> bool:
+    """Return whether a program has more code than is taken at once."""
+    sizes = [len(part.data) for part in program.sections if part.execute and not part.stubs]
+    return sum(sizes) > LARGE
+
+
+def windows(program: Program) -> Iterator[Program]:
+    """Yield the program a window at a time: the code of the others is left aside."""
+    parts = [cut for section in program.sections for cut in _cut(program, section)]
+    sizes = [len(part.data) if part.execute and not part.stubs else 0 for part in parts]
+    number = np.cumsum(sizes) - np.asarray(sizes)
+    window = number // WINDOW
+    for one in np.unique(window[np.asarray(sizes) > 0]).tolist():
+        sections = [
+            # Code elsewhere is left out like import stubs: it is there, and nothing to follow.
+            dataclasses.replace(part, stubs=part.execute and (part.stubs or at != one))
+            for part, at in zip(parts, window.tolist(), strict=True)
+        ]
+        yield dataclasses.replace(program, sections=sections)
+
+
+def called(graph: Graph) -> Array:
+    """Return the addresses that calls of a window lead to."""
+    return distinct(graph.edge_target[graph.edge_kind == Edge.CALL])
+
+
+def joined(graphs: list[Graph]) -> Graph:
+    """Return one graph of those of all windows, which are used up."""
+    found = graphs[0]
+    sizes = {name: [len(getattr(one, name)) for one in graphs] for name in (*COLUMNS, *OFFSETS)}
+    values = dict(zip(OFFSETS, ("block_address", "code", "lengths", "edge_target"), strict=True))
+    for name in OFFSETS:
+        bounds = [np.zeros(1, np.int64)]
+        base = 0
+        for one, size in zip(graphs, sizes[values[name]], strict=True):
+            bounds.append(getattr(one, name)[1:] + base)
+            base += size
+        setattr(found, name, np.concatenate(bounds))
+    for name in COLUMNS:
+        setattr(found, name, np.concatenate([getattr(one, name) for one in graphs]))
+        for one in graphs[1:]:
+            setattr(one, name, None)
+    found.function_name = [name for one in graphs for name in one.function_name]
+    found.unresolved = [place for one in graphs for place in one.unresolved]
+    return found
+
+
+def _cut(program: Program, section: Section) -> Iterator[Section]:
+    """Yield a section of code in parts of a window; others as they are."""
+    begin = 0
+    while section.execute and not section.stubs and len(section.data) - begin > WINDOW:
+        end = _place(program, section, begin + WINDOW)
+        yield section.cut(begin, end)
+        begin = end
+    yield section.cut(begin, len(section.data))
+
+
+def _place(program: Program, section: Section, at: int) -> int:
+    """Return where to cut, at a place of a section or behind it: where a function begins."""
+    starts = [program.unwind.start, program.function_address]
+    for known in starts:
+        inside = known[np.searchsorted(known, np.uint64(section.address + at)) :][:1]
+        if len(inside) and int(inside[0]) < min(section.address + at + SEARCH, section.stop):
+            return int(inside[0]) - section.address
+    first = at + -(section.address + at) % 16
+    places = np.arange(first, min(first + SEARCH, len(section.data)), 16)
+    padded: Array = np.isin(section.linked[places - 1], PADDING)
+    return int(places[np.argmax(padded)]) if len(places) else len(section.data)

@@ -1,0 +1,178 @@
+"""The lifter angr: its answer as a graph, its child process and what can go wrong with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tokmill.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.x86 import angr
+from tokmill.x86.cfg import lift
+from x86_programs import (
+    C_SOURCE,
+    assembled,
+    blocks_of,
+    check_graph,
+    compiles,
+    flat,
+    stripped,
+    symbols,
+)
+
+# cmp eax, 3; ja over; jmp [rax * 8 + table] / ret (over) / call over; ret / jmp rax
+CODE = {
+    0x401000: "83f803 7709".replace(" ", ""),
+    0x401005: "ff24c500204000",
+    0x40100E: "c3",
+    0x401010: "e8f9ffffff",
+    0x401015: "c3",
+    0x401020: "ffe0",
+    0x401030: "ffd0",
+}
+WAYS = {
+    0x401000: [0x401005, 0x40100E],
+    0x401005: [0x40100E, 0x401010],
+    0x401010: [0x40100E, 0x401015],
+    0x401030: [0x401032, 0x401010],
+}
+
+
+def answer() -> angr.Answer:
+    """Two functions, an import stub, and a function without a block of its own."""
+    owner = {address: 1 if address < 0x401010 else 0 for address in CODE}
+    blocks = [(owner[at], at, code, WAYS.get(at, [])) for at, code in CODE.items()]
+    return angr.Answer(
+        functions=[(0x401010, "second"), (0x401000, ""), (0x401100, "stub"), (0x401200, "")],
+        blocks=[*blocks[::-1], (2, 0x401100, "ff2500000000", []), (3, 0x401204, "c3", [])],
+    )
+
+
+def test_an_answer_as_a_graph() -> None:
+    program = flat(b"\xc3" * 0x100, b"\xc3" * 16, b"\xc3" * 16)
+    program.name = "/some/where/flat"
+    program.sections[1].stubs = True
+    graph = angr.graph_of(answer(), program)
+    check_graph(graph, None)
+    assert (graph.program, graph.bits) == ("flat", 64)
+    assert graph.function_address.tolist() == [0x401000, 0x401010]
+    assert graph.function_name == ["", "second"]
+    assert blocks_of(graph, 0x401000) == {
+        0x401000: (5, [("BRANCH", 0x40100E), ("FALL", 0x401005)]),
+        0x401005: (7, [("INDIRECT", 0x40100E), ("INDIRECT", 0x401010)]),
+        0x40100E: (1, [("RETURN", 0)]),
+    }
+    assert blocks_of(graph, 0x401010) == {
+        0x401010: (5, [("CALL", 0x40100E), ("FALL", 0x401015)]),
+        0x401015: (1, [("RETURN", 0)]),
+        0x401020: (2, [("INDIRECT", 0)]),
+        0x401030: (2, [("FALL", 0x401032), ("INDIRECT", 0x401010)]),
+    }
+    assert graph.lengths[:3].tolist() == [3, 2, 7]
+    assert graph.unresolved == [(0x401020, "indirect jump")]
+
+
+def test_an_answer_without_functions_is_an_empty_graph() -> None:
+    graph = angr.graph_of(angr.Answer(), flat(b"\xc3"))
+    check_graph(graph, None)
+    assert not len(graph.block_address) and graph.unresolved == []
+
+
+def interpreter(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a shell script stand where the interpreter with angr is looked for."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv(angr.PYTHON, str(path))
+
+
+def test_a_limit_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter(tmp_path, "exec sleep 60", monkeypatch)
+    with pytest.raises(TokmillError, match="took more than 0 seconds") as caught:
+        angr.analyse("some/program", seconds=0.1)
+    assert caught.value.where == "some/program"
+    assert "native" in caught.value.hint
+
+
+def test_a_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hungry = "import time; kept = bytearray(b'1') * (64 << 20); time.sleep(60)"
+    interpreter(tmp_path, f'exec {sys.executable} -c "{hungry}"', monkeypatch)
+    with pytest.raises(TokmillError, match="took more than 48 MiB"):
+        angr.analyse("some/program", memory=48 << 20)
+
+
+def test_a_failure_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter(tmp_path, "echo half an answer; echo first >&2; echo why >&2; exit 1", monkeypatch)
+    with pytest.raises(TokmillError, match="angr failed: why"):
+        angr.analyse("some/program")
+    interpreter(tmp_path, "exit 7", monkeypatch)
+    with pytest.raises(TokmillError, match="angr failed: exit code 7"):
+        angr.analyse("some/program")
+
+
+def test_an_interpreter_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(angr.PYTHON, str(tmp_path / "nothing"))
+    with pytest.raises(MachineError, match="No such file") as caught:
+        angr.analyse("some/program")
+    assert angr.PYTHON in caught.value.hint
+
+
+def test_without_angr_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("angr"):
+        pytest.skip("angr is installed here")
+    monkeypatch.delenv(angr.PYTHON, raising=False)
+    with pytest.raises(MissingExtraError, match="No module named 'angr'") as caught:
+        angr.analyse("some/program")
+    assert "tokmill[angr]" in caught.value.hint
+
+
+def test_what_is_no_program_is_refused_before_angr_runs(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_text("#!/bin/sh\n")
+    with pytest.raises(TokmillError, match="a script"):
+        angr.lift(path)
+
+
+def has_angr() -> bool:
+    """Say whether angr can be run."""
+    python = os.environ.get(angr.PYTHON, sys.executable)
+    found = subprocess.run([python, "-c", "import angr"], capture_output=True, check=False)
+    return found.returncode == 0
+
+
+@pytest.mark.long
+def test_angr_finds_what_the_native_lifter_finds(built: Path) -> None:
+    if not has_angr():
+        pytest.skip(f"needs angr: the extra, or an interpreter that has it in {angr.PYTHON}")
+    whole = compiles(built, "angr-O0", C_SOURCE, "-O0")
+    path, places = stripped(whole), symbols(whole)
+    graph, native = angr.lift(path), lift(path)
+    starts = {places[name] for name in ("main", "dispatch", "walk", "interpret", "checked")}
+    assert starts <= set(graph.function_address.tolist())
+    mine = {at: block for one in starts for at, block in blocks_of(native, one).items()}
+    other = {at: block for one in starts for at, block in blocks_of(graph, one).items()}
+    shared = mine.keys() & other.keys()
+    assert len(shared) > 0.95 * len(mine)
+    # They part where a call does not come back, and where angr ends a block for itself.
+    assert sum(mine[at] == other[at] for at in shared) > 0.85 * len(shared)
+
+
+@pytest.mark.long
+def test_addresses_of_a_fixed_program_and_the_end_with_its_parent(built: Path) -> None:
+    if not has_angr():
+        pytest.skip(f"needs angr: the extra, or an interpreter that has it in {angr.PYTHON}")
+    path = assembled(built, "angr-fixed", ".globl _start\n_start: xor eax, eax\nret\n")
+    graph = angr.lift(path)
+    assert blocks_of(graph, 0x401000) == {0x401000: (3, [("RETURN", 0)])}
+    # Without a parent there is nobody to answer.
+    python = os.environ.get(angr.PYTHON, sys.executable)
+    command = [python, "-I", str(angr.CHILD), "/bin/bash"]
+    orphan = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert orphan.returncode == 1
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.json.decode(orphan.stdout, type=angr.Answer)

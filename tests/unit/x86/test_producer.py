@@ -1,0 +1,82 @@
+"""What debug information says of compilers, in every form that compilers here can write."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokmill.x86.producer import Made, made_by, read_producer
+from x86_programs import C_SOURCE, CPP_SOURCE, compiles, run, stripped
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        ("-g -O2", "O2"),
+        ("-g", "O0"),
+        ("-g -O", "O1"),
+        ("-g -Os -gdwarf-4", "Os"),
+        ("-g -O3 -gdwarf-2", "O3"),
+        ("-g -O1 -gdwarf64", "O1"),
+        ("-g -O3 -gz", "O3"),
+        ("-g -O1 -O2", "O2"),
+    ],
+)
+def test_gcc_says_version_and_level(built: Path, flags: str, level: str) -> None:
+    path = compiles(built, f"gcc{flags.replace(' ', '')}", C_SOURCE, *flags.split())
+    version = run("gcc", "-dumpfullversion").strip()
+    assert made_by(path) == Made(f"gcc-{version}", level)
+
+
+def test_other_compilers(built: Path) -> None:
+    path = compiles(built, "producer-cpp", CPP_SOURCE, "-g", "-Ofast", by="g++")
+    assert made_by(path).level == "Ofast"
+    if shutil.which("clang"):
+        for flags in (("-g",), ("-g", "-gdwarf-4")):
+            path = compiles(built, "clang" + "".join(flags), C_SOURCE, *flags, by="clang")
+            assert made_by(path).compiler.startswith("clang-") and not made_by(path).level
+        flags = ("-g", "-grecord-command-line", "-O2")
+        assert made_by(compiles(built, "clang-O2", C_SOURCE, *flags, by="clang")).level == "O2"
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        ("GNU C++17 13.1.0 -m64 -mtune=generic -O2 -fPIC", Made("gcc-13.1.0", "O2")),
+        ("GNU GIMPLE 12.2.0 -Os -fltrans", Made("gcc-12.2.0", "Os")),
+        ("GNU AS 2.40", Made()),
+        ("Debian clang version 14.0.6", Made("clang-14.0.6", "")),
+        ("clang LLVM (rustc version 1.75.0 (82e1608df 2023-12-21))", Made("rustc-1.75.0", "")),
+        ("Go cmd/compile go1.21.5; regabi", Made("go-1.21.5", "")),
+        ("something else", Made()),
+    ],
+)
+def test_texts_of_producers(text: str, made: Made) -> None:
+    assert read_producer(text) == made
+
+
+def test_nothing_is_known_without_debug_information(built: Path, tmp_path: Path) -> None:
+    path = compiles(built, "producer", C_SOURCE, "-g", "-O2")
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "empty").write_bytes(b"")
+    objects = compiles(built, "producer.o", C_SOURCE, "-g", "-c")
+    for other in (stripped(path), objects, tmp_path / "text", tmp_path / "empty"):
+        assert made_by(other) == Made()
+
+
+def test_damaged_information_is_passed_over(built: Path, tmp_path: Path) -> None:
+    data = np.fromfile(compiles(built, "producer", C_SOURCE, "-g", "-O2"), np.uint8)
+    random = np.random.default_rng(0)
+    path = tmp_path / "damaged"
+    for _ in range(200):
+        changed = data.copy()
+        # The sections of debug information lie in the second half of the file.
+        places = random.integers(len(data) // 2, len(data), 200)
+        changed[places] = random.integers(0, 256, 200)
+        path.write_bytes(changed[: int(random.integers(len(data) // 2, len(data)))].tobytes())
+        assert len(made_by(path)) == 2
+        path.write_bytes(changed.tobytes())
+        assert len(made_by(path)) == 2
