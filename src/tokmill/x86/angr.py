@@ -65,6 +65,12 @@ def lift(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY) ->
     `MissingExtraError` where angr is not installed.
     """
     program = open_program(path)
+    if program.kind == "relocatable":
+        raise TokmillError(
+            "an object file, which angr lays out in a way of its own",
+            where=str(path),
+            hint="link it, or lift it with --lifter native",
+        )
     return graph_of(analyse(path, seconds=seconds, memory=memory), program)
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import os
-GOODENV=bool(os.environ.get('GOOD'))
 
 from tokmill.store.schema import Array
 from tokmill.x86.decode import Code, Flow, Instructions
@@ -202,9 +200,9 @@ def gap_starts(lifter: Lifter, functions: Array) -> Array:
     # Up to where the next one may begin.
     ordered = np.sort(place)
     behind = np.append(ordered, end[-1])[np.searchsorted(ordered, start, side="right")]
-    good = _plausible(ways, start, np.minimum(behind, end[gap]))
+    good = _plausible(ways, start, np.minimum(behind, end[gap]), ends=False)
     found = looks | (aligned & (padded | (first & ~_saves(code, start))) & good)
-    found |= whole[gap] | (good & GOODENV & (not _has_landing_pads(lifter.program)))
+    found |= whole[gap]
     # The little that lies between two ranges is code as a whole, or something else.
     between = member(end, lifter.ranges.start) & (end - begin <= FEW)
     found &= plausible[gap] | ~between[gap]
@@ -247,10 +245,11 @@ def _has_landing_pads(program: Program) -> bool:
     )
 
 
-def _plausible(ways: Ways, begin: Array, end: Array) -> Array:
+def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Array:
     """Return for each gap whether a compiler may have written all of it.
 
-    No rare instruction, no jump into the middle of another, and no way to go on past the end.
+    No rare instruction, no jump into the middle of another, and, if it `ends`, no way to go on
+    past the end.
     """
     instructions = ways.instructions
     low, high = np.searchsorted(instructions.start, begin), np.searchsorted(instructions.start, end)
@@ -266,7 +265,7 @@ def _plausible(ways: Ways, begin: Array, end: Array) -> Array:
     final = np.full(len(begin), -1)
     np.maximum.at(final, gap[solid], inside[solid])
     found: Array = np.bincount(gap[bad], minlength=len(begin)) == 0
-    found &= (final >= 0) & (ways.last[ways.run(final)] == final)
+    found &= (final >= 0) & ((ways.last[ways.run(final)] == final) | (not ends))
     found &= instructions.start[final] + instructions.length[final] <= end
     return found
 

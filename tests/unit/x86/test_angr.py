@@ -138,6 +138,13 @@ def test_what_is_no_program_is_refused_before_angr_runs(tmp_path: Path) -> None:
         angr.lift(path)
 
 
+def test_object_files_are_refused(built: Path) -> None:
+    path = compiles(built, "angr-object.s", "f: ret\n", "-c")
+    with pytest.raises(TokmillError, match="an object file") as caught:
+        angr.lift(path)
+    assert "link it" in caught.value.hint
+
+
 def has_angr() -> bool:
     """Say whether angr can be run."""
     python = os.environ.get(angr.PYTHON, sys.executable)
