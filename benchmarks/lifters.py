@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -24,9 +23,7 @@ LIMIT = 1200
 """Seconds that angr and SMDA may take for one program."""
 ROUNDS = 3
 NAMES = {"tokmill": "tokmill", "angr": "angr", "smda": "SMDA", "objdump": "objdump"}
-CALL = re.compile(rb"^ *[0-9a-f]+:\tcall +([0-9a-f]+)\b", re.MULTILINE)
 LINE = re.compile(rb"^ *([0-9a-f]+):\t", re.MULTILINE)
-ENTRY = re.compile(rb"start address:? 0x([0-9a-f]+)")
 
 
 class Found(msgspec.Struct):
@@ -37,9 +34,8 @@ class Found(msgspec.Struct):
     whole: float = 0.0
     """The whole process."""
     peak: int = 0
-    """Its largest resident bytes."""
+    """Its largest resident bytes, until the last function was found."""
     starts: list[int] = []
-    blocks: list[int] = []
     failed: str = ""
 
 
@@ -68,16 +64,19 @@ class Bench:
     folder: Path
     peers_python: str
     reuse: bool
+    made: set[Path] = field(default_factory=set)
+    """Answers of this run, which count in any case."""
 
     def found(self, who: str, path: Path, make: Callable[[Path], msgspec.Struct]) -> bytes:
         """Return the JSON that a contestant makes of a program, kept by the program's digest."""
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         kept = self.folder / who / f"{path.name}-{digest}.json"
-        if self.reuse and kept.exists():
+        if kept in self.made or (self.reuse and kept.exists()):
             return kept.read_bytes()
         kept.parent.mkdir(parents=True, exist_ok=True)
         data = msgspec.json.encode(make(path))
         kept.write_bytes(data)
+        self.made.add(kept)
         return data
 
     def run(self, who: str, path: Path) -> Found:
@@ -89,10 +88,9 @@ class Bench:
                 answer.whole,
                 answer.peak,
                 [address for address, _ in answer.answer.functions],
-                [],
                 answer.failed,
             )
-        make = {"tokmill": self._tokmill, "smda": self._smda, "objdump": _objdump}[who]
+        make = {"tokmill": self._tokmill, "smda": self._smda, "objdump": self._objdump}[who]
         return msgspec.json.decode(self.found(who, path, make), type=Found)
 
     def angr(self, path: Path) -> Angr:
@@ -109,50 +107,31 @@ class Bench:
 
     def _tokmill(self, path: Path) -> Found:
         script = str(PEERS / "native_lift.py")
-        runs = [timed([sys.executable, script, str(path)]) for _ in range(ROUNDS)]
-        best = min(runs, key=lambda run: run.seconds)
-        best.whole = min(run.whole for run in runs)
-        best.peak = max(run.peak for run in runs)
-        return best
+        runs = [timed(sys.executable, script, str(path)) for _ in range(ROUNDS)]
+        return sorted(runs, key=lambda run: run.seconds)[ROUNDS // 2]
 
     def _smda(self, path: Path) -> Found:
-        return timed([self.peers_python, str(PEERS / "smda_peer.py"), str(path), str(LIMIT)])
+        return timed(self.peers_python, str(PEERS / "smda_peer.py"), str(path), str(LIMIT))
+
+    def _objdump(self, path: Path) -> Found:
+        return timed(sys.executable, str(PEERS / "objdump_peer.py"), str(path))
 
 
-def output(command: Sequence[str]) -> tuple[Found, bytes]:
-    """Run a command; return times and memory of its process, and what it prints."""
-    started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        assert process.stdout is not None
-        printed = process.stdout.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    whole = time.perf_counter() - started
-    failed = f"exit code {process.returncode}" if process.returncode else ""
-    seconds = usage.ru_utime + usage.ru_stime
-    return Found(seconds, whole, usage.ru_maxrss * 1024, failed=failed), printed
-
-
-def timed(command: Sequence[str]) -> Found:
+def timed(*command: str) -> Found:
     """Run a script that prints what it found."""
-    whole, printed = output(command)
-    if whole.failed:
-        return whole
-    found = msgspec.json.decode(printed, type=Found)
-    found.whole, found.peak = whole.whole, whole.peak
-    return found
-
-
-def _objdump(path: Path) -> Found:
-    # A linear sweep names no functions; what its calls lead to is the nearest thing to them.
-    found, printed = output(["objdump", "-d", "-w", "--no-show-raw-insn", str(path)])
-    _, head = output(["objdump", "-f", str(path)])
-    starts = {int(one, 16) for one in CALL.findall(printed) + ENTRY.findall(head)}
-    found.starts = sorted(starts)
+    started = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, check=False)
+    whole = time.perf_counter() - started
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        return Found(failed=said[-1] if said else f"exit code {done.returncode}")
+    found = msgspec.json.decode(done.stdout, type=Found)
+    found.whole = whole
     return found
 
 
 def swept(path: Path) -> Array:
     """Return where objdump sees instructions (u8, ascending); it begins anew at each symbol."""
-    _, printed = output(["objdump", "-d", "-w", "--no-show-raw-insn", str(path)])
+    command = ["objdump", "-d", "-w", "--no-show-raw-insn", str(path)]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
     return np.unique(np.asarray([int(one, 16) for one in LINE.findall(printed)], np.uint64))

@@ -299,8 +299,8 @@ def main(cache: Path, peers_python: str, *, reuse: bool = False) -> list[str]:
         "",
         *speed(bench, cases),
         "",
-        "CPU time without imports; wall time and peak of whole processes; tokmill best of "
-        f"{ROUNDS}, the others once.",
+        "CPU time without imports, wall time of the whole process, peak until all was found. Of "
+        f"tokmill the middle of {ROUNDS} runs, of the others one.",
         "",
         *BEYOND,
     ]

@@ -44,9 +44,9 @@ class View:
         return at >= 0 and address < int(self.reach[at])
 
     def idle(self, address: int) -> bool:
-        """Say whether a block does nothing: no-operations, breakpoints or zeros."""
+        """Say whether a block begins with padding: a no-operation, a breakpoint, zeros."""
         code = self._code(int(np.searchsorted(self.start, np.uint64(address))))
-        return not any(code) or all(one.mnemonic in IDLE for one in self._decode(code))
+        return not any(code) or next(self._decode(code)).mnemonic in IDLE
 
     def repeats(self, address: int) -> bool:
         """Say whether a block begins with an instruction that repeats, or behind one."""
@@ -141,9 +141,10 @@ def differences(mine: View, other: View, truth: Truth | None) -> dict[str, list[
 
 def shares(mine: View, other: View, truth: Truth | None) -> Counter[str]:
     """Return how many blocks of `other` are code of functions, and begin in `mine` too."""
-    real = truth.inside(other.start) if truth is not None else np.ones(len(other.start), bool)
-    real &= ~np.asarray([other.idle(address) for address in other.start.tolist()], bool)
     both = member(other.start, mine.start)
+    real = truth.inside(other.start) if truth is not None else np.ones(len(other.start), bool)
+    # Padding that both begin a block with is reached as code.
+    real &= both | ~np.asarray([other.idle(address) for address in other.start.tolist()], bool)
     return Counter(
         blocks=len(other.start), both=int(both.sum()), code=int(real.sum()),
         code_both=int((real & both).sum()),

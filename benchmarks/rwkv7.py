@@ -139,7 +139,7 @@ def two_objectives() -> list[Callable[[], object]]:
     made = to_tensors(task.prepare(streams(4, 512)), torch.device("cpu"))
     heads = task.instruction_heads
     assert heads is not None
-    source = made.targets["instruction"]
+    source, places = made.targets["instruction_source"], made.targets["instruction_place"]
     count = int((source[0] >= 0).sum())
     last = int(source[0].max()) + 1
 
@@ -162,7 +162,7 @@ def two_objectives() -> list[Callable[[], object]]:
         seen = Tensors(prefix, torch.zeros(4, last, dtype=torch.int64), place, True)
         states = task.model(seen)[:, -count:]
         for name in task.columns:
-            targets = made.targets[name][source >= 0]
+            targets = made.targets[name].gather(1, places)[source >= 0]
             logits = states.flatten(0, 1) @ heads.weight(task.model, name).t()
             loss = loss + F.cross_entropy(logits, targets, reduction="sum")
         loss.backward()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
 from tokmill import plugins
 from tokmill.x86.cfg import lift
@@ -15,5 +16,6 @@ if __name__ == "__main__":
     started = time.process_time()
     graph = lift(sys.argv[1])
     seconds = time.process_time() - started
+    peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
     starts = graph.function_address.tolist()
-    print(json.dumps({"seconds": seconds, "starts": starts}))
+    print(json.dumps({"seconds": seconds, "peak": peak, "starts": starts}))

@@ -1,4 +1,4 @@
-"""SMDA on one program: smda_peer.py PROGRAM prints JSON; imports are not timed."""
+"""SMDA on one program: smda_peer.py PROGRAM SECONDS prints JSON; imports are not timed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from pathlib import Path
 
 from smda.Disassembler import Disassembler
 from smda.SmdaConfig import SmdaConfig
@@ -19,12 +20,12 @@ if __name__ == "__main__":
     started = time.process_time()
     report = Disassembler(config).disassembleFile(sys.argv[1])
     seconds = time.process_time() - started
+    peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
     functions = list(report.getFunctions())
-    blocks = [block.offset for function in functions for block in function.getBlocks()]
     answer = {
         "seconds": seconds,
+        "peak": peak,
         "starts": [function.offset for function in functions],
-        "blocks": blocks,
-        "status": report.status,
+        "failed": "" if report.status == "ok" else f"status {report.status}",
     }
     print(json.dumps(answer))

@@ -62,8 +62,9 @@ LOSS = "loss"
 """The column that says which tokens are learned: 0 for those that are only read."""
 BORDER = "border"
 """The column whose bit 0 says that an instruction begins."""
-SOURCE = "instruction"
-"""Among targets: the position whose state the second objective predicts a token from."""
+SOURCE, PLACE = "instruction_source", "instruction_place"
+"""Among targets: the position whose state the second objective predicts a token from, and where the
+target of that stands; -1: none."""
 
 
 def targets_of(batch: Batch, column: str) -> Array:
@@ -94,8 +95,8 @@ def nothing_to_learn(batch: Batch) -> Array:
     return skipped
 
 
-def instruction_sources(batch: Batch, skipped: Array, kind: Instruction) -> Array:
-    """Return (B, T) int64: from which position the next token is predicted once more; -1: none.
+def instruction_targets(batch: Batch, skipped: Array, kind: Instruction) -> tuple[Array, Array]:
+    """Return `SOURCE` and `PLACE`, (B, K) int64 each: K = T, or of "last" as many as a row needs.
 
     `skipped`: which next tokens are no targets. "border": from the last position before the
     instruction that the token belongs to. "last": tokens 0 … n - 1 of a document's last instruction
@@ -120,7 +121,14 @@ def instruction_sources(batch: Batch, skipped: Array, kind: Instruction) -> Arra
         source = np.where(of_document == of_instruction, place - (of_instruction - first), -1)
     inside = (first >= 0) & (source >= 0)
     inside &= np.take_along_axis(document, source.clip(min=0), axis=1) == document
-    return np.where(inside[:, 1:] & ~skipped, source[:, 1:], -1).astype(np.int64)
+    inside = inside[:, 1:] & ~skipped
+    place = np.where(inside, place[:-1], -1)
+    source = np.where(inside, source[:, 1:], -1)
+    if kind == "last":
+        # Few places of a row: put in front, and what is behind left out.
+        order = np.argsort(~inside, axis=1, kind="stable")[:, : max(1, inside.sum(1).max())]
+        place, source = (np.take_along_axis(x, order, axis=1) for x in (place, source))
+    return source.astype(np.int64), place.astype(np.int64)
 
 
 def check_cut(kind: RowKind, length: int, step: int, where: str = "") -> None:
@@ -227,6 +235,11 @@ class NextToken(Task):
             )
         return [*extra, BORDER]
 
+    @property
+    def target_names(self) -> list[str]:
+        """The columns, and the places of the second objective."""
+        return [*self.columns, *([] if self.instruction_heads is None else [SOURCE, PLACE])]
+
     def prepare(self, batch: Batch) -> Batch:
         """Cut rows of T + 1 tokens into inputs and targets, (B, T) each."""
         skipped = nothing_to_learn(batch)
@@ -236,7 +249,7 @@ class NextToken(Task):
             targets[name][skipped] = -1
         if self.instruction_heads is not None:
             kind = self.config.instruction
-            targets[SOURCE] = instruction_sources(batch, skipped, kind)
+            targets[SOURCE], targets[PLACE] = instruction_targets(batch, skipped, kind)
         columns = {name: batch.columns[name][:, :-1].astype(np.int64) for name in self.sizes}
         return Batch(columns, batch.document[:, :-1], batch.key, batch.values, targets)
 
@@ -272,15 +285,14 @@ class NextToken(Task):
 
     def instruction_loss(self, hidden_BTD: Tensor, batch: Tensors, heads: Heads) -> Tensor:
         """Return the summed cross-entropy of the second objective, from the same states."""
-        source_BT = batch.targets[SOURCE]
-        row, place = (source_BT >= 0).nonzero(as_tuple=True)
-        states_KD = hidden_BTD[row, source_BT[row, place]]
-        parts = [
-            linear_cross_entropy(
-                states_KD, heads.weight(self.model, name), batch.targets[name][row, place]
-            )
-            for name in self.columns
-        ]
+        source_BK, place_BK = batch.targets[SOURCE], batch.targets[PLACE].clamp(min=0)
+        which = source_BK.clamp(min=0)[..., None].expand(-1, -1, hidden_BTD.shape[-1])
+        states_BKD = hidden_BTD.gather(1, which)
+        parts = []
+        for name in self.columns:
+            targets_BK = batch.targets[name].gather(1, place_BK).masked_fill(source_BK < 0, -1)
+            weight = heads.weight(self.model, name)
+            parts.append(linear_cross_entropy(states_BKD, weight, targets_BK))
         return torch.stack(parts).sum()
 
     def report(

@@ -52,6 +52,11 @@ class Task(nn.Module):
         """Return the columns that `prepare` wants to see besides those that the model reads."""
         return []
 
+    @property
+    def target_names(self) -> list[str]:
+        """Names of the targets of a prepared batch."""
+        return list(self.sizes)
+
     def prepare(self, batch: Batch) -> Batch:
         """Return the batch with its targets; random choices come from `batch.key`."""
         raise NotImplementedError

@@ -41,6 +41,8 @@ class State(msgspec.Struct, kw_only=True):
     """Time spent in all processes of this run, one after the other."""
     world: int = 1
     """Number of processes side by side."""
+    engine: str = ""
+    """How a step ran; "" in checkpoints that do not say."""
     best_step: int = 0
     """Step with the lowest validation loss so far; 0: none."""
     best_loss: float | None = None
@@ -65,7 +67,7 @@ def save_checkpoint(run: Path, engine: Engine, state: State, keep: int) -> Path:
     write_file(private / f"rng-{engine.rank:05d}.json", msgspec.json.encode(random_states()))
     engine.meet()
     if engine.rank == 0:
-        state.world, state.machine = engine.world, machine(engine)
+        state.world, state.engine, state.machine = engine.world, engine.name, machine(engine)
         write_file(private / STATE, encode(state))
         with machine_errors("write", target):
             if target.exists():
@@ -105,6 +107,8 @@ def moves(state: State, engine: Engine) -> str:
         said.append(f"was {state.machine}, is {now}")
     if state.world != engine.world:
         said.append(f"processes: {state.world} then, {engine.world} now; dropout is drawn anew")
+    elif state.engine and state.engine != engine.name:
+        said.append(f"engine: {state.engine} then, {engine.name} now")
     return f" ({'; '.join(said)}: equal up to rounding)" if said else ""
 
 

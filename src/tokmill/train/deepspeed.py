@@ -114,7 +114,7 @@ class DeepSpeed(Several):
         if self.stage == 0:
             return super().moments()
         found = {}
-        state = next(iter(self.optimizer.state.values()), {})
+        state: dict[str, Tensor] = next(iter(self.optimizer.state.values()), {})
         with peers():
             for name, weight in zip(self.names, self.parameters, strict=True):
                 for kind, value in state.items():
@@ -156,15 +156,17 @@ class DeepSpeed(Several):
                     self._set_part(weight, value)
 
     def _set_moments(self, state: dict[str, dict[str, Tensor]]) -> None:
-        if self.stage == 0 or not state:
-            return super()._set_moments(state)
-        for own in self.optimizer.state.values():
-            own[STEP].copy_(next(iter(state.values()))[STEP])
+        if self.stage == 0:
+            super()._set_moments(state)
+            return
+        steps = [moments[STEP] for moments in state.values()]
         with peers():
             for name, weight in zip(self.names, self.parameters, strict=True):
-                for kind, value in state[name].items():
+                for kind, value in state.get(name, {}).items():
                     if kind != STEP:
                         self._set_part(weight, value.to(self.device), kind)
+        for own in self.optimizer.state.values():
+            own[STEP].fill_(max(steps, default=0))
 
     def _make_moments(self) -> None:
         """Make the moments that AdamW would make in its first step.
@@ -217,9 +219,10 @@ class DeepSpeed(Several):
             tools.safe_set_local_fp32_param(weight, part)
 
     def _part_ways(self) -> None:
-        """End the groups that DeepSpeed made; it would take them for those of a next training."""
+        """End the groups of processes; DeepSpeed would take them for those of a next training."""
         self.model.destroy()
-        self.package.comm.destroy_process_group()
+        super()._part_ways()
+        self.package.utils.groups._release_process_group_references()
 
 
 class Learner(nn.Module):
@@ -240,6 +243,8 @@ def load_deepspeed(device: torch.device) -> Any:
     """Import DeepSpeed for a kind of device."""
     # It would look for accelerators itself, and tell what it found.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
+    # It insists on it, also where nobody started several processes.
+    os.environ.setdefault("LOCAL_RANK", str(place().local_rank))
     with quiet():
         package = plugins.require("deepspeed")
         # On a CPU it compiles an operation for messages through shared memory, for half a minute,

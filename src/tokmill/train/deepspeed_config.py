@@ -43,6 +43,13 @@ def check_table(table: Mapping[str, Any], where: str = "") -> None:
             where=where,
             hint="--set engine.deepspeed.zero_optimization.stage=2",
         )
+    bf16 = table.get("bf16", {})
+    if stage_of(table) == 0 and isinstance(bf16, Mapping) and bf16.get("enabled"):
+        raise UsageError(
+            "engine.deepspeed.bf16: stage 0 of ZeRO keeps no float32 weights beside those in bf16",
+            where=where,
+            hint='--set run.precision="bf16", or a stage from 1 on',
+        )
 
 
 def stage_of(table: Mapping[str, Any]) -> int:

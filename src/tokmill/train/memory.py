@@ -81,7 +81,8 @@ def tensor_bytes(config: TrainConfig, sizes: Mapping[str, int], rows: int, parts
         task.model.recompute = config.run.recompute
         ids = torch.zeros(rows, task.length, dtype=torch.int64)
         columns = dict.fromkeys(task.sizes, ids)
-        batch = Tensors(columns, ids, ids, whole=True, targets=dict.fromkeys(columns, ids))
+        targets = dict.fromkeys(task.target_names, ids)
+        batch = Tensors(columns, ids, ids, whole=True, targets=targets)
         dtype = DTYPES[config.run.precision]
         autocast = torch.autocast("cpu", dtype, enabled=dtype is not torch.float32)
         peak = Peak()

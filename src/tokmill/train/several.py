@@ -38,8 +38,9 @@ _runs = itertools.count()
 """Trainings of this process; each has names of its own in the store that all share."""
 
 _groups: list[Any] = []
-"""Groups of processes, kept until this one ends: DDP, where it held the last reference, would end
-the group's threads while it holds Python's lock, which those threads may wait for."""
+"""Groups of processes, kept until this one ends: whoever lets go of the last reference ends the
+group's threads, and they may wait for Python's lock, which that one holds. It is how DDP could hang
+and DeepSpeed abort at the end of a process."""
 
 
 class LostPeer(MachineError):
@@ -119,7 +120,8 @@ class Several(Single):
         _groups.append(dist.group.WORLD)
 
     def _part_ways(self) -> None:
-        """End the groups of processes."""
+        """End the groups of processes, those that an engine made for itself too."""
+        _groups.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
 
     def _leave(self, error: BaseException) -> None:

@@ -37,14 +37,18 @@ class Validation:
     def batches(self, task: Task, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Yield the prepared batches of one process; the last one may be smaller."""
         rows = (np.arange(self.size) * len(self.feed.sources[0]) // self.size)[rank::world]
-        if not len(rows):
-            # A process without rows takes part in the sums: with a row that has no targets.
-            idle = task.prepare(self.feed.make(np.zeros(1, np.int64), np.zeros(1, np.int64)))
-            idle.targets = {name: np.full_like(ids, -1) for name, ids in idle.targets.items()}
-            yield idle
-        for start in range(0, len(rows), self.feed.batch_size):
-            part = rows[start : start + self.feed.batch_size]
-            yield task.prepare(self.feed.make(np.zeros_like(part), part))
+        # A forward may be one of all processes: each does as many, of as many rows.
+        most = -(-self.size // world)
+        for start in range(0, most, self.feed.batch_size):
+            stop = min(start + self.feed.batch_size, most)
+            idle = stop - start - len(rows[start:stop])
+            part = np.append(rows[start:stop], np.zeros(idle, np.int64))
+            batch = task.prepare(self.feed.make(np.zeros_like(part), part))
+            if idle:
+                batch.targets = {name: ids.copy() for name, ids in batch.targets.items()}
+                for ids in batch.targets.values():
+                    ids[-idle:] = -1
+            yield batch
 
     def measure(
         self, task: Task, engine: Engine, micro_tokens: int

@@ -29,13 +29,13 @@ class Blocks:
     """The blocks that were reached, sorted by offset, and their edges; B blocks, E edges."""
 
     def __init__(self, lifter: Lifter) -> None:
-        self.lifter, self.ways, self.code = lifter, lifter.ways, lifter.code
+        self.lifter, self.code = lifter, lifter.code
         self._cut()
         self._set_edges()
         self._find_targets()
 
     def _cut(self) -> None:
-        ways, instructions = self.ways, self.lifter.instructions
+        ways, instructions = self.lifter.ways, self.lifter.instructions
         reached = ways.all_reached()
         self.broken = np.flatnonzero(reached & (instructions.flow == Flow.INVALID))
         """i8, rows of what was reached and is no instruction."""
@@ -75,7 +75,7 @@ class Blocks:
         """i8, blocks that end in an indirect jump to nowhere known."""
         plain = LEADS[flow]
         plain[through[low < high]] = False
-        falls = FALLS[flow] & ~member(self.last_row, self.ways.silent)
+        falls = FALLS[flow] & ~member(self.last_row, self.lifter.ways.silent)
         falls &= ~np.isin(self.end, self.code.edge)
         # The edges of a block lie side by side, `FALL` is the last one.
         count = plain.astype(np.int8) + falls

@@ -26,6 +26,7 @@ from tokmill.x86.ranges import distinct
 from tokmill.x86.reach import Ways
 from tokmill.x86.starts import (
     gap_starts,
+    hidden_starts,
     pointed_starts,
     silent_gaps,
     tail_starts,
@@ -94,6 +95,10 @@ class Lifter:
                     break
                 self._follow()
         return assemble(self, Blocks(self))
+
+    def release(self) -> None:
+        """Let go of all that only the search needs: a graph takes room, too."""
+        del self.ways, self.tables, self.ranges, self.instructions
 
     def _known_starts(self) -> Array:
         program = self.program
@@ -191,6 +196,13 @@ class Lifter:
 
     def _unnamed(self) -> bool:
         """Look for functions outside the ranges that tables describe."""
+        hidden = hidden_starts(self)
+        if len(hidden):
+            self.instructions.decode(hidden)
+            self.instructions.settle()
+            self.tables.prepare()
+            self._renew()
+            return True
         functions = self.functions()
         for search in (trapped_starts, taken_starts, tail_starts, pointed_starts):
             if self._add_starts(search(self, functions)):

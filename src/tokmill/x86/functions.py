@@ -17,14 +17,14 @@ from tokmill.x86.ranges import distinct, expand, member, offsets, without
 if TYPE_CHECKING:
     from tokmill.x86.cfg import Lifter
 
-GATHER = 1 << 22
+GATHER = 1 << 19
 """Values copied at a time."""
 SHARED = 64
 """Blocks that functions share may be counted so often; then each goes to one function only."""
 
 
 def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
-    """Return the graph of the blocks that were found."""
+    """Return the graph of the blocks that were found; the lifter is used up."""
     entries = _entries(lifter, blocks)
     function, block = _owners(lifter, blocks, entries)
     code = blocks.code
@@ -32,6 +32,8 @@ def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
     at = np.searchsorted(number, function)
     order = np.lexsort((block, at))
     at, block = at[order], block[order]
+    names, unresolved = _names(lifter, blocks, number), blocks.unresolved()
+    lifter.release()
     edge_count = np.diff(blocks.edge_begin)[block]
     sizes = (blocks.end - blocks.start)[block]
     program = lifter.program
@@ -40,7 +42,7 @@ def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
         program=Path(program.name).name,
         bits=program.bits,
         function_address=address,
-        function_name=_names(lifter, blocks, number),
+        function_name=names,
         function_blocks=np.searchsorted(at, np.arange(len(number) + 1)).astype(np.int64),
         block_address=code.address(blocks.start[block]),
         block_bytes=offsets(sizes),
@@ -50,7 +52,7 @@ def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
         block_edges=offsets(edge_count),
         edge_target=_gather(blocks.edge_target, blocks.edge_begin[block], edge_count),
         edge_kind=_gather(blocks.edge_kind, blocks.edge_begin[block], edge_count),
-        unresolved=blocks.unresolved(),
+        unresolved=unresolved,
     )
 
 
@@ -75,7 +77,7 @@ def _entries(lifter: Lifter, blocks: Blocks) -> Array:
     A range of code is a part of another function where a frame is set up before it begins, or
     where nothing but conditional branches leads to it and it lies where no function is put.
     """
-    program, code, ways = lifter.program, lifter.code, blocks.ways
+    program, code, ways = lifter.program, lifter.code, lifter.ways
     sure = [program.function_address, program.starts, np.asarray([program.entry], np.uint64)]
     sure_offsets = code.offset(np.concatenate(sure))
     called = ways.called
@@ -91,7 +93,7 @@ def _entries(lifter: Lifter, blocks: Blocks) -> Array:
 
 def _branched_to(lifter: Lifter, blocks: Blocks, candidates: Array) -> Array:
     """Return which range starts are the targets of conditional branches of other code only."""
-    ways, instructions, code = blocks.ways, lifter.instructions, lifter.code
+    ways, instructions, code = lifter.ways, lifter.instructions, lifter.code
     reached = ways.reached(ways.source)
     branch = reached & (instructions.flow[ways.source] == Flow.BRANCH)
     target = instructions.start[ways.target].astype(np.int64)

@@ -49,12 +49,35 @@ def trapped_starts(lifter: Lifter, functions: Array) -> Array:
     return offsets[instructions.flow[rows] != Flow.STOP]  # type: ignore[no-any-return]
 
 
-def taken_starts(lifter: Lifter, functions: Array) -> Array:
-    """Return offsets outside the ranges whose address reached code takes."""
+def hidden_starts(lifter: Lifter) -> Array:
+    """Return offsets outside the ranges that are to be decoded, for their address is known.
+
+    Bytes before them that are no code may have put the first pass out of step.
+    """
+    code, program, ways = lifter.code, lifter.program, lifter.ways
+    offsets = distinct(code.offset(np.concatenate([_taken(lifter), program.pointers])))
+    offsets = offsets[offsets >= 0]
+    offsets = offsets[(lifter.ranges.number(offsets) < 0) & (lifter.instructions.row(offsets) < 0)]
+    begin, end = gaps(ways)
+    at = np.searchsorted(begin, offsets, side="right") - 1
+    inside = (at >= 0) & (offsets < np.append(end, 0)[at])
+    begins = (code.address(offsets) % ALIGNMENT == 0) | _looks(code, offsets)
+    found: Array = offsets[inside & begins]
+    return found
+
+
+def _taken(lifter: Lifter) -> Array:
+    """Return the addresses (u8) that reached code takes, where they are no labels."""
     tables = lifter.tables
     value = tables.constant[lifter.ways.reached(lifter.instructions.row(tables.at))]
     labels = np.asarray(sorted(tables.labels), np.uint64)
-    return _fresh(lifter, functions, value[~member(value, labels)])[0]
+    found: Array = value[~member(value, labels)]
+    return found
+
+
+def taken_starts(lifter: Lifter, functions: Array) -> Array:
+    """Return offsets outside the ranges whose address reached code takes."""
+    return _fresh(lifter, functions, _taken(lifter))[0]
 
 
 def pointed_starts(lifter: Lifter, functions: Array, *, doubtful: bool = False) -> Array:

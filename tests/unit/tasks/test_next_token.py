@@ -152,14 +152,17 @@ def test_all_columns_are_predicted_by_heads_of_their_own() -> None:
 
 def test_where_the_next_instruction_is_predicted_from() -> None:
     sizes = {"asm": 9, "reg": 3}
-    border = task(sizes, instruction="border").prepare(streams())
-    assert border.targets["instruction"].tolist() == [[-1, -1, 2, 2, 4], [0, 0, 0, -1, -1]]
-    last = task(sizes, instruction="last").prepare(streams())
-    assert last.targets["instruction"].tolist() == [[-1, -1, -1, -1, 4], [-1, -1, 0, -1, -1]]
+
+    def pairs(kind: str, batch: Batch) -> list[list[tuple[int, int]]]:
+        targets = task(sizes, instruction=kind).prepare(batch).targets
+        both = np.stack([targets["instruction_source"], targets["instruction_place"]], 2)
+        return [[tuple(pair) for pair in row if pair[0] >= 0] for row in both.tolist()]
+
+    assert pairs("border", streams()) == [[(2, 2), (2, 3), (4, 4)], [(0, 0), (0, 1), (0, 2)]]
+    assert pairs("last", streams()) == [[(4, 4)], [(0, 2)]]
     several = streams()
     several.document[0] = [0, 0, 0, 1, 1, 2]
-    cut = task(sizes, instruction="border").prepare(several)
-    assert cut.targets["instruction"][0].tolist() == [-1] * 5
+    assert pairs("border", several)[0] == []
     with pytest.raises(UsageError, match="where instructions begin"):
         task(sizes, instruction="border").extra_columns({})
 
@@ -173,9 +176,10 @@ def test_the_second_objective_equals_a_second_forward(kind: str) -> None:
     heads = learner.instruction_heads
     assert heads is not None
     second = torch.zeros(())
-    source = tensors.targets["instruction"]
-    for row, place in (source >= 0).nonzero().tolist():
-        seen = slice(int(source[row, place]) + 1)
+    source = tensors.targets["instruction_source"]
+    for row, number in (source >= 0).nonzero().tolist():
+        seen = slice(int(source[row, number]) + 1)
+        place = int(tensors.targets["instruction_place"][row, number])
         prefix = to_tensors(
             Batch(
                 {n: c[row : row + 1, seen].numpy() for n, c in tensors.columns.items()},
