@@ -17,6 +17,7 @@ import jsonl_store
 import lifting
 import many_shards
 import packing
+import rwkv7
 import x86_store
 import x86_tokens
 
@@ -68,6 +69,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             "Programs to functions and blocks",
             lambda: lifting.main(cache, peers_python),
         ),
+        "rwkv7": ("RWKV-7", rwkv7.main),
         "x86-tokens": ("x86 instructions to tokens", x86_tokens.main),
         "x86-store": ("x86 programs to a store", lambda: x86_store.main(cache)),
         "x86-machine": ("A whole machine to a store", lambda: x86_store.machine(cache)),

@@ -11,8 +11,9 @@ from tokmill import plugins
 from tokmill.x86.cfg import lift
 
 if __name__ == "__main__":
-    for package in ("iced_x86", "lief"):
-        plugins.require(package)
+    plugins.require("iced_x86")
+    if Path(sys.argv[1]).read_bytes()[:2] == b"MZ":
+        plugins.require("lief")
     started = time.process_time()
     graph = lift(sys.argv[1])
     seconds = time.process_time() - started

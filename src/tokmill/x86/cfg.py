@@ -147,9 +147,12 @@ class Lifter:
             self.ways.reach(self.instructions.row(joined))
             missing = self.ways.lacking()
             missing = missing[~self.instructions.waits(missing)]
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
         self.instructions.settle()
         self.tables.prepare()
-        return True
 
     def functions(self) -> Array:
         """Return the offsets (i8, ascending) that are known to begin functions or their parts."""
@@ -199,8 +202,7 @@ class Lifter:
         hidden = hidden_starts(self)
         if len(hidden):
             self.instructions.decode(hidden)
-            self.instructions.settle()
-            self.tables.prepare()
+            self._settle()
             self._renew()
             return True
         functions = self.functions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -129,29 +130,31 @@ def test_padding_is_no_code(built: Path, by: str) -> None:
         assert covered < 64
 
 
-def test_random_bytes_between_functions_are_no_functions(built: Path) -> None:
+@pytest.mark.parametrize("place", ["behind", "before"])
+def test_random_bytes_between_functions_are_no_functions(built: Path, place: str) -> None:
     generator = random.Random(7)
     functions = [f"int f{i}(int x) {{ return x * {2 * i + 3} + (x >> 3); }}" for i in range(12)]
-    source = "\n".join(functions) + "\nint main(void) { return " + " + ".join(
-        f"f{i}({i})" for i in range(12)
-    ) + "; }"  # fmt: skip
+    calls = " + ".join(f"f{i}({i})" for i in range(12))
+    source = "\n".join(functions) + f"\nint main(void) {{ return {calls}; }}"
     (built / "junk.c").write_text(source)
     text = run("gcc", "-O0", "-S", "-o", "-", str(built / "junk.c"))
     lines = []
     for line in text.splitlines():
+        junk = ",".join(str(byte) for byte in generator.randbytes(generator.randrange(1, 33)))
+        if place == "before" and re.fullmatch(r"(f\d+|main):", line):
+            # The function begins in the middle of what the bytes decode to.
+            lines.append(f"\t.p2align 4\n\t.byte {junk}")
         lines.append(line)
-        if line.startswith("\t.size\tf"):
-            junk = ",".join(str(byte) for byte in generator.randbytes(37))
-            lines.append(f"\t.byte 0x0f,0x0b,{junk}\n\t.p2align 4,0xcc")
-    path = compiles(built, "junk.s", "\n".join(lines) + "\n")
-    functions_at, parts = true_functions(path)
+        if place == "behind" and line.startswith("\t.size\tf"):
+            lines.append(f"\t.byte {junk}\n\t.p2align 4,0xcc")
+    path = compiles(built, f"junk-{place}.s", "\n".join(lines) + "\n")
+    known, parts = true_functions(path)
     for one in (path, stripped(path)):
-        graph = lift(one)
-        assert set(graph.function_address.tolist()) == functions_at | (
-            parts & set(graph.function_address.tolist())
-        )
-    graph = lift(stripped(path, ".eh_frame", ".eh_frame_hdr"))
-    assert functions_at <= set(graph.function_address.tolist())
+        found = set(lift(one).function_address.tolist())
+        assert known <= found <= known | parts
+    assert known <= set(
+        lift(stripped(path, ".eh_frame", ".eh_frame_hdr")).function_address.tolist()
+    )
 
 
 def test_a_tail_that_functions_share_stands_under_each(built: Path) -> None:
