@@ -52,7 +52,8 @@ system-packages:
 	@sh scripts/install-system-packages.sh
 
 # Each stamp says that its packages are installed as pyproject.toml and constraints.txt have it.
-# The build backend comes from constraints.txt too, hence no isolated build.
+# The build backends come from constraints.txt too, hence no isolated build; DeepSpeed, which there is
+# as sources only, is built by setuptools.
 $(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tokmill needs Python 3.11: make PYTHON=…")'
 	$(PYTHON) -m venv $(VENV)
@@ -64,7 +65,7 @@ $(VENV)/.installed-demo: $(VENV)/.made pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml constraints.txt tests/parity/readers.txt
-	$(INSTALL) hatchling editables
+	$(INSTALL) hatchling editables setuptools
 	$(INSTALL) --no-build-isolation -e '.[dev]'
 	$(INSTALL) --no-deps -r tests/parity/readers.txt
 	touch $@

@@ -130,71 +130,71 @@ MEANING = {
 }
 
 
+KINDS = {"others": "programs without random bytes", "junk": "with random bytes"}
+BLOCKS = {
+    "programs": "programs", "blocks of tokmill": "mine", "blocks of angr": "blocks",
+    "of both": "both", "angr's in functions, padding left out": "code",
+    "of these in tokmill": "code_both",
+}  # fmt: skip
+JUMPS = {
+    "seen by tokmill": "seen", "resolved": "resolved", "seen by angr": "other_seen",
+    "resolved by angr": "other_resolved", "of these by tokmill": "both_resolved",
+    "with all of angr's targets": "all_targets", "angr's that lead to instructions only": "true",
+    "of these by tokmill, with all targets": "true_resolved",
+}  # fmt: skip
+
+
 def blocks_tables(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
     """Return what becomes of angr's blocks and jump tables, and of tokmill's that angr lacks."""
-    only: dict[tuple[str, str], list[str]] = {}
-    totals: dict[str, Counter[str]] = {}
+    places: dict[str, list[str]] = {}
+    totals: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
     for case in cases:
         answer = bench.angr(case.stripped)
         if answer.failed:
             continue
-        program = open_program(case.stripped)
         truth = read_truth(case.whole) if case.whole else None
         mine = blocks.view(lift(case.stripped))
-        other = blocks.view(angr.graph_of(answer.answer, program))
-        total = totals.setdefault("random bytes" if case.kind == "junk" else "others", Counter())
+        other = blocks.view(angr.graph_of(answer.answer, open_program(case.stripped)))
+        total = totals["junk" if case.kind == "junk" else "others"]
         total += blocks.shares(mine, other, truth)
-        total += blocks.compare_jumps(
-            blocks.jumps(mine.graph), blocks.jumps(other.graph), swept(case.whole or case.stripped)
-        )
-        total["programs"] += 1
-        total["mine"] += len(mine.start)
+        seen = swept(case.whole or case.stripped)
+        total += blocks.compare_jumps(blocks.jumps(mine.graph), blocks.jumps(other.graph), seen)
+        total.update(programs=1, mine=len(mine.start))
         for who, here, there in (("angr", mine, other), ("tokmill", other, mine)):
             for name, found in blocks.differences(here, there, truth).items():
-                places = only.setdefault((who, name), [])
-                places += [f"{case.name} {address:#x}" for address in found]
-                total[f"{who} {name}"] += len(found)
+                listed = places.setdefault(f"only in {who}: {name}", [])
+                listed += [f"{case.name} {address:#x}" for address in found]
+                total[f"only in {who}: {name}"] += len(found)
     (bench.folder / "differences.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode({f"{a}: {b}": v for (a, b), v in only.items()}))
+        msgspec.json.format(msgspec.json.encode(places))
     )
-    lines: list[str] = []
-    kinds = [kind for kind in ("others", "random bytes") if kind in totals]
-    title = {"others": "programs without random bytes", "random bytes": "with random bytes"}
-    lines += [f"| blocks | {' | '.join(title[kind] for kind in kinds)} |"]
-    lines += [f"|---|{'---|' * len(kinds)}"]
-    counted = {
-        "programs": "programs", "blocks of tokmill": "mine", "blocks of angr": "blocks",
-        "of both": "both", "angr's in functions, padding left out": "code",
-        "of these in tokmill": "code_both",
-    }  # fmt: skip
-    for name, key in counted.items():
-        lines.append(f"| {name} | {' | '.join(f'{totals[kind][key]:,}' for kind in kinds)} |")
-    share = [totals[kind]["code_both"] / max(1, totals[kind]["code"]) for kind in kinds]
-    lines.append(f"| share | {' | '.join(f'{one:.2%}' for one in share)} |")
-    real = [
-        1 - sum(n for name, n in totals[kind].items() if name.startswith("angr code"))
-        / max(1, totals[kind]["code"])
-        for kind in kinds
-    ]  # fmt: skip
-    lines.append(f"| share that tokmill has as code | {' | '.join(f'{x:.2%}' for x in real)} |")
+    for total in totals.values():
+        # A place that both have as code, though no block begins there, is a cut.
+        lost = sum(n for name, n in total.items() if name.startswith("only in angr: code"))
+        total["as_code"] = total["code"] - lost
+    lines = _table("blocks", totals, BLOCKS)
+    lines.append(_shares("share", totals, "code_both", "code"))
+    lines.append(_shares("share that tokmill has as code", totals, "as_code", "code"))
     for who in ("angr", "tokmill"):
-        lines += ["", f"| only in {who} | {' | '.join(title[kind] for kind in kinds)} | what |"]
-        lines += [f"|---|{'---|' * len(kinds)}---|"]
-        for name in sorted({name for one, name in only if one == who}):
-            cells = " | ".join(f"{totals[kind][f'{who} {name}']:,}" for kind in kinds)
-            lines.append(f"| {name} | {cells} | {MEANING[name]} |")
-    lines += ["", f"| indirect jumps | {' | '.join(title[kind] for kind in kinds)} |"]
-    lines += [f"|---|{'---|' * len(kinds)}"]
-    counted = {
-        "seen by tokmill": "seen", "resolved": "resolved", "seen by angr": "other_seen",
-        "resolved by angr": "other_resolved", "of these by tokmill": "both_resolved",
-        "with all of angr's targets": "all_targets",
-        "angr's that lead to instructions only": "true",
-        "of these by tokmill, with all targets": "true_resolved",
-    }  # fmt: skip
-    for name, key in counted.items():
-        lines.append(f"| {name} | {' | '.join(f'{totals[kind][key]:,}' for kind in kinds)} |")
+        head = f"only in {who}: "
+        names = sorted(name.removeprefix(head) for name in places if name.startswith(head))
+        rows = {f"{name}: {MEANING[name]}": head + name for name in names}
+        lines += ["", *_table(f"only in {who}", totals, rows)]
+    lines += ["", *_table("indirect jumps, those to imports left out", totals, JUMPS)]
+    lines.append(_shares("share", totals, "true_resolved", "true"))
     return lines
+
+
+def _table(title: str, totals: dict[str, Counter[str]], rows: dict[str, str]) -> list[str]:
+    lines = [f"| {title} | {' | '.join(KINDS.values())} |", "|---|---|---|"]
+    for name, key in rows.items():
+        lines.append(f"| {name} | {' | '.join(f'{total[key]:,}' for total in totals.values())} |")
+    return lines
+
+
+def _shares(title: str, totals: dict[str, Counter[str]], part: str, whole: str) -> str:
+    shares = [total[part] / max(1, total[whole]) for total in totals.values()]
+    return f"| {title} | {' | '.join(f'{share:.2%}' for share in shares)} |"
 
 
 def unstripped(cases: Sequence[programs.Case]) -> list[str]:

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from iced_x86 import Decoder, FlowControl, Instruction, Mnemonic
+from iced_x86 import Decoder, FlowControl, Instruction, Mnemonic, OpKind, Register
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.ranges import distinct, member, offsets
 from tokmill.x86.truth import Truth
 
+FIXED = (Register.NONE, Register.RIP, Register.EIP)
 IDLE = (Mnemonic.NOP, Mnemonic.INT3)
 PADDING, OUTSIDE, MIDDLE = "padding", "outside every function symbol", "inside an instruction"
 
@@ -152,13 +153,20 @@ def shares(mine: View, other: View, truth: Truth | None) -> Counter[str]:
 
 
 def jumps(graph: Graph) -> dict[int, set[int]]:
-    """Return address of each indirect jump → where it goes, nothing if that is not known."""
+    """Return address of each indirect jump → where it goes, nothing if that is not known.
+
+    Jumps through a fixed place in memory, which imports are, are left out.
+    """
     found: dict[int, set[int]] = {}
     for block in np.flatnonzero(last_flow(graph, FlowControl.INDIRECT_BRANCH)).tolist():
         edges = slice(int(graph.block_edges[block]), int(graph.block_edges[block + 1]))
-        stop = int(graph.block_bytes[block + 1] - graph.block_bytes[block])
+        stop = int(graph.block_bytes[block + 1])
         size = int(graph.lengths[graph.block_instructions[block + 1] - 1])
-        address = int(graph.block_address[block]) + stop - size
+        last = Decoder(graph.bits, graph.code[stop - size : stop].tobytes()).decode()
+        fixed = last.memory_base in FIXED and last.memory_index == Register.NONE
+        if last.op0_kind == OpKind.MEMORY and fixed:
+            continue
+        address = int(graph.block_address[block]) + stop - size - int(graph.block_bytes[block])
         found.setdefault(address, set()).update(set(graph.edge_target[edges].tolist()) - {0})
     return found
 

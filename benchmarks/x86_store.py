@@ -146,7 +146,7 @@ def main(cache: Path, count: int = PROGRAMS) -> list[str]:
     stores = [ours(0), ours(2)]
     run_once(writer)
     pickle_bytes = size(pickles)
-    subprocess.run(stores[0].command, check=True)
+    subprocess.run(stores[0].command, check=True, stdout=subprocess.DEVNULL)
     instructions = check(store, pickles, cache)
     interleave(stores, ROUNDS)
     store_bytes = size(store)

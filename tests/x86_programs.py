@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import shutil
 import struct
@@ -146,9 +148,24 @@ def compiler(name: str) -> str:
     return found
 
 
+@functools.cache
+def has_small_library() -> bool:
+    """Return whether 32-bit programs can be linked (Debian's gcc-multilib)."""
+    done = subprocess.run(
+        ["gcc", "-m32", "-x", "c", "-o", os.devnull, "-"],
+        input='#include <stdio.h>\nint main(void) { return puts(""); }',
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode == 0
+
+
 def compiles(folder: Path, name: str, source: str, *flags: str, by: str = "gcc") -> Path:
     """Compile C, C++ (by g++, clang++) or, with a name that ends in .s, assembler."""
     path = folder / name
+    if "-m32" in flags and not name.endswith(".s") and not has_small_library():
+        pytest.skip("needs a 32-bit C library (gcc-multilib)")
     if not path.exists():
         suffix = ".s" if name.endswith(".s") else ".cc" if by.endswith("++") else ".c"
         text = folder / f"{name}-source{suffix}"
@@ -256,6 +273,13 @@ def check_graph(graph: Graph, path: Path | None, whole: bool = True) -> None:
     assert strange <= (0 if whole else len(graph.edge_target) // 50)
     if path is not None:
         _check_bytes(graph, path)
+
+
+def overlapping(graph: Graph) -> int:
+    """Return how many blocks reach into the next one of their function."""
+    owner = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
+    end = graph.block_address + np.diff(graph.block_bytes).astype(np.uint64)
+    return int(((owner[1:] == owner[:-1]) & (end[:-1] > graph.block_address[1:])).sum())
 
 
 def _check_instructions(graph: Graph) -> None:

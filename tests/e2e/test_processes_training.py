@@ -134,6 +134,30 @@ def test_results_and_refusals_come_once(training: Training, store: Path) -> None
     assert line in said and "already holds a run" in said
 
 
+def test_deepspeed_by_its_table(
+    training: Training, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is compiled, stdout is ours alone, and the end of its processes is no abort."""
+    monkeypatch.setitem(ENVIRONMENT, "TORCH_EXTENSIONS_DIR", str(tmp_path / "compiled"))
+    recipe = tmp_path / "zero.toml"
+    recipe.write_text(
+        f"""data.train = "{store}"
+model = {{ dim = 16, layers = 1 }}
+task.length = 16
+run.engine = "deepspeed"
+
+[engine.deepspeed]
+wall_clock_breakdown = false
+zero_optimization = {{ stage = 3, stage3_param_persistence_threshold = 0 }}
+"""
+    )
+    done = json.loads(ended(training.start(recipe, "--steps", 3, "--json"), 0))
+    assert done["step"] == 3 and done["loss"] > 0
+    told = json.loads((training.out / "ds_config.json").read_text())
+    assert told["zero_optimization"]["stage3_param_persistence_threshold"] == 0
+    assert not (tmp_path / "compiled").exists()
+
+
 def test_the_dry_run_ends_with_the_line(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,7 +93,9 @@ def train(
     ] = None,
     engine: Annotated[
         str | None,
-        typer.Option(help="single, ddp or auto. Sets run.engine.", rich_help_panel=PANEL),
+        typer.Option(
+            help="single, ddp, fsdp2, deepspeed or auto. Sets run.engine.", rich_help_panel=PANEL
+        ),
     ] = None,
     processes: Annotated[
         int, typer.Option(help="Processes on this machine that share each step; one a GPU.")

@@ -17,7 +17,7 @@ from tokmill.report.interval import mean_interval
 from tokmill.report.look import short_names
 from tokmill.report.runs import RunSummary, read_runs
 from tokmill.store.manifest import canonical_digest
-from tokmill.train.config import FREE
+from tokmill.train.config import is_free
 
 SEEDS = ("data.seed", "run.seed")
 HIGHER = ("accuracy", "f1", "mfu", "mrr", "per_second", "precision", "recall")
@@ -175,7 +175,7 @@ def settings_of(run: RunSummary, measured_on: Validation | None = None) -> dict[
 
     `measured_on` is the validation store, where the metric is of one.
     """
-    kept = {k: v for k, v in run.flat.items() if k not in FREE and k not in SEEDS}
+    kept = {k: v for k, v in run.flat.items() if not is_free(k) and k not in SEEDS}
     kept["data.train"] = run.known.fingerprint
     if measured_on is not None:
         kept |= {"data.val": measured_on.fingerprint, "run.eval_rows": run.flat["run.eval_rows"]}

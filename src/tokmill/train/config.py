@@ -138,7 +138,7 @@ FREE = {
 checked by its fingerprint; another device changes weights by rounding alone, and is reported."""
 
 ENGINE = "engine."
-"""How keys begin that say how a step runs: they may change too."""
+"""How further keys begin that may change: what engines are told."""
 
 RATE = {"run.steps", "optim.lr", "optim.schedule", "optim.warmup", "optim.decay", "optim.floor"}
 """Keys that decide the learning rates and nothing else: they may change on `--resume` where the
@@ -281,6 +281,11 @@ def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def is_free(key: str) -> bool:
+    """Say whether a key may change on `--resume`."""
+    return key in FREE or key.startswith(ENGINE)
+
+
 def differences(before: Mapping[str, Any], after: TrainConfig) -> dict[str, str]:
     """Return key → "old → new" for the keys that decide the weights and differ."""
     # Through JSON, as `before` came: it makes lists of tuples.
@@ -288,5 +293,5 @@ def differences(before: Mapping[str, Any], after: TrainConfig) -> dict[str, str]
     return {
         key: f"{old.get(key)!r} → {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
-        if key not in FREE and not key.startswith(ENGINE) and old.get(key) != new.get(key)
+        if not is_free(key) and old.get(key) != new.get(key)
     }

@@ -39,7 +39,7 @@ class DeepSpeed(Several):
     """One of `world` processes; `stage` says what of the weights each of them holds."""
 
     name = "deepspeed"
-    model: Any
+    model: Any = None
     """DeepSpeed's engine, around the task."""
 
     def __init__(self, config: RunConfig, table: Mapping[str, Any]) -> None:
@@ -220,7 +220,8 @@ class DeepSpeed(Several):
 
     def _part_ways(self) -> None:
         """End the groups of processes; DeepSpeed would take them for those of a next training."""
-        self.model.destroy()
+        if self.model is not None:
+            self.model.destroy()
         super()._part_ways()
         self.package.utils.groups._release_process_group_references()
 

@@ -43,6 +43,12 @@ def check_table(table: Mapping[str, Any], where: str = "") -> None:
             where=where,
             hint="--set engine.deepspeed.zero_optimization.stage=2",
         )
+    if not zero.get("compute_grad_norm", True):
+        raise UsageError(
+            "engine.deepspeed.zero_optimization.compute_grad_norm: a run records the norm",
+            where=where,
+            hint="leave it out",
+        )
     bf16 = table.get("bf16", {})
     if stage_of(table) == 0 and isinstance(bf16, Mapping) and bf16.get("enabled"):
         raise UsageError(

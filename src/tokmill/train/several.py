@@ -97,6 +97,9 @@ class Several(Single):
                 self._leave(lost)
                 raise
             self._part_ways()
+        elif self.world == 1:
+            # Nobody waits for the end of this process: it may train once more.
+            self._part_ways()
         else:
             self._leave(error)
 

@@ -83,7 +83,6 @@ class Lifter:
         self._read: set[int] = set()
         self.computed: set[int] = set()
         """Offsets of jumps that stay in their function, though nobody knows where they lead."""
-
         self._renew()
 
     def lift(self) -> Graph:

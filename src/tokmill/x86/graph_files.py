@@ -171,7 +171,9 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
     number = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
     names, demangled = _shown(graph)
     code = [None, arrow.py_buffer(graph.block_bytes), arrow.py_buffer(graph.code)]
-    kinds = arrow.array(KINDS).take(arrow.array(graph.edge_kind))
+    kinds = arrow.DictionaryArray.from_arrays(
+        arrow.array(graph.edge_kind.view(np.int8)), arrow.array(KINDS, arrow.string())
+    )
     table = arrow.table(
         {
             "program": arrow.DictionaryArray.from_arrays(

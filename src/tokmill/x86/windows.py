@@ -40,8 +40,7 @@ def windows(program: Program) -> Iterator[Program]:
     """Yield the program a window at a time: the code of the others is left aside."""
     parts = [cut for section in program.sections for cut in _cut(program, section)]
     sizes = [len(part.data) if part.execute and not part.stubs else 0 for part in parts]
-    number = np.cumsum(sizes) - np.asarray(sizes)
-    window = number // WINDOW
+    window = (np.cumsum(sizes) - sizes) // WINDOW
     for one in np.unique(window[np.asarray(sizes) > 0]).tolist():
         sections = [
             # Code elsewhere is left out like import stubs: it is there, and nothing to follow.
@@ -59,14 +58,10 @@ def called(graph: Graph) -> Array:
 def joined(graphs: list[Graph]) -> Graph:
     """Return one graph of those of all windows, which are used up."""
     found = graphs[0]
-    sizes = {name: [len(getattr(one, name)) for one in graphs] for name in (*COLUMNS, *OFFSETS)}
-    values = dict(zip(OFFSETS, ("block_address", "code", "lengths", "edge_target"), strict=True))
     for name in OFFSETS:
         bounds = [np.zeros(1, np.int64)]
-        base = 0
-        for one, size in zip(graphs, sizes[values[name]], strict=True):
-            bounds.append(getattr(one, name)[1:] + base)
-            base += size
+        for one in graphs:
+            bounds.append(getattr(one, name)[1:] + bounds[-1][-1])
         setattr(found, name, np.concatenate(bounds))
     for name in COLUMNS:
         setattr(found, name, np.concatenate([getattr(one, name) for one in graphs]))
@@ -89,8 +84,7 @@ def _cut(program: Program, section: Section) -> Iterator[Section]:
 
 def _place(program: Program, section: Section, at: int) -> int:
     """Return where to cut, at a place of a section or behind it: where a function begins."""
-    starts = [program.unwind.start, program.function_address]
-    for known in starts:
+    for known in (program.unwind.start, program.function_address):
         inside = known[np.searchsorted(known, np.uint64(section.address + at)) :][:1]
         if len(inside) and int(inside[0]) < min(section.address + at + SEARCH, section.stop):
             return int(inside[0]) - section.address

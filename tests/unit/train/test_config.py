@@ -55,6 +55,27 @@ def test_differences_are_of_what_decides_the_weights() -> None:
     assert not differences(as_saved(config), config)
 
 
+def test_engines_are_told_what_they_alone_know() -> None:
+    table = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+    config = from_dict({"engine": {"deepspeed": table}, "run": {"engine": "deepspeed"}})
+    assert config.engine.deepspeed == table
+    # Another stage, or another engine, is the same training.
+    assert not differences(as_saved(config), from_dict({"run": {"engine": "fsdp2"}}))
+    for table, what in (
+        ({"optimizer": {"type": "Adam"}}, "engine.deepspeed.optimizer: optim says this"),
+        ({"gradient_clipping": 2.0}, "engine.deepspeed.gradient_clipping: optim.clip says"),
+        ({"zero_optimization": {"stage": 4}}, "it is 0, 1, 2 or 3"),
+        ({"zero_optimization": 2}, "it is 0, 1, 2 or 3"),
+        ({"zero_optimization": {"compute_grad_norm": False}}, "a run records the norm"),
+        ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}, "no float32 weights"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            from_dict({"engine": {"deepspeed": table}}, "r.toml")
+        assert what in caught.value.what and caught.value.hint and caught.value.where == "r.toml"
+    with pytest.raises(UsageError, match="engine.deepsped: there is no such key"):
+        from_dict({"engine": {"deepsped": {}}})
+
+
 def test_the_lists_of_keys_hold_keys() -> None:
     keys = flatten(msgspec.to_builtins(from_dict({}))).keys()
     assert keys >= FREE and keys >= RATE and not FREE & RATE

@@ -18,7 +18,7 @@ import toy
 from processes import End, together, values
 from toy import cycles, losses, make_store, stop_after, weights
 
-from tokmill.errors import MachineError, TokmillError
+from tokmill.errors import Interrupted, MachineError, TokmillError
 from tokmill.tasks.next_token import NextToken
 from tokmill.train.launch import place
 from tokmill.train.loop import train_model
@@ -44,8 +44,6 @@ def recipe(store: Path, engine: str, steps: int = 10, **sections: Any) -> dict[s
     if stage:
         made["engine"] = {"deepspeed": {"zero_optimization": {"stage": int(stage)}}}
     return made
-
-
 
 
 def rwkv(store: Path, engine: str) -> dict[str, Any]:
@@ -231,16 +229,18 @@ def test_a_killed_process_ends_the_other(
     same_training(tmp_path / "run", single / "single/whole")
 
 
-def one_process(store: Path, folder: Path) -> list[float]:
-    """Train two times over in one process that nobody started as one of several."""
+def one_process(store: Path, folder: Path) -> None:
+    """Stop and go on, again and again, in one process that nobody started as one of several."""
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name)
-    for engine in ("fsdp2", "deepspeed-1", "deepspeed-3"):
-        train_model(recipe(store, engine), folder / engine, quiet=True)
-    return []
+    for engine in ("ddp", "fsdp2", "deepspeed-1", "deepspeed-3"):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+            stop_after(6, patch)
+            train_model(recipe(store, engine), folder / engine, quiet=True)
+        train_model(recipe(store, engine), folder / engine, resume=True, quiet=True)
 
 
 def test_one_process_is_enough(single: Path, store: Path, tmp_path: Path) -> None:
     values(together(1, one_process, store, tmp_path))
-    for engine in ("fsdp2", "deepspeed-1", "deepspeed-3"):
+    for engine in ("ddp", "fsdp2", "deepspeed-1", "deepspeed-3"):
         same_training(tmp_path / engine, single / "single/whole")

@@ -21,6 +21,7 @@ from x86_programs import (
     check_graph,
     compiles,
     flat,
+    overlapping,
     run,
     stripped,
     symbols,
@@ -48,6 +49,7 @@ def test_functions_of_every_level(built: Path, by: str, level: str, flags: tuple
     for one in (path, stripped(path)):
         graph = lift(one)
         check_graph(graph, one)
+        assert overlapping(graph) == 0, "a byte of compiled code is in one block of its function"
         assert functions <= set(graph.function_address.tolist())
         assert extra(graph, functions | parts) == set()
     # Without unwind tables pointers, padding and what beginnings look like have to do.

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokmill.x86.cfg import lift
+from tokmill.x86.noreturn import BY_STATUS, NAMES, ORDINARY
 from x86_programs import C_SOURCE, assembled, blocks_of, compiles, stripped, symbols
 
 NAMED = r"""
@@ -57,6 +58,10 @@ def test_what_calls_only_such_functions_is_one_itself(built: Path) -> None:
             assert silent_calls(one, at["checked"]) == 1
             assert silent_calls(one, at["die"]) == 1
             assert silent_calls(one, at["give_up"]) >= 1
+
+
+def test_names_that_may_be_a_programs_own_are_names() -> None:
+    assert ORDINARY < NAMES and not BY_STATUS & NAMES
 
 
 def test_a_name_that_a_program_gives_to_something_else(built: Path) -> None:
