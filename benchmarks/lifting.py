@@ -110,7 +110,7 @@ def _cell(found: Sequence[Score | None]) -> str:
 MEANING = {
     "padding": "no-operations between functions, which angr lists as blocks of a function",
     "outside every function symbol": "bytes that no symbol covers: random bytes, alignment",
-    "inside an instruction": "the other decodes from the middle of an instruction of the one",
+    "inside an instruction": "none begins there for the other, or for objdump with symbols",
     "cut: around REP": "angr's decoder ends a block at an instruction that repeats",
     "cut: behind no jump": "angr ends a block at 99 instructions or 400 bytes; or code falls into "
     "what is said to be a function",
@@ -161,7 +161,7 @@ def blocks_tables(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
         total += blocks.compare_jumps(blocks.jumps(mine.graph), blocks.jumps(other.graph), seen)
         total.update(programs=1, mine=len(mine.start))
         for who, here, there in (("angr", mine, other), ("tokmill", other, mine)):
-            for name, found in blocks.differences(here, there, truth).items():
+            for name, found in blocks.differences(here, there, truth, seen).items():
                 listed = places.setdefault(f"only in {who}: {name}", [])
                 listed += [f"{case.name} {address:#x}" for address in found]
                 total[f"only in {who}: {name}"] += len(found)
@@ -178,7 +178,7 @@ def blocks_tables(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
     for who in ("angr", "tokmill"):
         head = f"only in {who}: "
         names = sorted(name.removeprefix(head) for name in places if name.startswith(head))
-        rows = {f"{name}: {MEANING[name]}": head + name for name in names}
+        rows = {f"`{name}`: {MEANING[name]}": head + name for name in names}
         lines += ["", *_table(f"only in {who}", totals, rows)]
     lines += ["", *_table("indirect jumps, those to imports left out", totals, JUMPS)]
     lines.append(_shares("share", totals, "true_resolved", "true"))

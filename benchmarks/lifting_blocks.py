@@ -105,15 +105,20 @@ def last_flow(graph: Graph, flow: int) -> Array:
     return found
 
 
-def differences(mine: View, other: View, truth: Truth | None) -> dict[str, list[int]]:
-    """Return class → addresses of the blocks that begin in `other` and not in `mine`."""
+def differences(mine: View, other: View, truth: Truth | None, swept: Array) -> dict[str, list[int]]:
+    """Return class → addresses of the blocks that begin in `other` and not in `mine`.
+
+    `swept` has the addresses of instructions as another decoder sees them (u8, ascending).
+    """
     found: dict[str, list[int]] = {}
     only = other.start[~member(other.start, mine.start)]
     inside = truth.inside(only) if truth is not None else np.zeros(len(only), bool)
     known = member(only, mine.instruction)
     begins = member(only, other.graph.function_address)
-    for address, true, border, function in zip(
-        only.tolist(), inside.tolist(), known.tolist(), begins.tolist(), strict=True
+    sound = member(only, swept) if truth is not None else np.ones(len(only), bool)
+    columns = (only, inside, known, begins, sound)
+    for address, true, border, function, seen in zip(
+        *(column.tolist() for column in columns), strict=True
     ):
         ways = other.ways.get(address, set())
         kinds = {kind for kind, _ in ways}
@@ -134,6 +139,8 @@ def differences(mine: View, other: View, truth: Truth | None) -> dict[str, list[
             name = PADDING
         elif truth is not None and not true:
             name = OUTSIDE
+        elif not seen:
+            name = MIDDLE
         else:
             name = f"code: {via}"
         found.setdefault(name, []).append(address)

@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 
-CALL = re.compile(rb"^ *[0-9a-f]+:\tcall +([0-9a-f]+)\b", re.MULTILINE)
+CALL = re.compile(rb"^ *[0-9a-f]+:\tcall +(?:0x)?([0-9a-f]+)\b", re.MULTILINE)
 ENTRY = re.compile(rb"start address:? 0x([0-9a-f]+)")
 
 

@@ -39,8 +39,9 @@ _runs = itertools.count()
 
 _groups: list[Any] = []
 """Groups of processes, kept until this one ends: whoever lets go of the last reference ends the
-group's threads, and they may wait for Python's lock, which that one holds. It is how DDP could hang
-and DeepSpeed abort at the end of a process."""
+group's threads, and they may wait for Python's lock, which that one holds. DDP hung that way.
+DeepSpeed's processes can abort at their end, after their work; with its groups kept, and ended
+together once all are done, that has not been seen."""
 
 
 class LostPeer(MachineError):

@@ -8,6 +8,7 @@ read, and code that nothing leads to is looked for, until nothing new is found.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ from tokmill.x86.starts import (
     taken_starts,
     trapped_starts,
 )
-from tokmill.x86.windows import called, is_large, joined, windows
+from tokmill.x86.windows import called, joined, windows
 
 VERSION = 1
 """Raised when the graph of some program changes."""
@@ -46,17 +47,22 @@ def lift(program: Program | Path | str) -> Graph:
 
     Raises `TokmillError` for what is no x86 program (see `open_program`).
     """
+    return joined(list(lift_windows(program)))
+
+
+def lift_windows(program: Program | Path | str) -> Iterator[Graph]:
+    """Yield the graphs of a program's windows, by address: of one that is not very large, its own.
+
+    Raises as `lift`.
+    """
     if not isinstance(program, Program):
         program = open_program(program)
-    if not is_large(program):
-        return Lifter(program).lift()
-    graphs: list[Graph] = []
     known = program.starts
     for window in windows(program):
         window.starts = known
-        graphs.append(Lifter(window).lift())
-        known = distinct(known, called(graphs[-1]))
-    return joined(graphs)
+        graph = Lifter(window).lift()
+        known = distinct(known, called(graph))
+        yield graph
 
 
 class Lifter:

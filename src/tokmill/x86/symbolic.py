@@ -256,6 +256,5 @@ class Path:
         unknown, factor = value.terms[0]
         high = number - (condition in below) - value.number
         if factor == 1 and number >= 0:
-            before = self.limits.get(unknown)
-            if before is None or high <= before.high:
-                self.limits[unknown] = Limits(-value.number, high)
+            # The last one counts: other ways may go around those before it.
+            self.limits[unknown] = Limits(-value.number, high)

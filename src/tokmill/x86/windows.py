@@ -30,24 +30,28 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def is_large(program: Program) -> bool:
-    """Return whether a program has more code than is taken at once."""
-    sizes = [len(part.data) for part in program.sections if part.execute and not part.stubs]
-    return sum(sizes) > LARGE
-
-
 def windows(program: Program) -> Iterator[Program]:
-    """Yield the program a window at a time: the code of the others is left aside."""
+    """Yield the program a window at a time: the code of the others is left aside.
+
+    One that is not large is one window.
+    """
+    if sum(map(_code, program.sections)) <= LARGE:
+        yield dataclasses.replace(program)
+        return
     parts = [cut for section in program.sections for cut in _cut(program, section)]
-    sizes = [len(part.data) if part.execute and not part.stubs else 0 for part in parts]
+    sizes = np.asarray([_code(part) for part in parts])
     window = (np.cumsum(sizes) - sizes) // WINDOW
-    for one in np.unique(window[np.asarray(sizes) > 0]).tolist():
+    for one in np.unique(window[sizes > 0]).tolist():
         sections = [
             # Code elsewhere is left out like import stubs: it is there, and nothing to follow.
             dataclasses.replace(part, stubs=part.execute and (part.stubs or at != one))
             for part, at in zip(parts, window.tolist(), strict=True)
         ]
         yield dataclasses.replace(program, sections=sections)
+
+
+def _code(section: Section) -> int:
+    return len(section.data) if section.execute and not section.stubs else 0
 
 
 def called(graph: Graph) -> Array:
@@ -58,6 +62,8 @@ def called(graph: Graph) -> Array:
 def joined(graphs: list[Graph]) -> Graph:
     """Return one graph of those of all windows, which are used up."""
     found = graphs[0]
+    if len(graphs) == 1:
+        return found
     for name in OFFSETS:
         bounds = [np.zeros(1, np.int64)]
         for one in graphs:
@@ -75,7 +81,7 @@ def joined(graphs: list[Graph]) -> Graph:
 def _cut(program: Program, section: Section) -> Iterator[Section]:
     """Yield a section of code in parts of a window; others as they are."""
     begin = 0
-    while section.execute and not section.stubs and len(section.data) - begin > WINDOW:
+    while _code(section) - begin > WINDOW:
         end = _place(program, section, begin + WINDOW)
         yield section.cut(begin, end)
         begin = end

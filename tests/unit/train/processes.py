@@ -15,7 +15,7 @@ import torch.distributed as dist
 CONTEXT = multiprocessing.get_context("forkserver")
 # Loaded once, in the process that the others are forked from.
 CONTEXT.set_forkserver_preload(["tokmill.train.loop", "tokmill.train.ddp", "torch._dynamo"])
-SECONDS = 60
+SECONDS = 150
 
 
 class End(NamedTuple):

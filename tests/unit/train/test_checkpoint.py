@@ -91,6 +91,9 @@ def test_what_moved_is_named(engine: Engine) -> None:
     assert moves(State(machine="abacus"), engine) == (
         f" (was abacus, is {here}: equal up to rounding)"
     )
+    assert moves(State(machine=here, engine="fsdp2"), engine) == (
+        " (engine: fsdp2 then, single now: equal up to rounding)"
+    )
 
 
 def test_machines_that_share_no_folder_are_refused(

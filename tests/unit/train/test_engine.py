@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,20 @@ def test_which_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="single is one process, and 2 were started"):
         make_engine(RunConfig(device="cpu", engine="single"))
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"engine": "fsdp2", "compile": True}, "the engine fsdp2 does not compile"),
+        ({"engine": "deepspeed", "compile": True}, "the engine deepspeed does not compile"),
+        ({"engine": "deepspeed", "precision": "fp16"}, "deepspeed computes in fp32 or bf16"),
+    ],
+)
+def test_what_an_engine_does_not_do(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        make_engine(RunConfig(device="cpu", **options))
+    assert caught.value.hint
 
 
 def test_each_process_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,6 +163,30 @@ def test_a_table_ends_where_its_limit_says(built: Path) -> None:
     assert targets == [sorted(at[name] for name in ("one", "two", "three"))]
 
 
+def test_of_two_comparisons_the_one_nearer_to_the_jump_counts(built: Path) -> None:
+    source = r"""
+    .globl _start
+    _start:  cmp edi, 1
+             ja more
+             mov esi, 1
+    more:    cmp edi, 3
+             ja none
+             mov eax, edi
+             jmp [table + rax * 8]
+    one:     ret
+    two:     ret
+    three:   ret
+    four:    ret
+    none:    ret
+    .section .rodata
+    table:   .quad one, two, three, four, none
+    """
+    path = assembled(built, "twice-compared", source)
+    at = symbols(path)
+    targets = table_targets(lift(path), at["_start"])
+    assert targets == [sorted(at[name] for name in ("one", "two", "three", "four"))]
+
+
 def test_a_call_through_a_pointer_is_no_table() -> None:
     # mov rax, [rdi + 8]; jmp rax
     graph = lift(flat(bytes.fromhex("488b4708 ffe0")))

@@ -26,7 +26,6 @@ def test_windows_find_what_is_found_at_once(path: str, monkeypatch: pytest.Monke
     whole = lift(path)
     monkeypatch.setattr(windows, "WINDOW", len(whole.code) // 4)
     monkeypatch.setattr(windows, "LARGE", 0)
-    assert windows.is_large(open_program(path))
     parts = list(windows.windows(open_program(path)))
     assert 3 <= len(parts) <= 5
     graph = lift(path)
@@ -60,7 +59,9 @@ def test_without_tables_windows_are_cut_at_padding(
 
 def test_windows_tile_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     program = open_program("/bin/bash")
+    assert len(list(windows.windows(program))) == 1
     monkeypatch.setattr(windows, "WINDOW", 100_000)
+    monkeypatch.setattr(windows, "LARGE", 0)
     seen: dict[int, int] = {}
     for window in windows.windows(program):
         mine = [part for part in window.sections if part.execute and not part.stubs]
