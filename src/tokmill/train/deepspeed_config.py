@@ -17,7 +17,7 @@ DECIDED = {
     "gradient_accumulation_steps": "run.micro_tokens",
     "managed_gradient_accumulation": "run.micro_tokens",
     "gradient_clipping": "optim.clip",
-    "optimizer": "optim",
+    "optimizer": "the table [optim]",
     "scheduler": "optim.schedule",
     "fp16": "run.precision",
     "torch_autocast": "run.precision",

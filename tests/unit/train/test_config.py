@@ -62,7 +62,7 @@ def test_engines_are_told_what_they_alone_know() -> None:
     # Another stage, or another engine, is the same training.
     assert not differences(as_saved(config), from_dict({"run": {"engine": "fsdp2"}}))
     for table, what in (
-        ({"optimizer": {"type": "Adam"}}, "engine.deepspeed.optimizer: optim says this"),
+        ({"optimizer": {"type": "Adam"}}, "deepspeed.optimizer: the table [optim] says this"),
         ({"gradient_clipping": 2.0}, "engine.deepspeed.gradient_clipping: optim.clip says"),
         ({"zero_optimization": {"stage": 4}}, "it is 0, 1, 2 or 3"),
         ({"zero_optimization": 2}, "it is 0, 1, 2 or 3"),
