@@ -25,7 +25,7 @@ WHOLE = {
     "model.positions.weight": "transformer.wpe.weight",
     "model.norm.weight": "transformer.ln_f.weight",
     "model.norm.bias": "transformer.ln_f.bias",
-    "head.weight": "lm_head.weight",
+    "heads.linear.column_token.weight": "lm_head.weight",
 }
 
 

@@ -27,7 +27,7 @@ PARTS = {
 WHOLE = {
     "model.fields.embeddings.column_token.weight": "model.embed_tokens.weight",
     "model.norm.weight": "model.norm.weight",
-    "head.weight": "lm_head.weight",
+    "heads.linear.column_token.weight": "lm_head.weight",
 }
 
 
