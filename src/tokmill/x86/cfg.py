@@ -63,6 +63,8 @@ def lift_windows(program: Program | Path | str) -> Iterator[Graph]:
         graph = Lifter(window).lift()
         known = distinct(known, called(graph))
         yield graph
+        # The next window takes the room of this one.
+        del graph
 
 
 class Lifter:

@@ -13,7 +13,7 @@ from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageE
 from tokmill.progress import Progress
 from tokmill.x86.graph import Graph
 from tokmill.x86.graph_files import read_graph
-from tokmill.x86.lifting import PICKLE, find_programs, lift_file
+from tokmill.x86.lifting import PICKLE, find_programs, lift_file, lift_parts
 
 GRAPH = ".parquet"
 
@@ -27,9 +27,15 @@ def find_inputs(inputs: Sequence[str]) -> tuple[list[InputFile], int]:
 
 
 def graphs_in(
-    file: InputFile, levels: Sequence[str] | None = None, lifter: str = "native"
+    file: InputFile,
+    levels: Sequence[str] | None = None,
+    lifter: str = "native",
+    *,
+    windows: bool = False,
 ) -> Iterator[Graph]:
     """Yield the graphs of one input: of a pickle that of each program, else one.
+
+    With `windows` a very large program gives several, a part of its functions in each.
 
     A program is lifted here, by `lifter`. Raises `TokmillError` for what is neither program, pickle
     nor graph.
@@ -44,6 +50,8 @@ def graphs_in(
             where=str(file.path),
             hint="leave out --format jsonl of `tokmill cfg`",
         )
+    elif windows:
+        yield from lift_parts(file, lifter)
     else:
         yield lift_file(file, lifter)
 

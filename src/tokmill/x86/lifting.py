@@ -21,6 +21,7 @@ from tokmill.x86 import elf, pe
 from tokmill.x86.graph import Graph
 from tokmill.x86.graph_files import About, read_about, write_graph
 from tokmill.x86.producer import made_by
+from tokmill.x86.windows import joined
 
 FORMS = ("parquet", "jsonl")
 PICKLE = ".pkl"
@@ -148,10 +149,21 @@ def find_programs(
 
 def lift_file(file: InputFile, lifter: str = "native") -> Graph:
     """Return the graph of a program by its name, and what made it; raises as the lifter."""
-    graph: Graph = plugins.load(plugins.LIFTERS, lifter)(file.path)
-    graph.program = file.name
-    graph.compiler, graph.level = made_by(file.path)
-    return graph
+    return joined(list(lift_parts(file, lifter)))
+
+
+def lift_parts(file: InputFile, lifter: str = "native") -> Iterator[Graph]:
+    """Yield the graph of a program; of a very large one a window of code at a time, by address."""
+    compiler, level = made_by(file.path)
+    graphs: Iterator[Graph]
+    if lifter == "native":
+        graphs = plugins.require("tokmill.x86.cfg").lift_windows(file.path)
+    else:
+        graphs = iter([plugins.load(plugins.LIFTERS, lifter)(file.path)])
+    while (graph := next(graphs, None)) is not None:
+        graph.program, graph.compiler, graph.level = file.name, compiler, level
+        yield graph
+        del graph
 
 
 def lifter_version(lifter: str) -> str:

@@ -166,19 +166,10 @@ class X86Source:
             with machine_errors("read", path), open(path, "rb") as file:
                 while data := file.read(1 << 20):
                     digest.update(data)
-        graph, reason = self._graph(item)
-        if graph is None:
-            yield nothing(config.unit, self._cache(64), [Drop(0, reason, True)])
-            return
         walking = msgspec.convert(config, Walking, from_attributes=True)
         cutting = Cutting(config.unit, config.max_tokens, config.min_tokens, walking)
-        key = self.layout.key(graph.program, graph.compiler, graph.level)
-        found = records_of(graph, key, self._cache(graph.bits), cutting)
-        fits = self.layout.fields(graph.program) is not None
         part = size = 0
-        for number, batch in enumerate(found):
-            if not number and not fits:
-                batch.notes["programs whose path does not fit the layout"] = 1
+        for batch in self._batches(item, cutting):
             size += batch.phrases.ids.nbytes if batch.phrases else 0
             batch.ends_part = size >= PART
             if part >= item.parts_done:
@@ -186,18 +177,38 @@ class X86Source:
             if batch.ends_part:
                 part, size = part + 1, 0
 
-    def _graph(self, item: Item) -> tuple[Graph | None, str]:
-        """Return the graph of a program, or why there is none."""
+    def _batches(self, item: Item, cutting: Cutting) -> Iterator[Records]:
+        """Yield the records of a program, of a very large one a window after the other."""
+        graphs = self._graphs(item)
+        begun = False
+        while (graph := next(graphs, None)) is not None:
+            if isinstance(graph, str):
+                yield nothing(cutting.unit, self._cache(64), [Drop(0, graph, True)])
+                return
+            key = self.layout.key(graph.program, graph.compiler, graph.level)
+            fits = self.layout.fields(graph.program) is not None
+            for batch in records_of(graph, key, self._cache(graph.bits), cutting):
+                if begun:
+                    batch.notes.pop("programs", None)
+                elif not fits:
+                    batch.notes["programs whose path does not fit the layout"] = 1
+                begun = True
+                yield batch
+            # What comes next is lifted in the room of this one.
+            del graph
+
+    def _graphs(self, item: Item) -> Iterator[Graph | str]:
+        """Yield the graphs of a program; the last may be why there is none, or no further one."""
         program = InputFile(item.name, Path(item.path), item.size, item.digest)
         try:
-            return next(graphs_in(program, lifter=self.config.lifter)), ""
+            yield from graphs_in(program, lifter=self.config.lifter, windows=True)
         except (MachineError, MissingExtraError, UsageError, MemoryError, OSError):
             raise
         except TokmillError as error:
-            return None, error.what
+            yield error.what
         except Exception as error:
             # A fault of the lifter costs its program, not a build of thousands of them.
-            return None, f"the lifter failed: {type(error).__name__}"
+            yield f"the lifter failed: {type(error).__name__}"
 
     def _cache(self, bits: int) -> Templates:
         """Return the cache of templates, which outlives programs and shards."""

@@ -11,6 +11,7 @@ import pytest
 
 from tokmill import build_store
 from tokmill.build.prepare import BuildRecipe, How, prepare
+from tokmill.build.source import InputFile
 from tokmill.errors import TokmillError, UsageError
 from tokmill.report.records import Reader, matching
 from tokmill.store.schema import Records
@@ -18,9 +19,11 @@ from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.x86 import records as records_module
 from tokmill.x86 import source as source_module
+from tokmill.x86 import windows
 from tokmill.x86.cfg import lift
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graph_files import write_graph
+from tokmill.x86.inputs import graphs_in
 from tokmill.x86.layout import Key
 from tokmill.x86.lifting import lift_files
 from tokmill.x86.records import NO_INSTRUCTION, Cutting, records_of
@@ -271,6 +274,23 @@ def test_graphs_give_the_records_of_their_programs(tmp_path: Path, built: Path) 
         assert one.record(0)["level"] == "O1" and one.record(0)["compiler"].startswith("gcc-")
 
 
+def test_a_large_program_gives_its_records_a_window_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as from its graph, which is whole."""
+    monkeypatch.setattr(windows, "LARGE", 0)
+    monkeypatch.setattr(windows, "WINDOW", 1 << 14)
+    gzip = Path("/usr/bin/gzip")
+    item = InputFile(gzip.name, gzip, gzip.stat().st_size, "")
+    assert len(list(graphs_in(item, windows=True))) > 2
+    lift_files([str(gzip)], tmp_path / "graphs")
+    for unit in ("function", "walk"):
+        one = build(tmp_path / f"p-{unit}", gzip, unit=unit)
+        two = build(tmp_path / f"g-{unit}", tmp_path / "graphs", unit=unit)
+        assert one.shard(0).path.read_bytes() == two.shard(0).path.read_bytes()
+        assert one.manifest.notes == two.manifest.notes and one.manifest.notes["programs"] == 1
+
+
 def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
     tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,10 +308,10 @@ def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
     assert "a script" in store.manifest.rejected
     assert store.records == build(tmp_path / "g", program).records
 
-    def broken(path: Path) -> Graph:
+    def broken(path: Path) -> list[Graph]:
         raise IndexError(path)
 
-    monkeypatch.setattr("tokmill.x86.cfg.lift", broken)
+    monkeypatch.setattr("tokmill.x86.cfg.lift_windows", broken)
     with pytest.raises(TokmillError, match="the lifter failed: IndexError"):
         build(tmp_path / "b", program)
 
