@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +75,8 @@ class Store:
         self.token_columns = [n for n, c in self.schema.items() if c.per == "token"]
         self._shard_records = np.asarray([entry.records for entry in self.shards], np.int64)
         self._record_ends = np.cumsum(self._shard_records)
-        self._mapped: OrderedDict[int, Shard] = OrderedDict()
+        self._mapped: dict[int, Shard] = {}
+        """Number → shard, the least recently used first."""
         self._offsets: Array | None = None
         _OPEN.add(self)
 
@@ -88,21 +88,14 @@ class Store:
 
     def shard(self, number: int) -> Shard:
         """Return a shard, mapped; the least recently used maps are let go."""
-        shard = self._mapped.get(number)
+        # Several threads may do this at a time. Each step is one operation of a plain dict, which
+        # stays whole; an OrderedDict does not.
+        shard = self._mapped.pop(number, None)
         if shard is None:
-            name = self.shards[number].name
             while len(self._mapped) >= most_maps():
-                try:
-                    self._mapped.popitem(last=False)
-                except KeyError:
-                    pass  # Another thread took the same one.
-            shard = Shard(self.path / "shards" / f"{name}{SUFFIX}")
-            self._mapped[number] = shard
-        else:
-            try:
-                self._mapped.move_to_end(number)
-            except KeyError:
-                pass  # Another thread has let it go meanwhile.
+                self._mapped.pop(next(iter(self._mapped.copy()), -1), None)
+            shard = Shard(self.path / "shards" / f"{self.shards[number].name}{SUFFIX}")
+        self._mapped[number] = shard
         return shard
 
     def offsets(self) -> Array:
