@@ -90,6 +90,8 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
                 where=where,
                 hint=f"--set '{key}={_as_list(given)}'",
             ) from None
+        if "enum value" in message:
+            message = f"{given!r} is not known"
         raise UsageError(
             f"{key}: {message[:1].lower()}{message[1:]}" if key else message,
             where=where,

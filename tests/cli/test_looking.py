@@ -149,3 +149,11 @@ def test_recipe_schema() -> None:
     wrong = tokmill("recipe", "schema", "txt")
     assert wrong.returncode == 2
     assert "did you mean 'text'?" in wrong.stderr
+
+
+def test_inspect_says_how_many_records_match(store: Path) -> None:
+    shown = tokmill("inspect", store, "--where", "length > 0", "--head", "1")
+    assert "1 of 3 shown; --head 3 shows all" in shown.stderr
+    found = json.loads(tokmill("inspect", store, "--where", "length > 2", "--json").stdout)
+    assert (len(found["head"]), found["matching"]) == (2, 2)
+    assert "shown" not in tokmill("inspect", store, "--where", "length > 2").stderr

@@ -191,3 +191,11 @@ def test_frequency_of_a_vocabulary(here: Here, program: Path) -> None:
     here("vocab", "build", "x86", program, "-o", "v", "--workers", 0)
     here("plot", "frequency", "v", "-o", "f.png")
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_of_other_things_is_not_written_into(here: Here, tmp_path: Path) -> None:
+    here("vocab", "build", "x86", "--closed", "-o", "mine")
+    here("vocab", "build", "x86", "--closed", "-o", "mine")
+    (tmp_path / "mine/notes.txt").write_text("mine")
+    _, error = here("vocab", "build", "x86", "--closed", "-o", "mine", code=1)
+    assert "something else than a vocabulary: notes.txt" in error

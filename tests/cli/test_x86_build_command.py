@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tokmill.errors import UsageError
+from tokmill.report.figures import frequency
+from tokmill.x86.rules import tokenize_bytes
 from x86_programs import C_SOURCE, compiles
 
 Command = Callable[..., tuple[str, str]]
@@ -51,3 +55,60 @@ def test_what_cannot_be_built(here: Command, folder: Path) -> None:
     assert "tokmill vocab build x86 INPUT… --rules semanticbbv -o DIR" in error
     _, error = here("build", "x86", "in", "-o", "t", "--walks", 3, code=2)
     assert "hint: --unit walk makes walks" in error
+
+
+def test_a_file_that_was_named_and_is_refused(here: Command, folder: Path) -> None:
+    out, error = here("build", "x86", "in/whole", "in/half", "-o", "s", code=1)
+    assert "in/half: refused, the file is cut off" in error and "1 programs" in out
+    _, error = here("build", "x86", "in", "-o", "t", "--max-rejects", 0, code=1)
+    assert "1 of 2 items were rejected (1 the file is cut off)" in error
+
+
+def test_many_unknown_tokens_are_a_warning(here: Command, tmp_path: Path) -> None:
+    code = bytes.fromhex("554889e5c3")
+    for name, rules in (("a", "tokmill"), ("b", "semanticbbv")):
+        (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps([tokenize_bytes(code, 0, rules)]))
+        here("build", "token-dicts", f"{name}.pkl", "-o", name, "--rules", rules, "-q")
+    out, talk = here("build", "token-dicts", "a.pkl", "-o", "c", "--vocab", "b")
+    # Of the 8 tokens 4 are the "-" of the other rules and the mnemonics are the same.
+    assert "tokens of eflag replaced by unk (100.0%)" in out
+    assert "warning: unknown to the vocabulary: " in talk and "100.0% of eflag" in talk
+    assert "of mne" not in talk and "hint:" in talk
+    assert "warning" not in here("build", "token-dicts", "a.pkl", "-o", "d", "--vocab", "a")[1]
+
+
+def test_places_in_code_are_addresses(here: Command, folder: Path) -> None:
+    here("build", "x86", "in", "-o", "s", "-q", code=0)
+    assert " at address 0x" in here("store", "locate", "s", 0)[0]
+    rejects, _ = here("store", "rejects", "s")
+    assert "half: rejected, " in rejects and "byte" not in rejects
+
+
+def test_training_before_building(here: Command, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text('source = "x86"\n[options]\nunit = "function"\n')
+    _, error = here("train", "r.toml", "-o", "run", code=2)
+    assert "a recipe of the build x86, not of a training" in error
+    assert "hint: tokmill build r.toml INPUT… -o STORE" in error
+    _, error = here("train", "in", "-o", "run", code=1)
+    assert "the folder holds no store, but programs (half)" in error
+    assert "hint: build one first: tokmill build x86" in error
+    _, error = here("build", "token-dicts", "in/whole", "-o", "s", code=1)
+    assert "this is no sound pickle: no operation of pickles" in error
+    _, error = here("plot", "lengths", "in/whole", "-o", "f.svg", code=1)
+    assert "this is no tokenizer.json: it is no text" in error
+    with pytest.raises(UsageError, match="no rules are called 'x'"):
+        tokenize_bytes(b"\xc3", 0, "x")
+
+
+def test_looking_at_columns_whose_tokens_are_known(here: Command, folder: Path) -> None:
+    here("build", "x86", "in", "-o", "s", "-q")
+    shown, _ = here("inspect", "s")
+    lines = [line for line in shown.splitlines() if " ids, " in line]
+    assert len(lines) == 6 and max(map(len, lines)) < 140 and "pad 0" in lines[0]
+    stats, _ = here("inspect", "s", "--stats")
+    assert "READ_WRITE" in stats and " token " in stats
+    assert frequency([Path("s")], column="mne").title == "Frequency of ids of mne"
+    assert frequency([Path("s")]).title == "Frequency of ids of asm"
+    for form in ("bin", "npz"):
+        _, error = here("store", "export", form, "s", "-o", "out", code=2)
+        assert "hint: --column chooses one of asm, mne, type" in error

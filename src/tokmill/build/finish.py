@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokmill import plugins
 from tokmill.build.folder import sweep, write_if_different
 from tokmill.build.make import Task
 from tokmill.build.prepare import BuildRecipe, How, Prepared
@@ -22,38 +23,53 @@ from tokmill.store.store import Store, make_manifest, read_planned, read_receipt
 
 PART_WAIT = 60.0
 """Seconds that a part waits for the lock: others hold it while they plan and finish."""
-JUDGED_FROM = 1000
-"""Records that must have been seen before a share of rejects says anything."""
+JUDGED_FROM = {"records": 1000, "items": 100}
+"""How many must have been seen before a share of rejects says anything, unless none is allowed."""
 
 
 class Rejects:
-    """Counts rejected records while a build runs, and ends a hopeless one."""
+    """Counts rejects while a build runs, and ends a hopeless one.
 
-    def __init__(self, out: Path, most: float) -> None:
+    They are a share of the records, or of the items where a source rejects these as a whole
+    (`rejects_items`), as x86 does programs.
+    """
+
+    def __init__(self, out: Path, most: float, source: str) -> None:
         self.out, self.most = out, most
-        self.records = self.rejected = 0
+        loaded = plugins.load(plugins.SOURCES, source)
+        self.unit = "items" if getattr(loaded, "rejects_items", False) else "records"
+        self.seen = self.rejected = 0
         self.reasons: dict[str, int] = {}
         self.example = ""
 
     def add(self, receipts: Iterable[Receipt]) -> None:
         """Count more receipts; raise `TokmillError` when too large a share was rejected."""
         for receipt in receipts:
-            self.records += receipt.records
-            for number, offset, reason, is_rejected in receipt.drops:
-                if is_rejected:
-                    self.rejected += 1
-                    self.reasons[reason] = self.reasons.get(reason, 0) + 1
-                    place = f"{receipt.items[number].name}, byte {offset} ({reason})"
-                    self.example = self.example or place
-        seen = self.records + self.rejected
-        if seen >= JUDGED_FROM and self.rejected > self.most * seen:
+            drops = [drop for drop in receipt.drops if drop[3]]
+            if self.unit == "records":
+                self.seen += receipt.records + len(drops)
+            elif receipt.part == 0:
+                self.seen += len(receipt.items)
+                # The first drop of an item without a record says why it has none.
+                first = {drop[0]: drop for drop in reversed(drops)}
+                drops = [first[i] for i in sorted(first) if not receipt.items[i].records]
+            else:
+                drops = []
+            self.rejected += len(drops)
+            for number, offset, reason, _ in drops:
+                self.reasons[reason] = self.reasons.get(reason, 0) + 1
+                at = f", byte {offset}" if self.unit == "records" else ""
+                place = f"{receipt.items[number].name}{at} ({reason})"
+                self.example = self.example or place
+        judged = self.seen >= JUDGED_FROM[self.unit] or not self.most
+        if judged and self.rejected > self.most * self.seen:
             counts = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.reasons.items()))
             raise TokmillError(
-                f"{self.rejected:,} of {seen:,} records were rejected ({counts}), more than "
-                f"{self.most:.1%}; the first: {self.example}",
+                f"{self.rejected:,} of {self.seen:,} {self.unit} were rejected ({counts}), more "
+                f"than {self.most:.1%}; the first: {self.example}",
                 where=str(self.out),
                 hint="is it the right kind of input?"
-                if 2 * self.rejected > seen
+                if 2 * self.rejected > self.seen
                 else "mend the input, or allow more with --max-rejects 0.1",
             )
 
@@ -110,7 +126,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
             )
             held.enter_context(lock)
         sweep(out)
-        Rejects(out, how.max_rejects).add(ordered)
+        Rejects(out, how.max_rejects, plan.recipe["source"]).add(ordered)
         manifest = make_manifest(plan, ordered, complete=True)
         if manifest.records == 0:
             why = {**manifest.skipped, **manifest.rejected}
@@ -118,7 +134,9 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
             raise TokmillError(
                 f"not one record was found ({counts or 'the input is empty'})",
                 where=", ".join(prepared.recipe.inputs),
-                hint=_why_nothing(why, plan.options),
+                hint="no record fits all conditions: ask for less"
+                if prepared.recipe.source == "select"
+                else _why_nothing(why, plan.options),
             )
         write_if_different(out / "manifest.json", layout.encode(manifest))
         remove(out / "projection.json")

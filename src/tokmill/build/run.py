@@ -29,7 +29,7 @@ from tokmill.store.store import Store, read_receipts
 
 def build_store(
     kind: str,
-    inputs: Sequence[str | Path],
+    inputs: Sequence[str | Path] | str | Path,
     out: str | Path,
     *,
     tokenizer: str | Path | None = None,
@@ -42,6 +42,8 @@ def build_store(
     `options` are the source's keys. Raises `TokmillError` when the inputs or an existing store do
     not fit, `Interrupted` when it was stopped and can be continued.
     """
+    if isinstance(inputs, str | Path):
+        inputs = [inputs]
     chosen = BuildRecipe(
         source=kind,
         inputs=tuple(str(path) for path in inputs),
@@ -115,7 +117,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     executor: Executor = Pool(work, workers, deadline) if workers else Here(work, deadline)
     bar = Progress("build", total, done=total - todo, extra=watch.text, quiet=how.quiet)
     begun = {receipt.shard for receipt in receipts}
-    rejects = Rejects(out, how.max_rejects)
+    rejects = Rejects(out, how.max_rejects, plan.recipe["source"])
     rejects.add(receipts)
     try:
         with bar:
@@ -130,7 +132,9 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     except KeyboardInterrupt:
         watch.event("interrupted")
         raise Interrupted(
-            "the build was interrupted; its finished shards are kept",
+            "the build was interrupted; its finished shards are kept"
+            if any(read_receipts(out))
+            else "the build was interrupted before a shard was finished",
             where=str(out),
             hint="run the same command again: it continues",
         ) from None

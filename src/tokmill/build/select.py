@@ -26,6 +26,7 @@ from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store
 
 BY_CONTENT = "function-hash"
+SHINGLE = 5
 
 
 class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,7 +52,7 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     near_unique: float = 0.0
     """Keep the first of nearly equal records only: those with at least this similarity (Jaccard
     of their shingles, estimated) to one that is kept, such as 0.9, are left out; 0 is off."""
-    shingle: int = 5
+    shingle: int = SHINGLE
     """For `near_unique`: tokens of a shingle; of records that are stored as phrases
     (instructions), phrases."""
     not_in: tuple[str, ...] = ()
@@ -123,8 +124,9 @@ class SelectSource:
         self._excluded: Array | None = None
 
     @classmethod
-    def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
-        """Return the vocabularies of the inputs."""
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return the vocabularies of the inputs; refuse options that would do nothing."""
+        check_idle(config)
         stores = [Store(path) for path in expand(request.inputs)]
         check_equal(stores)
         first = stores[0]
@@ -273,6 +275,20 @@ class SelectSource:
                 note = f"ids of {name} replaced by unk"
                 batch.notes[note] = batch.notes.get(note, 0) + int(wrong.sum())
         return batch
+
+
+def check_idle(config: SelectConfig) -> None:
+    """Refuse options that do nothing without another one, which was forgotten then."""
+    for idle, what, wants in (
+        (config.rest and config.ratio == 1, "rest", "ratio"),
+        (config.by and config.ratio == 1, "by", "ratio"),
+        (config.shingle != SHINGLE and not config.near_unique, "shingle", "near-unique"),
+    ):
+        if idle:
+            raise UsageError(
+                f"--{what} does nothing without --{wants}",
+                hint=f"give a share too, such as --{wants} 0.9, or leave --{what} out",
+            )
 
 
 def expand(inputs: Sequence[str]) -> list[str]:

@@ -13,12 +13,13 @@ from tokmill import plugins, recipe
 from tokmill.build.prepare import BuildRecipe, How, prepare
 from tokmill.build.resources import Amount, parse_bytes, parse_seconds
 from tokmill.build.run import run
+from tokmill.cli.facts import notes_in_words, unknown_warning
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
 from tokmill.errors import UsageError
 from tokmill.progress import human_bytes
-from tokmill.store.store import Store
+from tokmill.store.store import Store, read_receipts
 
 TEXT_KINDS = ("text", "jsonl", "parquet")
 RUNNING = "how it runs (changes no byte)"
@@ -105,7 +106,7 @@ def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
         quiet: Quiet = False,
         json: Json = False,
         **more: Any,
-    ) -> None:
+    ) -> int:
         amount = recipe.convert(
             Amount,
             {
@@ -132,12 +133,17 @@ def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
 
             finished = build_text.before(chosen, how, more, dry_run=dry_run, json=json)
             if finished is None:
-                return
+                return 0
             chosen = finished
         if dry_run:
             _print_plan(chosen, json)
-            return
-        _report(run(chosen, how), json)
+            return 0
+        store = run(chosen, how)
+        _report(store, json)
+        refused = _refused(store, chosen)
+        for path, why in refused.items():
+            say(f"{path}: refused, {why}")
+        return 1 if refused else 0
 
     parameters = struct_parameters(struct) if struct else []
     if name in TEXT_KINDS:
@@ -225,8 +231,24 @@ def summary(store: Store) -> dict[str, Any]:
     }
 
 
+def _refused(store: Store, chosen: BuildRecipe) -> dict[str, str]:
+    """Return the files that were named and are rejected as a whole, and why."""
+    if not getattr(plugins.load(plugins.SOURCES, chosen.source), "rejects_items", False):
+        return {}
+    named = {Path(path).name: path for path in chosen.inputs if not Path(path).is_dir()}
+    refused = {}
+    for receipt in read_receipts(store.path):
+        for number, _, reason, rejected in receipt.drops:
+            item = receipt.items[number]
+            if rejected and not item.records and item.name in named:
+                refused[named[item.name]] = reason
+    return refused
+
+
 def _report(store: Store, json: bool) -> None:
     facts = summary(store)
+    if warning := unknown_warning(store.manifest.notes, store.manifest.tokens):
+        say(f"{warning}\nhint: is it of the same rules, and of such code?")
     if json:
         print_json(facts)
         return
@@ -238,11 +260,13 @@ def _report(store: Store, json: bool) -> None:
         f"{'' if len(manifest.shards) == 1 else 's'}"
         + ("" if manifest.source == "select" else f" from {human_bytes(manifest.input_bytes)}")
     )
-    for what in ("skipped", "rejected", "notes"):
+    for what in ("skipped", "rejected"):
         counts = facts[what]
         if counts:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
             print(f"{what}: {listed}")
+    if manifest.notes:
+        print(f"notes: {notes_in_words(manifest.notes, manifest.tokens)}")
     print(f"fingerprint {manifest.fingerprint}")
     if not manifest.complete:
         say("the store is not complete: the same command goes on")

@@ -89,6 +89,14 @@ def cfg(
             if counts:
                 reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.items())
                 print(f"{title}: {reasons}")
+        if report.others:
+            shown = ", ".join(report.others[:MOST_LISTED])
+            more = ", …" if len(report.others) > MOST_LISTED else ""
+            kind = "graph" if len(report.others) == 1 else "graphs"
+            print(
+                f"{len(report.others):,} {kind} of programs that are not among the inputs: "
+                f"{shown}{more}"
+            )
     named = {Path(program).name for program in programs if not Path(program).is_dir()}
     refused = any(one.program in named for one in report.refusals)
     return 1 if refused or not report.made + report.kept else 0

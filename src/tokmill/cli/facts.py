@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from tokmill.cli.output import print_table
@@ -9,6 +11,9 @@ from tokmill.progress import human_bytes
 from tokmill.store.stats import Statistics
 
 BAR = 40
+REPLACED = re.compile(r"tokens of (\w+) replaced by unk")
+MUCH = 0.05
+"""A larger share of unknown tokens is no chance: the vocabulary is another code's or rules'."""
 
 
 def print_facts(facts: dict[str, Any]) -> None:
@@ -18,7 +23,10 @@ def print_facts(facts: dict[str, Any]) -> None:
     for name, value in facts.items():
         if name in tables or name == "recipe" or value in (None, {}, []):
             continue
-        shown = human_bytes(value) if name.endswith("bytes") else _text(value)
+        if name == "vocabularies":
+            shown = "\n".join(_vocabulary(key, one) for key, one in value.items())
+        else:
+            shown = human_bytes(value) if name.endswith("bytes") else _text(value)
         rows.append([name.replace("_", " "), shown])
     width = max((len(row[0]) for row in rows), default=0)
     for name, shown in rows:
@@ -30,6 +38,21 @@ def print_facts(facts: dict[str, Any]) -> None:
         headers = list(dict.fromkeys(key for entry in value for key in entry))
         print(f"\n{name.replace('_', ' ')}")
         print_table(headers, [[_text(entry.get(key)) for key in headers] for entry in value])
+
+
+def notes_in_words(notes: Mapping[str, int], tokens: int) -> str:
+    """Return the notes of a build; of unknown tokens also their share of all `tokens`."""
+    return ", ".join(
+        f"{count:,} {note}" + (f" ({count / tokens:.1%})" if REPLACED.fullmatch(note) else "")
+        for note, count in notes.items()
+    )
+
+
+def unknown_warning(notes: Mapping[str, int], tokens: int) -> str:
+    """Return what to say where many of a column's tokens were unknown; empty: there is none."""
+    shares = {m[1]: n / tokens for note, n in notes.items() if (m := REPLACED.fullmatch(note))}
+    much = [f"{share:.1%} of {column}" for column, share in shares.items() if share > MUCH]
+    return f"warning: unknown to the vocabulary: {', '.join(much)}" if much else ""
 
 
 def print_records(records: list[dict[str, Any]]) -> None:
@@ -55,8 +78,8 @@ def print_records(records: list[dict[str, Any]]) -> None:
                 print(f"{name}: {value:#x}" if name == "address" else f"{name}: {value}")
 
 
-def print_statistics(found: Statistics) -> None:
-    """Print the figures of a store."""
+def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None:
+    """Print the figures of a store; `tokens`: column → its tokens by id, where they are known."""
     lengths = found.lengths
     left_out = {**found.skipped, **{f"{k} (rejected)": n for k, n in found.rejected.items()}}
     rows = [
@@ -88,10 +111,21 @@ def print_statistics(found: Statistics) -> None:
             print(f"unknown: {use.unknown:.4%} of the tokens")
         if use.eot is not None:
             print(f"eot: {use.eot:,} tokens")
-        first = [[i, n, f"{share:.2%}"] for i, n, share in use.frequent[:10]]
-        print_table(["id", "tokens", "share"], first)
+        first = use.frequent[:10]
+        columns: dict[str, list[Any]] = {"id": [number for number, _, _ in first]}
+        if known := tokens.get(name):
+            columns["token"] = [known[i] if i < len(known) else "" for i in columns["id"]]
+        columns["tokens"] = [count for _, count, _ in first]
+        columns["share"] = [f"{share:.2%}" for _, _, share in first]
+        print_table(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
     for name in found.not_counted:
         print(f"\n{name}: its ids are too large to be counted")
+
+
+def _vocabulary(name: str, facts: dict[str, Any]) -> str:
+    roles = ", ".join(f"{role} {number}" for role, number in facts["roles"].items())
+    line = f"{name}: {facts['size']:,} ids, {facts['file']}, sha256 {facts['sha256'][:12]}"
+    return f"{line}, roles {roles}" if roles else line
 
 
 def _alike(values: list[Any]) -> bool:

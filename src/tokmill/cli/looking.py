@@ -26,7 +26,10 @@ def inspect(
     head: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=0, help="Show the first N records of a store, or entries of a pickle."
+            metavar="N",
+            min=0,
+            help="Show the first N records of a store (5 with --where), or entries of a pickle "
+            "(3 if not given).",
         ),
     ] = None,
     stats: Annotated[
@@ -59,7 +62,9 @@ def inspect(
     if head is None and where:
         head = 5
     if is_store and head is not None:
-        facts["head"] = _records(path, head, where or [], whole=as_json)
+        facts["head"], matches = _records(path, head, where or [], whole=as_json)
+        if where:
+            facts["matching"] = matches
     if stats:
         facts["statistics"] = _statistics(path, width, sample)
     if as_json:
@@ -67,12 +72,15 @@ def inspect(
         return
     shown = dict(facts)
     records, found = shown.pop("head", None), shown.pop("statistics", None)
+    matches = shown.pop("matching", 0)
     if records is None and found is None:
         print_facts(shown)
     if records is not None:
         print_records(records)
+        if len(records) < matches:
+            say(f"{len(records):,} of {matches:,} shown; --head {matches} shows all")
     if found is not None:
-        print_statistics(found)
+        print_statistics(found, _token_lists(path))
 
 
 def plot(
@@ -142,7 +150,9 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-def _records(path: Path, most: int, where: list[str], *, whole: bool) -> list[dict[str, Any]]:
+def _records(
+    path: Path, most: int, where: list[str], *, whole: bool
+) -> tuple[list[dict[str, Any]], int]:
     from tokmill.report.records import Reader, matching
     from tokmill.store.store import Store
 
@@ -150,8 +160,22 @@ def _records(path: Path, most: int, where: list[str], *, whole: bool) -> list[di
     reader = Reader(store)
     if reader.talk:
         say(reader.talk)
-    numbers = itertools.islice(matching(store, where), most)
-    return [reader.show(number, None if whole else 400) for number in numbers]
+    numbers = matching(store, where)
+    shown = [reader.show(n, None if whole else 400) for n in itertools.islice(numbers, most)]
+    # Without a condition all match, which needs no reading.
+    matches = len(shown) + sum(1 for _ in numbers) if where else len(store)
+    return shown, matches
+
+
+def _token_lists(path: Path) -> dict[str, list[str]]:
+    from tokmill.report.records import Reader
+    from tokmill.store.store import Store
+
+    store = Store(path)
+    # A tokenizer is no list, and slow to load.
+    if any(one.file.startswith("tokenizer") for one in store.vocabularies.values()):
+        return {}
+    return Reader(store).lists
 
 
 def _statistics(path: Path, width: int, sample: int | None) -> Any:

@@ -59,7 +59,7 @@ def export(
             "--out",
             metavar="FOLDER|FILE",
             help="A new folder; or a file: .pth and .safetensors with RWKV-7's official names, .pt "
-            "with the run's own.",
+            "with the run's own (any run).",
         ),
     ],
     at: Annotated[

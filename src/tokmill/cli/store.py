@@ -15,6 +15,7 @@ from tokmill.cli.output import print_json, say
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
 from tokmill.errors import TokmillError, UsageError
 from tokmill.progress import human_bytes
+from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
 
 StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the store.")]
@@ -105,9 +106,10 @@ def locate(
         print_json(found)
         return
     for place in found:
+        where = place_in_words(place.byte, opened.schema)
         print(
             f"record {place.record}: {place.tokens:,} tokens; input {place.item} "
-            f"({place.path}) at byte {place.byte:,}; shard {place.shard}, record "
+            f"({place.path}) at {where}; shard {place.shard}, record "
             f"{place.record_in_shard:,}, token {place.token_start:,}"
         )
 
@@ -132,7 +134,10 @@ def rejects(
     for one in found:
         line = f"line {one.line:,}, " if one.line else ""
         kind = "rejected" if one.rejected else "skipped"
-        print(f"{one.path or one.item}: {line}byte {one.byte:,}: {kind}, {one.reason}")
+        place = f"{line}{place_in_words(one.byte, opened.schema)}"
+        # No code lies at address 0: it is the whole program.
+        whole = one.byte == 0 and "address" in opened.schema
+        print(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}")
     total = sum(opened.manifest.rejected.values())
     total += sum(opened.manifest.skipped.values()) if skipped else 0
     print(f"{store}: {total:,} left out, {len(found):,} listed")

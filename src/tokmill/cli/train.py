@@ -173,8 +173,9 @@ def train(
     keys = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte")
     shown = [f"{key} {result.metrics[key]:.4f}" for key in keys if key in result.metrics]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
-    if not quiet and any((result.path / "vocab").iterdir()):
-        say(f"next: tokmill sample {result.path} --prompt TEXT")
+    sampling = plugins.require("tokmill.report.runs").read_run(result.path).sampling
+    if sampling and not quiet:
+        say(f"next: {sampling}")
 
 
 def sample(

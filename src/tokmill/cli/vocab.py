@@ -67,7 +67,7 @@ def build(
     from tokmill.x86.count import count_programs
     from tokmill.x86.count import unknown as unknown_in
     from tokmill.x86.vocabulary_changes import with_counts
-    from tokmill.x86.vocabulary_files import write_vocabularies
+    from tokmill.x86.vocabulary_files import check_target, write_vocabularies
 
     if kind != "x86":
         raise UsageError(f"vocabularies of {kind!r} are not built here", hint=_elsewhere(kind))
@@ -78,6 +78,7 @@ def build(
         )
     if not inputs and not closed:
         raise UsageError("no program was named", hint="give programs, or --closed")
+    check_target(out, rules)
     how: dict[str, Any] = {"workers": processes(workers), "quiet": quiet}
     chosen = levels.split(",") if levels else None
     counted = count_programs(inputs, rules, levels=chosen, **how) if inputs else None

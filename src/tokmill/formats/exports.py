@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.errors import TokmillError, UsageError
 from tokmill.files import make_folder
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases
 from tokmill.store.store import Store
@@ -33,11 +33,13 @@ def check_column(store: Store, options: ExportOptions) -> None:
         raise UsageError(
             f"the store has no column {options.column!r}",
             where=str(store.path),
-            hint=nearest(options.column, ids),
+            hint=f"--column chooses one of {', '.join(ids)}" if ids else "it has no column of ids",
         )
     if column.per != "token" or column.width or column.dtype not in ("u1", "u2", "u4"):
         raise UsageError(
-            f"the column {options.column!r} does not hold one id a token", where=str(store.path)
+            f"the column {options.column!r} does not hold one id a token",
+            where=str(store.path),
+            hint="--column chooses another",
         )
 
 

@@ -43,6 +43,8 @@ MOST_INSTRUCTIONS = 1 << 20
 """Instructions of a batch."""
 INSTRUCTION = 16
 """Bytes that an instruction costs, about, once it is known."""
+NO_REGISTER = {"tokmill": "-", "semanticbbv": "[PAD]"}
+"""Rules → their token of `reg` where there is no register, which the others never make."""
 HINT = "`tokmill inspect` shows what the file holds"
 
 
@@ -84,7 +86,8 @@ class TokenDictsSource:
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the six vocabularies: the named ones, or those of the tokens in the inputs.
 
-        Raises `TokmillError` where a file is no vocabulary or no token dicts.
+        Raises `TokmillError` where a file is no vocabulary or no token dicts, and `UsageError`
+        where only other rules can have made the dicts.
         """
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
@@ -95,6 +98,13 @@ class TokenDictsSource:
         counts: dict[str, dict[str, int]] = {column: {} for column in COLUMNS}
         for file in find_files(request.inputs, cls.suffixes):
             count_tokens(file.path, counts)
+        for rules, token in NO_REGISTER.items():
+            if token in counts["reg"] and rules != config.rules:
+                raise UsageError(
+                    f"the dicts are not of the rules {config.rules}: their column reg holds "
+                    f"{token!r}, which only the rules {rules} make",
+                    hint=f"--rules {rules}",
+                )
         counted = plugins.require("tokmill.x86.vocabulary").counted
         made = counted([counts], config.rules, config.min_count)
         return {column: Frozen(*tokens.vocabulary()) for column, tokens in made.items()}

@@ -50,6 +50,7 @@ def sample(
         raise TokmillError(
             "only runs that predict the next token of each column that they read can be sampled",
             where=str(run),
+            hint="train on the task `next_token`, without task.column where several are read",
         )
     vocabularies, coder = load_coder(Path(run), list(task.columns))
     ids = coder.encode(prompt)

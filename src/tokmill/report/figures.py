@@ -118,14 +118,17 @@ def length_edges(found: Array) -> tuple[Array, int]:
 
 def frequency(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
     """Return the share of each id of a column, by rank, of stores and counted vocabularies."""
-    parts = []
+    parts, names = [], set()
     for path in paths:
         if _is_store(path) or not _is_vocabulary(path):
             store = Store(path)
-            parts.append(count(store, sample).ids[column_of(store, column)])
+            name = column_of(store, column)
+            parts.append(count(store, sample).ids[name])
         else:
+            name = column
             parts.append(_counts_of_list(path, column))
-    return frequency_figure(short_names(paths), parts)
+        names.add(name)
+    return frequency_figure(short_names(paths), parts, names.pop() if len(names) == 1 else "")
 
 
 def _is_vocabulary(path: Path) -> bool:
@@ -169,8 +172,8 @@ def column_of(store: Store, column: str = "") -> str:
     return column or known[0]
 
 
-def frequency_figure(labels: Sequence[str], tables: Sequence[Array]) -> Figure:
-    """Return the rank-frequency curves of tables id → tokens."""
+def frequency_figure(labels: Sequence[str], tables: Sequence[Array], column: str = "") -> Figure:
+    """Return the rank-frequency curves of tables id → tokens, of a column if it is named."""
     series = []
     for i, (label, table) in enumerate(zip(labels, tables, strict=True)):
         order = np.lexsort((np.arange(len(table)), -table))
@@ -182,8 +185,9 @@ def frequency_figure(labels: Sequence[str], tables: Sequence[Array]) -> Figure:
         found = table[order]
         share = found / max(int(table.sum()), 1)
         series.append(Series(label, rank, share, i, more={"id": order, "tokens": found}))
+    title = f"Frequency of ids of {column}" if column else "Frequency of ids"
     return Figure(
-        "Frequency of ids", "rank of the id", "share of tokens", "line", series, log_x=10, log_y=10,
+        title, "rank of the id", "share of tokens", "line", series, log_x=10, log_y=10,
         percent=True,
     )  # fmt: skip
 

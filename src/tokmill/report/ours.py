@@ -69,7 +69,7 @@ def run(look: Look) -> Facts | None:
         "fingerprint": found.known.fingerprint,
         "columns": found.known.columns,
         "recipe": found.recipe,
-        "next": f"tokmill sample {look.path} --prompt TEXT"
+        "next": found.sampling or None
         if found.finished
         else f"tokmill train -o {look.path} --resume",
     }

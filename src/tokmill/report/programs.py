@@ -10,7 +10,8 @@ from tokmill.files import machine_errors
 from tokmill.report.look import Facts, Look
 
 PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
-GRAPH = b"PAR1"
+GRAPH, GRAPH_LINES = b"PAR1", b'{"graph":'
+"""How graphs of `tokmill cfg` begin, in Parquet and in JSON Lines."""
 SHOWN = 20
 
 
@@ -18,18 +19,20 @@ def program(look: Look) -> Facts | None:
     """A program, which a build reads if it is x86."""
     for magic, what in PROGRAMS.items():
         if look.head.startswith(magic):
-            return {
-                "kind": "program",
-                "what": what,
-                "bytes": look.size,
-                "next": f"tokmill build x86 {look.path} -o STORE",
-            }
+            facts: Facts = {"kind": "program", "what": what, "bytes": look.size}
+            try:
+                plugins.require("tokmill.x86.program").open_program(look.path)
+            except TokmillError as error:
+                why = f"{error.what} ({error.hint})" if error.hint else error.what
+                return {**facts, "problem": f"a build will refuse it: {why}"}
+            return {**facts, "next": f"tokmill build x86 {look.path} -o STORE"}
     return None
 
 
 def graph(look: Look) -> Facts | None:
-    """A graph of `tokmill cfg` in Parquet, where pyarrow is installed."""
-    if look.head[:4] != GRAPH:
+    """A graph of `tokmill cfg`, in Parquet where pyarrow is installed, or in JSON Lines."""
+    in_lines = look.suffix == ".jsonl" and look.head.startswith(GRAPH_LINES)
+    if not in_lines and look.head[:4] != GRAPH:
         return None
     try:
         about: Any = plugins.require("tokmill.x86.graph_files").read_about(look.path)
@@ -37,9 +40,10 @@ def graph(look: Look) -> Facts | None:
         return None
     if about is None:
         return None
+    form = ", in JSON Lines, which no build reads" if in_lines else ""
     return {
         "kind": "graph",
-        "what": f"the control flow of {about.program or 'a program'}, {about.bits}-bit code",
+        "what": f"the control flow of {about.program or 'a program'}, {about.bits}-bit code{form}",
         "bytes": look.size,
         "functions": about.functions,
         "blocks": about.blocks,
@@ -47,7 +51,9 @@ def graph(look: Look) -> Facts | None:
         "edges": about.edges,
         "lifter": about.lifter,
         "not_followed": {reason: len(places) for reason, places in about.unresolved.items()},
-        "next": f"tokmill build x86 {look.path} -o STORE",
+        "next": "tokmill cfg PROGRAM -o GRAPH.parquet"
+        if in_lines
+        else f"tokmill build x86 {look.path} -o STORE",
     }
 
 

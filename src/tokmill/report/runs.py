@@ -17,6 +17,7 @@ from tokmill.errors import MachineError, TokmillError
 from tokmill.files import machine_errors
 from tokmill.report.look import Facts, read_header
 from tokmill.store.manifest import read_json
+from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
 from tokmill.train.config import DEFAULT_KINDS, DataConfig, OptimConfig, RunConfig, flatten
 from tokmill.train.resolve import RECIPE, read_recipe
@@ -36,6 +37,7 @@ class Known(msgspec.Struct, frozen=True):
 
     fingerprint: str = ""
     columns: dict[str, int] = {}
+    schema: Schema = {}
     vocabularies: dict[str, Vocabulary] = {}
 
 
@@ -98,6 +100,20 @@ class RunSummary:
     def vocabularies(self) -> dict[str, str]:
         """Column → sha256 of its vocabulary."""
         return {name: found.sha256 for name, found in self.known.vocabularies.items()}
+
+    @property
+    def sampling(self) -> str:
+        """The command that samples it; empty: it cannot be sampled (`inference.sample`)."""
+        columns, known = self.known.columns, self.known
+        one_of_several = self.flat.get("task.column") and len(columns) > 1
+        if self.flat["task.kind"] != "next_token" or one_of_several:
+            return ""
+        names = [known.schema[name].vocab for name in columns if name in known.schema]
+        files = [known.vocabularies[name].file for name in names if name in known.vocabularies]
+        if not files or len(files) < len(columns):
+            return ""
+        prompt = "TEXT" if files[0].startswith("tokenizer") else '"55 48 89 e5"'
+        return f"tokmill sample {self.path} --prompt {prompt}"
 
     @property
     def parameters(self) -> int | None:

@@ -38,6 +38,11 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
 Schema = dict[str, Column]
 
 
+def place_in_words(start: int, schema: Schema) -> str:
+    """Return where a record begins: of code its address, else its byte in the input."""
+    return f"address {start:#x}" if "address" in schema else f"byte {start:,}"
+
+
 def id_dtype(size: int) -> Literal["u1", "u2", "u4"]:
     """Return the smallest unsigned dtype that holds the ids 0 … size - 1."""
     if size <= 1 << 8:

@@ -141,8 +141,9 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     try:
         data: Any = json.loads(raw)
     except (ValueError, RecursionError) as error:
+        why = "it is no text" if isinstance(error, UnicodeDecodeError) else error
         raise TokmillError(
-            f"this is no tokenizer.json: {error}",
+            f"this is no tokenizer.json: {why}",
             where=where,
             hint="give a tokenizer.json, its "
             "folder, vocab.json beside merges.txt, a .tiktoken or a .model file",

@@ -138,6 +138,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
         raise TokmillError(
             "only a decoder that predicts the next token of one column can be exported",
             where=str(run),
+            hint="-o F.pt writes the weights of any run, with its own names",
         )
     vocab, tied = task.sizes[task.column], task.config.tied
     public = public_of(model.config, vocab, tied, task.length, str(run))

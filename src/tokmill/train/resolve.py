@@ -12,6 +12,7 @@ from typing import Any
 
 from tokmill import recipe as recipes
 from tokmill.errors import TokmillError, UsageError
+from tokmill.files import machine_errors
 from tokmill.store.manifest import read_json
 from tokmill.store.store import Store
 from tokmill.train import config as configs
@@ -24,6 +25,17 @@ PLACES = {"data": ("train", "val"), "run": ("start",)}
 """Keys of recipes that name folders."""
 DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".json", ".gz", ".zst", ".parquet", ".bin")
 """Files that are something to learn from, and surely no recipe."""
+BUILT_FROM = {
+    b"\x7fELF": ("programs", "tokmill build x86 FOLDER -o STORE"),
+    b"MZ": ("programs", "tokmill build x86 FOLDER -o STORE"),
+    b"PAR1": (
+        "Parquet files",
+        "`tokmill build x86` of graphs of programs, `tokmill build parquet` of texts",
+    ),
+}
+"""How files begin of which stores are built → what they are, and the command."""
+LOOKED_AT = 100
+"""Files of a folder without a store, of which is asked what they are."""
 
 
 def resolve(
@@ -59,9 +71,16 @@ def resolve(
                 where=str(recipe),
                 hint="name all of them in one way: --data A --data B mixes two",
             )
+        _check_folder(Path(recipe))
         value = {"data": {"train": str(recipe)}}
     elif Path(recipe).is_file():
         value, where = read_file(Path(recipe)), str(recipe)
+        if "source" in value:
+            raise UsageError(
+                f"this is a recipe of the build {value['source']}, not of a training",
+                where=where,
+                hint=f"tokmill build {recipe} INPUT… -o STORE, then tokmill train STORE -o RUN",
+            )
     else:
         # A store that is not there ends as one that --data or --val names.
         kind = UsageError if Path(recipe).suffix == ".toml" else TokmillError
@@ -94,6 +113,24 @@ def resolve(
             "there is no run to start from", where=plain.run.start, hint="--from names its folder"
         )
     return configs.from_dict(value, where)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder of programs or Parquet files, of which a store is built first."""
+    if any((folder / name).exists() for name in ("manifest.json", "plan.json")):
+        return
+    with machine_errors("read", folder):
+        files = [path for path in sorted(folder.iterdir())[:LOOKED_AT] if path.is_file()]
+    for path in files:
+        with machine_errors("read", path), open(path, "rb") as file:
+            head = file.read(4)
+        for magic, (what, hint) in BUILT_FROM.items():
+            if head.startswith(magic):
+                raise TokmillError(
+                    f"the folder holds no store, but {what} ({path.name})",
+                    where=str(folder),
+                    hint=f"build one first: {hint}",
+                )
 
 
 def has_stores(options: Mapping[str, Any]) -> bool:

@@ -181,6 +181,15 @@ def begin(
     write_file(out / RECIPE, encode(config))
 
 
+def _same_vocabulary(mine: Vocabulary) -> str:
+    if mine.file.startswith("tokenizer"):
+        return (
+            "build it with the same vocabulary: `tokmill build … --tokenizer` takes the folder of "
+            "a run or of a store"
+        )
+    return "`tokmill build recode STORE --vocab RUN/vocab -o NEW` gives it the run's vocabularies"
+
+
 def check_store(facts: Facts, store: Store) -> None:
     """Refuse a store whose ids mean something else than those of the run."""
     for name, mine in facts.vocabularies.items():
@@ -191,8 +200,7 @@ def check_store(facts: Facts, store: Store) -> None:
                 f"the vocabulary {name!r} differs: the run has {mine.size} ids, "
                 f"{mine.sha256[:12]} ({mine.file}); the store has {found}",
                 where=str(store.path),
-                hint="build it with the same vocabulary: `tokmill build … --tokenizer` takes the "
-                "folder of a run or of a store",
+                hint=_same_vocabulary(mine),
             )
     for name, size in facts.columns.items():
         if name not in store.schema:

@@ -112,8 +112,9 @@ class Operations:
         """Return the error of a program that makes no sense at a byte."""
         code = self.data[place] if place < len(self.data) else -1
         reason = f" ({why})" if why else ""
+        what = f"{NAMES[code]} does not fit here" if code in NAMES else "no operation of pickles"
         return TokmillError(
-            f"this is no sound pickle: {NAMES.get(code, 'no operation')} does not fit here{reason}",
+            f"this is no sound pickle: {what}{reason}",
             where=f"{self.path}, byte {place:,}",
             hint="it is damaged, of another format, or made to trouble who opens it",
         )

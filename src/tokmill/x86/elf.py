@@ -123,9 +123,23 @@ class Elf:
             count = count or int(first["size"][0])
             names = int(first["link"][0]) if names == 0xFFFF else names
         self.sections = self._table(SECTION[self.width], sections, section_size, count)
+        self._tables_end = max(
+            segments + segment_size * segment_count if segment_count else 0,
+            sections + section_size * count if count else 0,
+        )
         strings = self.content(names) if names < len(self.sections) else data[:0]
         self.section_names = [text(strings, at) for at in self.sections["name"].tolist()]
         self.dynamic = self._dynamic()
+
+    def needed(self) -> int:
+        """Return how many bytes the file has at least by its tables and what is loaded of it."""
+        ends = [self._tables_end]
+        code = self.sections[(self.sections["flags"] & EXECUTE) > 0]
+        # Debug information that was split off keeps the segments of its program, without content.
+        if not len(code) or (code["type"] != NOBITS).any():
+            for segment in self.segments[self.segments["type"] == LOAD]:
+                ends.append(int(segment["offset"]) + int(segment["filesize"]))
+        return max(ends)
 
     def _broken(self, what: str) -> TokmillError:
         return TokmillError(what, where=self.path, hint="is the file complete?")

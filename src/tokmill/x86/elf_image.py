@@ -19,7 +19,7 @@ from tokmill.x86.elf import (
     Tag,
     text,
 )
-from tokmill.x86.image import NONE, Program, Section, name_functions, tidy
+from tokmill.x86.image import NONE, Program, Section, name_functions, refuse_cut, tidy
 from tokmill.x86.link import Layout, relocate
 from tokmill.x86.ranges import distinct
 from tokmill.x86.stubs import find_stubs
@@ -37,9 +37,11 @@ RESOLVER = {64: 37, 32: 42}
 def read_elf(data: Array, path: str) -> Program:
     """Return the program in an ELF file (u1).
 
-    Raises `TokmillError` for a damaged header, another machine, or a file without code.
+    Raises `TokmillError` for a damaged header, another machine, a file that is cut off or without
+    code.
     """
     elf = Elf(data, path)
+    refuse_cut(path, len(data), elf.needed())
     layout = Layout(elf) if elf.kind == "relocatable" else None
     tables = elf.relocations()
     if layout:

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.ranges import distinct
 
@@ -166,6 +167,17 @@ def tidy(sections: list[Section], size: int) -> list[Section]:
             stop = found[-1].stop
             total += length
     return found
+
+
+def refuse_cut(path: str, size: int, needed: int) -> None:
+    """Raise `TokmillError` for a file of `size` bytes whose headers speak of more."""
+    if needed > size:
+        raise TokmillError(
+            "the file is cut off",
+            where=path,
+            hint=f"it ends at {size:,} bytes, its headers speak of {needed:,}: "
+            "copy or download it again",
+        )
 
 
 def name_functions(

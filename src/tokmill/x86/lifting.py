@@ -61,6 +61,8 @@ class Report(msgspec.Struct, frozen=True):
     left_out: int
     """Files of the folders that are no programs, or other names of one."""
     seconds: float
+    others: list[str] = []
+    """Programs that have a graph in the folder and are not among the inputs."""
 
 
 class _Task(NamedTuple):
@@ -117,7 +119,8 @@ def lift_files(
     ]
     with _folder(out.parent if single else out):
         done = _carry_out(tasks, workers, quiet)
-    return _report(done, left_out, time.monotonic() - started)
+        others = [] if single else _others(out, form, {outcome.program for outcome in done})
+    return _report(done, left_out, others, time.monotonic() - started)
 
 
 def find_programs(
@@ -253,7 +256,17 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
         yield Outcome(graph.program, time.monotonic() - started, made, about=about)
 
 
-def _report(done: Sequence[Outcome], left_out: int, seconds: float) -> Report:
+def _others(folder: Path, form: str, done: set[str]) -> list[str]:
+    """Return the programs that a folder has a graph of and that are not among those just done."""
+    with machine_errors("read", folder):
+        paths = sorted(folder.rglob(f"*.{form}"))
+    names = {path: path.relative_to(folder).as_posix().removesuffix(f".{form}") for path in paths}
+    return [
+        name for path, name in names.items() if name not in done and read_about(path) is not None
+    ]
+
+
+def _report(done: Sequence[Outcome], left_out: int, others: list[str], seconds: float) -> Report:
     unresolved: dict[str, int] = {}
     refused: dict[str, int] = {}
     facts = [outcome.about for outcome in done if outcome.about is not None]
@@ -276,4 +289,5 @@ def _report(done: Sequence[Outcome], left_out: int, seconds: float) -> Report:
         refusals=[outcome for outcome in done if outcome.refused],
         left_out=left_out,
         seconds=seconds,
+        others=others,
     )

@@ -13,7 +13,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.image import Program, Section, Unwind, name_functions, tidy
+from tokmill.x86.image import Program, Section, Unwind, name_functions, refuse_cut, tidy
 
 MAGIC = b"MZ"
 MACHINES = {
@@ -33,7 +33,7 @@ CHAINED = 4
 def read_pe(data: Array, path: str) -> Program:
     """Return the program in a PE file (u1).
 
-    Raises `TokmillError` for another machine, a damaged file, or a file without code.
+    Raises `TokmillError` for another machine, a damaged file, one that is cut off or without code.
     """
     head = data[:0x40].tobytes()
     place = int.from_bytes(head[0x3C:0x40], "little")
@@ -57,7 +57,10 @@ def read_pe(data: Array, path: str) -> Program:
     sections = []
     for one in binary.sections:
         start, size = int(one.pointerto_raw_data), int(one.sizeof_raw_data)
-        part = data[start : start + min(size, int(one.virtual_size) or size)]
+        # The padding behind what is loaded need not be there.
+        size = min(size, int(one.virtual_size) or size)
+        refuse_cut(path, len(data), start + size if start else 0)
+        part = data[start : start + size]
         flags = int(one.characteristics)
         address = base + int(one.virtual_address)
         execute = bool(flags & EXECUTE)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypedDict
 
 from tokmill import plugins
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.plugins import Part
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ def make_rules(name: str, bits: int = 64) -> Rules:
     """
     if bits not in (64, 32):
         raise UsageError(f"code of {bits} bits is not known", hint="bits=64 or bits=32")
+    if name not in RULES:
+        raise UsageError(f"no rules are called {name!r}", hint=nearest(name, RULES))
     rules: Rules = plugins.load(RULES, name)(bits)
     return rules
 
@@ -83,8 +85,17 @@ def make_rules(name: str, bits: int = 64) -> Rules:
 def decode(code: bytes, address: int, bits: int) -> Iterator[Instruction]:
     """Yield the instructions that lie end to end in some bytes.
 
-    Raises `DecodeError`, with address and bytes, where there is none.
+    Raises `DecodeError`, with address and bytes, where there is none; `TypeError` for text,
+    `ValueError` for an address that is none.
     """
+    try:
+        code = bytes(memoryview(code))
+    except TypeError:
+        raise TypeError(
+            f"machine code is bytes, not {type(code).__name__}: bytes.fromhex makes them of text"
+        ) from None
+    if not 0 <= address < 1 << 64:
+        raise ValueError(f"the address {address} is not from 0 to 2**64 - 1")
     for instruction in plugins.require("iced_x86").Decoder(bits, code, ip=address):
         if not instruction:
             place = instruction.ip - address
@@ -114,6 +125,8 @@ def tokenize_binary_instruction(
 
     Raises:
         DecodeError: the bytes are no instruction, or bytes are left over.
+        TypeError: text was given instead of bytes.
+        ValueError: the address is not from 0 to 2**64 - 1.
     """
     tokens = tokenize_bytes(instruction_bytes, address, rules, bits)
     if not tokens:
@@ -135,7 +148,7 @@ def tokenize_bytes(
     Arguments and errors are those of `tokenize_binary_instruction`.
     """
     made = make_rules(rules, bits)
-    return [made.tokens(instruction) for instruction in decode(bytes(code), address, bits)]
+    return [made.tokens(instruction) for instruction in decode(code, address, bits)]
 
 
 def align(tokens: Tokens) -> dict[str, list[str]]:

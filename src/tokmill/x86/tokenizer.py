@@ -19,6 +19,7 @@ from tokmill.x86.rules import COLUMNS, decode
 from tokmill.x86.source import vocabularies_of
 from tokmill.x86.templates import Templates
 from tokmill.x86.vocabulary import SPECIALS, TokenList, Vocabularies, closed
+from tokmill.x86.vocabulary_files import read_vocabularies
 from tokmill.x86.walks import Walking
 
 PREFIXES = ("LOCK", "REP", "REPNE", "NOTRACK")
@@ -44,7 +45,7 @@ class X86Tokenizer:
     def __init__(
         self,
         vocab: Path | str | Vocabularies | None = None,
-        rules: str = "tokmill",
+        rules: str | None = None,
         *,
         separator: bool = False,
     ) -> None:
@@ -53,16 +54,21 @@ class X86Tokenizer:
         Args:
             vocab: a folder of vocabularies, a store, or column → list; None: the closed ones of
                 the rules `tokmill`.
-            rules: `tokmill` or `semanticbbv`.
+            rules: `tokmill` or `semanticbbv`; None: those that the lists name, of lists that
+                name none `semanticbbv`, and `tokmill` where no vocabulary is given.
             separator: whether each instruction ends in a `[SEP]`, in all columns.
 
         Raises:
             UsageError: the rules are not known, or have no closed vocabularies.
             TokmillError: a vocabulary is missing, damaged or for other rules.
         """
-        folder = "" if vocab is None else str(vocab)
-        given = vocab if isinstance(vocab, dict) else vocabularies_of(rules, folder)
-        self.rules, self.separator = rules, separator
+        if isinstance(vocab, dict):
+            given = vocab
+        elif vocab is not None and rules is None:
+            given = read_vocabularies(vocab)
+        else:
+            given = vocabularies_of(rules or "tokmill", "" if vocab is None else str(vocab))
+        self.rules, self.separator = rules or next(iter(given.values())).rules, separator
         self.vocabularies: Vocabularies = given
         """Column → its list of tokens."""
         self._templates: dict[int, Templates] = {}
@@ -115,13 +121,12 @@ class X86Tokenizer:
         """Return column → ids of the instructions that lie end to end in some bytes.
 
         The address is for error messages only. Raises `DecodeError` for bytes that are no
-        instructions.
+        instructions, `TypeError` for text.
         """
-        code = bytes(code)
         sizes = [len(instruction) for instruction in decode(code, address, bits)]
         templates = self.templates(bits)
         lengths = np.array(sizes, np.uint8)
-        ids = templates.numbers(np.frombuffer(code, np.uint8), lengths)
+        ids = templates.numbers(np.frombuffer(bytes(code), np.uint8), lengths)
         table = templates.table()
         if len(ids):
             ids[0] |= PHRASE_BIT

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors, make_folder, write_file
+from tokmill.files import TEMPORARY, machine_errors, make_folder, write_file
 from tokmill.formats.token_dicts_export import pickled_counts
 from tokmill.unpickle import Pickle
 from tokmill.x86.rules import COLUMNS, RULES
@@ -173,6 +173,35 @@ def write_vocabularies(folder: Path, vocabularies: Mapping[str, TokenList]) -> l
     return _write(folder, vocabularies, ".json", TokenList.to_json)
 
 
+def check_target(folder: Path, rules: str) -> None:
+    """Refuse a folder that holds anything but frozen lists by the same rules, before writing there.
+
+    Raises `TokmillError`.
+    """
+    hint = "choose another folder, or remove this one"
+    with machine_errors("read", folder):
+        if not folder.exists():
+            return
+        if not folder.is_dir():
+            raise TokmillError("this is no folder", where=str(folder), hint=hint)
+        names = sorted(path.name for path in folder.iterdir() if TEMPORARY not in path.name)
+    lists = {f"{column}.json" for column in COLUMNS}
+    for name in names:
+        if name not in lists:
+            raise TokmillError(
+                f"the folder holds something else than a vocabulary: {name}",
+                where=str(folder),
+                hint=hint,
+            )
+        there = read_list(folder / name).tokens.rules
+        if there != rules:
+            raise TokmillError(
+                f"the folder holds a vocabulary by the rules {there}, not {rules}",
+                where=str(folder),
+                hint=hint,
+            )
+
+
 def write_texts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
     """Write `asm_tokens.txt` …, a token a line in the order of the ids."""
     return _write(folder, vocabularies, "_tokens.txt", _text)
@@ -251,7 +280,7 @@ def _of_pickle(path: Path, column: str, rules: str) -> Found:
         value = sorted(value, key=str)
     names: Iterable[Any] = value if isinstance(value, dict | list) else ()
     if not names or not all(isinstance(name, str) for name in names):
-        raise _no_list(path, f"it holds a {type(value).__name__}")
+        raise _no_list(path, f"it is of type {type(value).__name__}")
     for name in names:
         try:
             name.encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -239,6 +240,37 @@ def test_too_many_rejects_end_the_build(tmp_path: Path) -> None:
     assert not (tmp_path / "b/manifest.json").exists()
     how = How(quiet=True, amount=here(), max_rejects=0.02)
     assert len(quick_build("jsonl", many, tmp_path / "b", how=how)) == 980
+    # Where none is allowed one is too many, however few were seen.
+    one = jsonl(tmp_path / "one.jsonl", [*good[:5], "{"])
+    how = How(quiet=True, amount=here(), max_rejects=0)
+    with pytest.raises(TokmillError, match="1 of 6 records were rejected"):
+        quick_build("jsonl", one, tmp_path / "c", how=how)
+
+
+def test_what_an_interrupted_build_keeps(
+    tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = Here.map
+
+    def stopped(self: Here, tasks: Any) -> Any:
+        yield from itertools.islice(begun(self, tasks), finished)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Here, "map", stopped)
+    for finished, said in ((0, "before a shard was finished"), (1, "finished shards are kept")):
+        with pytest.raises(TokmillError, match=said):
+            quick_build("jsonl", inputs, tmp_path / str(finished))
+
+
+def test_one_input_need_not_be_a_list(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "one.jsonl", [{"text": "one"}, {"text": "two"}])
+    listed = quick_build("jsonl", path, tmp_path / "a")
+    for number, given in enumerate((path, str(path))):
+        store = build_store(
+            "jsonl", given, tmp_path / f"s{number}", how=How(quiet=True, amount=here()),
+            tokenizer=TOKENIZER,
+        )  # fmt: skip
+        assert store.fingerprint == listed.fingerprint
 
 
 def test_skipped_records_are_no_rejects(tmp_path: Path) -> None:

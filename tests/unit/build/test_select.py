@@ -117,9 +117,12 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
         ({"where": ["vector > 1"]}, "one value a record"),
         ({"ratio": 1.5}, "is no share"),
         ({"map_oov": "mask"}, "map_oov"),
-        ({"by": "nmae"}, "no column 'nmae'"),
-        ({"by": "token"}, "no column 'token' with one value a record"),
-        ({"by": "vector"}, "no column 'vector' with one value a record"),
+        ({"rest": True}, "--rest does nothing without --ratio"),
+        ({"by": "name"}, "--by does nothing without --ratio"),
+        ({"shingle": 9}, "--shingle does nothing without --near-unique"),
+        ({"ratio": 0.5, "by": "nmae"}, "no column 'nmae'"),
+        ({"ratio": 0.5, "by": "token"}, "no column 'token' with one value a record"),
+        ({"ratio": 0.5, "by": "vector"}, "no column 'vector' with one value a record"),
         ({"near_unique": 0.2}, "no threshold"),
         ({"near_unique": 0.9, "shingle": 0}, "no length"),
     ],
@@ -127,6 +130,12 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
 def test_wrong_options(tmp_path: Path, parent: Path, options: Any, what: str) -> None:
     with pytest.raises(UsageError, match=what):
         quick_build("select", parent, tmp_path / "s", **options)
+
+
+def test_a_selection_of_nothing_names_its_conditions(tmp_path: Path, parent: Path) -> None:
+    with pytest.raises(TokmillError, match=r"40 not level > 99") as error:
+        quick_build("select", parent, tmp_path / "s", where=["level > 99"])
+    assert "no record fits all conditions" in (error.value.hint or "")
 
 
 RATIOS = st.one_of(st.sampled_from([0.25, 0.5, 0.9]), st.floats(0.05, 0.95))

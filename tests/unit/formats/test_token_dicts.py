@@ -259,6 +259,15 @@ def test_the_closed_vocabularies_know_all_tokens_of_their_rules(tmp_path: Path) 
     assert store.manifest.notes == {} and store.schema["asm"].dtype == "u2"
 
 
+def test_dicts_of_other_rules_are_refused(tmp_path: Path) -> None:
+    code = bytes.fromhex("554889e5c3")
+    for rules, other in (("tokmill", "semanticbbv"), ("semanticbbv", "tokmill")):
+        path = put(tmp_path / f"{rules}.pkl", [tokenize_bytes(code, 0, rules)])
+        with pytest.raises(UsageError, match=f"only the rules {rules} make") as error:
+            quick_build("token-dicts", path, tmp_path / "s", rules=other)
+        assert error.value.hint == f"--rules {rules}"
+
+
 def test_rare_tokens_become_unknown(tmp_path: Path) -> None:
     path = put(tmp_path / "a.pkl", [[PUSH, PUSH, RET]])
     store = quick_build("token-dicts", path, tmp_path / "s", min_count=2)

@@ -12,6 +12,9 @@ sys.path.append(str(Path(__file__).parents[2]))
 import tokmill
 from making import quick_build  # noqa: E402
 from tokmill.errors import TokmillError, UsageError
+from tokmill.report.inspect import describe
+from tokmill.train.evaluate import evaluate
+from tokmill.train.exchange import export_model
 from tokmill.x86.rules import tokenize_bytes
 from tokmill.x86.vocabulary import TokenList
 
@@ -40,6 +43,7 @@ def run_of(store: Path, out: Path, **task: object) -> Path:
 
 def test_instructions_follow_machine_code(store: Path, tmp_path: Path) -> None:
     run = run_of(store, tmp_path / "run")
+    assert describe(run)["next"] == f'tokmill sample {run} --prompt "55 48 89 e5"'
     text = tokmill.sample(run, "55 4889e5", tokens=10, temperature=0)
     assert text.startswith("\n")
     vocabulary = TokenList.from_json((run / "vocab/asm.json").read_bytes())
@@ -61,5 +65,18 @@ def test_instructions_follow_machine_code(store: Path, tmp_path: Path) -> None:
 
 def test_a_model_of_one_column_reads_more_than_it_says(store: Path, tmp_path: Path) -> None:
     run = run_of(store, tmp_path / "run", column="asm")
+    assert describe(run)["next"] is None
+    with pytest.raises(TokmillError, match="can be exported") as error:
+        export_model(run, tmp_path / "out")
+    assert "-o F.pt" in (error.value.hint or "")
     with pytest.raises(TokmillError, match="each column that they read"):
         tokmill.sample(run, "55")
+
+
+def test_a_store_of_other_vocabularies_is_to_be_recoded(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps([tokenize_bytes(b"\x90", 0)] * 4))
+    other = quick_build("token-dicts", tmp_path / "a.pkl", tmp_path / "s", rules="tokmill").path
+    run = run_of(store, tmp_path / "run")
+    with pytest.raises(TokmillError, match="the vocabulary 'asm' differs") as error:
+        evaluate(run, other)
+    assert "tokmill build recode STORE --vocab RUN/vocab" in (error.value.hint or "")

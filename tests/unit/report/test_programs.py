@@ -12,6 +12,7 @@ from tokmill.x86.recorded import Recorded
 from tokmill.x86.rules import COLUMNS
 from tokmill.x86.vocabulary import counted
 from tokmill.x86.vocabulary_files import write_texts, write_vocabularies
+from x86_programs import C_SOURCE, compiles
 
 
 @pytest.fixture
@@ -23,10 +24,22 @@ def vocabulary(tmp_path: Path) -> Path:
 
 
 def test_a_program_says_which_command_takes_it(tmp_path: Path) -> None:
-    (tmp_path / "p").write_bytes(b"\x7fELF" + bytes(60))
-    facts = describe(tmp_path / "p")
+    program = compiles(tmp_path, "p", C_SOURCE)
+    facts = describe(program)
     assert facts["what"] == "an ELF program or library"
-    assert facts["next"] == f"tokmill build x86 {tmp_path / 'p'} -o STORE"
+    assert facts["next"] == f"tokmill build x86 {program} -o STORE"
+
+
+def test_a_program_that_will_be_refused_says_why(tmp_path: Path) -> None:
+    head = bytearray(b"\x7fELF\x02\x01\x01" + bytes(57))
+    head[18] = 183
+    for name, data, why in (
+        ("arm", head, "an ELF file for AArch64 (x86-64 and 32-bit x86 are read)"),
+        ("cut", head[:10], "the ELF header is cut off (is the file complete?)"),
+    ):
+        (tmp_path / name).write_bytes(data)
+        facts = describe(tmp_path / name)
+        assert facts["problem"] == f"a build will refuse it: {why}" and "next" not in facts
 
 
 def test_a_graph(tmp_path: Path) -> None:
@@ -37,6 +50,10 @@ def test_a_graph(tmp_path: Path) -> None:
     assert (facts["kind"], facts["what"]) == ("graph", "the control flow of one, 64-bit code")
     assert (facts["functions"], facts["blocks"], facts["instructions"]) == (1, 1, 2)
     assert facts["lifter"] == "by hand" and facts["not_followed"] == {"indirect jump": 1}
+    write_graph(recorded.graph("one"), tmp_path / "g.jsonl", lifter="by hand")
+    facts = describe(tmp_path / "g.jsonl")
+    assert facts["what"].endswith("in JSON Lines, which no build reads")
+    assert facts["next"] == "tokmill cfg PROGRAM -o GRAPH.parquet"
 
 
 def test_a_list_of_tokens(vocabulary: Path) -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from tokmill.errors import TokmillError
+from tokmill.x86.elf import Elf
 from tokmill.x86.image import Section, tidy
 from tokmill.x86.program import demangle, open_program, parse_program
-from x86_programs import assembled, pe_file
+from x86_programs import C_SOURCE, assembled, compiles, pe_file, run, without_sections
 
 
 def elf_header(machine: int, kind: int = 2, wide: int = 2, order: int = 1) -> bytes:
@@ -92,8 +93,34 @@ def test_a_program_cut_off_anywhere_is_refused_or_read(built: Path) -> None:
         except TokmillError as error:
             reasons.add(error.what)
     assert reasons == {
-        "the ELF header is cut off", "the ELF header is damaged", "it holds no code"
+        "the ELF header is cut off", "the ELF header is damaged", "the file is cut off"
     }  # fmt: skip
+
+
+def test_a_program_cut_off_without_its_sections_is_refused(built: Path) -> None:
+    whole = without_sections(assembled(built, "bare", ".globl _start\n_start: call f\nf: ret\n"))
+    data = np.frombuffer(whole.read_bytes(), np.uint8)
+    needed = Elf(data, "whole").needed()
+    assert parse_program(data[:needed], "whole").entry
+    with pytest.raises(TokmillError, match="the file is cut off") as raised:
+        parse_program(data[: needed - 1], "cut")
+    assert f"ends at {needed - 1:,} bytes, its headers speak of {needed:,}" in raised.value.hint
+
+
+def test_debug_information_split_off_is_no_cut_program(built: Path) -> None:
+    path = compiles(built, "debug", C_SOURCE, "-O1", "-g")
+    split = built / "debug.split"
+    run("objcopy", "--only-keep-debug", str(path), str(split))
+    with pytest.raises(TokmillError, match="it holds no code"):
+        open_program(split)
+
+
+def test_a_cut_pe_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cut.exe"
+    path.write_bytes(pe_file(b"\xc3")[:-1])
+    with pytest.raises(TokmillError, match="the file is cut off") as raised:
+        open_program(path)
+    assert "8,703 bytes, its headers speak of 8,704" in raised.value.hint
 
 
 def test_cxx_names_are_shown_as_they_were_written() -> None:

@@ -187,7 +187,7 @@ def test_bytes_left_over() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(UsageError, match="nothing is called 'semanticbb'") as caught:
+    with pytest.raises(UsageError, match="no rules are called 'semanticbb'") as caught:
         tokens("90", rules="semanticbb")
     assert "semanticbbv" in caught.value.hint
     with pytest.raises(UsageError, match="16 bits"):

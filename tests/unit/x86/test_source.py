@@ -307,6 +307,11 @@ def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
     assert len(store.manifest.rejected) == 2 and store.manifest.notes["programs"] == 1
     assert "a script" in store.manifest.rejected
     assert store.records == build(tmp_path / "g", program).records
+    none = How(quiet=True, max_rejects=0)
+    with pytest.raises(TokmillError, match="2 of 3 items were rejected"):
+        build_store("x86", inputs, tmp_path / "n", how=none)
+    half = How(quiet=True, max_rejects=0.7)
+    assert build_store("x86", inputs, tmp_path / "n", how=half).records == store.records
 
     def broken(path: Path) -> list[Graph]:
         raise IndexError(path)

@@ -10,6 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tokmill.errors import TokmillError, UsageError
+from tokmill.files import TEMPORARY
 from tokmill.x86.cfg import lift
 from tokmill.x86.graph_files import write_graph
 from tokmill.x86.rules import decode
@@ -65,6 +66,12 @@ def test_asm2vec_a_file_a_function(tmp_path: Path, loop: Path) -> None:
         " .name _start\n .offset 0000000000401000\n .file loop.s\n"
         " mov ecx,CONST\nLABEL1:\n dec ecx\n jne LABEL1\n ret\n"
     )
+
+
+def test_what_a_stopped_run_left_behind_is_removed(tmp_path: Path, loop: Path) -> None:
+    (tmp_path / f"loop.s-401000{TEMPORARY}123").write_text("half")
+    spell([str(loop)], tmp_path, "asm2vec")
+    assert [path.name for path in tmp_path.iterdir()] == ["loop.s-401000"]
 
 
 def test_small_functions_are_left_out(tmp_path: Path, loop: Path) -> None:

@@ -13,6 +13,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.x86.rules import COLUMNS
 from tokmill.x86.vocabulary import SPECIALS, TokenList, closed, counted
 from tokmill.x86.vocabulary_files import (
+    check_target,
     find_lists,
     is_vocabulary,
     read_list,
@@ -215,3 +216,18 @@ def test_a_token_that_no_line_can_hold(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="line of its own"):
         write_texts(tmp_path, made)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_written_into_holds_lists_of_the_same_rules(tmp_path: Path) -> None:
+    folder = tmp_path / "lists"
+    check_target(folder, "tokmill")
+    write_vocabularies(folder, closed())
+    check_target(folder, "tokmill")
+    with pytest.raises(TokmillError, match="by the rules tokmill, not semanticbbv") as raised:
+        check_target(folder, "semanticbbv")
+    assert "another folder" in raised.value.hint
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(TokmillError, match=r"something else than a vocabulary: notes\.txt"):
+        check_target(folder, "tokmill")
+    with pytest.raises(TokmillError, match="no folder"):
+        check_target(folder / "notes.txt", "tokmill")

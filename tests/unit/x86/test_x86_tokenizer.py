@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,13 @@ from making import quick_build  # noqa: E402
 from tokmill.errors import TokmillError, UsageError
 from tokmill.x86.cfg import lift
 from tokmill.x86.graph_files import write_graph
-from tokmill.x86.rules import COLUMNS, DecodeError, align, tokenize_bytes
+from tokmill.x86.rules import (
+    COLUMNS,
+    DecodeError,
+    align,
+    tokenize_binary_instruction,
+    tokenize_bytes,
+)
 from tokmill.x86.tokenizer import X86Coder, X86Tokenizer, tokens_of
 from tokmill.x86.vocabulary import SPECIALS, TokenList, closed, counted
 from tokmill.x86.vocabulary_files import write_vocabularies
@@ -65,7 +72,28 @@ def test_rules_and_vocabularies(tmp_path: Path) -> None:
         unknown = tokenizer.encode_bytes(b"\x90")["asm"].tolist()
         assert unknown == [SPECIALS.index("[UNK]")]
     with pytest.raises(TokmillError, match="for the rules semanticbbv, not tokmill"):
-        X86Tokenizer(tmp_path)
+        X86Tokenizer(tmp_path, "tokmill")
+    # Lists name their rules.
+    for vocab in (tmp_path, semanticbbv()):
+        tokenizer = X86Tokenizer(vocab)
+        assert tokenizer.rules == "semanticbbv"
+        assert tokenizer.decode(tokenizer.encode_bytes(b"\xc3")) == ["RET"]
+
+
+@pytest.mark.parametrize("given", ["4889e5", 5, [0x55]])
+def test_what_is_no_machine_code(given: Any) -> None:
+    for take in (tokenize_bytes, tokenize_binary_instruction):
+        with pytest.raises(TypeError, match=r"machine code is bytes, not \w+: bytes.fromhex"):
+            take(given, 0)
+    with pytest.raises(TypeError, match="machine code is bytes"):
+        X86Tokenizer().encode_bytes(given)
+
+
+def test_addresses_that_are_none() -> None:
+    for address in (-1, 1 << 64):
+        with pytest.raises(ValueError, match=f"the address {address} is not from 0 to"):
+            tokenize_bytes(b"\xc3", address)
+    assert tokenize_bytes(memoryview(b"\xc3"), (1 << 64) - 1)
 
 
 def test_a_separator_behind_each_instruction() -> None:
