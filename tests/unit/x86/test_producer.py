@@ -36,10 +36,13 @@ def test_other_compilers(built: Path) -> None:
     assert made_by(path).level == "Ofast"
     if shutil.which("clang"):
         for flags in (("-g",), ("-g", "-gdwarf-4")):
-            path = compiles(built, "clang" + "".join(flags), C_SOURCE, *flags, by="clang")
+            path = compiles(built, "producer-clang" + "".join(flags), C_SOURCE, *flags, by="clang")
             assert made_by(path).compiler.startswith("clang-") and not made_by(path).level
         flags = ("-g", "-grecord-command-line", "-O2")
-        assert made_by(compiles(built, "clang-O2", C_SOURCE, *flags, by="clang")).level == "O2"
+        assert (
+            made_by(compiles(built, "producer-clang-O2", C_SOURCE, *flags, by="clang")).level
+            == "O2"
+        )
 
 
 @pytest.mark.parametrize(

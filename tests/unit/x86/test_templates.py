@@ -141,7 +141,7 @@ def test_lengths_and_code_have_to_fit() -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(UsageError, match="nothing is called"):
+    with pytest.raises(UsageError, match="no rules are called"):
         Templates("token")
 
 
