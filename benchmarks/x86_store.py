@@ -18,6 +18,7 @@ import numpy as np
 
 from measure import Contestant, interleave, run_once
 from tokmill import Store, build_store
+from tokmill.errors import TokmillError
 from tokmill.progress import human_bytes, human_time
 from tokmill.store.hashes import token_values
 from tokmill.x86.cfg import lift
@@ -27,7 +28,7 @@ ROOTS = ("/usr/bin", "/usr/sbin", "/usr/lib/x86_64-linux-gnu")
 PROGRAMS = 200
 MOST_BYTES = 12_000_000
 X86_64 = 62
-ROUNDS = 2
+ROUNDS = 1
 
 
 def programs(root: Path) -> Iterator[Path]:
@@ -72,7 +73,10 @@ def some(folder: Path, count: int, most: int = MOST_BYTES) -> Path:
 def write_pickles(folder: Path, out: Path) -> None:
     """Write the functions of each program as lists of dicts, an instruction at a time."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        graph = lift(path)
+        try:
+            graph = lift(path)
+        except TokmillError:
+            continue
         code = graph.code.tobytes()
         sequences = []
         ends = graph.block_bytes[graph.function_blocks].tolist()
