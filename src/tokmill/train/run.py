@@ -101,7 +101,8 @@ def leave_nothing(out: Path, new: bool) -> None:
 def check_resume(out: Path, config: TrainConfig) -> None:
     """Refuse to go on with a recipe under which the steps that are done would have been others."""
     before = configs.from_dict(read_recipe(out), str(out / RECIPE))
-    changed = configs.differences(read_recipe(out), config)
+    # A key that is newer than the run has its default there.
+    changed = configs.differences(msgspec.json.decode(msgspec.json.encode(before)), config)
     there = checkpoints(out)
     done = max(map(step_of, there), default=0)
     if not there and newest_weights(out) is not None:

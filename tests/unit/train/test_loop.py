@@ -257,6 +257,18 @@ def test_a_damaged_checkpoint_is_named(store: Path, tmp_path: Path) -> None:
     assert "step-00000004" in caught.value.hint
 
 
+def test_keys_that_are_newer_than_a_run_have_their_defaults(store: Path, tmp_path: Path) -> None:
+    train_model(recipe(store, 2), tmp_path / "run", quiet=True)
+    path = tmp_path / "run/recipe.json"
+    written = json.loads(path.read_text())
+    del written["task"]["pull"], written["optim"]["eps"]
+    path.write_text(json.dumps(written))
+    train_model(recipe(store, 2), tmp_path / "run", resume=True, quiet=True)
+    options = {"task": {"pull": 0.1}}
+    with pytest.raises(TokmillError, match=r"task\.pull: 0\.0 → 0\.1"):
+        train_model(recipe(store, 2), tmp_path / "run", options=options, resume=True, quiet=True)
+
+
 def test_signals_are_taken_over_once_and_given_back() -> None:
     import os
     import signal
