@@ -26,6 +26,9 @@ class Contestant:
     before: Callable[[], None] = lambda: None
     seconds: list[float] = field(default_factory=list)
     peak: list[int] = field(default_factory=list)
+    anonymous: list[int] = field(default_factory=list)
+    """Of trees: the most bytes that are no pages of files, which the system may drop at any time
+    and which processes that share them count once each."""
 
     @property
     def best(self) -> float:
@@ -49,13 +52,14 @@ def run_once(contestant: Contestant) -> None:
         stderr=subprocess.PIPE,
         env=environment,
     )
-    peak = [0]
+    peak = [0, 0]
     watcher = threading.Thread(target=_watch, args=(process.pid, peak), daemon=True)
     watcher.start()
     _, errors = process.communicate()
     contestant.seconds.append(time.perf_counter() - started)
     watcher.join()
     contestant.peak.append(peak[0])
+    contestant.anonymous.append(peak[1])
     if process.returncode:
         raise SystemExit(f"{contestant.name} failed:\n{errors.decode()[-2000:]}")
 
@@ -67,14 +71,24 @@ def _watch(pid: int, peak: list[int]) -> None:
         while root.is_running() and root.status() != psutil.STATUS_ZOMBIE:
             members = [root, *root.children(recursive=True)]
             if len(members) == 1:
-                status = Path(f"/proc/{pid}/status").read_text()
-                high = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-                peak[0] = max(peak[0], int(high.split()[1]) * 1024)
+                peak[0] = max(peak[0], _status(pid, "VmHWM"))
             else:
-                peak[0] = max(peak[0], sum(member.memory_info().rss for member in members))
-            time.sleep(0.01)
-    except (psutil.Error, OSError, StopIteration):
+                for place, name in enumerate(("VmRSS", "RssAnon")):
+                    found = sum(_status(member.pid, name) for member in members)
+                    peak[place] = max(peak[place], found)
+            time.sleep(0.02)
+    except psutil.Error:
         return
+
+
+def _status(pid: int, name: str) -> int:
+    """Return bytes that the kernel says of a process; 0 if it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    line = next((line for line in text.splitlines() if line.startswith(name)), "- 0")
+    return int(line.split()[1]) * 1024
 
 
 def interleave(contestants: Sequence[Contestant], rounds: int) -> None:

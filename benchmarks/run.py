@@ -18,6 +18,7 @@ import lifting
 import many_shards
 import packing
 import rwkv7
+import x86_models
 import x86_store
 import x86_tokens
 
@@ -70,6 +71,10 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             lambda: lifting.main(cache, peers_python),
         ),
         "rwkv7": ("RWKV-7", rwkv7.main),
+        "x86-models": (
+            "RWKV-7 and a decoder on programs",
+            lambda: x86_models.main(cache),
+        ),
         "x86-tokens": ("x86 instructions to tokens", x86_tokens.main),
         "x86-store": ("x86 programs to a store", lambda: x86_store.main(cache)),
         "x86-machine": ("A whole machine to a store", lambda: x86_store.machine(cache)),

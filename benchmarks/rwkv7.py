@@ -28,7 +28,7 @@ from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
 
 FORMS: tuple[Form, ...] = ("step_by_step", "chunked")
-SHAPES = ((4, 256, 4), (2, 512, 12), (1, 2048, 12))
+SHAPES = ((4, 256, 4), (2, 512, 12), (1, 4096, 12))
 STREAMS = {"asm": 1200, "mne": 900, "type": 70, "reg": 190, "rw": 12, "eflag": 60}
 """About as many ids as the columns of a store of programs have."""
 CONFIG = RWKV7Config(dim=256, layers=4)

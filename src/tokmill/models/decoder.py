@@ -31,7 +31,7 @@ from tokmill.models.attention import (
     document_attention,
     rotary,
 )
-from tokmill.models.fields import Fields
+from tokmill.models.fields import Fields, Join
 from tokmill.models.layers import Activation, FeedForward, RMSNorm, product_dtype
 from tokmill.models.model import Model, Tensors
 
@@ -72,6 +72,11 @@ class DecoderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Added to the mean square or variance in a norm."""
     dropout: float = 0.0
     """Share of values dropped after the embedding and after each branch, while training."""
+    join: Join = "sum"
+    """How the embeddings of several columns become one vector: their sum, or end to end and a
+    linear map."""
+    field_dim: int = 0
+    """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
 
     @property
     def feed_forward(self) -> int:
@@ -93,7 +98,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """Refuse sizes that do not fit together."""
         if min(self.dim, self.layers, self.heads) < 1:
             raise UsageError("dim, layers and heads must be at least 1", where="model")
-        if min(self.kv_heads, self.head_dim, self.hidden, self.context) < 0:
+        if min(self.kv_heads, self.head_dim, self.hidden, self.context, self.field_dim) < 0:
             raise UsageError("a size cannot be negative", where="model")
         if not self.head_dim and self.dim % self.heads:
             raise UsageError(
@@ -163,7 +168,7 @@ class Decoder(Model):
         super().__init__()
         config.check()
         self.config, self.dim = config, config.dim
-        self.fields = Fields(sizes, config.dim)
+        self.fields = Fields(sizes, config.dim, join=config.join, width=config.field_dim)
         self.positions: nn.Embedding | None = None
         if config.position == "learned":
             self.positions = nn.Embedding(config.context, config.dim)

@@ -134,7 +134,8 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     run, folder = Path(run), Path(folder)
     task = load_task(run, at)
     model = task.model
-    if not isinstance(task, NextToken) or len(task.sizes) > 1 or not isinstance(model, Decoder):
+    known = isinstance(model, Decoder) and model.config.join == "sum" and len(task.sizes) == 1
+    if not isinstance(task, NextToken) or not isinstance(model, Decoder) or not known:
         raise TokmillError(
             "only a decoder that predicts the next token of one column can be exported",
             where=str(run),

@@ -202,6 +202,15 @@ def test_columns_are_added_and_may_have_any_name() -> None:
         model.embedding("tokem")
 
 
+def test_columns_may_stand_end_to_end() -> None:
+    config = DecoderConfig(dim=16, layers=1, heads=2, join="concat", field_dim=6)
+    model = Decoder(config, {"asm": 7, "type": 5})
+    columns = {"asm": torch.tensor([[1, 2]]), "type": torch.tensor([[0, 4]])}
+    batch = Tensors(columns, torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None], True)
+    assert model(batch).shape == (1, 2, 16)
+    assert model.fields.joined is not None and model.fields.joined.weight.shape == (16, 12)
+
+
 @pytest.mark.parametrize(
     ("config", "where"),
     [
