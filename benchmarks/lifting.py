@@ -20,6 +20,8 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from elftools.dwarf.callframe import FDE
+from elftools.elf.elffile import ELFFile
 
 import lifting_blocks as blocks
 import programs
@@ -28,7 +30,7 @@ from tokmill.store.schema import Array
 from tokmill.x86 import angr
 from tokmill.x86.cfg import lift
 from tokmill.x86.program import open_program
-from tokmill.x86.truth import Score, read_truth, score
+from tokmill.x86.truth import Score, Truth, read_truth, score
 
 LARGE = 1 << 20
 """Bytes of code of what counts as a large program."""
@@ -109,7 +111,8 @@ def _cell(found: Sequence[Score | None]) -> str:
 
 MEANING = {
     "padding": "no-operations between functions, which angr lists as blocks of a function",
-    "outside every function symbol": "bytes that no symbol covers: random bytes, alignment",
+    "outside every function": "bytes that no symbol covers, nor, where there are none, an entry of "
+    "the unwind table: random bytes, alignment, tables between functions",
     "inside an instruction": "none begins there for the other, or for objdump with symbols",
     "cut: around REP": "angr's decoder ends a block at an instruction that repeats",
     "cut: behind no jump": "angr ends a block at 99 instructions or 400 bytes; or code falls into "
@@ -152,7 +155,7 @@ def blocks_tables(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
         answer = bench.angr(case.stripped)
         if answer.failed:
             continue
-        truth = read_truth(case.whole) if case.whole else None
+        truth = read_truth(case.whole) if case.whole else unwound(case.stripped)
         mine = blocks.view(lift(case.stripped))
         other = blocks.view(angr.graph_of(answer.answer, open_program(case.stripped)))
         total = totals["junk" if case.kind == "junk" else "others"]
@@ -183,6 +186,19 @@ def blocks_tables(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
     lines += ["", *_table("indirect jumps, those to imports left out", totals, JUMPS)]
     lines.append(_shares("share", totals, "true_resolved", "true"))
     return lines
+
+
+def unwound(path: Path) -> Truth:
+    """Return the ranges of a program's unwind table: what is a function where symbols are gone."""
+    with path.open("rb") as file:
+        table = ELFFile(file).get_dwarf_info().EH_CFI_entries()
+    heads = [entry.header for entry in table if isinstance(entry, FDE)]
+    ranges = sorted(
+        (head.initial_location, head.initial_location + head.address_range) for head in heads
+    )
+    start, stop = np.asarray(ranges, np.uint64).reshape(-1, 2).T
+    none = np.zeros(0, np.uint64)
+    return Truth(start, stop, [""] * len(start), none, none)
 
 
 def _table(title: str, totals: dict[str, Counter[str]], rows: dict[str, str]) -> list[str]:

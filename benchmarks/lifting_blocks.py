@@ -16,7 +16,7 @@ from tokmill.x86.truth import Truth
 
 FIXED = (Register.NONE, Register.RIP, Register.EIP)
 IDLE = (Mnemonic.NOP, Mnemonic.INT3)
-PADDING, OUTSIDE, MIDDLE = "padding", "outside every function symbol", "inside an instruction"
+PADDING, OUTSIDE, MIDDLE = "padding", "outside every function", "inside an instruction"
 
 
 @dataclass(slots=True)
