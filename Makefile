@@ -18,7 +18,7 @@ ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.installed-demo  ## real text to a trained model and a report, in demo/ (minutes)
+demo: $(VENV)/.installed-demo  ## real text and programs to trained models and a report, in demo/ (minutes)
 	PATH="$(abspath $(BIN)):$$PATH" sh examples/quickstart.sh
 
 test: $(VENV)/.installed-dev system-packages  ## every test but the long ones
@@ -59,9 +59,9 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(VENV)/.installed-demo: $(VENV)/.made pyproject.toml constraints.txt
+$(VENV)/.installed-demo: $(VENV)/.made pyproject.toml constraints.txt Makefile
 	$(INSTALL) hatchling editables
-	$(INSTALL) --no-build-isolation -e '.[text,train,plot]'
+	$(INSTALL) --no-build-isolation -e '.[text,train,x86,plot]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.made pyproject.toml constraints.txt tests/parity/readers.txt

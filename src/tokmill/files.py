@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from tokmill.errors import MachineError
 
@@ -73,6 +74,21 @@ def make_folder(folder: Path) -> Path:
     with machine_errors("make folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Make a folder and its parents; those that were made here go again if they end up empty."""
+    with machine_errors("make folder", folder):
+        made = [path for path in (folder, *folder.parents) if not path.exists()]
+    make_folder(folder)
+    try:
+        yield folder
+    finally:
+        # Up to the first that holds something, and so do all above it.
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
 
 
 def private_path(path: Path) -> Path:
@@ -140,20 +156,40 @@ def remove_leftovers(folder: Path) -> int:
 
 @contextlib.contextmanager
 def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
-    """Hold an exclusive lock on a file; one that another holds is an error after `wait` seconds."""
+    """Hold an exclusive lock on a file; one that another holds is an error after `wait` seconds.
+
+    Who holds it may remove the file: whoever waited for it then makes it, and its folder, anew.
+    """
     until = time.monotonic() + wait
-    with machine_errors("lock", path):
-        handle = open(path, "a+b")  # noqa: SIM115
-    with handle:
+    with contextlib.ExitStack() as held:
+        handle = held.enter_context(_opened(path))
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
                 if time.monotonic() >= until:
                     raise MachineError(what, where=str(path.parent), hint=hint) from None
-            time.sleep(0.05)
+                time.sleep(0.05)
+                continue
+            if _stands(handle, path):
+                break
+            held.close()
+            make_folder(path.parent)
+            handle = held.enter_context(_opened(path))
         yield
+
+
+def _opened(path: Path) -> BinaryIO:
+    with machine_errors("lock", path):
+        return open(path, "a+b")
+
+
+def _stands(handle: BinaryIO, path: Path) -> bool:
+    """Say whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(handle.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def sha256_file(path: Path) -> str:

@@ -28,6 +28,12 @@ SOURCES: dict[str, Part] = {
     "select": Part(
         "tokmill.build.select:SelectSource", "", "other stores: filter, sample, split, merge"
     ),
+    "overlay": Part(
+        "tokmill.build.values:ValuesSource", "", "a store and numpy files: further columns of it"
+    ),
+    "embed": Part(
+        "tokmill.inference.embed:EmbedSource", "train", "a store that a run reads: vectors"
+    ),
     "npz": Part("tokmill.formats.npz:NpzSource", "", "npz files of padded windows"),
     "bin": Part("tokmill.formats.bin:BinSource", "", "headerless and llm.c token files"),
     "megatron": Part("tokmill.formats.megatron:MegatronSource", "", "Megatron .bin/.idx pairs"),
@@ -89,6 +95,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "iced_x86": "x86",
     "lief": "x86",
     "torch": "train",
+    "triton": "train",
     "deepspeed": "deepspeed",
     "matplotlib": "plot",
     "jinja2": "plot",

@@ -29,6 +29,14 @@ def human_bytes(number: float) -> str:
     raise AssertionError
 
 
+def human_count(number: int, noun: str, nouns: str = "") -> str:
+    """Return a number of things in words: 1 program, 2,000 programs.
+
+    `nouns` is the plural where it is not `noun` and s.
+    """
+    return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
 class Progress:
     """Shows how far work has come, with rate and time left, on stderr.
 
@@ -47,7 +55,7 @@ class Progress:
         quiet: bool = False,
     ) -> None:
         self.title, self.total, self.unit, self.extra = title, total, unit, extra
-        self.done = self.already = done
+        self.done = self.already = self.ahead = done
         self.started = time.monotonic()
         self.shown = self.started
         self.quiet = quiet
@@ -70,12 +78,22 @@ class Progress:
         self.done += amount
         self.tick()
 
+    def reach(self, amount: float) -> None:
+        """Show so much as done, some of which `advance` has yet to count, and may never."""
+        self.ahead = max(self.ahead, amount)
+        self.tick()
+
     def tick(self) -> None:
         """Show the line again if it is time."""
         now = time.monotonic()
         if not self.quiet and now - self.shown >= (0.1 if self.terminal else EVERY):
             self.shown = now
             self._show(end="" if self.terminal else "\n")
+
+    @property
+    def reached(self) -> float:
+        """Units that are done, those that `advance` has yet to count with them."""
+        return max(self.done, self.ahead)
 
     @property
     def seconds(self) -> float:
@@ -85,12 +103,12 @@ class Progress:
     @property
     def rate(self) -> float:
         """Units a second, what was done before not counted."""
-        return (self.done - self.already) / max(self.seconds, 1e-9)
+        return (self.reached - self.already) / max(self.seconds, 1e-9)
 
     @property
     def seconds_left(self) -> float:
         """Seconds that the rest will take at this rate; infinite before the first unit."""
-        return (self.total - self.done) / self.rate if self.rate > 0 else float("inf")
+        return (self.total - self.reached) / self.rate if self.rate > 0 else float("inf")
 
     def _show(self, end: str) -> None:
         def amount(value: float) -> str:
@@ -101,10 +119,10 @@ class Progress:
             return f"{value:.1f}" if small else amount(value)
 
         unit = "" if self.unit == "B" else f" {self.unit}"
-        share = self.done / self.total if self.total else 1.0
+        share = self.reached / self.total if self.total else 1.0
         left = "" if self.rate <= 0 or share >= 1 else f", {human_time(self.seconds_left)} left"
         text = (
-            f"{self.title}: {amount(self.done)} of {amount(self.total)}{unit} ({share:.0%}), "
+            f"{self.title}: {amount(self.reached)} of {amount(self.total)}{unit} ({share:.0%}), "
             f"{speed(self.rate)}{unit}/s{left}"
         )
         if self.extra and (more := self.extra()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -41,7 +42,11 @@ def programs(built: Path, tmp_path: Path) -> Path:
 def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
     out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
     first, second = out.splitlines()
-    assert first.startswith("graphs: 3 programs (0 there already), ")
+    facts = r"(\d+) functions, (\d+) blocks, (\d+) instructions, (\d+) edges, [\d.]+s"
+    shown = re.fullmatch(rf"graphs: 3 programs \(0 there already\), {facts}", first)
+    report = json.loads(here("cfg", "programs", "-o", "graphs", "-q", "--json")[0])
+    names = ("functions", "blocks", "instructions", "edges")
+    assert shown and [int(number) for number in shown.groups()] == [report[name] for name in names]
     assert second == "not followed: 2 indirect call, 2 indirect jump"
     assert len(list((tmp_path / "graphs").glob("*.parquet"))) == 3
     again, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
@@ -69,8 +74,32 @@ def test_one_program_as_json_lines(here: Here, programs: Path, tmp_path: Path) -
 
 
 def test_one_that_is_refused_is_told_with_its_reason(here: Here, programs: Path) -> None:
-    _, error = here("cfg", "programs/notes", "-o", "graphs", "-q", code=1)
+    _, error = here("cfg", "programs/notes", "-o", "new/graphs", "-q", code=1)
     assert "no program file" in error and "notes" in error and "hint:" in error
+    # Nothing of it stays, not even the folder.
+    assert not Path("new").exists()
+    Path("there").mkdir()
+    (programs / "notes2").write_text("no program")
+    here("cfg", "programs/notes", "programs/notes2", "-o", "there", "-q", code=1)
+    assert list(Path("there").iterdir()) == []
+
+
+def test_graphs_of_other_programs_are_told(here: Here, programs: Path) -> None:
+    here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
+    out, _ = here("cfg", "programs/tiny", "-o", "graphs", "-q")
+    others = out.splitlines()[-1]
+    assert others == "2 graphs of programs that are not among the inputs: hand.exe, small"
+    out, _ = here("cfg", "programs/tiny", "programs/small", "-o", "graphs", "-q", "--workers", 0)
+    others = out.splitlines()[-1]
+    assert others == "1 graph of programs that are not among the inputs: hand.exe"
+
+
+def test_levels_are_those_of_a_saved_index(here: Here, programs: Path) -> None:
+    for command in (("cfg",), ("vocab", "build", "x86"), ("spell", "--format", "ktrans")):
+        arguments = (*command, "programs/tiny", "-o", "x", "--levels", "O0,O1", "-q")
+        _, error = here(*arguments, code=2)
+        assert "--levels are those of a saved_index.pkl, and none is among the inputs" in error
+        assert "hint: leave it out" in error and not Path("x").exists()
 
 
 def test_the_others_are_made_where_one_is_refused(here: Here, programs: Path) -> None:
@@ -81,7 +110,8 @@ def test_the_others_are_made_where_one_is_refused(here: Here, programs: Path) ->
     # One that was named has to be there.
     arguments = ("cfg", "programs/arm", "programs/tiny", "-o", "named", "-q", "--workers", 0)
     out, _ = here(*arguments, code=1)
-    assert "named: 1 programs" in out
+    facts = "1 function, 2 blocks, 2 instructions, 3 edges"
+    assert f"named: 1 program (0 there already), {facts}, " in out
 
 
 def test_wrong_usage(here: Here, programs: Path) -> None:

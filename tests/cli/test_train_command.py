@@ -84,7 +84,8 @@ def test_train_stop_resume_sample(tokmill: Tokmill, store: Path, tmp_path: Path)
     slow.send_signal(signal.SIGTERM)
     _, talk = slow.communicate(timeout=60)
     assert slow.returncode == 3, talk
-    assert "stopped by SIGTERM" in talk and "--resume" in talk
+    assert f"interrupted: {out}: stopped by SIGTERM" in talk and "--resume" in talk
+    assert "error:" not in talk
     assert f"tokmill train --resume -o {out}" in talk
     assert "already holds a run" in tokmill(*arguments, "--steps", "300", code=1).stderr
     early = tokmill("sample", out, "--tokens", "1").stderr

@@ -28,7 +28,7 @@ def test_vocabularies_of_programs(here: Here, program: Path) -> None:
     first, _ = here(
         "vocab", "build", "x86", program, "-o", "v", "--rules", "semanticbbv", "--workers", 0
     )
-    assert "1 programs" in first and "rules semanticbbv" in first
+    assert "1 program, " in first and "rules semanticbbv" in first
     made = read_vocabularies("v", "semanticbbv")
     assert made["asm"].counts and sum(made["mne"].counts or ()) == sum(made["asm"].counts)
     again, _ = here("vocab", "build", "x86", program, "-o", "w", "--min-count", 1000, "--json",

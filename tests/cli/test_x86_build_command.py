@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,10 +32,10 @@ def folder(tmp_path: Path) -> Path:
 
 def test_programs_to_a_store_that_shows_a_function(here: Command, folder: Path) -> None:
     plan, _ = here("build", "x86", "in", "-o", "s", "--dry-run")
-    assert "items       2" in plan and "no input    1 files of the folders" in plan
+    assert "items       2" in plan and "no input    1 file of the folders" in plan
     assert "lifter = " in plan and "iced-x86" in plan
     out, talk = here("build", "x86", "in", "-o", "s")
-    assert "rejected: 1 " in out and "1 programs" in out
+    assert "rejected: 1 " in out and re.search(r"notes: .*\b1 program\b", out)
     assert "files of the folders that are no input: 1" in talk
     assert "half" in here("store", "rejects", "s")[0]
     shown, _ = here("inspect", "s", "--where", "function = checked")
@@ -51,6 +52,7 @@ def test_what_cannot_be_built(here: Command, folder: Path) -> None:
     assert "hint: make graphs of it first: tokmill cfg in/saved_index.pkl -o GRAPHS" in error
     _, error = here("build", "x86", "in/text", "-o", "s", code=1)
     assert "not one record was found (1 no program file)" in error
+    assert not Path("s").exists()
     _, error = here("build", "x86", "in", "-o", "t", "--rules", "semanticbbv", code=2)
     assert "tokmill vocab build x86 INPUT… --rules semanticbbv -o DIR" in error
     _, error = here("build", "x86", "in", "-o", "t", "--walks", 3, code=2)
@@ -59,9 +61,20 @@ def test_what_cannot_be_built(here: Command, folder: Path) -> None:
 
 def test_a_file_that_was_named_and_is_refused(here: Command, folder: Path) -> None:
     out, error = here("build", "x86", "in/whole", "in/half", "-o", "s", code=1)
-    assert "in/half: refused, the file is cut off" in error and "1 programs" in out
+    assert "in/half: refused, the file is cut off" in error and re.search(r"\b1 program\b", out)
     _, error = here("build", "x86", "in", "-o", "t", "--max-rejects", 0, code=1)
     assert "1 of 2 items were rejected (1 the file is cut off)" in error
+
+
+def test_the_help_of_a_kind_shows_what_it_takes(here: Command, folder: Path) -> None:
+    flags = ("--tokenizer", "--role", "--engine")
+    for kind, shown in (("x86", 0), ("token-dicts", 0), ("npz", 2), ("select", 2), ("text", 3)):
+        help_text, _ = here("build", kind, "--help")
+        assert [flag in help_text for flag in flags] == [True] * shown + [False] * (3 - shown), kind
+    _, error = here("build", "x86", "in", "-o", "s", "--tokenizer", "t.json", code=2)
+    assert "x86 code has no tokenizer\nhint: --vocab names vocabularies" in error
+    _, error = here("build", "x86", "in", "-o", "s", "--engine", "tokenizers", code=2)
+    assert "--engine chooses what encodes text, and x86 encodes none" in error
 
 
 def test_many_unknown_tokens_are_a_warning(here: Command, tmp_path: Path) -> None:

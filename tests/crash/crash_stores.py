@@ -86,10 +86,10 @@ def copy(template: Path | None, store: Path) -> None:
 
 
 def is_clean(err: str) -> bool:
-    """Say whether a refusal is one error with a hint and no traceback."""
+    """Say whether a refusal, or an interruption, is one line with a hint and no traceback."""
     lines = err.strip().splitlines()
     return (
-        sum(line.startswith("error: ") for line in lines) == 1
+        sum(line.startswith(("error: ", "interrupted: ")) for line in lines) == 1
         and sum(line.startswith("hint: ") for line in lines) == 1
         and "Traceback" not in err
     )

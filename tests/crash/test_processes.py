@@ -126,7 +126,7 @@ def test_an_interrupted_build_says_so_and_can_be_continued(
     (os.killpg if number == signal.SIGINT else os.kill)(build.pid, number)
     out, err = build.communicate(timeout=60)
     assert build.returncode == 3, err
-    assert is_clean(err) and "continues" in err
+    assert is_clean(err) and err.startswith("interrupted: ") and "continues" in err
     builds.wait_for(lambda: not alive(family), 10)
     builds.finish_as(forked)
 
@@ -139,7 +139,7 @@ def test_ctrl_c_while_the_workers_start_is_quiet(builds: Builds, forked: Forked)
     family = descendants(build)
     os.killpg(build.pid, signal.SIGINT)
     out, err = build.communicate(timeout=60)
-    assert build.returncode == 3 and is_clean(err), err
+    assert build.returncode == 3 and is_clean(err) and "interrupted: " in err, err
     builds.wait_for(lambda: not alive(family), 10)
 
 

@@ -80,7 +80,10 @@ def test_commands_run_and_print_what_is_shown(
 
 @pytest.mark.parametrize(
     "page",
-    ["python.md", "loaders.md", "parts.md", "programs.md", "x86-tokens.md", "x86-vocabularies.md"],
+    [
+        *("python.md", "loaders.md", "parts.md", "programs.md", "x86-tokens.md"),
+        *("x86-vocabularies.md", "embeddings.md"),
+    ],
 )
 def test_python_pages_run(page: str, repository: Path, corpus: Any, tmp_path: Path) -> None:
     """The blocks of a page are one program, in order."""

@@ -124,7 +124,7 @@ def test_a_batch_over_two_epochs(store: Store) -> None:
 
 def test_a_batch_in_parts(store: Store) -> None:
     batch = Feed(rows_of(store, "across"), 8).batch(0)
-    parts = [batch.rows(start, start + 3) for start in range(0, 8, 3)]
+    parts = [batch.rows(slice(start, start + 3)) for start in range(0, 8, 3)]
     assert [len(part) for part in parts] == [3, 3, 2]
     assert join(parts) == join([batch])
 

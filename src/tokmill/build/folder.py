@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tokmill.build.make import InputChanged
 from tokmill.build.plan import difference, plan_stands, write_plan
 from tokmill.build.prepare import How, Prepared
 from tokmill.build.source import Frozen
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.files import machine_errors, make_folder, remove, remove_leftovers, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem
@@ -39,11 +41,13 @@ def check_folder(out: Path) -> None:
             )
 
 
-def clear(out: Path) -> None:
-    """Remove a store from its folder, its last word first."""
+def clear(out: Path, spared: Collection[str] = ()) -> None:
+    """Remove a store from its folder, its last word first; `spared` folders of it stay."""
     for name in KNOWN_FILES:
         remove(out / name)
     for name in KNOWN_FOLDERS:
+        if name in spared:
+            continue
         with machine_errors("remove", out / name):
             if name == "vocab" and (out / name / LEARNED).exists():
                 # It says how the tokenizer of this build was learned, just before.
@@ -58,6 +62,27 @@ def sweep(out: Path) -> None:
     """Remove what killed writers left behind."""
     for folder in (out, out / "vocab", out / "shards", out / "cache"):
         remove_leftovers(folder)
+
+
+@contextlib.contextmanager
+def given_up(out: Path) -> Iterator[None]:
+    """Remove a store that fails where it began, if it holds no record, so that another may begin.
+
+    What was interrupted, stopped by the machine, or met a changed input, is to be continued and
+    stays.
+    """
+    there = [name for name in (*KNOWN_FILES, *KNOWN_FOLDERS) if (out / name).exists()]
+    # A tokenizer may have been learned for it, and rows planned.
+    begins = {*there} <= {"vocab", "cache"}
+    try:
+        yield
+    except Exception as error:
+        goes_on = isinstance(error, Interrupted | MachineError | InputChanged)
+        if begins and not goes_on and not any(receipt.records for receipt in read_receipts(out)):
+            sweep(out)
+            clear(out, there)
+            remove(out / ".lock")
+        raise
 
 
 def settle(out: Path, prepared: Prepared, how: How) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,10 @@ class _Part:
         return receipt
 
 
+class InputChanged(TokmillError):
+    """An input is no longer what the plan saw; the plan stands, and tells the next build so."""
+
+
 class TimeIsUp(Exception):
     """A shard was given up at the deadline."""
 
@@ -158,11 +162,12 @@ def make_shard(
     vocabularies: Mapping[str, Vocabulary],
     folder: Path,
     deadline: float | None = None,
+    count: Callable[[int], None] | None = None,
 ) -> list[Receipt]:
     """Read the items of a shard, write it into `folder`, and return its receipts.
 
     One receipt, unless an item is a long stream: that one gives a part, and a receipt, each time
-    its text has grown by 64 MiB.
+    its text has grown by 64 MiB. `count` is told the size of each item that was read.
     """
     limits = {
         name: vocabularies[column.vocab].size
@@ -188,6 +193,8 @@ def make_shard(
                 before = (0, 0)
         check_unchanged(item)
         part.end_item(item, content, before)
+        if count is not None:
+            count(item.size)
     receipts.append(part.commit(folder, task.shard, number, last=True))
     return receipts
 
@@ -199,25 +206,26 @@ def check_unchanged(item: Item) -> None:
         return
     hint = "the same `tokmill build` with --yes plans anew and makes what changed again"
     if not path.exists():
-        raise TokmillError(
+        raise InputChanged(
             "the file has vanished since the build was planned", where=item.path, hint=hint
         )
     with machine_errors("read", path):
         size = path.stat().st_size
     if sampled_digest(path, size) != item.digest:
-        raise TokmillError(
+        raise InputChanged(
             "the file has changed since the build was planned", where=item.path, hint=hint
         )
 
 
 _work: Work | None = None
 _source: Source | None = None
+_count: Callable[[int], None] | None = None
 
 
-def start_worker(work: Work) -> None:
-    """Tell this process which build it works for."""
-    global _work, _source
-    _work, _source = work, None
+def start_worker(work: Work, count: Callable[[int], None] | None = None) -> None:
+    """Tell this process which build it works for, and what counts the bytes that it has read."""
+    global _work, _source, _count
+    _work, _source, _count = work, None, count
 
 
 def make_in_worker(task: Task, deadline: float | None = None) -> list[Receipt]:
@@ -230,4 +238,4 @@ def make_in_worker(task: Task, deadline: float | None = None) -> list[Receipt]:
         _source = work.source()
     source = _source
     folder = Path(work.store) / "shards"
-    return make_shard(source, task, work.vocabularies, folder, deadline)
+    return make_shard(source, task, work.vocabularies, folder, deadline, _count)

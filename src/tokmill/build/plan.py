@@ -74,6 +74,8 @@ def make_plan(
         shards=shards,
         options=msgspec.to_builtins(source.config),
         roots=[str(Path(root).absolute()) for root in roots],
+        overlay=getattr(source, "overlay", msgspec.UNSET),
+        command=getattr(source, "command", msgspec.UNSET),
     )
     return plan, planned
 
@@ -95,7 +97,8 @@ def group_items(items: Iterable[Item]) -> Iterator[list[Item]]:
         group.append(item)
         size += weight
         digest = hashlib.sha256(f"{item.name}\0{item.start}".encode()).digest()
-        if int.from_bytes(digest[:8], "little") / 2**64 < weight / SHARD_BYTES:
+        drawn = int.from_bytes(digest[:8], "little") / 2**64 < weight / SHARD_BYTES
+        if drawn or item.alone:
             yield group
             group, size = [], 0
     if group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from tokmill import plugins, recipe
 from tokmill.build.plan import make_plan
 from tokmill.build.resources import Amount
 from tokmill.build.source import Frozen, Request, Source
+from tokmill.errors import UsageError
 from tokmill.store.manifest import Plan, PlannedItem
 
 
@@ -49,6 +51,22 @@ class Prepared(msgspec.Struct, frozen=True):
     planned: list[PlannedItem]
     left_out: int = 0
     """Files of the input folders that are no input, where the source counts them."""
+
+
+def folder_of(chosen: BuildRecipe) -> Path:
+    """Return the folder that a build writes to: the named one; an overlay lies in its store."""
+    kind = plugins.load(plugins.SOURCES, chosen.source)
+    if not hasattr(kind, "folder"):
+        if not chosen.out:
+            raise UsageError("no folder for the store was named", hint="-o STORE")
+        return Path(chosen.out)
+    if chosen.out:
+        raise UsageError(
+            "an overlay has its place in its store", hint="leave -o out: --name names it"
+        )
+    config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
+    folder: Path = kind.folder(config, chosen.inputs)
+    return folder
 
 
 def prepare(chosen: BuildRecipe) -> Prepared:

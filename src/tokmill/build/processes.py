@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -20,6 +21,8 @@ from tokmill.errors import MachineError
 T = TypeVar("T")
 R = TypeVar("R")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EVERY = 1.0
+"""Seconds between two looks at what goes on."""
 
 
 def in_processes(
@@ -31,13 +34,15 @@ def in_processes(
     start: Callable[[Any], None] | None = None,
     argument: Any = None,
     deadline: float | None = None,
+    tick: Callable[[], None] | None = None,
 ) -> Iterator[tuple[T, R]]:
     """Yield each task and what `function` makes of it, in whatever order they are done.
 
     One more task than there are workers is under way; taking one from `tasks` is the promise to
     finish it. `start` prepares a process with `argument`. At `deadline` (monotonic seconds) tasks
-    under way are given up, if at least one is finished. Processes die when this one does, however
-    it dies. A worker that is killed is a `MachineError` with `hint`.
+    under way are given up, if at least one is finished. `tick` is called once a second.
+    Processes die when this one does, however it dies. A worker that is killed is a `MachineError`
+    with `hint`.
     """
     waiting = iter(tasks)
     pool = ProcessPoolExecutor(
@@ -59,11 +64,14 @@ def in_processes(
                     running[pool.submit(function, task)] = task
             if not running:
                 break
-            left = None
+            left = math.inf
             if deadline is not None and finished:
                 left = max(0.0, deadline - time.monotonic())
-            done = wait(running, timeout=left, return_when=FIRST_COMPLETED).done
-            if not done:
+            pause = min(left, EVERY)
+            done = wait(running, timeout=pause, return_when=FIRST_COMPLETED).done
+            if tick is not None:
+                tick()
+            if not done and left <= pause:
                 return
             for future in done:
                 task = running.pop(future)

@@ -16,13 +16,13 @@ import msgspec
 
 from tokmill.build.executors import Executor, Here, Pool
 from tokmill.build.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
-from tokmill.build.folder import check_folder, clear, settle, sweep
+from tokmill.build.folder import check_folder, clear, given_up, settle, sweep
 from tokmill.build.make import Task, Work
-from tokmill.build.prepare import BuildRecipe, How, Prepared, prepare
+from tokmill.build.prepare import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.build.resources import choose
 from tokmill.build.watch import Watch
-from tokmill.errors import Interrupted, MachineError, UsageError
-from tokmill.files import locked, machine_errors, make_folder
+from tokmill.errors import Interrupted, MachineError
+from tokmill.files import locked, machine_errors, new_folder
 from tokmill.progress import Progress, human_bytes, human_time
 from tokmill.store.store import Store, read_receipts
 
@@ -30,7 +30,7 @@ from tokmill.store.store import Store, read_receipts
 def build_store(
     kind: str,
     inputs: Sequence[str | Path] | str | Path,
-    out: str | Path,
+    out: str | Path = "",
     *,
     tokenizer: str | Path | None = None,
     roles: Mapping[str, str] | None = None,
@@ -39,8 +39,9 @@ def build_store(
 ) -> Store:
     """Build a store, or continue, grow or simply open one that is there.
 
-    `options` are the source's keys. Raises `TokmillError` when the inputs or an existing store do
-    not fit, `Interrupted` when it was stopped and can be continued.
+    `options` are the source's keys; `out` is left out for an overlay, which lies in its store.
+    Raises `TokmillError` when the inputs or an existing store do not fit, `Interrupted` when it was
+    stopped and can be continued.
     """
     if isinstance(inputs, str | Path):
         inputs = [inputs]
@@ -57,15 +58,12 @@ def build_store(
 
 def run(chosen: BuildRecipe, how: How) -> Store:
     """Carry out a build recipe; see `build_store`."""
-    if not chosen.out:
-        raise UsageError("no folder for the store was named", hint="-o STORE")
-    out = Path(chosen.out)
+    out = folder_of(chosen)
     with machine_errors("read", out):
         check_folder(out)
     prepared = prepare(chosen)
     if prepared.left_out and not how.quiet:
         print(f"files of the folders that are no input: {prepared.left_out:,}", file=sys.stderr)
-    make_folder(out)
     lock = locked(
         out / ".lock",
         "another build is writing to this store",
@@ -73,9 +71,12 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         wait=PART_WAIT if how.part else 0,
     )
     with contextlib.ExitStack() as held:
+        held.enter_context(new_folder(out))
         held.enter_context(lock)
         if how.fresh:
             clear(out)
+        if how.part is None:
+            held.enter_context(given_up(out))
         settle(out, prepared, how)
         if how.part is not None:
             # Parts on other machines plan the same; only planning and finishing are exclusive.
@@ -114,14 +115,20 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     total = plan.input_bytes
     todo = sum(task.size for task in tasks)
     deadline = None if how.limit_seconds is None else time.monotonic() + how.limit_seconds
-    executor: Executor = Pool(work, workers, deadline) if workers else Here(work, deadline)
     bar = Progress("build", total, done=total - todo, extra=watch.text, quiet=how.quiet)
+
+    def report(read: int) -> None:
+        bar.reach(bar.already + read)
+
+    executor: Executor = (
+        Pool(work, workers, deadline, report) if workers else Here(work, deadline, report)
+    )
     begun = {receipt.shard for receipt in receipts}
     rejects = Rejects(out, how.max_rejects, plan.recipe["source"])
     rejects.add(receipts)
     try:
-        with bar:
-            for task, made in executor.map(until(tasks, deadline)):
+        with bar, contextlib.closing(executor.map(until(tasks, deadline))) as done:
+            for task, made in done:
                 if task.shard in begun:
                     again = {receipt.name for receipt in made}
                     receipts = [receipt for receipt in receipts if receipt.name not in again]
@@ -132,9 +139,9 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     except KeyboardInterrupt:
         watch.event("interrupted")
         raise Interrupted(
-            "the build was interrupted; its finished shards are kept"
+            "the build was stopped; its finished shards are kept"
             if any(read_receipts(out))
-            else "the build was interrupted before a shard was finished",
+            else "the build was stopped before a shard was finished",
             where=str(out),
             hint="run the same command again: it continues",
         ) from None

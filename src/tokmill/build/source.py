@@ -34,6 +34,8 @@ class Item(msgspec.Struct, frozen=True):
     """How many times larger the content is expected to be (compressed files)."""
     parts_done: int = 0
     """Parts of a stream that are in the store already: read past them, yield nothing."""
+    alone: bool = False
+    """Nothing else goes into its shard (that of an overlay, beside one of its store)."""
 
     @property
     def size(self) -> int:

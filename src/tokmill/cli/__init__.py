@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from tokmill.cli.lazy import as_command, lazy_group
-from tokmill.errors import TokmillError
+from tokmill.errors import Interrupted, TokmillError
 from tokmill.files import HINTS, machine_error
 
 # typer carries its own click, whose names are private; these are its public faces.
@@ -24,6 +24,8 @@ ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 TYPER_INTERRUPTED = 130
 """What typer makes of a KeyboardInterrupt in a command."""
+ERROR, INTERRUPTED = ("error", "31"), ("interrupted", "33")
+"""What stands before a message, and its colour on a terminal: red, yellow."""
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # command: (module:attribute, panel, one line of help)
@@ -35,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans or asm2vec do."),
     "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
     "eval": ("tokmill.cli.evaluate:evaluate", "training", "Measure the loss of a run on a store."),
+    "embed": ("tokmill.cli.embed:embed", "training", "Make vectors of records with a run."),
     "sample": ("tokmill.cli.train:sample", "training", "Continue a prompt with a trained model."),
     "model": ("tokmill.cli.model:app", "training", "Read and write public checkpoints."),
     "inspect": ("tokmill.cli.looking:inspect", "looking", "Say what a file or folder is."),
@@ -90,11 +93,11 @@ def main(arguments: list[str] | None = None) -> int:
         if code == TYPER_INTERRUPTED:
             raise KeyboardInterrupt
     except TokmillError as error:
-        _complain(str(error))
+        _complain(str(error), INTERRUPTED if isinstance(error, Interrupted) else ERROR)
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted\nhint: run the same command again: it continues")
-        code = 3
+        _complain("by a signal\nhint: run the same command again: it continues", INTERRUPTED)
+        code = Interrupted.exit_code
     except ClickException as error:
         if type(error).__name__ != "NoArgsIsHelpError":
             _complain(_usage(error))
@@ -149,12 +152,12 @@ def _terminated(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _complain(text: str) -> None:
+def _complain(text: str, kind: tuple[str, str] = ERROR) -> None:
     first, _, rest = text.partition("\nhint:")
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    label, hint = ("error:", "hint:")
+    label, hint = f"{kind[0]}:", "hint:"
     if colour:
-        label, hint = ("\x1b[1;31merror:\x1b[0m", "\x1b[1;36mhint:\x1b[0m")
+        label, hint = f"\x1b[1;{kind[1]}m{label}\x1b[0m", f"\x1b[1;36m{hint}\x1b[0m"
     # Where stderr cannot be written (a log on the full disk), the exit code still says it.
     with contextlib.suppress(OSError):
         print(f"{label} {first}", file=sys.stderr)

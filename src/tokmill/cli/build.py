@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
 from tokmill.errors import UsageError
-from tokmill.progress import human_bytes
+from tokmill.progress import human_bytes, human_count
 from tokmill.store.store import Store, read_receipts
 
 TEXT_KINDS = ("text", "jsonl", "parquet")
@@ -74,7 +75,9 @@ def load_kind(name: str) -> Any:
     if name not in plugins.SOURCES:
         return None
     line = f"Build a store from {plugins.SOURCES[name].help}."
-    return _command(name, plugins.load(plugins.SOURCES, name).Config, line)
+    kind = plugins.load(plugins.SOURCES, name)
+    hidden = () if getattr(kind, "has_tokenizer", True) else ("tokenizer", "role")
+    return _command(name, kind.Config, line, hidden if name in TEXT_KINDS else (*hidden, "engine"))
 
 
 command = lazy_group(
@@ -86,7 +89,9 @@ command = lazy_group(
 )
 
 
-def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
+def _command(
+    name: str, struct: type[msgspec.Struct] | None, line: str, hidden: Collection[str] = ()
+) -> Any:
     def base(
         inputs: Inputs = None,
         out: Out = None,
@@ -128,6 +133,11 @@ def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
             quiet=quiet,
         )
         chosen = _recipe(name, inputs or [], out, tokenizer, role or [], set_ or [], given(more))
+        if engine != "auto" and chosen.source not in TEXT_KINDS:
+            raise UsageError(
+                f"--engine chooses what encodes text, and {chosen.source} encodes none",
+                hint="leave it out",
+            )
         if chosen.source in TEXT_KINDS:
             from tokmill.cli import build_text
 
@@ -150,7 +160,7 @@ def _command(name: str, struct: type[msgspec.Struct] | None, line: str) -> Any:
         from tokmill.cli.build_text import PARAMETERS
 
         parameters = [*PARAMETERS, *parameters]
-    return as_command(with_parameters(base, parameters, line), name)
+    return as_command(with_parameters(base, parameters, line, hidden), name)
 
 
 def _recipe(
@@ -201,7 +211,7 @@ def _print_plan(chosen: BuildRecipe, json: bool) -> None:
     print(f"source      {plan.recipe['source']}")
     print(f"items       {plan.items:,} ({human_bytes(plan.input_bytes)})")
     if prepared.left_out:
-        print(f"no input    {prepared.left_out:,} files of the folders")
+        print(f"no input    {human_count(prepared.left_out, 'file')} of the folders")
     print(f"shards      {plan.shards:,}")
     for column, spec in plan.schema.items():
         print(f"column      {column}: {spec.dtype} a {spec.per}")
@@ -255,9 +265,9 @@ def _report(store: Store, json: bool) -> None:
     manifest = store.manifest
     state = "" if manifest.complete else " (partial)"
     print(
-        f"{store.path}{state}: {manifest.records:,} records, {manifest.tokens:,} tokens, "
-        f"{human_bytes(manifest.bytes)} in {len(manifest.shards):,} shard"
-        f"{'' if len(manifest.shards) == 1 else 's'}"
+        f"{store.path}{state}: {human_count(manifest.records, 'record')}, "
+        f"{human_count(manifest.tokens, 'token')}, {human_bytes(manifest.bytes)} in "
+        f"{human_count(len(manifest.shards), 'shard')}"
         + ("" if manifest.source == "select" else f" from {human_bytes(manifest.input_bytes)}")
     )
     for what in ("skipped", "rejected"):

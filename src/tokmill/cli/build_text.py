@@ -18,7 +18,7 @@ from tokmill.build.prepare import BuildRecipe, How
 from tokmill.build.run import run
 from tokmill.cli.output import print_json, say
 from tokmill.errors import UsageError
-from tokmill.files import make_folder, remove
+from tokmill.files import new_folder, remove
 
 PANEL = "tokenizer, parts, one record"
 
@@ -72,8 +72,8 @@ def before(
                 f"{looking} writes nothing, and there is no tokenizer yet",
                 hint="`tokmill tokenizer train INPUT -o tokenizer.json`, then --tokenizer",
             )
-        make_folder(folder)
-        tokenizer = _learn(folder, chosen, list(chosen.inputs), more, how)
+        with new_folder(folder):
+            tokenizer = _learn(folder, chosen, list(chosen.inputs), more, how)
         chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
     if more.get("explain"):
         from tokmill.text.explain import explain
@@ -119,7 +119,8 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
         if not more.get("vocab_size"):
             raise UsageError("no tokenizer was named", hint="--tokenizer PATH or --vocab-size N")
         # The validation text must not shape the vocabulary that it is measured with.
-        tokenizer = str(_learn(make_folder(out), chosen, train, more, how))
+        with new_folder(out):
+            tokenizer = str(_learn(out, chosen, train, more, how))
     facts: dict[str, Any] = {}
     from tokmill.cli.build import _report, summary
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tokmill.cli.output import print_json
+from tokmill.cli.programs import (
+    MOST_LISTED,
+    Json,
+    Levels,
+    Quiet,
+    Workers,
+    end,
+    listed,
+    processes,
+)
 from tokmill.errors import TokmillError
-from tokmill.progress import human_time
+from tokmill.progress import human_count, human_time
 
-MOST_LISTED = 20
 KNOWN = "ELF and PE files for x86 are read"
 
 
@@ -43,16 +50,10 @@ def cfg(
             show_default="parquet",
         ),
     ] = "",
-    levels: Annotated[
-        str | None,
-        typer.Option(help="O0,O1,…: the levels of a saved_index.pkl, in the order of its lists."),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Processes; 0: in this one.", show_default="one a core"),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Report as JSON.")] = False,
+    levels: Levels = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> int:
     """Find functions, blocks and edges of programs; the same command again continues.
 
@@ -65,8 +66,8 @@ def cfg(
         out,
         lifter=lifter,
         form=form or out.suffix.removeprefix(".") or "parquet",
-        levels=levels.split(",") if levels else None,
-        workers=len(os.sched_getaffinity(0)) if workers is None else workers,
+        levels=listed(levels),
+        workers=processes(workers),
         quiet=quiet,
     )
     if not report.programs:
@@ -74,29 +75,26 @@ def cfg(
     if report.programs == len(report.refusals) == 1:
         one = report.refusals[0]
         raise TokmillError(one.refused, where=programs[0], hint=one.hint)
-    if json:
-        print_json(report)
-    else:
-        for one in report.refusals[:MOST_LISTED]:
-            print(f"{one.program}: refused, {one.refused}")
-        print(
-            f"{out}: {report.made + report.kept:,} programs ({report.kept:,} there already), "
-            f"{report.functions:,} functions, {report.blocks:,} blocks, "
-            f"{report.instructions:,} instructions, {report.edges:,} edges, "
-            f"{human_time(report.seconds)}"
+    counts = [
+        f"{human_count(report.made + report.kept, 'program')} ({report.kept:,} there already)",
+        human_count(report.functions, "function"),
+        human_count(report.blocks, "block"),
+        human_count(report.instructions, "instruction"),
+        human_count(report.edges, "edge"),
+        human_time(report.seconds),
+    ]
+    lines = [f"{out}: {', '.join(counts)}"]
+    for title, why in (("refused", report.refused), ("not followed", report.unresolved)):
+        if why:
+            reasons = ", ".join(f"{number:,} {reason}" for reason, number in why.items())
+            lines.append(f"{title}: {reasons}")
+    if report.others:
+        shown = ", ".join(report.others[:MOST_LISTED])
+        more = ", …" if len(report.others) > MOST_LISTED else ""
+        lines.append(
+            f"{human_count(len(report.others), 'graph')} of programs that are not among the "
+            f"inputs: {shown}{more}"
         )
-        for title, counts in (("refused", report.refused), ("not followed", report.unresolved)):
-            if counts:
-                reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.items())
-                print(f"{title}: {reasons}")
-        if report.others:
-            shown = ", ".join(report.others[:MOST_LISTED])
-            more = ", …" if len(report.others) > MOST_LISTED else ""
-            kind = "graph" if len(report.others) == 1 else "graphs"
-            print(
-                f"{len(report.others):,} {kind} of programs that are not among the inputs: "
-                f"{shown}{more}"
-            )
-    named = {Path(program).name for program in programs if not Path(program).is_dir()}
-    refused = any(one.program in named for one in report.refusals)
-    return 1 if refused or not report.made + report.kept else 0
+    refused = {one.program: one.refused for one in report.refusals}
+    code = end(programs, refused, lines, report, json=json)
+    return code if report.made + report.kept else 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tokmill import plugins
-from tokmill.cli.output import print_json, print_table
+from tokmill.cli.output import print_json, print_table, say
 
 
 def evaluate(
@@ -19,6 +20,14 @@ def evaluate(
     at: Annotated[
         str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")
     ] = "last",
+    by: Annotated[
+        str,
+        typer.Option(
+            metavar="COLUMN",
+            help="Tell the loss for each value of this record column too, such as project or "
+            "program.",
+        ),
+    ] = "",
     rows: Annotated[
         int, typer.Option(metavar="N", min=0, help="Evenly spaced rows; 0: every token once.")
     ] = 0,
@@ -31,17 +40,62 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Measure the loss of a run on a store: nats a token, perplexity, bits a byte."""
+    """Measure the loss of a run on a store, by column, beside that of single ids' frequencies."""
     module = plugins.require("tokmill.train.evaluate")
     found = module.evaluate(
-        run, store, at=at, rows=rows, batch=batch, device=device, partial=partial
+        run, store, at=at, rows=rows, batch=batch, device=device, partial=partial, by=by
     )
     if as_json:
         print_json(found)
-    else:
-        shown = {
-            k: f"{v:.4f}" if isinstance(v, float) else f"{v:,}"
-            for k, v in found.items()
-            if k not in ("run", "store", "fingerprint")
-        }
-        print_table(["measure", "value"], [[name, value] for name, value in shown.items()])
+        return
+    shown = {
+        k: f"{v:.4f}" if isinstance(v, float) else f"{v:,}"
+        for k, v in found.items()
+        if isinstance(v, int | float)
+    }
+    print_table(["measure", "value"], [[name, value] for name, value in shown.items()])
+    _print_columns(found)
+    if "by" in found:
+        print()
+        lines = found["by"]["values"]
+        heads, cells = _losses(lines)
+        print_table(
+            [found["by"]["column"], "tokens", *heads],
+            [
+                [line["value"], line["tokens"], *more]
+                for line, more in zip(lines, cells, strict=True)
+            ],
+        )
+    for note in found["notes"]:
+        say(f"note: {note}")
+
+
+def _print_columns(found: Mapping[str, Any]) -> None:
+    """Print a line a column, all of them together where they are several, and instructions."""
+    columns: dict[str, Any] = dict(found.get("columns", {}))
+    if not columns:
+        return
+    if len(columns) > 1:
+        columns["all of them"] = found["next_token"]
+    heads, cells = _losses(list(columns.values()))
+    print()
+    print_table(
+        ["next token", *heads, "perplexity", "right"],
+        [
+            [name, *more, values.get("perplexity", ""), f"{values['accuracy']:.1%}"]
+            for (name, values), more in zip(columns.items(), cells, strict=True)
+        ],
+    )
+    if "instructions" in found:
+        count, share = (found["instructions"][key] for key in ("count", "accuracy"))
+        print(f"\nwhole next instructions: {share:.1%} of {count:,} right")
+
+
+def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Return headings and cells of losses, beside the baseline where there is one."""
+    if any(line["unigram"] is None for line in lines):
+        return ["loss"], [[line["loss"]] for line in lines]
+    return (
+        ["loss", "unigram", "better"],
+        [[line["loss"], line["unigram"], line["loss"] < line["unigram"]] for line in lines],
+    )

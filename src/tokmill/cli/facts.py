@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokmill.cli.output import print_table
-from tokmill.progress import human_bytes
+from tokmill.progress import human_bytes, human_count
 from tokmill.store.stats import Statistics
 
 BAR = 40
@@ -40,10 +40,17 @@ def print_facts(facts: dict[str, Any]) -> None:
         print_table(headers, [[_text(entry.get(key)) for key in headers] for entry in value])
 
 
+def note_in_words(note: str, count: int) -> str:
+    """Return a note of a build, which begins with the plural of what it counts."""
+    nouns, space, rest = note.partition(" ")
+    return f"{human_count(count, nouns.removesuffix('s'), nouns)}{space}{rest}"
+
+
 def notes_in_words(notes: Mapping[str, int], tokens: int) -> str:
     """Return the notes of a build; of unknown tokens also their share of all `tokens`."""
     return ", ".join(
-        f"{count:,} {note}" + (f" ({count / tokens:.1%})" if REPLACED.fullmatch(note) else "")
+        note_in_words(note, count)
+        + (f" ({count / tokens:.1%})" if REPLACED.fullmatch(note) else "")
         for note, count in notes.items()
     )
 
@@ -60,7 +67,7 @@ def print_records(records: list[dict[str, Any]]) -> None:
     if not records:
         print("no record")
     for i, record in enumerate(records):
-        facts = [f"record {record['record']:,}", f"{record['tokens']:,} tokens"]
+        facts = [f"record {record['record']:,}", human_count(record["tokens"], "token")]
         if "from" in record:
             # A record of code is where its address says.
             place = "" if "address" in record else f" byte {record['byte']:,}"
@@ -86,12 +93,12 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
         ["records", f"{found.records:,}"],
         ["tokens", f"{found.tokens:,}"],
         ["shards read", f"{found.shards:,}" + ("" if found.exact else " (a sample)")],
-        ["shortest, longest", f"{lengths.min:,}, {lengths.max:,} tokens"],
+        ["shortest, longest", f"{lengths.min:,}, {human_count(lengths.max, 'token')}"],
         ["mean, median", f"{lengths.mean:,.1f}, {lengths.median:,} tokens"],
         ["90%, 99% up to", f"{lengths.p90:,}, {lengths.p99:,} tokens"],
         [f"rows of {found.width:,}", f"{found.rows:,}, {found.padding:.2%} padding"],
         [f"longer than {found.width:,}", f"{found.longer:.2%} of the records"],
-        ["empty", f"{found.empty:,} records"],
+        ["empty", human_count(found.empty, "record")],
     ]
     if found.bytes_per_token is not None:
         rows.append(["bytes a token", f"{found.bytes_per_token:.3f}"])
@@ -106,11 +113,11 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
             print(f"{label.rjust(width)}  {'#' * round(BAR * n / most):<{BAR}}  {n:,}")
     for name, use in found.columns.items():
         of = "" if use.vocabulary is None else f" of {use.vocabulary:,} ({use.used:.2%})"
-        print(f"\n{name}: {use.unique:,} ids{of}")
+        print(f"\n{name}: {human_count(use.unique, 'id')}{of}")
         if use.unknown is not None:
             print(f"unknown: {use.unknown:.4%} of the tokens")
         if use.eot is not None:
-            print(f"eot: {use.eot:,} tokens")
+            print(f"eot: {human_count(use.eot, 'token')}")
         first = use.frequent[:10]
         columns: dict[str, list[Any]] = {"id": [number for number, _, _ in first]}
         if known := tokens.get(name):

@@ -45,12 +45,17 @@ def inspect(
             "May be repeated.",
         ),
     ] = None,
+    overlay: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Show columns of an overlay too. May be repeated."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a file or folder is; of a store show records and figures too."""
     from tokmill.report.inspect import describe
+    from tokmill.report.look import ENTRIES
 
-    facts = describe(path) if head is None else describe(path, head)
+    facts = describe(path, ENTRIES if head is None else head, quiet=False)
     is_store = facts["kind"] in ("store", "partial store")
     shows_entries = is_store or facts["kind"] == "pickle"
     if (not shows_entries and head is not None) or (not is_store and (stats or where)):
@@ -62,11 +67,11 @@ def inspect(
     if head is None and where:
         head = 5
     if is_store and head is not None:
-        facts["head"], matches = _records(path, head, where or [], whole=as_json)
+        facts["head"], matches = _records(path, overlay or [], head, where or [], whole=as_json)
         if where:
             facts["matching"] = matches
     if stats:
-        facts["statistics"] = _statistics(path, width, sample)
+        facts["statistics"] = _statistics(path, overlay or [], width, sample)
     if as_json:
         print_json(facts)
         return
@@ -151,12 +156,12 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def _records(
-    path: Path, most: int, where: list[str], *, whole: bool
+    path: Path, overlays: list[str], most: int, where: list[str], *, whole: bool
 ) -> tuple[list[dict[str, Any]], int]:
     from tokmill.report.records import Reader, matching
     from tokmill.store.store import Store
 
-    store = Store(path)
+    store = Store(path, overlays)
     reader = Reader(store)
     if reader.talk:
         say(reader.talk)
@@ -178,11 +183,11 @@ def _token_lists(path: Path) -> dict[str, list[str]]:
     return Reader(store).lists
 
 
-def _statistics(path: Path, width: int, sample: int | None) -> Any:
+def _statistics(path: Path, overlays: list[str], width: int, sample: int | None) -> Any:
     from tokmill.store.stats import statistics
     from tokmill.store.store import Store
 
-    store = Store(path)
+    store = Store(path, overlays)
     with Progress("statistics", store.manifest.bytes) as bar:
         return statistics(store, width, sample, advance=bar.advance)
 

@@ -1,13 +1,15 @@
-"""Options and messages that commands about programs share."""
+"""Options, messages and the end of the commands that read programs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from tokmill.cli.output import print_json
 
 MOST_LISTED = 20
 PROGRAMS = (
@@ -34,9 +36,31 @@ def processes(asked: int | None) -> int:
     return len(os.sched_getaffinity(0)) if asked is None else asked
 
 
-def list_refused(refused: Mapping[str, str]) -> None:
-    """Print the programs that were not read, and why."""
-    for name, why in list(refused.items())[:MOST_LISTED]:
-        print(f"{name}: refused, {why}")
-    if len(refused) > MOST_LISTED:
-        print(f"… {len(refused) - MOST_LISTED:,} more refused")
+def listed(levels: str | None) -> list[str] | None:
+    """Return the optimisation levels of `--levels`."""
+    return levels.split(",") if levels else None
+
+
+def end(
+    inputs: Iterable[str],
+    refused: Mapping[str, str],
+    lines: Iterable[str],
+    report: Any,
+    *,
+    json: bool,
+) -> int:
+    """Print the report as JSON, or else what was refused and then the lines.
+
+    Returns the exit code: 1 if a file that was named is among `refused` (program → why).
+    """
+    if json:
+        print_json(report)
+    else:
+        for name, why in list(refused.items())[:MOST_LISTED]:
+            print(f"{name}: refused, {why}")
+        if len(refused) > MOST_LISTED:
+            print(f"… {len(refused) - MOST_LISTED:,} more refused")
+        for line in lines:
+            print(line)
+    named = {Path(path).name for path in inputs if not Path(path).is_dir()}
+    return 1 if named & set(refused) else 0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from tokmill.cli.output import print_json
 from tokmill.cli.programs import (
     Json,
     Levels,
@@ -16,9 +14,11 @@ from tokmill.cli.programs import (
     Programs,
     Quiet,
     Workers,
-    list_refused,
+    end,
+    listed,
     processes,
 )
+from tokmill.progress import human_count
 
 
 def spell(
@@ -51,16 +51,13 @@ def spell(
         out,
         form,
         least=min_instructions,
-        levels=levels.split(",") if levels else None,
+        levels=listed(levels),
         workers=processes(workers),
         quiet=quiet,
     )
-    if json:
-        print_json({"out": str(out), **msgspec.to_builtins(found)})
-    else:
-        list_refused(found.refused)
-        print(
-            f"{out}: {found.functions:,} functions of {found.programs:,} programs in "
-            f"{found.files:,} files"
-        )
-    return 1 if {Path(path).name for path in inputs} & set(found.refused) else 0
+    line = (
+        f"{out}: {human_count(found.functions, 'function')} of "
+        f"{human_count(found.programs, 'program')} in {human_count(found.files, 'file')}"
+    )
+    report = {"out": str(out), **msgspec.to_builtins(found)}
+    return end(inputs, found.refused, [line], report, json=json)

@@ -14,7 +14,7 @@ from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
 from tokmill.errors import TokmillError, UsageError
-from tokmill.progress import human_bytes
+from tokmill.progress import human_bytes, human_count
 from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
 
@@ -44,14 +44,15 @@ def validate(
             print(f"{problem.where}: {problem.what}")
         state = "complete" if report.complete else "partial"
         print(
-            f"{store}: {'ok' if report.ok else f'{len(problems)} problems'}, {state}, "
-            f"{report.records:,} records, {report.tokens:,} tokens, "
-            f"{report.shards:,} shard{'' if report.shards == 1 else 's'}, "
-            f"{report.empty_records:,} empty records"
+            f"{store}: {'ok' if report.ok else human_count(len(problems), 'problem')}, {state}, "
+            f"{human_count(report.records, 'record')}, {human_count(report.tokens, 'token')}, "
+            f"{human_count(report.shards, 'shard')}, "
+            f"{human_count(report.empty_records, 'empty record')}"
             + (f", {deep} made again" if deep and report.ok else "")
         )
     if not report.ok:
-        say(f"hint: tokmill store repair {store}")
+        for mend in dict.fromkeys(one.mend or f"tokmill store repair {store}" for one in problems):
+            say(f"hint: {mend}")
     return 0 if report.ok else 1
 
 
@@ -77,7 +78,8 @@ def repair(
     if json:
         print_json(done)
     else:
-        print(f"{store}: {len(done.shards)} shards made again {' '.join(done.shards)}".rstrip())
+        made = human_count(len(done.shards), "shard")
+        print(f"{store}: {made} made again {' '.join(done.shards)}".rstrip())
         for problem in done.remaining:
             print(f"{problem.where}: {problem.what}")
     return 1 if done.remaining else 0
@@ -108,7 +110,7 @@ def locate(
     for place in found:
         where = place_in_words(place.byte, opened.schema)
         print(
-            f"record {place.record}: {place.tokens:,} tokens; input {place.item} "
+            f"record {place.record}: {human_count(place.tokens, 'token')}; input {place.item} "
             f"({place.path}) at {where}; shard {place.shard}, record "
             f"{place.record_in_shard:,}, token {place.token_start:,}"
         )
@@ -191,10 +193,13 @@ def finish(
     if json:
         print_json(facts)
     elif missing:
-        print(f"{store}: {missing:,} shards are missing")
+        print(f"{store}: {human_count(missing, 'shard')} missing")
         say("hint: run the parts that have not ended again")
     else:
-        print(f"{store}: complete, {facts['records']:,} records, {facts['tokens']:,} tokens")
+        print(
+            f"{store}: complete, {human_count(facts['records'], 'record')}, "
+            f"{human_count(facts['tokens'], 'token')}"
+        )
     return 1 if missing else 0
 
 

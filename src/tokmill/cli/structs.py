@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -98,11 +99,18 @@ def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_parameters(
-    function: Callable[..., Any], parameters: list[inspect.Parameter], doc: str
+    function: Callable[..., Any],
+    parameters: list[inspect.Parameter],
+    doc: str,
+    hidden: Collection[str] = (),
 ) -> Callable[..., Any]:
-    """Return a function for typer with more parameters than `function`, which takes **options."""
+    """Return a function for typer with more parameters than `function`, which takes **options.
+
+    Those of its own that are `hidden` are taken, and left out of the help.
+    """
     signature = inspect.signature(function, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    own = [_hide(p) if p.name in hidden else p for p in own]
 
     def command(**arguments: Any) -> Any:
         return function(**arguments)
@@ -111,6 +119,13 @@ def with_parameters(
     command.__annotations__ = {p.name: p.annotation for p in [*own, *parameters]}
     command.__doc__ = doc
     return command
+
+
+def _hide(parameter: inspect.Parameter) -> inspect.Parameter:
+    kind, option = typing.get_args(parameter.annotation)
+    option = copy.copy(option)
+    option.hidden = True
+    return parameter.replace(annotation=Annotated[kind, option])
 
 
 def settings(values: list[str] | None) -> dict[str, Any]:

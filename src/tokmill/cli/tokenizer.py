@@ -15,7 +15,7 @@ import typer
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors, make_folder, write_file
-from tokmill.progress import human_bytes, human_time
+from tokmill.progress import human_bytes, human_count, human_time
 
 app = typer.Typer(
     add_completion=False,
@@ -100,7 +100,7 @@ def train(
         "characters": seen.characters,
     }
     say(
-        f"{seen.records:,} records, {seen.characters:,} characters, "
+        f"{human_count(seen.records, 'record')}, {human_count(seen.characters, 'character')}, "
         f"{human_time(time.monotonic() - begun)}"
     )
     if tokenizer.size < vocab_size:

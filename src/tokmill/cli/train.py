@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from tokmill import plugins
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.structs import PANEL, settings
 from tokmill.errors import Interrupted, UsageError
-from tokmill.progress import human_bytes
+from tokmill.progress import human_bytes, human_count
 from tokmill.recipe import merge
 
 
@@ -98,8 +99,19 @@ def train(
         ),
     ] = None,
     processes: Annotated[
-        int, typer.Option(help="Processes on this machine that share each step; one a GPU.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="Processes on this machine that share each step, one a GPU; 1, or as many as "
+            "--devices names."
+        ),
+    ] = None,
+    devices: Annotated[
+        str,
+        typer.Option(
+            metavar="N|LIST",
+            help="GPUs of this machine, a process each: 2 for two of them, 0,3 for those two.",
+        ),
+    ] = "",
     nodes: Annotated[int, typer.Option(help="Machines; the command is given on each of them.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Number of this machine, from 0.")] = 0,
     master: Annotated[
@@ -138,22 +150,28 @@ def train(
     resolving = plugins.require("tokmill.train.resolve")
     launching = plugins.require("tokmill.train.launch")
     launching.begin_worker()
-    launch = launching.Launch(processes, nodes, node_rank, master)
+    gpus = launching.gpus_of(devices)
+    processes = max(1, len(gpus)) if processes is None else processes
+    launch = launching.Launch(processes, nodes, node_rank, master, gpus)
     launch.check()
     with launching.one_a_machine():
         config = resolving.resolve(recipe, out or Path("RUN"), options, resume)
+    if gpus and config.run.device == "cpu":
+        raise UsageError("--devices names GPUs, and run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""
     if not line and not launching.place().rank and not resume:
         for note in plugins.require("tokmill.train.config").notes(config):
             say(f"note: {note}")
     if dry_run or out is None:
         plan = plugins.require("tokmill.train.estimate").estimate(config, processes * nodes)
-        _print_plan({**plan, "torchrun": line} if line else plan, as_json)
+        more = {"gpus": ",".join(gpus)} if gpus else {}
+        _print_plan({**plan, **more, **({"torchrun": line} if line else {})}, as_json)
         return
     try:
         if line:
             say(line)
             raise typer.Exit(launch.run(context.obj))
+        launch.take_gpus()
         loop = plugins.require("tokmill.train.loop")
         result = loop.train_model(recipe, out, options=options, resume=resume, quiet=quiet)
     except KeyboardInterrupt:
@@ -231,6 +249,9 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     )
     print()
     columns = ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
+    micro = " rows × ".join(map(str, plan["micro_batch"])) + " positions"
+    if plan["rows_kind"] == "whole":
+        micro = f"rows of like lengths, at most {math.prod(plan['micro_batch']):,} positions"
     print_table(
         ["plan", ""],
         [
@@ -238,12 +259,13 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
             ["columns", columns],
             ["parameters", f"{plan['parameters']:,}"],
             ["batch", " rows × ".join(map(str, plan["batch"])) + " positions"],
-            ["micro-batch", " rows × ".join(map(str, plan["micro_batch"])) + " positions"],
+            ["micro-batch", micro],
             ["tokens a step", f"{plan['tokens_per_step']:,}"],
             ["rows", plan["rows_kind"]],
             ["steps", f"{plan['steps']:,} ({plan['epochs']:.2f} epochs of {plan['rows']:,} rows)"],
             ["tokens in all", f"{plan['tokens']:,}"],
             ["operations in all", f"{plan['flops']:.2e}"],
+            *([["GPUs of this machine", plan["gpus"]]] if "gpus" in plan else []),
             [
                 "memory, about",
                 f"{human_bytes(plan['memory_bytes'])} a process, "
@@ -260,7 +282,8 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
                 f"{store['share']:.1%}",
                 f"{store['rows']:,}",
                 f"{store['padding']:.2%}",
-                f"{store['cut_tokens']:,} tokens of {store['cut_records']:,} records",
+                f"{human_count(store['cut_tokens'], 'token')} of "
+                f"{human_count(store['cut_records'], 'record')}",
             ]
             for store in plan["stores"]
         ],

@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from tokmill.cli import vocab_lists
-from tokmill.cli.output import print_json, print_table
+from tokmill.cli.output import print_table
 from tokmill.cli.programs import (
     PROGRAMS,
     Json,
@@ -19,10 +19,12 @@ from tokmill.cli.programs import (
     Programs,
     Quiet,
     Workers,
-    list_refused,
+    end,
+    listed,
     processes,
 )
 from tokmill.errors import UsageError
+from tokmill.progress import human_count
 
 app = typer.Typer(
     add_completion=False,
@@ -80,8 +82,7 @@ def build(
         raise UsageError("no program was named", hint="give programs, or --closed")
     check_target(out, rules)
     how: dict[str, Any] = {"workers": processes(workers), "quiet": quiet}
-    chosen = levels.split(",") if levels else None
-    counted = count_programs(inputs, rules, levels=chosen, **how) if inputs else None
+    counted = count_programs(inputs, rules, levels=listed(levels), **how) if inputs else None
     counts = counted.counts if counted else {}
     if closed:
         made = vocabulary.closed()
@@ -93,29 +94,26 @@ def build(
     own = unknown_in(made, counts) if counted else []
     others = unknown_in(made, held_out.counts) if held_out else []
     refused = (counted.refused if counted else {}) | (held_out.refused if held_out else {})
-    if json:
-        print_json(
-            {
-                "vocabulary": str(out),
-                "rules": rules,
-                "programs": counted.programs if counted else 0,
-                "instructions": counted.instructions if counted else 0,
-                "columns": {column: len(tokens) for column, tokens in made.items()},
-                "counted": {one.column: msgspec.structs.asdict(one) for one in own},
-                "unknown_on": {one.column: msgspec.structs.asdict(one) for one in others},
-                "refused": refused,
-            }
-        )
-    else:
-        list_refused(refused)
-        if counted:
-            print(
-                f"{out}: {counted.programs:,} programs, {counted.instructions:,} instructions, "
-                f"rules {rules}"
-            )
+    report = {
+        "vocabulary": str(out),
+        "rules": rules,
+        "programs": counted.programs if counted else 0,
+        "instructions": counted.instructions if counted else 0,
+        "columns": {column: len(tokens) for column, tokens in made.items()},
+        "counted": {one.column: msgspec.structs.asdict(one) for one in own},
+        "unknown_on": {one.column: msgspec.structs.asdict(one) for one in others},
+        "refused": refused,
+    }
+    lines = []
+    if counted:
+        lines = [
+            f"{out}: {human_count(counted.programs, 'program')}, "
+            f"{human_count(counted.instructions, 'instruction')}, rules {rules}"
+        ]
+    code = end([*(inputs or []), *(unknown_on or [])], refused, lines, report, json=json)
+    if not json:
         _print_columns(made, own, others)
-    named = {Path(path).name for path in [*(inputs or []), *(unknown_on or [])]}
-    return 1 if named & set(refused) else 0
+    return code
 
 
 app.command()(vocab_lists.export)
@@ -145,19 +143,17 @@ def instructions(
     found = collect(
         inputs,
         out,
-        levels=levels.split(",") if levels else None,
+        levels=listed(levels),
         workers=processes(workers),
         quiet=quiet,
     )
-    if json:
-        print_json({"file": str(out), **msgspec.to_builtins(found)})
-    else:
-        list_refused(found.refused)
-        print(
-            f"{out}: {found.encodings:,} different among {found.instructions:,} instructions of "
-            f"{found.programs:,} programs"
-        )
-    return 1 if {Path(path).name for path in inputs} & set(found.refused) else 0
+    line = (
+        f"{out}: {found.encodings:,} different among "
+        f"{human_count(found.instructions, 'instruction')} of "
+        f"{human_count(found.programs, 'program')}"
+    )
+    report = {"file": str(out), **msgspec.to_builtins(found)}
+    return end(inputs, found.refused, [line], report, json=json)
 
 
 def _elsewhere(kind: str) -> str:
@@ -177,4 +173,4 @@ def _print_columns(made: Mapping[str, Any], own: list[Any], others: list[Any]) -
     for one in others:
         if one.examples:
             shown = ", ".join(f"{token} {count:,}" for token, count in one.examples)
-            print(f"unknown elsewhere, {one.column}: {one.kinds:,} tokens: {shown}")
+            print(f"unknown elsewhere, {one.column}: {human_count(one.kinds, 'token')}: {shown}")

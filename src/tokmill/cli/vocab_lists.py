@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from tokmill.cli.facts import note_in_words
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.programs import Json, Out, Quiet, Workers, processes
 from tokmill.errors import UsageError, nearest
@@ -185,7 +186,7 @@ def prune(
         return
     print_table(["column", "tokens before", "after"], rows)
     for note, count in notes.items():
-        print(f"{count:,} {note}")
+        print(note_in_words(note, count))
     print(f"{place}: old id → new id")
 
 

@@ -43,15 +43,18 @@ class Batch:
     def __len__(self) -> int:
         return len(self.key)
 
-    def rows(self, start: int, stop: int) -> Batch:
-        """Return some of the rows (views)."""
+    def rows(self, which: slice | Array, length: int | None = None) -> Batch:
+        """Return some of the rows, or as much of them as `length` says; views for a slice.
+
+        Behind `length` there must be padding alone.
+        """
         return Batch(
-            {name: value[start:stop] for name, value in self.columns.items()},
-            self.document[start:stop],
-            self.key[start:stop],
-            {name: value[start:stop] for name, value in self.values.items()},
-            {name: value[start:stop] for name, value in self.targets.items()},
-            self.shared[start:stop],
+            {name: value[which, :length] for name, value in self.columns.items()},
+            self.document[which, :length],
+            self.key[which],
+            {name: value[which] for name, value in self.values.items()},
+            {name: value[which, :length] for name, value in self.targets.items()},
+            self.shared[which] if len(self.shared) else self.shared,
         )
 
 

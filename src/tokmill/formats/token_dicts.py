@@ -70,6 +70,8 @@ class TokenDictsSource:
 
     Config: ClassVar[type[msgspec.Struct]] = TokenDictsOptions
     version: ClassVar[int] = 1
+    has_tokenizer: ClassVar[bool] = False
+    """Whether a tokenizer, or roles of one, may be named."""
     suffixes = (".pkl", ".pickle")
 
     def __init__(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError
-from tokmill.models.model import Tensors
+from tokmill.models.model import Recurrent, Tensors
 from tokmill.store.manifest import read_json
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.next_token import NextToken
@@ -114,33 +114,6 @@ def load_coder(run: Path, columns: Sequence[str]) -> tuple[dict[str, Vocabulary]
     return found, coder.from_files(files)
 
 
-def continue_ids(
-    task: NextToken,
-    ids: Sequence[int],
-    tokens: int,
-    *,
-    temperature: float = 0.8,
-    top_k: int = 50,
-    top_p: float = 1.0,
-    seed: int = 0,
-    size: int | None = None,
-    stop: int | None = None,
-) -> list[int]:
-    """Return at most so many ids of the one column that follow `ids`; see `continue_columns`."""
-    made = continue_columns(
-        task,
-        {task.column: ids},
-        tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        sizes={task.column: size},
-        stops={task.column: stop},
-    )
-    return made[task.column]
-
-
 @torch.no_grad()
 def continue_columns(
     task: NextToken,
@@ -156,9 +129,9 @@ def continue_columns(
 ) -> dict[str, list[int]]:
     """Return at most so many ids of each column that follow `ids`, up to and without a stop.
 
-    The model sees the last `task.length` ids: as far back as it was trained. Only ids below `sizes`
-    are drawn: a model may have more rows than its vocabulary has ids. Columns are drawn on their
-    own, as each has a head of its own.
+    A recurrent model reads all of them, each once; any other sees the last `task.length` at a time:
+    as far back as it was trained. Only ids below `sizes` are drawn: a model may have more rows than
+    its vocabulary has ids. Columns are drawn on their own, as each has a head of its own.
     """
     if temperature < 0 or top_k < 0 or tokens < 0:
         raise UsageError("temperature, top-k and tokens cannot be negative")
@@ -168,24 +141,61 @@ def continue_columns(
     device = next(task.parameters()).device
     # Draws are made on the CPU, so that every device makes the same ones.
     generator = torch.Generator().manual_seed(seed)
+    read = Carried(task) if isinstance(task.model, Recurrent) else Reread(task)
     made: dict[str, list[int]] = {name: [] for name in ids}
+    new = {name: list(before) for name, before in ids.items()}
     for _ in range(tokens):
-        seen = {
-            name: torch.tensor([[*before, *made[name]][-task.length :]], device=device)
-            for name, before in ids.items()
-        }
-        first = seen[next(iter(seen))]
-        place = torch.arange(first.shape[1], device=device)[None]
-        hidden = task.model(Tensors(seen, torch.zeros_like(first), place, whole=True))[:, -1]
+        hidden = read({name: torch.tensor([values], device=device) for name, values in new.items()})
         chosen = {}
-        for name in seen:
+        for name in new:
             logits = task.logits(hidden, name)[0, : sizes[name]].float().cpu()
             chosen[name] = draw(logits, temperature, top_k, top_p, generator)
         if any(chosen[name] == stops[name] for name in chosen):
             break
         for name, number in chosen.items():
             made[name].append(number)
+        new = {name: [number] for name, number in chosen.items()}
     return made
+
+
+class Carried:
+    """Reads with a state: in the same time and memory for each id, however many were before."""
+
+    def __init__(self, task: NextToken) -> None:
+        assert isinstance(task.model, Recurrent)
+        self.model, self.piece = task.model, task.length
+        self.state = task.model.start(1)
+
+    def __call__(self, columns: dict[str, Tensor]) -> Tensor:
+        """Return the hidden state (1, D) after the ids (1, n) that come next."""
+        pieces = zip(
+            *(torch.split(ids, self.piece, dim=1) for ids in columns.values()), strict=True
+        )
+        for piece in pieces:
+            hidden, self.state = self.model.run(dict(zip(columns, piece, strict=True)), self.state)
+        last: Tensor = hidden[:, -1]
+        return last
+
+
+class Reread:
+    """Reads the last `task.length` ids anew each time."""
+
+    def __init__(self, task: NextToken) -> None:
+        self.model, self.length = task.model, task.length
+        self.seen: dict[str, Tensor] = {}
+
+    def __call__(self, columns: dict[str, Tensor]) -> Tensor:
+        """Return the hidden state (1, D) after the ids (1, n) that come next."""
+        self.seen = {
+            name: torch.cat([self.seen.get(name, ids[:, :0]), ids], 1)[:, -self.length :]
+            for name, ids in columns.items()
+        }
+        first = next(iter(self.seen.values()))
+        place = torch.arange(first.shape[1], device=first.device)[None]
+        last: Tensor = self.model(Tensors(self.seen, torch.zeros_like(first), place, whole=True))[
+            :, -1
+        ]
+        return last
 
 
 def draw(

@@ -5,9 +5,9 @@ Shapes: B rows, T positions, D width of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -67,6 +67,19 @@ class Model(nn.Module):
         return decay_groups(self.parameters(), weight_decay)
 
 
+@runtime_checkable
+class Recurrent(Protocol):
+    """What a model can do whose state has one size however long a document is."""
+
+    def start(self, rows: int) -> Any:
+        """Return the state before the first position of so many rows."""
+        ...
+
+    def run(self, columns: Mapping[str, Tensor], state: Any) -> tuple[Tensor, Any]:
+        """Return hidden states (B, T, D) of positions that follow `state`, and the state after."""
+        ...
+
+
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[Group]:
     """Return two groups: tensors with two or more axes decay, scales and biases do not."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -77,3 +90,10 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
         {"params": others, "weight_decay": 0.0, "lr_scale": 1.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def blocks_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parts of a model that stand one behind the other; the rest is used all along."""
+    for part in module.modules():
+        if isinstance(part, nn.ModuleList):
+            yield from part

@@ -1,4 +1,4 @@
-"""The recurrence of RWKV-7 (Peng et al. 2025, arXiv 2503.14456), in two forms of one function.
+"""The recurrence of RWKV-7 (Peng et al. 2025, arXiv 2503.14456), in three forms of one function.
 
 Names of tensors carry their shape: B rows, T positions, H heads, N width of a head (of its keys
 and of its values), L positions of a chunk, C chunks.
@@ -10,22 +10,27 @@ before a document's first position,
 
 `step_by_step` is that, a position after the other: the readable twin, and what decoding takes.
 `chunked` does a chunk of positions in matrix products and carries the state from chunk to chunk;
-its memory and time are what training takes. The form for CUDA in one kernel is not there yet:
-`chunked` runs there too, but has not been measured on a GPU.
+its memory and time are what training takes. `by_kernels` (`wkv7_triton`) is the same in kernels for
+CUDA, which have not been run on a GPU yet.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Form = Literal["auto", "step_by_step", "chunked"]
+from tokmill.models.wkv7_segments import in_segments
+
+Form = Literal["auto", "step_by_step", "chunked", "triton"]
 CHUNK = 32
 """Positions of a chunk. Factors of exp(±w · CHUNK / 2) have to stay in float32's range: with
 RWKV-7's w above -0.61 they stay below 2e4, and any w above -5 will do."""
+SEGMENT = 256
+"""Positions that `chunked` learns at a time where a row is longer than four times as many."""
 FEW = 8
 """Positions up to which the recurrence itself costs least, where no gradient is wanted."""
 
@@ -46,12 +51,12 @@ def wkv7(
 
     Args:
         r, w, k, v, a, b: (B, T, H, N) of one floating type; w is the natural logarithm of the
-            decay, above -5 for `chunked`. Half precision is computed in float32.
+            decay, above -5 for all but `step_by_step`. Half precision is computed in float32.
         state: (B, H, N, N) (value, key), what a call on the positions before gave; None: zeros. It
             belongs to the first document of the row.
         document: (B, T) integers, equal within a document of the row and other than those of the
             neighbours; the state begins anew with each. None: a row is one document.
-        form: "auto" chooses by T and by whether a gradient is wanted.
+        form: "auto" chooses by T, by whether a gradient is wanted, and by device, N and type.
 
     Returns:
         y (B, T, H, N) of the type of r; the state (B, H, N, N) in float32, or in float64.
@@ -59,18 +64,33 @@ def wkv7(
     if r.ndim != 4 or any(x.shape != r.shape for x in (w, k, v, a, b)):
         raise ValueError(f"six tensors (B, T, H, N) of one shape, not {[*r.shape]} and others")
     wide = torch.promote_types(r.dtype, torch.float32)
-    inputs = r.to(wide), w.to(wide), k.to(wide), v.to(wide), a.to(wide), b.to(wide)
     size, length, heads, width = r.shape
     if state is None:
-        state = inputs[0].new_zeros(size, heads, width, width)
+        state = r.new_zeros(size, heads, width, width, dtype=wide)
+    inputs = r, w, k, v, a, b
     if form == "auto":
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, state))
-        form = "chunked" if learns or length > FEW else "step_by_step"
+        form = _fastest(r) if learns or length > FEW else "step_by_step"
+    if form == "triton":
+        # Imported here: it registers operators.
+        from tokmill.models.wkv7_triton import by_kernels
+
+        return by_kernels(*inputs, state, document)
+    inputs = r.to(wide), w.to(wide), k.to(wide), v.to(wide), a.to(wide), b.to(wide)
     compute = {"chunked": chunked, "step_by_step": step_by_step}[form]
     # Autocast would take the products in half precision, which powers of the decay do not bear.
     with torch.autocast(r.device.type, enabled=False):
         y_BTHN, state = compute(*inputs, state.to(wide), document)
     return y_BTHN.to(r.dtype), state
+
+
+def _fastest(r: Tensor) -> Form:
+    """Return the form for many positions: kernels on CUDA, where there are some."""
+    if r.device.type != "cuda":
+        return "chunked"
+    from tokmill.models.wkv7_triton import suits
+
+    return "triton" if suits(r) else "chunked"
 
 
 def step_by_step(
@@ -110,8 +130,37 @@ def chunked(
     document: Tensor | None = None,
     *,
     chunk: int = CHUNK,
+    segment: int = SEGMENT,
 ) -> tuple[Tensor, Tensor]:
     """Return what `wkv7` does, from tensors of one type, `chunk` positions at a time.
+
+    Where a gradient is wanted, chunks hold some eighty tensors as large as an input. So rows that
+    are longer than four segments are learned a `segment` of positions at a time.
+    """
+    inputs = (r, w, k, v, a, b)
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*inputs, state))
+    compute = partial(_chunks, chunk=chunk)
+    if learns and r.shape[1] > 4 * segment:
+        y_BTHN, state = in_segments(compute, segment, inputs, state, document)
+        return y_BTHN, state
+    return compute(*inputs, state, document, None)
+
+
+def _chunks(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor,
+    document: Tensor | None,
+    before: Tensor | None,
+    chunk: int,
+) -> tuple[Tensor, Tensor]:
+    """Return outputs and state of positions that follow `state`.
+
+    `before`: (B,) the document that the state belongs to; None: that of the first position.
 
     With u_i = S_{i-1} a_i, what position i adds besides v kᵀ is u_i b_iᵀ, and within a chunk the u
     solve a triangular system, once for what the chunk itself holds and once for the state before
@@ -135,12 +184,12 @@ def chunked(
     to_after = torch.cat([b, k], -2) * torch.cat([(last - c).exp()] * 2, -2)
     carried = last.exp()
     if document is not None:
-        within, before, after = _borders(document, count, chunk)
+        within, entered, left = _borders(document, before, count, chunk)
         scores = scores * within[:, None].to(r.dtype)
-        from_before = from_before * before[:, None, :, :, None].to(r.dtype)
-        to_after = to_after * after[:, None, :, :, None].to(r.dtype)
-        # The whole row from the state before to the state after is one document.
-        carried = carried * (before[:, :, -1] & after[:, :, -1])[:, None, :, None, None]
+        from_before = from_before * entered[:, None, :, :, None].to(r.dtype)
+        to_after = to_after * left[:, None, :, :, None].to(r.dtype)
+        # The whole chunk from the state before to the state after is one document.
+        carried = carried * (entered[:, :, -1] & left[:, :, -1])[:, None, :, None, None]
     ab, ak = scores[..., :chunk, :chunk], scores[..., :chunk, chunk:]
     rb, rk = scores[..., chunk:, :chunk], scores[..., chunk:, chunk:]
     # [what the chunk adds by itself | what it makes of the state before]
@@ -181,22 +230,27 @@ def _visible(chunk: int, like: Tensor) -> Tensor:
     return torch.cat([torch.cat([strict, strict], 1), torch.cat([lower, lower], 1)])
 
 
-def _borders(document: Tensor, count: int, chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+def _borders(
+    document: Tensor, before: Tensor | None, count: int, chunk: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return which pairs of a chunk are of one document, and which rows and columns reach out.
 
     (B, C, 2 L, 2 L); (B, C, 2 L) rows whose document is that of the state before the chunk; (B, C,
     2 L) columns whose document is the last one of the chunk.
     """
+    begins = ~continues(document)
+    if before is not None:
+        begins = torch.cat([(document[:, 0] != before)[:, None], begins[:, 1:]], 1)
     # Behind the end the last document goes on.
-    number = (~continues(document)).cumsum(1)
+    number = begins.cumsum(1)
     number = torch.cat([number, number[:, -1:].expand(-1, count * chunk - number.shape[1])], 1)
     number_BCL = number.view(len(number), count, chunk)
     entering_BC = torch.cat([number_BCL[:, :1, 0] * 0, number_BCL[:, :-1, -1]], 1)
-    before = number_BCL == entering_BC[..., None]
-    after = number_BCL == number_BCL[..., -1:]
+    entered = number_BCL == entering_BC[..., None]
+    left = number_BCL == number_BCL[..., -1:]
     twice = torch.cat([number_BCL, number_BCL], -1)
     within = twice[..., :, None] == twice[..., None, :]
-    return within, torch.cat([before, before], -1), torch.cat([after, after], -1)
+    return within, torch.cat([entered, entered], -1), torch.cat([left, left], -1)
 
 
 def _solve(strict: Tensor, right: Tensor) -> Tensor:

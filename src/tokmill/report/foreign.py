@@ -39,9 +39,9 @@ def pickle(look: Look) -> Facts | None:
     proto = look.head[1] if look.head[:1] == b"\x80" and len(look.head) > 2 else 0
     named = look.suffix in (".pkl", ".pickle")
     if 2 <= proto <= 5 and tail(look) == b"." and (named or proto < 4 or look.head[2] == 0x95):
-        return read_pickle(look.path, f"a pickle (protocol {proto})", look.size, look.entries)
+        return read_pickle(look, f"a pickle (protocol {proto})")
     if named:
-        return read_pickle(look.path, "a pickle by its name", look.size, look.entries)
+        return read_pickle(look, "a pickle by its name")
     if any(name.endswith("data.pkl") for name in _members(look)):
         what = "a PyTorch file, which holds a pickle; it is not opened"
         return {"kind": "pickle", "what": what, "bytes": look.size}

@@ -10,19 +10,21 @@ from pathlib import Path
 from tokmill import plugins
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.files import machine_errors
+from tokmill.progress import human_count
 from tokmill.report.foreign import FOREIGN, LOOSE
-from tokmill.report.look import Facts, Look, Recogniser, open_look, shorten
+from tokmill.report.look import ENTRIES, Facts, Look, Recogniser, open_look, shorten
 from tokmill.report.ours import checkpoint, manifest, plan, receipt, run, shard, store
 from tokmill.report.programs import vocabulary, vocabulary_folder
 from tokmill.report.runs import listing
 from tokmill.store.vocab import find_roles
 
 
-def describe(path: Path | str, entries: int = 3) -> Facts:
+def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) -> Facts:
     """Return what a path is: `kind`, `what` in words, and the facts of that kind.
 
     `problem` is there where something is wrong with it, `next` where a command takes it. Of a
-    pickle so many entries are shown. Nothing is changed, and nothing of a pickle is run.
+    pickle so many entries are shown. Nothing is changed, and nothing of a pickle is run. Unless
+    `quiet`, progress through a long one is shown.
 
     Raises:
         TokmillError: there is no such path, or a store or run in it is damaged.
@@ -33,7 +35,7 @@ def describe(path: Path | str, entries: int = 3) -> Facts:
         raise TokmillError("there is no such file or folder", where=str(path))
     if not path.is_dir() and not path.is_file():
         raise TokmillError("is neither a file nor a folder", where=str(path))
-    look = replace(Look(path) if path.is_dir() else open_look(path), entries=entries)
+    look = replace(Look(path) if path.is_dir() else open_look(path), entries=entries, quiet=quiet)
     for recogniser in FOLDERS if path.is_dir() else FILES:
         facts = recogniser(look)
         if facts is not None:
@@ -87,8 +89,7 @@ def contents(folder: Path) -> Facts:
 
 def in_words(inside: Facts) -> str:
     """Return "2 stores, 1 tokenizer" for lists of such things."""
-    names = {name: name if len(rows) > 1 else name[:-1] for name, rows in inside.items()}
-    return ", ".join(f"{len(rows):,} {names[name]}" for name, rows in inside.items())
+    return ", ".join(human_count(len(rows), name[:-1]) for name, rows in inside.items())
 
 
 def other_folder(look: Look) -> Facts:

@@ -17,6 +17,8 @@ MAX_JSON = 256 << 20
 """JSON files beyond this are not read whole only to say what they are."""
 MAX_HEADER = 100 << 20
 """Headers of safetensors beyond this are damage."""
+ENTRIES = 3
+"""Entries of a pickle that are shown, if nobody says how many."""
 SHOWN = 300
 """Characters of a text that are shown."""
 
@@ -32,8 +34,10 @@ class Look:
     size: int = 0
     json: Any = field(default=None)
     """Content of a file that is one JSON value, read once for all recognisers."""
-    entries: int = 3
+    entries: int = ENTRIES
     """How many entries are to be shown of what is shown by entries."""
+    quiet: bool = True
+    """Whether nothing is said while a long file is read."""
 
     @property
     def suffix(self) -> str:

@@ -10,7 +10,8 @@ import msgspec
 from tokmill.report.look import Facts, Look, read_header, shorten
 from tokmill.report.runs import is_run, read_run
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Manifest, Plan, Receipt
+from tokmill.store.manifest import Manifest, Overlay, Plan, Receipt
+from tokmill.store.overlay import find_overlays, overlay_names
 from tokmill.store.store import Store
 
 
@@ -32,10 +33,13 @@ def store(look: Look) -> Facts | None:
         facts["inputs"] = shorten(plan.roots)
         if opened.partial:
             facts["planned"] = {"shards": plan.shards, "input_bytes": plan.input_bytes}
-    overlays = look.path / "overlays"
-    if overlays.is_dir():
-        facts["overlays"] = sorted(entry.name for entry in overlays.iterdir())
-    if opened.partial:
+    if overlay_names(look.path):
+        facts["overlays"] = msgspec.to_builtins(find_overlays(opened))
+    overlay = opened.manifest.overlay
+    if isinstance(overlay, Overlay):
+        facts["what"] = "an overlay, columns over the store that it lies in"
+        facts |= {"over": overlay.base, "made_by": overlay.about}
+    elif opened.partial:
         facts["next"] = "the same `tokmill build` continues it"
     else:
         facts["next"] = f"tokmill train {look.path} -o RUN"

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from tokmill.errors import MachineError, TokmillError
-from tokmill.report.look import Facts
+from tokmill.progress import Progress, human_count
+from tokmill.report.look import Facts, Look
 from tokmill.unpickle import Instance, Name, Pickle, Room, array_of
 
 MOST_BYTES = 1 << 30
 """Pickles beyond this are not read only to say what they are."""
+LONG = 16 << 20
+"""Pickles beyond this take long enough that progress is shown."""
 DEPTH, LINES = 6, 80
 """How deep values are shown, and lines in all."""
 WIDTH, WHOLE = 3, 6
@@ -29,11 +32,12 @@ SAMPLE = 1000
 """Entries whose types are looked at."""
 
 
-def read_pickle(path: Path, what: str, size: int, head: int) -> Facts:
-    """Return the facts of a pickle, of which the first `head` entries are shown.
+def read_pickle(look: Look, what: str) -> Facts:
+    """Return the facts of a pickle, of which the first `look.entries` are shown.
 
     Raises `MachineError` where it cannot be read; damage is a `problem`.
     """
+    path, size = look.path, look.size
     facts: Facts = {"kind": "pickle", "what": what, "bytes": size}
     if size > MOST_BYTES:
         return {**facts, "problem": f"larger than {MOST_BYTES >> 30} GiB: it was not read"}
@@ -42,8 +46,11 @@ def read_pickle(path: Path, what: str, size: int, head: int) -> Facts:
     try:
         try:
             room = pickle.room()
-            for key, value in pickle.entries():
-                found.add(key, value, head, room)
+            with Progress("inspect", size, quiet=look.quiet or size < LONG) as bar:
+                for key, value in pickle.entries():
+                    found.add(key, value, look.entries, room)
+                    bar.reach(pickle.position)
+                bar.reach(size)
         except TokmillError:
             if pickle.holds in (dict, list, None):
                 raise
@@ -102,8 +109,7 @@ class _Found:
 
     def kind(self) -> str:
         if self.programs:
-            programs = max(self.programs)
-            return f"functions of {programs} program{'' if programs == 1 else 's'} (BinaryCorp)"
+            return f"functions of {human_count(max(self.programs), 'program')} (BinaryCorp)"
         if self.counts:
             return "token counts"
         if self.unit == "tokens":

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
@@ -19,6 +21,8 @@ COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
 INK = "#0a0b0c"
 """Ink of axes and text; unlike any other colour, as a page puts its own in its place."""
 SIZE = (7.2, 4.2)
+WIDER, NEAR = 2.6, 0.05
+"""Points by which a line is wider than one upon it, and how near that is: a share of the value."""
 SUFFIXES = (".svg", ".png")
 
 
@@ -101,8 +105,9 @@ def inline(svg: str, figure: Figure) -> str:
 
 def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
     """Draw a figure into matplotlib axes."""
-    for series in figure.series:
-        (_bars if figure.form == "bars" else _line)(figure, axes, series)
+    for number, series in enumerate(figure.series):
+        later = sum(_hides(other, series) for other in figure.series[number + 1 :])
+        (_bars if figure.form == "bars" else _line)(figure, axes, series, later * WIDER)
     for label, x, colour in figure.marks:
         ink = INK if len(figure.series) == 1 else _colour(colour)
         axes.axvline(x, color=ink, linestyle=":", linewidth=1.6, label=_safe(label))
@@ -126,7 +131,16 @@ def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
         axes.legend(frameon=False, fontsize=9)
 
 
-def _bars(figure: Figure, axes: Any, series: Series) -> None:
+def _hides(upper: Series, lower: Series) -> bool:
+    """Say whether a curve lies upon most of another, so that this one has to be wider."""
+    count = len(lower.y)
+    if not count or not len(upper.y):
+        return False
+    there = np.interp(lower.x[:count], upper.x[: len(upper.y)], upper.y, left=np.nan, right=np.nan)
+    return bool(np.mean(np.abs(there - lower.y) <= NEAR * np.abs(lower.y)) > 0.5)
+
+
+def _bars(figure: Figure, axes: Any, series: Series, wider: float) -> None:
     alone = len(figure.series) == 1
     axes.stairs(
         series.y,
@@ -134,12 +148,12 @@ def _bars(figure: Figure, axes: Any, series: Series) -> None:
         fill=alone,
         color=_colour(series.colour),
         alpha=0.75 if alone else 1.0,
-        linewidth=1.8,
+        linewidth=1.8 + wider,
         label=_safe(series.label),
     )
 
 
-def _line(figure: Figure, axes: Any, series: Series) -> None:
+def _line(figure: Figure, axes: Any, series: Series, wider: float) -> None:
     few = len(series.x) <= 40
     if LOWEST in series.more:
         low, high = series.more[LOWEST], series.more[HIGHEST]
@@ -150,9 +164,9 @@ def _line(figure: Figure, axes: Any, series: Series) -> None:
         series.y,
         color=_colour(series.colour),
         linestyle="--" if series.dashed else "-",
-        linewidth=1.6,
+        linewidth=1.6 + wider,
         marker="o" if few else None,
-        markersize=3.5,
+        markersize=3.5 + wider,
         label=_safe(series.label),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tokmill import plugins
-from tokmill.progress import human_bytes, human_time
+from tokmill.progress import human_bytes, human_count, human_time
 from tokmill.report import figures
 from tokmill.report.look import Facts, shorten
 from tokmill.report.plot import render
@@ -118,7 +118,7 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
         ],
         [
             f"in rows of {found.width:,}{scope}",
-            f"{found.rows:,} rows, {found.padding:.1%} of their positions padding; "
+            f"{human_count(found.rows, 'row')}, {found.padding:.1%} of their positions padding; "
             f"{found.longer:.1%} of the records are longer",
         ],
         [f"empty records{scope}", f"{found.empty:,}"],
@@ -200,7 +200,7 @@ def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:
 
 
 def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:
-    facts = [f"record {record['record']:,}", f"{record['tokens']:,} tokens"]
+    facts = [f"record {record['record']:,}", human_count(record["tokens"], "token")]
     if "from" in record:
         facts.append(f"from {record['from']}, byte {record['byte']:,}")
     known = {"record", "tokens", "from", "byte", "text", *token_columns}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
@@ -15,6 +16,15 @@ from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
 
 FORMAT = 1
+
+
+class Overlay(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the plan and the manifest of an overlay say of the store that it lies over."""
+
+    base: str
+    """Fingerprint of that store."""
+    about: dict[str, Any] = {}
+    """What made the columns; of vectors the digest of the model, its step, pooling and width."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +43,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The source's options as given; the recipe names files in them by what they hold."""
     roots: list[str]
     """The INPUT arguments, absolute, to find the inputs again; no part of any identity."""
+    overlay: Overlay | UnsetType = UNSET
+    command: str | UnsetType = UNSET
+    """The command that makes an overlay again when its base has changed."""
 
 
 class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
@@ -136,6 +149,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, int]
     rejected: dict[str, int]
     notes: dict[str, int] = {}
+    overlay: Overlay | UnsetType = UNSET
+    """Where it is an overlay: what it lies over."""
     shards: list[ShardEntry]
 
 

@@ -297,6 +297,10 @@ class Shard:
                 raise self._damaged(f"the array {name!r} is missing or misplaced") from error
         return self._arrays[name]
 
+    def lay(self, name: str, values: Array) -> None:
+        """Show an array of an overlay as one of this shard."""
+        self._arrays[name] = values
+
     def __len__(self) -> int:
         return len(self["offsets"]) - 1
 

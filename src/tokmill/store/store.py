@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError, nearest
@@ -42,10 +43,15 @@ class Store:
     """A token store, opened for reading.
 
     Opening reads the manifest alone; shards are mapped when they are first touched. A store whose
-    build has not finished opens with `partial` set and shows what is there.
+    build has not finished opens with `partial` set and shows what is there. Columns of `overlays`,
+    by name, are shown as further columns; ids, records and the fingerprint are those of the store
+    alone.
+
+    Raises `TokmillError` where there is no store, or where an overlay does not fit it
+    (`open_overlay`).
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, overlays: Sequence[str] = ()) -> None:
         self.path = Path(path)
         if not self.path.is_dir():
             what = "is a file, not a store" if self.path.exists() else "there is no such store"
@@ -78,13 +84,36 @@ class Store:
         self._mapped: dict[int, Shard] = {}
         """Number → shard, the least recently used first."""
         self._offsets: Array | None = None
+        self.overlays: dict[str, Store] = {}
         _OPEN.add(self)
+        for name in overlays:
+            self._lay(name)
 
     def __len__(self) -> int:
         return self.records
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, records={self.records}, tokens={self.tokens})"
+
+    def _lay(self, name: str) -> None:
+        """Show the columns of an overlay too."""
+        from tokmill.store.overlay import open_overlay
+
+        overlay = open_overlay(self, name)
+        self.overlays[name] = overlay
+        self.schema = {**self.schema, **overlay.schema}
+        self.manifest = msgspec.structs.replace(
+            self.manifest,
+            schema=self.schema,
+            ranges={**self.manifest.ranges, **overlay.manifest.ranges},
+        )
+        self.token_columns = [n for n, c in self.schema.items() if c.per == "token"]
+
+    @property
+    def content(self) -> str:
+        """Digest of all that is read: the fingerprint, with overlays also theirs."""
+        digests = [overlay.fingerprint for overlay in self.overlays.values()]
+        return layout.canonical_digest([self.fingerprint, digests]) if digests else self.fingerprint
 
     def shard(self, number: int) -> Shard:
         """Return a shard, mapped; the least recently used maps are let go."""
@@ -95,6 +124,9 @@ class Store:
             while len(self._mapped) >= most_maps():
                 self._mapped.pop(next(iter(self._mapped.copy()), -1), None)
             shard = Shard(self.path / "shards" / f"{self.shards[number].name}{SUFFIX}")
+            for overlay in self.overlays.values():
+                for name in overlay.schema:
+                    shard.lay(name, overlay.shard(number)[name])
         self._mapped[number] = shard
         return shard
 
@@ -251,8 +283,6 @@ def planned_shards(path: Path) -> list[str]:
 
 def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
     """Yield the items of a store's plan in order."""
-    import msgspec
-
     decoder = msgspec.json.Decoder(layout.PlannedItem)
     with machine_errors("read", path / "inputs.jsonl"), open(path / "inputs.jsonl", "rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -325,5 +355,6 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
         skipped=dict(sorted(skipped.items())),
         rejected=dict(sorted(rejected.items())),
         notes=dict(sorted(notes.items())),
+        overlay=plan.overlay,
         shards=entries,
     )

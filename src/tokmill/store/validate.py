@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import msgspec
@@ -12,6 +13,14 @@ from tokmill.files import TEMPORARY, sha256_file
 from tokmill.progress import Progress
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import ShardEntry
+from tokmill.store.overlay import (
+    FOLDER,
+    check_offsets,
+    check_parallel,
+    command_of,
+    facts_of,
+    overlay_names,
+)
 from tokmill.store.schema import PHRASE_BIT, phrase_columns
 from tokmill.store.shard import SUFFIX, Shard
 from tokmill.store.store import Store, make_manifest, read_planned, read_receipts
@@ -24,6 +33,8 @@ class Problem(msgspec.Struct, frozen=True):
     what: str
     shard: str = ""
     """The shard to make again, where that mends it."""
+    mend: str = ""
+    """The command that mends it, where that is not a repair of the store."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -44,10 +55,13 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def validate(store: Store, *, quiet: bool = True) -> Report:
-    """Check hashes, shapes, offsets, ids, counts, receipts, vocabularies and stray files.
+    """Check hashes, shapes, offsets, ids, counts, receipts, vocabularies, strays and overlays.
 
-    Reads every byte of the store once.
+    Reads every byte of the store and of its overlays once.
     """
+    if store.overlays:
+        # What is checked is the store alone, and then each of its overlays.
+        store = Store(store.path)
     problems: list[Problem] = []
     for name, vocabulary in store.vocabularies.items():
         path = store.path / "vocab" / vocabulary.file
@@ -67,6 +81,7 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
     if not any(problem.shard for problem in problems):
         problems += check_plan(store)
     problems += check_strays(store)
+    problems += check_overlays(store, quiet=quiet)
     return Report(
         store=str(store.path),
         complete=store.manifest.complete,
@@ -201,4 +216,29 @@ def check_strays(store: Store) -> list[Problem]:
         stem = path.name.partition(".")[0]
         if TEMPORARY not in path.name and stem not in known and store.manifest.complete:
             problems.append(Problem(str(path), "the file belongs to no shard of the manifest"))
+    return problems
+
+
+def check_overlays(store: Store, *, quiet: bool = True) -> list[Problem]:
+    """Check each overlay as a store, and that its records are those of this one.
+
+    One whose build has not finished is checked as far as it is there.
+    """
+    problems = []
+    for name in overlay_names(store.path):
+        path = store.path / FOLDER / name
+        mend = f"tokmill store repair {shlex.quote(str(path))}"
+        try:
+            overlay = Store(path)
+            facts = facts_of(overlay)
+            found = validate(overlay, quiet=quiet).problems
+            problems += [Problem(one.where, one.what, mend=mend) for one in found]
+            if facts.base != store.fingerprint:
+                stale = "the overlay belongs to another fingerprint"
+                problems.append(Problem(str(path), stale, mend=command_of(overlay)))
+            elif not found and not overlay.partial:
+                check_parallel(store, overlay)
+                check_offsets(store, overlay)
+        except TokmillError as error:
+            problems.append(Problem(error.where, error.what, mend=mend))
     return problems

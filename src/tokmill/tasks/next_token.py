@@ -23,6 +23,7 @@ from tokmill.models.layers import linear, linear_cross_entropy
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
+from tokmill.tasks.scores import Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
 
 Instruction = Literal["none", "border", "last"]
@@ -273,6 +274,12 @@ class NextToken(Task):
             )
             for name in self.columns
         }
+        return self.summed(parts, hidden_BTD, batch)
+
+    def summed(
+        self, parts: Mapping[str, Tensor], hidden_BTD: Tensor, batch: Tensors
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what `forward` does, from the summed cross-entropy of each column."""
         loss = torch.stack(list(parts.values())).sum()
         sums = {f"loss_{name}": part.detach() for name, part in parts.items()}
         if len(parts) == 1:
@@ -282,6 +289,16 @@ class NextToken(Task):
             sums["loss_instruction"] = second.detach()
             loss = loss + self.config.instruction_weight * second
         return loss, {"loss": loss.detach(), **sums}
+
+    def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
+        """Return the sums of `forward`, and the scores of each column's next tokens."""
+        hidden_BTD = self.model(batch)
+        scores = {
+            name: token_scores(hidden_BTD, self.heads.weight(self.model, name), batch.targets[name])
+            for name in self.columns
+        }
+        parts = {name: score.loss.sum() for name, score in scores.items()}
+        return self.summed(parts, hidden_BTD, batch)[1], scores
 
     def instruction_loss(self, hidden_BTD: Tensor, batch: Tensors, heads: Heads) -> Tensor:
         """Return the summed cross-entropy of the second objective, from the same states."""

@@ -20,6 +20,7 @@ from tokmill.feed.rows import Rows
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
+from tokmill.tasks.scores import Scores
 
 
 class TaskConfig(Protocol):
@@ -68,6 +69,13 @@ class Task(nn.Module):
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the summed loss and sums for `report`, detached; one forward of the model."""
         raise NotImplementedError
+
+    def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
+        """Return the sums of `forward`, and the scores of each column that tokens are predicted of.
+
+        Without a gradient; for `tokmill eval`. A task that predicts no tokens has no scores.
+        """
+        return self(batch)[1], {}
 
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0

@@ -60,7 +60,7 @@ def save_checkpoint(run: Path, engine: Engine, state: State, keep: int) -> Path:
     target = folder / f"step-{state.step:08d}"
     private = folder / f"{TEMPORARY}{target.name}"
     if engine.rank == 0:
-        remove_leftovers(folder)
+        discard_unfinished(folder)
         make_folder(private)
     engine.meet()
     engine.save(private)
@@ -135,8 +135,8 @@ def discard(folder: Path) -> None:
         shutil.rmtree(private)
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what killed writers left under private names."""
+def discard_unfinished(folder: Path) -> None:
+    """Remove the checkpoints that killed writers left under private names."""
     with machine_errors("remove", folder):
         for path in folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(path)

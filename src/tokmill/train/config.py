@@ -35,6 +35,9 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Whether rows come in a random order, new each epoch."""
     partial: bool = False
     """Whether a store whose build has not finished may be used."""
+    overlays: tuple[str, ...] = ()
+    """Overlays of the stores to learn from that are read as further columns, such as a `loss`; the
+    store to evaluate on is read with those of them that it has."""
 
     @property
     def stores(self) -> tuple[str, ...]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
+from tokmill.store.overlay import overlay_names
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 from tokmill.train.config import DataConfig, TrainConfig
 
 
-def open_store(path: str, config: DataConfig) -> Store:
-    """Open a store for training; one that is not finished only where the recipe says so."""
-    store = Store(path)
+def open_store(path: str, config: DataConfig, overlays: Sequence[str] = ()) -> Store:
+    """Open a store with some overlays; one that is not finished only where the recipe says so."""
+    store = Store(path, overlays)
     if store.partial and not config.partial:
         raise TokmillError(
             "the store is not complete",
@@ -25,7 +27,13 @@ def open_store(path: str, config: DataConfig) -> Store:
 
 def open_stores(config: DataConfig) -> list[Store]:
     """Open the stores to learn from, in the recipe's order."""
-    return [open_store(path, config) for path in config.stores]
+    return [open_store(path, config, config.overlays) for path in config.stores]
+
+
+def open_to_evaluate(path: str, config: DataConfig) -> Store:
+    """Open a store to evaluate on, with those of the recipe's overlays that it has."""
+    there = overlay_names(Path(path))
+    return open_store(path, config, [name for name in config.overlays if name in there])
 
 
 def make_feed(

@@ -107,12 +107,12 @@ class TokenDataset(Dataset[dict[str, Tensor]]):
         self.epoch = epoch
 
     def __getstate__(self) -> dict[str, object]:
-        state = vars(self) | {"store": self.store.path.absolute()}
+        state = vars(self) | {"store": (self.store.path.absolute(), tuple(self.store.overlays))}
         del state["_feed"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, store=Store(state["store"]))
+        vars(self).update(state, store=Store(*state["store"]))
         self._feed = self._make_feed()
 
 

@@ -23,8 +23,10 @@ SAMPLE = 1000
 def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
     """Return the facts that `--dry-run` prints; weights are never made.
 
-    `tensor_bytes` is what the tensors of one process take at most, reckoned for rows of one
-    document; `memory_bytes` is an estimate of all that the process takes, or of its GPU's memory.
+    `tensor_bytes` is what the tensors of one process take at most, reckoned for whole rows of one
+    document; `memory.tensor_bytes` has the formula, with what engines split over `processes`.
+    `memory_bytes` is an estimate of all that the process takes, or of its GPU's memory. A
+    micro-batch of shorter rows has more of them, and no more positions.
     """
     stores = open_stores(config.data)
     facts = facts_from(stores)
@@ -38,7 +40,7 @@ def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
     micro = min(share, max(1, config.run.micro_tokens // task.length))
     a_step = feed.batch_size * task.length
     flops = task.flops_per_token(task.length)
-    tensors = tensor_bytes(config, columns, micro, -(-share // micro))
+    tensors = tensor_bytes(config, columns, micro, -(-share // micro), processes)
     cuda = torch.cuda.is_available() if config.run.device == "auto" else config.run.device != "cpu"
     device = "cuda" if cuda else "cpu"
     return {

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from tokmill.models.model import Tensors
+from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
 from tokmill.train.several import Several, peers
 
@@ -54,7 +53,7 @@ class Fsdp2(Several):
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         with peers():
             # Block by block: a model that fits no device never lies on one as a whole.
-            for module in (*blocks(task), task):
+            for module in (*blocks_of(task), task):
                 shard = fully_shard(module, mesh=mesh)
                 # Losses are divided by the targets of all processes, so gradients are summed.
                 shard.set_gradient_divide_factor(1.0)
@@ -83,13 +82,6 @@ class Fsdp2(Several):
             return value
         there = value.to(self.device)
         return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
-
-
-def blocks(task: Task) -> Iterator[nn.Module]:
-    """Yield the parts of a model that stand one behind the other; the rest is used all along."""
-    for module in task.modules():
-        if isinstance(module, nn.ModuleList):
-            yield from module
 
 
 def local_part(value: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from tokmill.errors import TokmillError
 from tokmill.feed.feed import Feed
+from tokmill.store.schema import Array
 from tokmill.tasks.task import Task
 from tokmill.train.engine import Engine
 
-PartLoss = tuple[int, Tensor]
-"""Rows of a micro-batch, and its summed loss."""
+PartLoss = tuple[Array, Tensor]
+"""The rows of a micro-batch, as numbers within the process's share, and its summed loss."""
 
 
 def not_finite(
@@ -31,18 +32,21 @@ def not_finite(
     It names the micro-batches whose loss is not finite, with their rows. Where all losses are, it
     names all rows, and the weights whose gradients are not. `losses`: of this process.
     """
-    # The first process speaks, so it has to know what the others found.
-    flags = np.zeros((engine.world, len(losses)))
-    flags[engine.rank] = [not math.isfinite(loss.item()) for _, loss in losses]
-    flags = np.asarray(engine.total(flags.ravel().tolist())).reshape(flags.shape)
-    ends = np.cumsum([rows for rows, _ in losses])
+    # The first process speaks, so it has to know what the others found: the micro-batch of each row
+    # of which the loss is not finite.
+    flags = np.zeros((engine.world, feed.batch_size // engine.world))
+    for number, (rows, loss) in enumerate(losses, 1):
+        if not math.isfinite(loss.item()):
+            flags[engine.rank, rows] = number
+    flags = np.asarray(engine.total(flags.ravel().tolist())).reshape(flags.shape).astype(np.int64)
     named = []
-    for rank, part in np.argwhere(flags).tolist():
-        rows = feed.rows_of(step, rank, engine.world)
-        some = slice(ends[part] - losses[part][0], ends[part])
-        process = f"process {rank}, " if engine.world > 1 else ""
-        number = f"micro-batch {part + 1} of {len(losses)}, " if len(losses) > 1 else ""
-        named.append(process + number + feed.describe(*(values[some] for values in rows)))
+    for rank, found in enumerate(flags):
+        rows_of_all = feed.rows_of(step, rank, engine.world)
+        for part in np.unique(found[found > 0]).tolist():
+            process = f"process {rank}, " if engine.world > 1 else ""
+            which = f"micro-batch {part} of {len(losses)}, " if len(losses) > 1 else ""
+            some = feed.describe(*(values[found == part] for values in rows_of_all))
+            named.append(process + which + some)
     what = "the loss is not finite"
     if not named:
         names = engine.bad_gradients()

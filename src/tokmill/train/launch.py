@@ -28,8 +28,10 @@ LAUNCHED = "TOKMILL_LAUNCHED"
 """Is set for the processes of `--processes`: their launcher says what they cannot."""
 LOST = 75
 """Exit code of a launched process whose peers are gone: its launcher knows more."""
-FLAGS = ("--processes", "--nodes", "--node-rank", "--master")
+FLAGS = ("--processes", "--nodes", "--node-rank", "--master", "--devices")
 """What `Launch` holds, as it stands on the command line; the processes do without."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable by which CUDA knows which GPUs a process may use."""
 PR_SET_PDEATHSIG = 1
 
 
@@ -63,15 +65,51 @@ def resume_flags() -> str:
     return f" --processes {here.world}" if here.world == here.local_world > 1 else ""
 
 
+def gpus_of(text: str) -> tuple[str, ...]:
+    """Return the GPUs that `--devices` names, as CUDA_VISIBLE_DEVICES wants them.
+
+    "2" is so many, "0,3" are those with these numbers and "3," is one of them. They are numbered
+    among those that CUDA_VISIBLE_DEVICES shows already. Raises `UsageError` for what is neither.
+    """
+    if not text:
+        return ()
+    if not re.fullmatch(r"\d+|(\d+,)+\d*", text):
+        raise UsageError(
+            f"--devices: {text!r} is neither a number of GPUs nor a list of their numbers",
+            hint="--devices 2 takes two of them, --devices 0,3 those two, --devices 3, that one",
+        )
+    numbers: Sequence[int] = range(int(text.split(",")[0]))
+    if "," in text:
+        numbers = [int(one) for one in text.split(",") if one]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise UsageError(
+            f"--devices: {text!r} names {'a GPU twice' if numbers else 'none'}",
+            hint="each process takes a GPU of its own; for the CPU, leave --devices out",
+        )
+    shown = [one for one in os.environ.get(VISIBLE, "").split(",") if one]
+    if VISIBLE in os.environ and max(numbers) >= len(shown):
+        raise UsageError(
+            f"--devices: the variable {VISIBLE} shows {len(shown)} GPUs, and number {max(numbers)} "
+            "is none of them",
+            hint="they are numbered from 0",
+        )
+    return tuple(shown[number] if shown else str(number) for number in numbers)
+
+
 @dataclass(frozen=True)
 class Launch:
-    """How many processes are started, on how many machines; `master` is HOST:PORT of the first."""
+    """How many processes are started, on how many machines and GPUs.
+
+    `master` is HOST:PORT of the first machine.
+    """
 
     processes: int = 1
     """On each machine."""
     nodes: int = 1
     node_rank: int = 0
     master: str = ""
+    gpus: tuple[str, ...] = ()
+    """One for each process of this machine (`gpus_of`); none: as they are found."""
 
     @property
     def several(self) -> bool:
@@ -95,10 +133,15 @@ class Launch:
                 f"--master: {self.master!r} with {self.nodes} machines",
                 hint="with several machines, name a port of the first one: --master HOST:PORT",
             )
-        if self.several and place().world > 1:
+        if self.gpus and len(self.gpus) != self.processes:
+            raise UsageError(
+                f"--devices: {len(self.gpus)} GPUs for {self.processes} processes",
+                hint="each process takes one: leave --processes out, or name as many GPUs",
+            )
+        if (self.several or self.gpus) and place().world > 1:
             raise UsageError(
                 "--processes starts processes, and this one was started as one of several",
-                hint="leave --processes out under torchrun",
+                hint="leave --processes and --devices out under torchrun",
             )
 
     def torchrun(self, arguments: Sequence[str]) -> list[str]:
@@ -118,7 +161,26 @@ class Launch:
 
     def line(self, arguments: Sequence[str]) -> str:
         """Return the command that does the same by hand."""
-        return shlex.join(["torchrun", *self.torchrun(arguments)])
+        first = f"{VISIBLE}={','.join(self.gpus)} " if self.gpus else ""
+        return first + shlex.join(["torchrun", *self.torchrun(arguments)])
+
+    def take_gpus(self) -> None:
+        """Let this process, and those that it starts, see these GPUs alone.
+
+        Raises `UsageError` where the machine does not have them.
+        """
+        if not self.gpus:
+            return
+        os.environ[VISIBLE] = ",".join(self.gpus)
+        from torch import cuda
+
+        found = cuda.device_count()
+        if found < len(self.gpus):
+            raise UsageError(
+                f"--devices: torch sees {found} of the {len(self.gpus)} GPUs {','.join(self.gpus)}",
+                hint="`tokmill doctor` says which there are; without --devices, the CPU is taken "
+                "where there is none",
+            )
 
     def run(self, arguments: Sequence[str]) -> int:
         """Start the processes, wait for their end, and return the training's exit code.
@@ -129,6 +191,7 @@ class Launch:
             KeyboardInterrupt: a signal ended them before they could save.
             MachineError: one of them was killed.
         """
+        self.take_gpus()
         # torchrun would take one thread a process.
         threads = max(1, len(os.sched_getaffinity(0)) // self.processes)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))

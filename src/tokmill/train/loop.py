@@ -13,7 +13,6 @@ from torch import Tensor
 
 from tokmill.errors import Interrupted
 from tokmill.feed.feed import Feed
-from tokmill.models.model import Tensors
 from tokmill.progress import Progress, human_time
 from tokmill.tasks.task import Task
 from tokmill.train import run as runs
@@ -24,7 +23,7 @@ from tokmill.train.engine import Engine, make_engine
 from tokmill.train.flops import peak_flops
 from tokmill.train.guard import PartLoss, not_finite
 from tokmill.train.launch import one_a_machine
-from tokmill.train.loader import Loader
+from tokmill.train.loader import Loader, Micro, evened
 from tokmill.train.meter import Meter
 from tokmill.train.optim import learning_rate
 from tokmill.train.resolve import resolve, resume_command
@@ -32,7 +31,7 @@ from tokmill.train.rng import seed_random_states, set_torch_states, torch_states
 from tokmill.train.run import Run
 from tokmill.train.start import start_facts, start_from
 from tokmill.train.stop import Stop
-from tokmill.train.sums import add, over_processes
+from tokmill.train.sums import add, most, over_processes
 from tokmill.train.track import Tracker
 from tokmill.train.trackers import open_trackers
 from tokmill.train.validation import Validation, validation_of
@@ -133,6 +132,7 @@ class Training:
             micro_tokens=run.micro_tokens,
             device=engine.device,
             ahead=run.prefetch,
+            trim=not run.compile,  # each shape would be compiled for itself
         )
         with loader, progress:
             while state.step < run.steps:
@@ -140,7 +140,7 @@ class Training:
                 total, stopping = engine.total([count, bool(self.stop.reason)])
                 if stopping:
                     self.interrupt()
-                self.step(parts, int(total))
+                self.step(evened(parts, most(engine, len(parts))), int(total))
                 progress.advance(1)
                 last = state.step == run.steps
                 if state.step % run.log_every == 0 or state.step == 1 or last:
@@ -161,7 +161,7 @@ class Training:
         if state.step < steps and self.engine.rank == 0:
             drop_final(self.out)
 
-    def step(self, parts: list[Tensors], total: int) -> None:
+    def step(self, parts: list[Micro], total: int) -> None:
         """Learn from one batch, whose loss counts `total` targets over all processes."""
         self.lr = learning_rate(self.config.optim, self.state.step, self.config.run.steps)
         sums: dict[str, Tensor] = {}
@@ -169,8 +169,8 @@ class Training:
         self.random = torch_states()
         for number, part in enumerate(parts):
             last = number == len(parts) - 1
-            made = self.engine.micro(part, last, 1 / max(total, 1))
-            losses.append((len(part.document), made["loss"]))
+            made = self.engine.micro(part.tensors, last, 1 / max(total, 1))
+            losses.append((part.rows, made["loss"]))
             add(sums, made)
         skipped = self.engine.skipped
         self.norm = self.engine.step(self.lr)

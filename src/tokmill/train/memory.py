@@ -6,18 +6,21 @@ while what is alive at each moment is added up. So no formula has to follow the 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokmill.models.model import Tensors
+from tokmill.models.model import Tensors, blocks_of
+from tokmill.tasks.task import Task
 from tokmill.train.config import TrainConfig
+from tokmill.train.deepspeed_config import settings, stage_of
 from tokmill.train.precision import DTYPES
 from tokmill.train.run import make_task
 
@@ -69,13 +72,43 @@ def process_bytes(tensors: float, device: str, recompute: bool) -> float:
     return FIXED[device] + (HELD_RECOMPUTING if recompute else HELD)[device] * tensors
 
 
-def tensor_bytes(config: TrainConfig, sizes: Mapping[str, int], rows: int, parts: int) -> int:
-    """Return the most bytes that tensors take at a time while a model is trained.
+class Shares(NamedTuple):
+    """The share of all weights, gradients and moments that a process holds."""
 
-    Weights and two moments, in float32; and what is alive at the worst moment of forward and
-    backward passes over micro-batches of `rows` whole rows, gradients among it. `sizes`: the ids of
-    each column; `parts`: micro-batches a step.
+    weights: float
+    gradients: float
+    moments: float
+
+
+def stage_of_run(config: TrainConfig) -> int:
+    """Return what an engine splits, as ZeRO counts it; `fsdp2` splits as much as stage 3."""
+    stages = {"fsdp2": 3, "deepspeed": stage_of(config.engine.deepspeed)}
+    return stages.get(config.run.engine, 0)
+
+
+def shares_of(config: TrainConfig, world: int) -> Shares:
+    """Return what each of `world` processes holds: moments are split first, weights last."""
+    stage, part = stage_of_run(config), 1 / world
+    return Shares(*(part if stage >= least else 1.0 for least in (3, 2, 1)))
+
+
+def tensor_bytes(
+    config: TrainConfig, sizes: Mapping[str, int], rows: int, parts: int, world: int = 1
+) -> int:
+    """Return the most bytes that tensors of a process take at a time while a model is trained.
+
+    `sizes`: the ids of each column; `parts`: micro-batches a step. With W bytes of weights in
+    float32, of which a process holds the share w, of gradients g and of moments m (`Shares`; 1, or
+    1 / `world`), that is
+
+        w W + 2 m W + A + G + E
+
+    A: what else is alive at the worst moment of forward and backward passes over micro-batches of
+    `rows` whole rows, whole gradients (g = 1) among it; G: g W, where gradients are split. E, where
+    weights are split: weights and gradients of one block, and of what is in no block, whole; and
+    of DeepSpeed's stages its float32 copy of W / `world`, and its bucket of gradients.
     """
+    shares = shares_of(config, world)
     with FakeTensorMode(allow_non_fake_inputs=True):
         task = make_task(config, sizes).train()
         task.model.recompute = config.run.recompute
@@ -88,6 +121,8 @@ def tensor_bytes(config: TrainConfig, sizes: Mapping[str, int], rows: int, parts
         peak = Peak()
         for parameter in task.parameters():
             peak.count(parameter)
+            if shares.gradients < 1 and parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(let_go)  # type: ignore[no-untyped-call]
         weights = peak.now
         with peak:
             # From the second micro-batch on, gradients are there already.
@@ -96,4 +131,31 @@ def tensor_bytes(config: TrainConfig, sizes: Mapping[str, int], rows: int, parts
                     loss, sums = task(batch)
                 torch.autograd.backward(loss)
                 del loss, sums
-    return peak.most + 2 * weights
+    held = shares.weights + 2 * shares.moments + (shares.gradients if shares.gradients < 1 else 0)
+    return peak.most - weights + math.ceil(held * weights) + extra_bytes(config, task, world)
+
+
+def let_go(weight: Tensor) -> None:
+    """Forget the gradient of a weight, of which the process keeps a part."""
+    weight.grad = None
+
+
+def extra_bytes(config: TrainConfig, task: Task, world: int) -> int:
+    """Return what a process holds because others hold parts: E of `tensor_bytes`."""
+    stage = stage_of_run(config)
+    if stage == 0 or world == 1:
+        return 0
+    extra = 0.0
+    if stage == 3:
+        within = [size_of(block) for block in blocks_of(task)]
+        extra += 2 * (size_of(task) - sum(within) + max(within, default=0))
+    if config.run.engine == "deepspeed":
+        count = task.parameter_count()
+        zero = settings(config.engine.deepspeed, 0.0, count)["zero_optimization"]
+        extra += size_of(task) / world + 4 * zero["reduce_bucket_size"]
+    return math.ceil(extra)
+
+
+def size_of(module: nn.Module) -> int:
+    """Return the bytes of a module's weights."""
+    return sum(p.numel() * p.element_size() for p in module.parameters())

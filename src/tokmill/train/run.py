@@ -146,7 +146,7 @@ def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
 def facts_from(stores: Sequence[Store]) -> Facts:
     """Return the facts of stores: the first one says what ids mean, the others must agree."""
     store = stores[0]
-    digests = [one.fingerprint for one in stores]
+    digests = [one.content for one in stores]
     facts = Facts(
         fingerprint=digests[0] if len(digests) == 1 else canonical_digest(digests),
         columns=column_sizes(store),

@@ -1,4 +1,4 @@
-"""What a task sums up over micro-batches, batches and processes."""
+"""What a task sums up over micro-batches, batches and processes, and what these agree on."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ def over_processes(engine: Engine, sums: Mapping[str, Tensor]) -> dict[str, floa
     """Return sums over all processes as numbers."""
     values = engine.total([value.item() for value in sums.values()])
     return dict(zip(sums, values, strict=True))
+
+
+def most(engine: Engine, number: int) -> int:
+    """Return the largest of the numbers that the processes give."""
+    given = [0.0] * engine.world
+    given[engine.rank] = number
+    return int(max(engine.total(given)))

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
 from tokmill.feed.feed import Batch, Feed
+from tokmill.store.schema import Array
 from tokmill.store.store import Store
-from tokmill.tasks.task import Task, to_tensors
+from tokmill.tasks.task import Task
 from tokmill.train.config import TrainConfig
-from tokmill.train.data import columns_to_read, open_store
+from tokmill.train.data import columns_to_read, open_to_evaluate
 from tokmill.train.engine import Engine
-from tokmill.train.loader import micro_batches
+from tokmill.train.loader import evened, micro_batches, to_micro
 from tokmill.train.run import Facts, check_store
-from tokmill.train.sums import add, over_processes
+from tokmill.train.sums import add, most, over_processes
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Validation:
     rows: int
     bytes_per_token: float
     """Bytes of input a token, 0 where that is not known."""
+    trim: bool = True
+    """Whether rows are trimmed to what stands in them (`micro_batches`)."""
 
     @property
     def size(self) -> int:
@@ -34,20 +37,26 @@ class Validation:
         available = len(self.feed.sources[0])
         return min(self.rows or available, available)
 
-    def batches(self, task: Task, rank: int = 0, world: int = 1) -> Iterator[Batch]:
-        """Yield the prepared batches of one process; the last one may be smaller."""
+    def numbers(self, rank: int = 0, world: int = 1) -> Iterator[Array]:
+        """Yield the rows of one process (int64), a batch at a time, the last one may be smaller.
+
+        Each process gets as many; where rows are too few, -1 stands for one that teaches nothing.
+        """
         rows = (np.arange(self.size) * len(self.feed.sources[0]) // self.size)[rank::world]
-        # A forward may be one of all processes: each does as many, of as many rows.
-        most = -(-self.size // world)
-        for start in range(0, most, self.feed.batch_size):
-            stop = min(start + self.feed.batch_size, most)
-            idle = stop - start - len(rows[start:stop])
-            part = np.append(rows[start:stop], np.zeros(idle, np.int64))
-            batch = task.prepare(self.feed.make(np.zeros_like(part), part))
-            if idle:
+        share = -(-self.size // world)
+        rows = np.append(rows, np.full(share - len(rows), -1))
+        for start in range(0, share, self.feed.batch_size):
+            yield rows[start : start + self.feed.batch_size]
+
+    def batches(self, task: Task, rank: int = 0, world: int = 1) -> Iterator[Batch]:
+        """Yield the prepared batches of one process."""
+        for rows in self.numbers(rank, world):
+            batch = task.prepare(self.feed.make(np.zeros_like(rows), rows.clip(min=0)))
+            idle = rows < 0
+            if idle.any():
                 batch.targets = {name: ids.copy() for name, ids in batch.targets.items()}
                 for ids in batch.targets.values():
-                    ids[-idle:] = -1
+                    ids[idle] = -1
             yield batch
 
     def measure(
@@ -58,16 +67,21 @@ class Validation:
         count = 0
         for batch in self.batches(task, engine.rank, engine.world):
             count += task.count(batch)
-            for part in micro_batches(batch, micro_tokens):
-                add(sums, engine.evaluate(to_tensors(part, engine.device)))
+            cut = micro_batches(batch, micro_tokens, trim=self.trim)
+            parts = [to_micro(part, engine.device) for part in cut]
+            # A forward may be one of all processes: each does as many.
+            for part in evened(parts, most(engine, len(parts))):
+                add(sums, engine.evaluate(part.tensors))
         total = int(engine.total([count])[0])
         return task.report(over_processes(engine, sums), total, self.bytes_per_token), total
 
 
-def open_validation(store: Store, facts: Facts, task: Task, *, batch: int, rows: int) -> Validation:
-    """Open a store, whose ids must mean what the run's mean."""
+def open_validation(
+    store: Store, facts: Facts, task: Task, *, batch: int, rows: int, extra: Sequence[str] = ()
+) -> Validation:
+    """Open a store, whose ids must mean what the run's mean; `extra`: columns to read besides."""
     check_store(facts, store)
-    columns = columns_to_read(task, [store], list(facts.columns))
+    columns = columns_to_read(task, [store], [*facts.columns, *extra])
     feed = Feed(task.evaluation_rows(store), batch, shuffle=False, columns=columns)
     return Validation(feed, rows, store.bytes_per_token() or 0.0)
 
@@ -76,6 +90,7 @@ def validation_of(config: TrainConfig, facts: Facts, task: Task) -> Validation |
     """Open the validation store of a recipe; None: it names none."""
     if not config.data.val:
         return None
-    store = open_store(config.data.val, config.data)
+    store = open_to_evaluate(config.data.val, config.data)
     rows = config.run.eval_rows
-    return open_validation(store, facts, task, batch=config.data.batch, rows=rows)
+    found = open_validation(store, facts, task, batch=config.data.batch, rows=rows)
+    return replace(found, trim=not config.run.compile)

@@ -6,6 +6,7 @@ angr wants old versions of many packages, so it may live in an environment of it
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -33,6 +34,8 @@ PYTHON = "TOKMILL_ANGR_PYTHON"
 CHILD = Path(__file__).with_name("angr_child.py")
 SECONDS = 3600.0
 MEMORY = 8 << 30
+ANSWER = 60.0
+"""Seconds in which the child tells its version."""
 LOOK = 0.05
 """Seconds between two looks at the child."""
 HINT = "tokmill's own lifter needs a small part of both: --lifter native"
@@ -74,6 +77,33 @@ def lift(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY) ->
     return graph_of(analyse(path, seconds=seconds, memory=memory), program)
 
 
+def packages() -> list[str]:
+    """Return angr and its version, where it runs; nothing where it is not installed.
+
+    Raises `MachineError` where the interpreter that should have it cannot be run.
+    """
+    version = _version_in(os.environ.get(PYTHON) or sys.executable)
+    return [f"angr {version}"] if version else []
+
+
+@functools.cache
+def _version_in(interpreter: str) -> str:
+    command = [interpreter, "-I", str(CHILD), "--version"]
+    try:
+        ran = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER, check=False
+        )
+        return msgspec.json.decode(ran.stdout, type=Answer).version
+    except OSError as error:
+        raise _not_run(interpreter, error) from None
+    except (subprocess.TimeoutExpired, msgspec.DecodeError):
+        return ""
+
+
+def _not_run(interpreter: str, error: OSError) -> MachineError:
+    return MachineError(f"{interpreter} cannot be run: {error.strerror}", hint=f"{PYTHON} names it")
+
+
 def analyse(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
     """Run angr on a program and return what it answers; see `lift` for limits and errors."""
     command = [os.environ.get(PYTHON) or sys.executable, "-I", str(CHILD), str(Path(path))]
@@ -82,9 +112,7 @@ def analyse(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY)
             # It ends when its input does: with this process, however that ends.
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=said)
         except OSError as error:
-            raise MachineError(
-                f"{command[0]} cannot be run: {error.strerror}", hint=f"{PYTHON} names it"
-            ) from None
+            raise _not_run(command[0], error) from None
         with child:
             try:
                 excess = _wait(child, seconds, memory)

@@ -6,6 +6,7 @@ has angr can run it.
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import logging
 import os
@@ -16,6 +17,16 @@ from pathlib import Path
 from typing import Any
 
 MISSING = 4
+VERSION = "--version"
+
+
+def version() -> None:
+    """Print the version of angr, which takes no import of it."""
+    try:
+        found = {"version": importlib.metadata.version("angr")}
+    except importlib.metadata.PackageNotFoundError as error:
+        found = {"missing": str(error)}
+    json.dump(found, sys.stdout)
 
 
 def main(path: str) -> None:
@@ -84,4 +95,7 @@ def _columns(project: Any, graph: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == VERSION:
+        version()
+    else:
+        main(sys.argv[1])

@@ -13,7 +13,7 @@ from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageE
 from tokmill.progress import Progress
 from tokmill.x86.graph import Graph
 from tokmill.x86.graph_files import read_graph
-from tokmill.x86.lifting import PICKLE, find_programs, lift_file, lift_parts
+from tokmill.x86.lifting import PICKLE, check_levels, find_programs, lift_file, lift_parts
 
 GRAPH = ".parquet"
 
@@ -85,8 +85,9 @@ def look_at(
     """Yield what a function makes of the graph of each program, in whatever order they are done.
 
     `look` must be known by its name, as `workers` processes call it; with 0 this one does. What
-    cannot be read or lifted is yielded as refused.
+    cannot be read or lifted is yielded as refused. Raises `UsageError` for `levels` of no pickle.
     """
+    check_levels(files, levels)
     # Large programs first: nobody waits for one that comes last.
     order = sorted(files, key=lambda file: (-file.size, file.name))
     tasks = [_Task(look, file, None if levels is None else tuple(levels)) for file in order]

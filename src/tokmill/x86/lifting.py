@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +14,16 @@ from tokmill import plugins
 from tokmill.build.processes import in_processes
 from tokmill.build.source import InputFile, find_files
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
-from tokmill.files import locked, machine_errors, make_folder, remove_leftovers, sha256_file
-from tokmill.progress import Progress
+from tokmill.files import (
+    locked,
+    machine_errors,
+    make_folder,
+    new_folder,
+    remove,
+    remove_leftovers,
+    sha256_file,
+)
+from tokmill.progress import Progress, human_count
 from tokmill.x86 import elf, pe
 from tokmill.x86.graph import Graph
 from tokmill.x86.graph_files import About, read_about, write_graph
@@ -26,8 +33,6 @@ from tokmill.x86.windows import joined
 FORMS = ("parquet", "jsonl")
 PICKLE = ".pkl"
 PICKLES = "saved_index 1"
-PACKAGES = {"native": ("iced-x86", "lief"), "angr": ("angr",)}
-"""Lifter → the packages whose versions decide what it finds."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -100,11 +105,12 @@ def lift_files(
     single = out.suffix.removeprefix(".") in FORMS
     if single and (len(files) != 1 or files[0].path.suffix == PICKLE):
         raise UsageError(
-            f"{out} is one file, and there are {len(files):,} programs"
+            f"{out} is one file, and there are {human_count(len(files), 'program')}"
             if len(files) != 1
             else f"{out} is one file, and {files[0].path} may hold several programs",
             hint="name a folder: it gets a file a program",
         )
+    check_levels(files, levels)
     version = lifter_version(lifter)
     tasks = [
         _Task(
@@ -150,6 +156,15 @@ def find_programs(
     return sorted(found.values(), key=lambda file: file.name), others + len(files) - len(found)
 
 
+def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> None:
+    """Refuse optimisation levels where there is no pickle whose programs could have them."""
+    if levels is not None and not any(file.path.suffix == PICKLE for file in files):
+        raise UsageError(
+            "--levels are those of a saved_index.pkl, and none is among the inputs",
+            hint="leave it out: the level of a program is read from its debug information",
+        )
+
+
 def lift_file(file: InputFile, lifter: str = "native") -> Graph:
     """Return the graph of a program by its name, and what made it; raises as the lifter."""
     return joined(list(lift_parts(file, lifter)))
@@ -171,12 +186,8 @@ def lift_parts(file: InputFile, lifter: str = "native") -> Iterator[Graph]:
 
 def lifter_version(lifter: str) -> str:
     """Return name and versions of a lifter: what decides its graphs beside the program."""
-    module = plugins.LIFTERS[lifter].target.partition(":")[0]
-    words = [f"{lifter} {plugins.require(module).VERSION}"]
-    for package in PACKAGES[lifter]:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            words.append(f"{package} {importlib.metadata.version(package)}")
-    return ", ".join(words)
+    module = plugins.require(plugins.LIFTERS[lifter].target.partition(":")[0])
+    return ", ".join([f"{lifter} {module.VERSION}", *module.packages()])
 
 
 def _may_be_program(path: Path) -> bool:
@@ -189,14 +200,18 @@ def _may_be_program(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _folder(folder: Path) -> Iterator[None]:
+    path = folder / ".graphs.lock"
     lock = locked(
-        make_folder(folder) / ".graphs.lock",
+        path,
         "another process is writing graphs into this folder",
         "wait for it, or choose another folder",
     )
-    with lock:
+    with new_folder(folder), lock:
         remove_leftovers(folder)
-        yield
+        try:
+            yield
+        finally:
+            remove(path)
 
 
 def _carry_out(tasks: Sequence[_Task], workers: int, quiet: bool) -> list[Outcome]:

@@ -51,6 +51,8 @@ class RecodeSource:
 
     Config: ClassVar[type[msgspec.Struct]] = RecodeOptions
     version: ClassVar[int] = 1
+    has_tokenizer: ClassVar[bool] = False
+    """Whether a tokenizer, or roles of one, may be named."""
 
     def __init__(
         self,

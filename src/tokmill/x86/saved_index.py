@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.progress import human_count
 from tokmill.unpickle import Instance, Pickle, Room
 from tokmill.x86.graph import Graph
 from tokmill.x86.recorded import Recorded
@@ -25,6 +26,11 @@ NAMES = ("networkx.classes.",)
 """Names that such pickles hold beside those of plain values."""
 BLOCK = 64
 """Bytes that a block costs beside its code and edges, about."""
+FIELDS = ("address", "asm", "bytes", "graph")
+"""What a function begins with; features follow."""
+ADDRESS = "an int below 2^64"
+MOST_SHOWN = 80
+"""Characters of a name that a message shows."""
 LEVELS = ("O0", "O1", "O2", "O3", "Os", "Oz", "Og", "Ofast")
 UNKNOWN = "unknown"
 
@@ -53,15 +59,14 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
     extract = False
     room = Pickle(path).room()
     for name, value in _functions(path):
-        extract = _is_function(value)
-        rows = [value] if extract else value
-        if not isinstance(rows, list) or (programs and len(rows) != len(programs)):
-            raise _unfit(path, name, f"it stands for {len(programs)} programs elsewhere")
+        if not names:
+            extract = path.name.endswith(EXTRACT) or _is_function(value)
+        rows = _placed(name, value, extract, len(programs), path)
         if not programs:
             programs, prints = [Recorded() for _ in rows], [0] * len(rows)
         names.add(name)
-        for number, row in enumerate(rows):
-            _add(programs[number], row, name, path, room)
+        for number, (place, row) in enumerate(rows):
+            _add(programs[number], row, name, place, path, room)
             room.take(len(row[2]))
             prints[number] ^= _print(name, row)
     if extract or path.name.endswith(EXTRACT):
@@ -80,7 +85,7 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
                 )
         if len(levels) != len(programs):
             raise UsageError(
-                f"{len(levels)} levels for {len(programs)} programs",
+                f"{human_count(len(levels), 'level')} for {human_count(len(programs), 'program')}",
                 where=str(path),
                 hint="name one for each, in the order in which the index lists them",
             )
@@ -100,49 +105,93 @@ def _functions(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield name → value; "" for the functions without a symbol, whose key is -1."""
     for key, value in Pickle(path, NAMES).entries():
         if not isinstance(key, str) and key != -1:
-            raise TokmillError(
-                f"no functions of BinaryCorp: a key is a {type(key).__name__}, not a name",
-                where=str(path),
-                hint="`tokmill inspect` shows what it holds",
-            )
+            raise _unfit(path, f"a key is {_kind(key)}, not a name")
         yield key if isinstance(key, str) else "", value
 
 
 def _is_function(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > 3 and isinstance(value[0], int)
+    return isinstance(value, list) and len(value) > 3 and not isinstance(value[0], list)
 
 
-def _add(program: Recorded, row: Any, name: str, path: Path, room: Room) -> None:
-    """Add a function to its program."""
-    if not _is_function(row) or not isinstance(row[2], bytes) or not isinstance(row[3], Instance):
-        raise _unfit(path, name, "it is no list of address, asm, bytes and graph")
-    state = row[3].state if isinstance(row[3].state, dict) else {}
+def _placed(
+    name: str, value: Any, extract: bool, programs: int, path: Path
+) -> list[tuple[str, Any]]:
+    """Return where the function of each program stands in an entry, and the function.
+
+    Of an index there must be as many as in the first entry; 0: this is the first.
+    """
+    entry = f"[{name[:MOST_SHOWN]!r}]" if name else "[-1]"
+    if extract:
+        return [(entry, value)]
+    if not isinstance(value, list):
+        raise _unfit(path, f"{entry} is {_kind(value)}, not a list of functions, one a program")
+    if programs and len(value) != programs:
+        raise _unfit(
+            path, f"{entry} is a list of {len(value):,}, where the first entry has {programs:,}"
+        )
+    return [(f"{entry}[{number}]", row) for number, row in enumerate(value)]
+
+
+def _add(program: Recorded, row: Any, name: str, place: str, path: Path, room: Room) -> None:
+    """Add a function to its program; `place` is where it stands in the pickle."""
+    if not isinstance(row, list) or len(row) < len(FIELDS):
+        found = f"a list of {len(row)}" if isinstance(row, list) else _kind(row)
+        raise _unfit(path, f"{place} is {found}, not a list of {', '.join(FIELDS)}, …")
+    address, _, code, graph = row[: len(FIELDS)]
+    if not _is_address(address):
+        raise _unfit(path, f"{place}[0] (address) is {_kind(address)}, not {ADDRESS}")
+    if not isinstance(code, bytes):
+        raise _unfit(path, f"{place}[2] (bytes) is {_kind(code)}, not bytes")
+    if not isinstance(graph, Instance):
+        raise _unfit(path, f"{place}[3] (graph) is {_kind(graph)}, not a networkx.DiGraph")
+    place = f"{place}[3] (graph)"
+    state = graph.state if isinstance(graph.state, dict) else {}
     # The names of networkx 2 and 3, then those of 1.
-    nodes, ways = (
+    parts: list[Any] = [
         state.get(new, state.get(old)) for new, old in (("_node", "node"), ("_adj", "adj"))
-    )
-    if not isinstance(nodes, dict) or not isinstance(ways, dict):
-        raise _unfit(path, name, f"its graph is a {row[3].kind} without nodes and edges")
+    ]
+    for part, field in zip(parts, ("_node", "_adj"), strict=True):
+        if not isinstance(part, dict):
+            what = f"whose {field} is {_kind(part)}, not a dict"
+            raise _unfit(path, f"{place} is {_kind(graph)} {what}")
+    nodes, ways = parts
     blocks = []
-    for address, facts in nodes.items():
-        raw = facts.get("raw", b"") if isinstance(facts, dict) else None
-        targets = list(ways.get(address, ()))
-        if not isinstance(raw, bytes) or not all(map(_is_address, (address, *targets))):
-            raise _unfit(path, name, "a block of it has no address or no bytes")
+    for start, facts in nodes.items():
+        if not _is_address(start):
+            raise _unfit(path, f"{place} has a block at {_kind(start)}, not at {ADDRESS}")
+        block = f"{place}, block {start:#x}:"
+        if not isinstance(facts, dict):
+            raise _unfit(path, f"{block} its attributes are {_kind(facts)}, not a dict")
+        raw, targets = facts.get("raw", b""), ways.get(start, {})
+        if not isinstance(raw, bytes):
+            raise _unfit(path, f"{block} its raw is {_kind(raw)}, not bytes")
+        if not isinstance(targets, dict | list):
+            raise _unfit(path, f"{block} its successors are {_kind(targets)}, not a dict")
+        for target in targets:
+            if not _is_address(target):
+                raise _unfit(path, f"{block} a successor is {_kind(target)}, not {ADDRESS}")
         room.take(BLOCK + len(raw) + 8 * len(targets))
-        blocks.append((address, raw, targets))
-    if not _is_address(row[0]):
-        raise _unfit(path, name, "its address is none")
-    program.add(name, row[0], blocks)
+        blocks.append((start, raw, list(targets)))
+    program.add(name, address, blocks)
 
 
 def _is_address(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 64
 
 
-def _unfit(path: Path, name: str, why: str) -> TokmillError:
+def _kind(value: Any) -> str:
+    """Return what a value is in words: an int, None, a networkx.classes.graph.Graph."""
+    if value is None:
+        return "None"
+    if type(value) is int and not _is_address(value):
+        return "a negative int" if value < 0 else f"an int of {value.bit_length():,} bits"
+    name = value.kind if isinstance(value, Instance) else type(value).__name__
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
+
+
+def _unfit(path: Path, why: str) -> TokmillError:
     return TokmillError(
-        f"no functions of BinaryCorp: {name or 'a function without a name'}: {why}",
+        f"no functions of BinaryCorp: {why}",
         where=str(path),
         hint="`tokmill inspect` shows what it holds",
     )
@@ -161,7 +210,8 @@ def _levels_beside(path: Path, prints: list[int], names: set[str]) -> list[str]:
     for file in sorted(path.absolute().parent.glob(f"*{EXTRACT}")):
         found, missing = 0, set(names)
         for name, row in _functions(file):
-            if name in names and _is_function(row) and isinstance(row[2], bytes):
+            whole = _is_function(row) and _is_address(row[0]) and isinstance(row[2], bytes)
+            if whole and name in names:
                 found ^= _print(name, row)
                 missing.discard(name)
         if not missing:

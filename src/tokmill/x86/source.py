@@ -86,6 +86,8 @@ class X86Source:
 
     Config: ClassVar[type[msgspec.Struct]] = X86Config
     version: ClassVar[int] = 1
+    has_tokenizer: ClassVar[bool] = False
+    """Whether a tokenizer, or roles of one, may be named."""
     rejects_items: ClassVar[bool] = True
     """A program that is rejected counts against the programs, not against records."""
 

@@ -11,7 +11,7 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.errors import UsageError, nearest
-from tokmill.files import make_folder, remove_leftovers, write_file
+from tokmill.files import new_folder, remove_leftovers, write_file
 from tokmill.x86.count import nothing_read
 from tokmill.x86.graph import Graph
 from tokmill.x86.inputs import Seen, find_inputs, look_at
@@ -64,15 +64,18 @@ def spell(
                 f"{other} and {file.name} would go to one file",
                 hint="spell them into different folders",
             )
-    remove_leftovers(make_folder(out))
     write = functools.partial(_ktrans if spelling == "ktrans" else _asm2vec, out, least)
     written: list[tuple[int, int]] = []
     refused: dict[str, Seen] = {}
-    for seen in look_at(write, files, levels=levels, workers=workers, title="spell", quiet=quiet):
-        if seen.refused:
-            refused[seen.program] = seen
-        else:
-            written.append(seen.value)
+    with new_folder(out):
+        remove_leftovers(out)
+        for seen in look_at(
+            write, files, levels=levels, workers=workers, title="spell", quiet=quiet
+        ):
+            if seen.refused:
+                refused[seen.program] = seen
+            else:
+                written.append(seen.value)
     if not written:
         raise nothing_read(inputs, refused)
     why = {name: refused[name].refused for name in sorted(refused)}

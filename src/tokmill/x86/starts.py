@@ -12,6 +12,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.decode import Code, Flow, Instructions
+from tokmill.x86.entries import nearest_entries
 from tokmill.x86.gaps import ALIGNMENT, gaps, is_padding, opcodes, skip_padding
 from tokmill.x86.image import Program
 from tokmill.x86.jump_tables import indirect_jumps, scaled_tables
@@ -230,7 +231,10 @@ def gap_starts(lifter: Lifter, functions: Array) -> Array:
     between = member(end, lifter.ranges.start) & (end - begin <= FEW)
     found &= plausible[gap] | ~between[gap]
     found &= _sound(ways, rows) & (instructions.flow[rows] != Flow.STOP)
-    return distinct(start[found], _called_from(lifter, functions, begin[plausible], end[plausible]))
+    sure, doubtful = found & looks, found & ~looks
+    moved = nearest_entries(code, functions, start[doubtful], end[gap][doubtful])
+    called = _called_from(lifter, functions, begin[plausible], end[plausible])
+    return distinct(start[sure], moved, called)
 
 
 def _called_from(lifter: Lifter, functions: Array, begin: Array, end: Array) -> Array:

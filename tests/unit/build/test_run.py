@@ -260,6 +260,7 @@ def test_what_an_interrupted_build_keeps(
     for finished, said in ((0, "before a shard was finished"), (1, "finished shards are kept")):
         with pytest.raises(TokmillError, match=said):
             quick_build("jsonl", inputs, tmp_path / str(finished))
+        assert (tmp_path / str(finished) / "plan.json").exists()
 
 
 def test_one_input_need_not_be_a_list(tmp_path: Path) -> None:
@@ -285,6 +286,44 @@ def test_an_input_without_a_record_is_refused(tmp_path: Path) -> None:
         quick_build("jsonl", path, tmp_path / "s")
     assert "1 missing" in str(caught.value)
     assert "--field" in caught.value.hint
+
+
+def test_a_build_that_fails_where_it_began_leaves_no_store(tmp_path: Path) -> None:
+    wrong = jsonl(tmp_path / "wrong.jsonl", [{"txt": "one"}, "{"])
+    right = jsonl(tmp_path / "right.jsonl", [{"text": "one"}])
+    (tmp_path / "there").mkdir()
+    for amount in (Amount(workers=0), Amount(workers=1)):
+        for out in (tmp_path / "new/store", tmp_path / "there"):
+            with pytest.raises(TokmillError, match="not one record was found"):
+                quick_build("jsonl", wrong, out, how=How(quiet=True, amount=amount))
+        assert not (tmp_path / "new").exists()
+        assert list((tmp_path / "there").iterdir()) == []
+    # Nothing of it stands in the way of the next one.
+    assert len(quick_build("jsonl", right, tmp_path / "there")) == 1
+
+
+def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    right = jsonl(tmp_path / "right.jsonl", [{"text": "one"}])
+    quick_build("jsonl", right, tmp_path / "s")
+    before = files_of(tmp_path / "s")
+    with pytest.raises(TokmillError, match="another recipe"):
+        quick_build("jsonl", right, tmp_path / "s", strip=False)
+    assert files_of(tmp_path / "s") == before
+    # A tokenizer that was learned for it took its time.
+    wrong = jsonl(tmp_path / "wrong.jsonl", ["{"])
+    learned = tmp_path / "t/vocab"
+    learned.mkdir(parents=True)
+    for name in ("tokenizer.json", "learned.json"):
+        (learned / name).write_bytes(TOKENIZER.read_bytes())
+    with pytest.raises(TokmillError, match="not one record was found"):
+        quick_build("jsonl", wrong, tmp_path / "t")
+    found = {path.relative_to(tmp_path / "t").as_posix() for path in (tmp_path / "t").rglob("*")}
+    assert found == {"vocab", "vocab/tokenizer.json", "vocab/learned.json"}
+    # Of parts no one knows what the others do.
+    how = How(quiet=True, amount=here(), part=(1, 1))
+    with pytest.raises(TokmillError, match="not one record was found"):
+        quick_build("jsonl", wrong, tmp_path / "p", how=how)
+    assert (tmp_path / "p/plan.json").exists()
 
 
 def test_folders_that_hold_something_else_are_refused(tmp_path: Path) -> None:
@@ -334,6 +373,21 @@ def test_executors_yield_each_task_with_its_receipts(
         assert {task.shard for task, _ in made} == {task.shard for task in tasks}
         assert all(receipt.shard == task.shard for task, found in made for receipt in found)
     assert files_of(tmp_path / "s") == files_of(reference)
+
+
+def test_executors_tell_of_items_before_their_shard_is_done(
+    tmp_path: Path, inputs: Path, reference: Path
+) -> None:
+    shutil.copytree(reference, tmp_path / "s")
+    work, tasks = work_of(inputs, tmp_path / "s")
+    task = max(tasks, key=lambda task: len(task.items))
+    sizes = list(itertools.accumulate(item.size for item in task.items))
+    told: list[int] = []
+    list(Here(work, report=told.append).map(iter([task])))
+    assert told == sizes and len(sizes) > 1
+    told.clear()
+    list(Pool(work, 2, report=told.append).map(iter(tasks)))
+    assert told == sorted(told) and told[-1] == sum(task.size for task in tasks)
 
 
 def test_a_killed_worker_is_an_error_of_the_machine(

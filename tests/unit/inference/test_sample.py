@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from tokmill.errors import UsageError
-from tokmill.inference.sample import continue_columns, continue_ids, draw
+from tokmill.inference.sample import Carried, continue_columns, draw
 from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.model import Tensors
+from tokmill.models.model import Model, Recurrent, Tensors
+from tokmill.models.rwkv7 import RWKV7, RWKV7Config
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 SHARES = torch.tensor([0.15, 0.5, 0.05, 0.3])
@@ -23,6 +24,16 @@ def task_of(length: int, **keys: Any) -> NextToken:
     for parameter in task.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return task
+
+
+def follow(
+    task: NextToken, ids: list[int], tokens: int, size: int | None = None, **keys: Any
+) -> list[int]:
+    """What follows ids of the one column."""
+    sizes, stops = {task.column: size}, {task.column: None}
+    return continue_columns(task, {task.column: ids}, tokens, sizes=sizes, stops=stops, **keys)[
+        task.column
+    ]
 
 
 @pytest.mark.parametrize(
@@ -52,16 +63,16 @@ def test_the_likeliest_needs_no_draw() -> None:
 def test_rows_without_an_id_are_never_drawn(temperature: float) -> None:
     task = task_of(8)
     keys: dict[str, Any] = {"temperature": temperature, "top_k": 0, "seed": 3}
-    assert max(continue_ids(task, [1, 2], 40, **keys)) >= 12
-    assert max(continue_ids(task, [1, 2], 40, size=12, **keys)) < 12
+    assert max(follow(task, [1, 2], 40, **keys)) >= 12
+    assert max(follow(task, [1, 2], 40, size=12, **keys)) < 12
 
 
 @pytest.mark.parametrize("keys", [{}, {"position": "learned", "context": 6, "norm": "layer"}])
 def test_the_model_sees_the_last_positions(keys: dict[str, Any]) -> None:
     task = task_of(6, **keys)
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
-    made = continue_ids(task, ids, 12, temperature=0)
-    assert made == continue_ids(task, ids[-6:], 12, temperature=0) and len(made) == 12
+    made = follow(task, ids, 12, temperature=0)
+    assert made == follow(task, ids[-6:], 12, temperature=0) and len(made) == 12
     # One id less is another view.
     logits = [task.logits(hidden_of(task, ids[-n:])) for n in (6, 5)]
     assert not torch.allclose(logits[0], logits[1])
@@ -78,7 +89,7 @@ def hidden_of(task: NextToken, ids: list[int]) -> torch.Tensor:
 )
 def test_options_out_of_range(keys: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        continue_ids(task_of(4), [1], 1, **keys)
+        follow(task_of(4), [1], 1, **keys)
 
 
 def test_each_column_is_drawn_by_its_head() -> None:
@@ -105,3 +116,47 @@ def test_each_column_is_drawn_by_its_head() -> None:
     )
     first = made["mne"].index(made["mne"][2])
     assert stopped == {name: values[:first] for name, values in made.items()}
+
+
+class Stateless(Model):
+    """A recurrent model that reads all from the beginning each time."""
+
+    def __init__(self, model: RWKV7) -> None:
+        super().__init__()
+        self.inner, self.dim = model, model.dim
+
+    def forward(self, batch: Tensors) -> torch.Tensor:
+        return self.inner(batch)
+
+    def embedding(self, column: str) -> torch.nn.Parameter:
+        return self.inner.embedding(column)
+
+
+@pytest.mark.parametrize("prompt", [1, 5, 40])
+@pytest.mark.parametrize("keys", [{"temperature": 0}, {"temperature": 1.0, "top_k": 9, "seed": 4}])
+def test_a_state_stands_for_all_that_was_read(prompt: int, keys: dict[str, Any]) -> None:
+    """Of a prompt longer than the rows of the training, nothing is cut off."""
+    torch.manual_seed(2)
+    sizes = {"asm": 20, "mne": 7}
+    model = RWKV7(RWKV7Config(dim=16, layers=2, head_dim=8), sizes)
+    task = NextToken(NextTokenConfig(length=6, tied=False), model, sizes)
+    other = NextToken(NextTokenConfig(length=99), Stateless(model), sizes)
+    other.heads = task.heads
+    for parameter in task.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    assert isinstance(task.model, Recurrent) and not isinstance(other.model, Recurrent)
+    ids = {name: [(7 * n) % size for n in range(prompt)] for name, size in sizes.items()}
+    keys = {**keys, "sizes": sizes, "stops": dict.fromkeys(sizes)}
+    made = continue_columns(task, ids, 30, **keys)
+    assert made == continue_columns(other, ids, 30, **keys)
+    assert len(set(made["asm"])) > 3
+    if prompt > 6:
+        # The first id of the prompt is still felt.
+        changed = {name: [values[0] + 1, *values[1:]] for name, values in ids.items()}
+        left, right = (reading(task, columns) for columns in (ids, changed))
+        assert not torch.equal(left, right)
+
+
+def reading(task: NextToken, ids: dict[str, list[int]]) -> torch.Tensor:
+    with torch.no_grad():
+        return Carried(task)({name: torch.tensor([values]) for name, values in ids.items()})

@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokmill.models.wkv7 import chunked, step_by_step, wkv7
+from tokmill.train.memory import Peak
 
 
 def inputs(
@@ -38,15 +40,19 @@ def documents(rows: int, length: int, borders: set[int]) -> Tensor:
 @given(
     length=st.integers(1, 50),
     chunk=st.sampled_from([1, 2, 5, 16, 32, 64]),
+    segment=st.sampled_from([1, 7, 16, 64]),
     borders=st.none() | st.sets(st.integers(0, 200), max_size=8),
 )
-def test_chunks_equal_single_steps(length: int, chunk: int, borders: set[int] | None) -> None:
+def test_chunks_equal_single_steps(
+    length: int, chunk: int, segment: int, borders: set[int] | None
+) -> None:
     """Outputs, final state and all gradients, with and without several documents in a row."""
     made = inputs(2, length)
     document = None if borders is None else documents(2, length, borders)
     upstream = [torch.randn(made[i].shape, dtype=torch.float64) for i in (0, 6)]
     results = []
-    for y, state in (step_by_step(*made, document), chunked(*made, document, chunk=chunk)):
+    by_chunks = chunked(*made, document, chunk=chunk, segment=segment)
+    for y, state in (step_by_step(*made, document), by_chunks):
         loss = (y * upstream[0]).sum() + (state * upstream[1]).sum()
         results.append([y, state, *torch.autograd.grad(loss, made)])
     for one, other in zip(*results, strict=True):
@@ -82,6 +88,19 @@ def test_documents_of_a_row_equal_rows_of_their_own() -> None:
         mine = number[0] == value
         alone, _ = wkv7(*(x[:, mine] for x in six))
         torch.testing.assert_close(together[:, mine], alone, rtol=1e-11, atol=1e-12)
+
+
+def test_a_segment_is_held_at_a_time() -> None:
+    """The most bytes of tensors that are alive hardly grow with the length of the row."""
+    most = []
+    for segment in (64, 1024):
+        with FakeTensorMode():
+            made = inputs(1, 1024, width=16, dtype=torch.float32)
+            with Peak() as peak:
+                y, _ = chunked(*made, segment=segment)
+                y.sum().backward()
+            most.append(peak.most)
+    assert most[0] < most[1] / 3
 
 
 @pytest.mark.parametrize("dtype, near", [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])

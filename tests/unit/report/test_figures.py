@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.figure import Figure as MatplotlibFigure
+from matplotlib.image import imread
 from report_stores import write_store
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.report import figures
-from tokmill.report.plot import plot, render
+from tokmill.report.plot import COLOURS, draw, plot, render
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -80,6 +82,24 @@ def test_several_stores_are_compared_by_share(tmp_path: Path) -> None:
     assert figure.log_x == 2
     plot("lengths", paths, tmp_path / "out/l.svg")
     plot("frequency", paths, tmp_path / "out/f.png")
+
+
+def test_equal_curves_are_both_seen(tmp_path: Path) -> None:
+    paths = [
+        write_store(tmp_path / name, [rows]).path
+        for name, rows in (("a", [[2] * 9, [3] * 3]), ("b", [[3] * 9, [2] * 3]), ("c", [[2, 3, 3]]))
+    ]
+    for kind in ("frequency", "lengths"):
+        plot(kind, paths[:2], tmp_path / f"{kind}.png")
+        pixels = np.asarray(imread(tmp_path / f"{kind}.png"))[:, :, :3]
+        # Below the legend, which shows all colours.
+        pixels = (255 * pixels[len(pixels) // 4 :]).round().astype(int).reshape(-1, 3)
+        for colour in COLOURS[:2]:
+            ink = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+            assert (pixels == ink).all(1).sum() > 200, (kind, colour)
+    axes = MatplotlibFigure().add_subplot()
+    draw(figures.frequency(paths), axes)
+    assert [line.get_linewidth() for line in axes.lines] == pytest.approx([4.2, 1.6, 1.6])
 
 
 def test_loss_of_runs(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import pickle
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,19 @@ def test_damage_is_a_problem(tmp_path: Path) -> None:
     assert describe(path)["problem"] == "4 bytes follow the pickle and were not read"
     path.write_bytes(b"not a pickle at all\n")
     assert "by its name" in describe(path)["what"] and "problem" in describe(path)
+
+
+def test_a_long_one_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pickles, "LONG", 1000)
+    monkeypatch.setattr("tokmill.progress.EVERY", 0.0)
+    value = [[number] * 5 for number in range(3000)]
+    shown(tmp_path, value)
+    assert capsys.readouterr().err == ""
+    shown(tmp_path, value, quiet=False)
+    shares = [int(share) for share in re.findall(r"\((\d+)%\)", capsys.readouterr().err)]
+    assert shares == sorted(shares) and shares[0] < 50 and shares[-1] == 100
 
 
 def test_looking_takes_no_longer_than_reading(

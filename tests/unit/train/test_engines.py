@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import toy
@@ -20,8 +21,15 @@ from toy import cycles, losses, make_store, stop_after, weights
 
 from tokmill.errors import Interrupted, MachineError, TokmillError
 from tokmill.tasks.next_token import NextToken
+from tokmill.train.config import from_dict
+from tokmill.train.data import make_feed, open_stores
+from tokmill.train.engine import Single, make_engine
+from tokmill.train.fsdp2 import local_part
 from tokmill.train.launch import place
+from tokmill.train.loader import Loader
 from tokmill.train.loop import train_model
+from tokmill.train.memory import shares_of
+from tokmill.train.run import make_task
 from tokmill.train.tensors import read_tensors
 
 if find_spec("deepspeed") is None:
@@ -30,6 +38,8 @@ torch.set_num_threads(1)
 
 SPLIT = ["fsdp2", "deepspeed-0", "deepspeed-1", "deepspeed-2", "deepspeed-3"]
 """Engines beside ddp, whose resumes are tested in test_ddp.py; of DeepSpeed with the stage."""
+OF_LENGTHS = ["ddp", "fsdp2", "deepspeed-2", "deepspeed-3"]
+"""Those that are tested with rows of several lengths."""
 LAST = "checkpoints/step-00000010"
 EXACT = ("model.safetensors", "optimizer.safetensors", "rng-00000.json", "rng-00001.json")
 NAN_AT = 11
@@ -50,6 +60,12 @@ def rwkv(store: Path, engine: str) -> dict[str, Any]:
     made = recipe(store, engine, 4)
     made["model"] = {"kind": "rwkv7", "dim": 16, "layers": 2, "head_dim": 8}
     return made
+
+
+def lengths(store: Path, engine: str) -> dict[str, Any]:
+    """Rows of 1 to 32 positions, which make another number of micro-batches in each process."""
+    task = {"rows": "whole", "length": 32}
+    return recipe(store.parent / "mixed", engine, 4, task=task, run={"micro_tokens": 64})
 
 
 def attempt(value: dict[str, Any], out: Path, stop_at: int = 0, spoil_at: int = 0) -> str:
@@ -74,6 +90,29 @@ def attempt(value: dict[str, Any], out: Path, stop_at: int = 0, spoil_at: int = 
     return ""
 
 
+def held(value: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of the weights and of the moments that this process holds after a step."""
+    config = from_dict(value)
+    with make_engine(config.run, config.engine) as engine:
+        task = make_task(config, {"token": toy.SIZE})
+        engine.prepare(task, config.optim)
+        feed = make_feed(config, task, open_stores(config.data), ["token"], 2)
+        keys: dict[str, Any] = {"micro_tokens": 999, "device": torch.device("cpu")}
+        with Loader(feed, task, range(1), engine.rank, 2, **keys) as loader:
+            engine.micro(loader.next()[0][0].tensors, True, 0.1)
+        engine.step(1e-3)
+        assert isinstance(engine, Single)
+        # DeepSpeed's stage 3 leaves small weights whole for as long as it likes.
+        weights = [getattr(p, "ds_tensor", local_part(p)) for p in task.parameters()]
+        moments = [
+            local_part(value)
+            for state in engine.optimizer.state.values()
+            for name, value in state.items()
+            if name != "step"
+        ]
+        return tuple(sum(t.numel() * t.element_size() for t in ts) for ts in (weights, moments))
+
+
 @contextlib.contextmanager
 def ended_group() -> Iterator[None]:
     """End what a training leaves behind that does not expect its process to go on."""
@@ -84,9 +123,9 @@ def ended_group() -> Iterator[None]:
         (comm if comm.comm.cdb else torch.distributed).destroy_process_group()
 
 
-def everything(store: Path, folder: Path) -> dict[str, list[str]]:
+def everything(store: Path, folder: Path) -> dict[str, Any]:
     """Do all trainings that the tests look at, in one of two processes."""
-    told: dict[str, list[str]] = {}
+    told: dict[str, Any] = {}
     for engine in SPLIT:
         out, value = folder / engine, recipe(store, engine)
         told[engine] = [attempt(value, out / "whole")]
@@ -100,12 +139,21 @@ def everything(store: Path, folder: Path) -> dict[str, list[str]]:
         told[engine].append(attempt(value, out / "spoiled"))
     for engine in ("fsdp2", "deepspeed-2", "deepspeed-3"):
         told[engine].append(attempt(rwkv(store, engine), folder / engine / "rwkv7"))
+    for engine in OF_LENGTHS:
+        told[f"{engine} of lengths"] = attempt(lengths(store, engine), folder / engine / "lengths")
+    for engine in SPLIT:
+        with ended_group():
+            told[f"{engine} holds"] = held(recipe(store, engine))
     return told
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("stores") / "train", cycles(120))
+    folder = tmp_path_factory.mktemp("stores")
+    random = np.random.default_rng(2)
+    cut = [document[: random.integers(2, 32)] for document in cycles(120, 60)]
+    make_store(folder / "mixed", cut)
+    return make_store(folder / "train", cycles(120))
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +162,7 @@ def single(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     train_model(recipe(store, "single"), folder / "single/whole", quiet=True)
     train_model(rwkv(store, "single"), folder / "single/rwkv7", quiet=True)
+    train_model(lengths(store, "single"), folder / "single/lengths", quiet=True)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(TokmillError):
         stop_after(6, patch)
         train_model(recipe(store, "single"), folder / "single/stopped", quiet=True)
@@ -121,12 +170,12 @@ def single(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runs(store: Path, single: Path) -> tuple[Path, list[dict[str, list[str]]]]:
+def runs(store: Path, single: Path) -> tuple[Path, list[dict[str, Any]]]:
     """The folder of all runs, and what each process was told about each engine."""
     return single, values(together(2, everything, store, single))
 
 
-Runs = tuple[Path, list[dict[str, list[str]]]]
+Runs = tuple[Path, list[dict[str, Any]]]
 
 
 def same_training(left: Path, right: Path) -> None:
@@ -199,6 +248,37 @@ def test_weights_that_are_not_trained(engine: str, runs: Runs) -> None:
     folder, told = runs
     assert [one[engine][6] for one in told] == ["", ""]
     same_training(folder / engine / "rwkv7", folder / "single/rwkv7")
+
+
+@pytest.mark.parametrize("engine", OF_LENGTHS)
+def test_processes_may_have_other_numbers_of_micro_batches(
+    engine: str, runs: Runs, store: Path
+) -> None:
+    folder, told = runs
+    assert [one[f"{engine} of lengths"] for one in told] == ["", ""]
+    same_training(folder / engine / "lengths", folder / "single/lengths")
+    config = from_dict(lengths(store, "single"))
+    task = make_task(config, {"token": toy.SIZE})
+    feed = make_feed(config, task, open_stores(config.data), ["token"], 2)
+    counts = []
+    for rank in (0, 1):
+        keys: dict[str, Any] = {"micro_tokens": 64, "device": torch.device("cpu")}
+        with Loader(feed, task, range(4), rank, 2, **keys) as loader:
+            counts.append([len(loader.next()[0]) for _ in range(4)])
+    assert any(left != right for left, right in zip(*counts, strict=True))
+
+
+@pytest.mark.parametrize("engine", SPLIT)
+def test_what_a_process_holds_is_what_the_plan_says(engine: str, runs: Runs, store: Path) -> None:
+    _, told = runs
+    config = from_dict(recipe(store, engine))
+    weights = 4 * make_task(config, {"token": toy.SIZE}).parameter_count()
+    shares = shares_of(config, 2)
+    for one in told:
+        mine, moments = one[f"{engine} holds"]
+        # Parts are whole rows, or padded.
+        assert mine == pytest.approx(shares.weights * weights, rel=0.1)
+        assert moments == pytest.approx(2 * shares.moments * weights, rel=0.1)
 
 
 def killed(value: dict[str, Any], out: Path) -> int:

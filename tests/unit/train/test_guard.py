@@ -12,14 +12,18 @@ import pytest
 import torch
 from processes import together
 from torch import Tensor
-from toy import cycles, losses, make_store, recipe, weights
+from toy import SIZE, cycles, losses, make_store, recipe, weights
 
 from tokmill.errors import TokmillError
 from tokmill.feed.feed import Feed
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken
+from tokmill.train.config import from_dict
+from tokmill.train.data import make_feed, open_stores
 from tokmill.train.launch import place
+from tokmill.train.loader import Loader
 from tokmill.train.loop import train_model
+from tokmill.train.run import make_task
 
 Forward = tuple[Tensor, dict[str, Tensor]]
 
@@ -117,3 +121,24 @@ def test_the_process_is_named(store: Path, tmp_path: Path) -> None:
     named = f"(process 1, micro-batch 2 of 2, epoch 0, rows {rows[2]}, {rows[3]})"
     assert f"step 1: the loss is not finite {named}" in told[0]
     assert (tmp_path / "run/checkpoints/step-00000001/rng-00001.json").exists()
+
+
+def test_rows_that_were_ordered_by_length_are_named(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = [document[: 2 + 29 * n % 30] for n, document in enumerate(cycles(120))]
+    mixed = make_store(tmp_path / "mixed", cut)
+    keys: dict[str, Any] = {"run": {"micro_tokens": 64}, "task": {"rows": "whole", "length": 32}}
+    plain = recipe(mixed, 9, data={"seed": 8}, **keys)
+    config = from_dict(plain)
+    task = make_task(config, {"token": SIZE})
+    feed = make_feed(config, task, open_stores(config.data), ["token"])
+    with Loader(feed, task, range(1), micro_tokens=64, device=torch.device("cpu")) as loader:
+        parts, _ = loader.next()
+    spoil(monkeypatch, 2, lambda loss, sums: (loss * math.nan, {"loss": sums["loss"] * math.nan}))
+    with pytest.raises(TokmillError) as caught:
+        train_model(plain, tmp_path / "run", quiet=True)
+    rows = feed.rows_of(0)[1][sorted(parts[1].rows)]
+    named = f"(micro-batch 2 of {len(parts)}, epoch 0, rows {', '.join(map(str, rows))})"
+    assert f"step 0: the loss is not finite {named}" in caught.value.what
+    assert sorted(parts[1].rows) != list(range(parts[1].rows[0], parts[1].rows[0] + len(rows)))

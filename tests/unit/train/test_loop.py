@@ -319,10 +319,10 @@ def test_sampling_has_the_same_defaults_everywhere() -> None:
     import inspect
 
     from tokmill.cli.train import sample as command
-    from tokmill.inference.sample import continue_ids
+    from tokmill.inference.sample import continue_columns
 
     for name, value in (("temperature", 0.8), ("top_k", 50)):
-        for function in (command, tokmill.sample, continue_ids):
+        for function in (command, tokmill.sample, continue_columns):
             assert inspect.signature(function).parameters[name].default == value
 
 

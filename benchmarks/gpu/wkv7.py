@@ -1,0 +1,175 @@
+"""RWKV-7's recurrence on a GPU: the kernels beside chunks in torch, and beside fla where it is.
+
+Times and memory of forward and backward passes, and errors against the recurrence in fp64 on the
+same inputs. The gate is a test: tests/unit/models/test_wkv7_triton.py.
+
+    python benchmarks/gpu/wkv7.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from device import cuda, describe, in_turns, peak
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokmill.models.wkv7 import Form, wkv7
+
+SHAPES = ((8, 4096, 64, 64), (1, 32768, 16, 64))
+CUT = (1, 512, 4, 64)
+"""Rows, positions, heads and width of what is compared with fp64, a position after the other."""
+NAMES = ("y", "state", "dr", "dw", "dk", "dv", "da", "db")
+Recurrence = Callable[..., tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A way to compute the recurrence, from inputs of one type."""
+
+    name: str
+    run: Recurrence
+    dtype: torch.dtype
+    tf32: bool = False
+    """Whether products of float32 may be rounded to tf32."""
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        """Set what PyTorch is told about products of float32."""
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def forward(self, inputs: list[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+        """Return a forward pass that keeps what the backward pass takes."""
+
+        def run() -> tuple[Tensor, ...]:
+            with self.precision():
+                return self.run(*inputs)
+
+        return run
+
+    def both(self, inputs: list[Tensor]) -> Callable[[], tuple[Tensor, ...]]:
+        """Return a forward and backward pass: outputs, the last state, and the gradients."""
+        torch.manual_seed(1)
+        # Numbers that are the same in every type.
+        of_y = torch.randn(inputs[0].shape, device=inputs[0].device, dtype=torch.bfloat16)
+
+        def run() -> tuple[Tensor, ...]:
+            with self.precision():
+                y, state = self.run(*inputs)
+                return y, state, *torch.autograd.grad(y, inputs, of_y.to(y.dtype))
+
+        return run
+
+
+def of(form: Form) -> Recurrence:
+    """Return a form of `wkv7`."""
+    return lambda *inputs: wkv7(*inputs, form=form)
+
+
+def contestants() -> list[Contestant]:
+    """Return all that can run here."""
+    found = []
+    if importlib.util.find_spec("triton"):
+        found += [
+            Contestant("triton, bf16", of("triton"), torch.bfloat16),
+            Contestant("triton, fp32, products in tf32", of("triton"), torch.float32, tf32=True),
+            Contestant("triton, fp32", of("triton"), torch.float32),
+        ]
+    found.append(Contestant("chunked, bf16", of("chunked"), torch.bfloat16))
+    if importlib.util.find_spec("fla"):
+        found += [
+            Contestant("fla, bf16", by_fla(recompute=True), torch.bfloat16),
+            Contestant("fla, bf16, recomputes nothing", by_fla(recompute=False), torch.bfloat16),
+        ]
+    else:
+        print("fla is not installed: see benchmarks/gpu/README.md", file=sys.stderr)
+    return found
+
+
+def by_fla(recompute: bool) -> Recurrence:
+    """Return fla's recurrence as its layer calls it; fla's states are (key, value)."""
+    from fla.ops.rwkv7 import chunk_rwkv7
+
+    settings = {"safe_gate": True, "lower_bound": -math.exp(-0.5), "chunk_size": 64}
+
+    def run(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        y, state = chunk_rwkv7(
+            *inputs, **settings, output_final_state=True, disable_recompute=not recompute
+        )
+        return y, state.transpose(-1, -2)
+
+    return run
+
+
+def operands(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Return r, w, k, v, a, b as the model makes them."""
+    torch.manual_seed(0)
+
+    def draw() -> Tensor:
+        return torch.randn(shape, device=device, dtype=dtype)
+
+    unit = F.normalize(draw(), dim=-1)
+    made = [draw(), -0.6065 * torch.sigmoid(draw()), draw(), draw()]
+    made += [-unit, unit * torch.sigmoid(draw())]
+    return [x.requires_grad_() for x in made]
+
+
+def speed(shape: tuple[int, ...], device: torch.device, rounds: int) -> list[str]:
+    """Return Markdown rows of times and memory; what does not fit into memory has none."""
+    lines = [
+        f"| B, T, H, N = {', '.join(f'{n:,}' for n in shape)} | forward, ms | "
+        "forward and backward, ms | GiB |",
+        "|---|---|---|---|",
+    ]
+    able, sizes, failed = [], [], []
+    for one in contestants():
+        try:
+            inputs = operands(shape, one.dtype, device)
+            sizes.append(peak(one.both(inputs)))
+            able.append((one, inputs))
+        except torch.cuda.OutOfMemoryError:
+            failed.append(f"| {one.name} | out of memory | | |")
+    forward = in_turns([one.forward(inputs) for one, inputs in able], rounds)
+    both = in_turns([one.both(inputs) for one, inputs in able], rounds)
+    for (one, _), first, all_of_it, size in zip(able, forward, both, sizes, strict=True):
+        lines.append(f"| {one.name} | {first:.2f} | {all_of_it:.2f} | {size / 2**30:.2f} |")
+    return [*lines, *failed]
+
+
+def errors(device: torch.device) -> list[str]:
+    """Return Markdown rows: how far each is from fp64 on its inputs, a part of the norm."""
+    lines = [f"| | {' | '.join(NAMES)} |", f"|---|{'---|' * len(NAMES)}"]
+    for one in contestants():
+        inputs = operands(CUT, one.dtype, device)
+        exact = [x.detach().double().requires_grad_() for x in inputs]
+        twin = Contestant("", of("step_by_step"), torch.float64)
+        found = [
+            (x.detach().double() - y.detach()).norm() / y.detach().norm()
+            for x, y in zip(one.both(inputs)(), twin.both(exact)(), strict=True)
+        ]
+        lines.append(f"| {one.name} | {' | '.join(f'{float(x):.1e}' for x in found)} |")
+    return lines
+
+
+def main(rounds: int = 20) -> list[str]:
+    """Measure; return Markdown."""
+    device = cuda()
+    lines = [f"{describe()} Medians of {rounds}, in turns.", ""]
+    for shape in SHAPES:
+        lines += [*speed(shape, device, rounds), ""]
+    return [*lines, f"Errors at B, T, H, N = {', '.join(map(str, CUT))}:", "", *errors(device)]
+
+
+if __name__ == "__main__":
+    print("\n".join(main()))

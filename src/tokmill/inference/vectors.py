@@ -1,0 +1,176 @@
+"""Records to vectors: hidden states of a model, pooled over all tokens of a record.
+
+Names of tensors carry their shape: B rows, T positions, D width of the model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokmill.errors import TokmillError
+from tokmill.feed.rows import Spans
+from tokmill.models.model import Recurrent, Tensors
+from tokmill.models.pooling import (
+    AttentionPooling,
+    Pool,
+    Running,
+    RunningAttention,
+    RunningLast,
+    RunningMean,
+)
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+from tokmill.tasks.task import Task
+from tokmill.train.precision import Precision
+
+BATCH_TOKENS = 16_384
+"""Positions that are read at a time."""
+
+Segment = tuple[Tensor, Tensor]
+"""Hidden states (B, T, D) of the rows that a segment reaches, and how many of each count (B,)."""
+
+
+class Vectors:
+    """Makes the vectors of records with the model of a task.
+
+    A record that is longer than `task.length` is read in segments of that many tokens. A model with
+    a state hands it on from one to the next; for another each is a text of its own. Records are
+    read side by side in the order of their lengths, in groups of at most `batch_tokens` positions,
+    or one that is longer alone: vectors do not depend on that, up to rounding.
+
+    With pool = "attention" the query is the one that the task has learned, if it has an
+    `AttentionPooling`; else a record's own last state, for which longer records are read twice.
+    """
+
+    def __init__(
+        self, task: Task, precision: Precision, pool: Pool, batch_tokens: int = BATCH_TOKENS
+    ) -> None:
+        self.task, self.model = task.to(precision.device).eval(), task.model
+        self.precision, self.pool, self.batch_tokens = precision, pool, batch_tokens
+        self.width = task.model.dim
+        learned = [module for module in task.modules() if isinstance(module, AttentionPooling)]
+        self.query: Tensor | None = learned[0].query.detach() if learned else None
+
+    def fill(
+        self, store: Store, number: int, vectors: Array, advance: Callable[[float], None]
+    ) -> None:
+        """Fill the vectors of a shard's records, (records, D) float32; of one without tokens: 0.
+
+        `advance` is told the tokens that are done. Raises `TokmillError` where the shard holds ids
+        that the model does not know: it is damaged.
+        """
+        first = sum(entry.records for entry in store.shards[:number])
+        lengths = np.diff(store.shard(number)["offsets"].astype(np.int64))
+        vectors[lengths == 0] = 0
+        for records in groups(lengths, self.batch_tokens):
+            here = lengths[records]
+            columns = read_rows(store, first + records, here, list(self.task.sizes))
+            self._check_ids(store, columns)
+            with torch.no_grad():
+                vectors[records] = self.pooled(columns, here).cpu().numpy()
+            advance(int(here.sum()))
+
+    def pooled(self, columns: dict[str, Array], lengths: Array) -> Tensor:
+        """Return the vectors (B, D) of rows, from name → (B, longest) ids.
+
+        `lengths`: int64 (B,), falling, at least 1.
+        """
+        shape = len(lengths), self.width, self.precision.device
+        # What fits into one segment is read once, whatever is asked of it.
+        one = [*self.segments(columns, lengths)] if lengths[0] <= self.task.length else None
+
+        def run(pooling: Running) -> Tensor:
+            for hidden, counts in one or self.segments(columns, lengths):
+                pooling.add(hidden, counts)
+            return pooling.result()
+
+        if self.pool == "mean":
+            return run(RunningMean(*shape))
+        if self.pool == "last":
+            return run(RunningLast(*shape))
+        if self.query is not None:
+            return run(RunningAttention(self.query.expand(len(lengths), -1)))
+        return run(RunningAttention(run(RunningLast(*shape))))
+
+    def segments(self, columns: dict[str, Array], lengths: Array) -> Iterator[Segment]:
+        """Yield the hidden states of rows, a segment at a time; rows that have ended drop out."""
+        device, length = self.precision.device, self.task.length
+        model = self.model if isinstance(self.model, Recurrent) else None
+        state = model.start(len(lengths)) if model else None
+        for start in range(0, int(lengths[0]), length):
+            rows = int(np.count_nonzero(lengths > start))
+            count = np.minimum(lengths[:rows] - start, length)
+            part = {
+                name: torch.from_numpy(ids[:rows, start : start + int(count[0])].astype(np.int64))
+                for name, ids in columns.items()
+            }
+            part = {name: ids.to(device) for name, ids in part.items()}
+            with self.precision.autocast():
+                if model:
+                    hidden, state = model.run(part, first_rows(state, rows))
+                else:
+                    hidden = self.model(side_by_side(part))
+            yield hidden, torch.from_numpy(count).to(device)
+
+    def _check_ids(self, store: Store, columns: dict[str, Array]) -> None:
+        for name, size in self.task.sizes.items():
+            if int(columns[name].max()) >= size:
+                raise TokmillError(
+                    f"the column {name!r} holds the id {columns[name].max()}; the run knows 0 to "
+                    f"{size - 1}: a shard is damaged",
+                    where=str(store.path),
+                    hint=f"`tokmill store validate {store.path}` finds it",
+                )
+
+
+def side_by_side(columns: dict[str, Tensor]) -> Tensors:
+    """Return rows, each from its first position on, as a batch.
+
+    What stands behind a row's end comes after all that counts, and no model looks ahead: so rows
+    pass as whole ones, which need no mask.
+    """
+    first = next(iter(columns.values()))
+    position = torch.arange(first.shape[1], device=first.device).expand_as(first)
+    return Tensors(columns, torch.zeros_like(first), position, whole=True)
+
+
+def first_rows(state: Any, rows: int) -> Any:
+    """Return what a model carries of the first rows: tensors in lists and dataclasses."""
+    if isinstance(state, Tensor):
+        return state[:rows]
+    if isinstance(state, list | tuple):
+        return type(state)(first_rows(part, rows) for part in state)
+    parts = {part.name: getattr(state, part.name) for part in dataclasses.fields(state)}
+    return type(state)(**{name: first_rows(part, rows) for name, part in parts.items()})
+
+
+def groups(lengths: Array, batch_tokens: int) -> Iterator[Array]:
+    """Yield the numbers of records that are read together (int64), the longest first.
+
+    A group has at most `batch_tokens` positions, padding counted, or is one record. Records without
+    tokens are in none.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    order = order[: np.count_nonzero(lengths)]
+    start = 0
+    while start < len(order):
+        stop = start + max(1, batch_tokens // int(lengths[order[start]]))
+        yield order[start:stop]
+        start = stop
+
+
+def read_rows(store: Store, records: Array, lengths: Array, names: list[str]) -> dict[str, Array]:
+    """Return the token columns of records as rows, (records, longest), 0 where nothing stands."""
+    count = len(records)
+    columns: dict[str, Array] = {}
+    nothing = np.zeros(count, np.int64)
+    spans = Spans(np.arange(count), records, nothing, nothing, lengths)
+    longest = int(lengths[0])
+    store.fill(spans, longest, columns, np.zeros((count, longest), np.int32), count, names)
+    return columns

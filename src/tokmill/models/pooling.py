@@ -1,0 +1,136 @@
+"""Hidden states of a row to one vector, also where they come segment by segment.
+
+Names of tensors carry their shape: B rows, T positions of a segment, D width.
+
+Rows come in falling order of their lengths, so that those which a segment still reaches are the
+first ones. Sums are held in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Protocol, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tokmill.errors import UsageError, nearest
+
+Pool = Literal["mean", "last", "attention"]
+"""How hidden states become one vector: their mean; the last one; a mean weighted by attention."""
+
+
+class Running(Protocol):
+    """Pools the hidden states of B rows that come segment by segment."""
+
+    def add(self, hidden_BTD: Tensor, length_B: Tensor) -> None:
+        """Take the next segment of the first rows; `length_B` (int64, at least 1) of it counts."""
+        ...
+
+    def result(self) -> Tensor:
+        """Return the vectors (B, D), float32."""
+        ...
+
+
+class RunningMean:
+    """The mean of a row's hidden states."""
+
+    def __init__(self, rows: int, dim: int, device: torch.device) -> None:
+        self.sum_BD = torch.zeros(rows, dim, device=device)
+        self.count_B = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def add(self, hidden_BTD: Tensor, length_B: Tensor) -> None:
+        """Take the next segment."""
+        inside_BT1 = inside(hidden_BTD, length_B)[..., None]
+        self.sum_BD[: len(hidden_BTD)] += hidden_BTD.float().masked_fill(~inside_BT1, 0).sum(1)
+        self.count_B[: len(hidden_BTD)] += length_B
+
+    def result(self) -> Tensor:
+        """Return the means."""
+        return self.sum_BD / self.count_B[:, None]
+
+
+class RunningLast:
+    """A row's last hidden state."""
+
+    def __init__(self, rows: int, dim: int, device: torch.device) -> None:
+        self.last_BD = torch.zeros(rows, dim, device=device)
+
+    def add(self, hidden_BTD: Tensor, length_B: Tensor) -> None:
+        """Take the next segment."""
+        row_B = torch.arange(len(hidden_BTD), device=hidden_BTD.device)
+        self.last_BD[: len(hidden_BTD)] = hidden_BTD[row_B, length_B - 1].float()
+
+    def result(self) -> Tensor:
+        """Return the last states."""
+        return self.last_BD
+
+
+class RunningAttention:
+    """A mean of a row's hidden states h weighted by softmax(q · h / sqrt(D)), q a vector a row.
+
+    The softmax is that of all segments: with the highest score so far the sums before are scaled
+    (Milakov and Gimelshein 2018, arXiv 1805.02867).
+    """
+
+    def __init__(self, query_BD: Tensor) -> None:
+        self.query_BD = query_BD.float()
+        self.sum_BD = torch.zeros_like(self.query_BD)
+        self.total_B = torch.zeros_like(self.query_BD[:, 0])
+        self.highest_B = torch.full_like(self.total_B, -math.inf)
+
+    def add(self, hidden_BTD: Tensor, length_B: Tensor) -> None:
+        """Take the next segment."""
+        hidden_BTD, rows = hidden_BTD.float(), slice(len(hidden_BTD))
+        score_BT = scores(hidden_BTD, self.query_BD[rows], length_B)
+        highest_B = torch.maximum(self.highest_B[rows], score_BT.amax(1))
+        kept_B = torch.exp(self.highest_B[rows] - highest_B)
+        weight_BT = torch.exp(score_BT - highest_B[:, None])
+        self.highest_B[rows] = highest_B
+        self.total_B[rows] = self.total_B[rows] * kept_B + weight_BT.sum(1)
+        added_BD = torch.einsum("bt,btd->bd", weight_BT, hidden_BTD)
+        self.sum_BD[rows] = self.sum_BD[rows] * kept_B[:, None] + added_BD
+
+    def result(self) -> Tensor:
+        """Return the weighted means."""
+        return self.sum_BD / self.total_B[:, None]
+
+
+class AttentionPooling(nn.Module):
+    """Pooling by attention with a learned query, for tasks that train one.
+
+    Without one, where a model is used as it was trained, a row's last hidden state is its query.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        # All hidden states weigh the same at first.
+        self.query = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, hidden_BTD: Tensor, length_B: Tensor) -> Tensor:
+        """Return (B, D), float32, from hidden states of which the first `length_B` count."""
+        hidden_BTD = hidden_BTD.float()
+        query_BD = self.query.float().expand(len(hidden_BTD), -1)
+        # Autocast would weigh in half precision.
+        with torch.autocast(hidden_BTD.device.type, enabled=False):
+            weight_BT = scores(hidden_BTD, query_BD, length_B).softmax(1)
+            return torch.einsum("bt,btd->bd", weight_BT, hidden_BTD)
+
+
+def scores(hidden_BTD: Tensor, query_BD: Tensor, length_B: Tensor) -> Tensor:
+    """Return q · h / sqrt(D), (B, T); -inf where a row has ended."""
+    score_BT = torch.einsum("btd,bd->bt", hidden_BTD, query_BD) / math.sqrt(query_BD.shape[1])
+    return score_BT.masked_fill(~inside(hidden_BTD, length_B), -math.inf)
+
+
+def inside(hidden_BTD: Tensor, length_B: Tensor) -> Tensor:
+    """Return (B, T) bool: which positions count."""
+    return torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) < length_B[:, None]
+
+
+def check_pool(pool: str) -> None:
+    """Raise `UsageError` for what is no way of pooling."""
+    if pool not in get_args(Pool):
+        raise UsageError(
+            f"hidden states cannot be pooled by {pool!r}", hint=nearest(pool, get_args(Pool))
+        )

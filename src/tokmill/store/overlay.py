@@ -1,0 +1,145 @@
+"""Overlays: columns that were added to a finished store later, `STORE/overlays/NAME/`.
+
+An overlay is a store of its own with the records of the one that it lies over, its base: as many
+shards in the same order, as many records and tokens in each, and other columns. Its manifest names
+the base's fingerprint, so it is known when the base has changed.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import machine_errors
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Overlay, Plan
+from tokmill.store.store import Store
+
+FOLDER = "overlays"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """An overlay in the folder of a store."""
+
+    name: str
+    columns: str
+    state: str
+    """complete; partial: its build has not finished; stale: the store has changed since."""
+
+
+def overlay_path(base: Path, name: str) -> Path:
+    """Return the folder of an overlay; raises `UsageError` for what is no name of one."""
+    if not NAME.fullmatch(name):
+        raise UsageError(
+            f"an overlay cannot be called {name!r}",
+            hint="letters, digits and . _ - after the first: --name mask",
+        )
+    return base / FOLDER / name
+
+
+def overlay_names(base: Path) -> list[str]:
+    """Return the names of the overlays of a store, in order."""
+    folder = base / FOLDER
+    with machine_errors("read", folder):
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [path.name for path in found if path.is_dir() and (path / "plan.json").exists()]
+
+
+def find_overlays(base: Store) -> list[Found]:
+    """Return the overlays of a store and their states."""
+    found = []
+    for name in overlay_names(base.path):
+        overlay = Store(base.path / FOLDER / name)
+        state = "partial" if overlay.partial else "complete"
+        if facts_of(overlay).base != base.fingerprint:
+            state = "stale"
+        found.append(Found(name, ", ".join(overlay.schema), state))
+    return found
+
+
+def facts_of(overlay: Store) -> Overlay:
+    """Return what an overlay says of its base; a store that is none is an error."""
+    facts = overlay.manifest.overlay
+    if not isinstance(facts, Overlay):
+        raise TokmillError(
+            "the folder holds a store, but no overlay",
+            where=str(overlay.path),
+            hint="`tokmill build overlay STORE --values FILE` makes one",
+        )
+    return facts
+
+
+def open_overlay(base: Store, name: str) -> Store:
+    """Open an overlay of a store.
+
+    Raises:
+        TokmillError: there is none of this name, it is not complete, it belongs to another
+            fingerprint, or it has a column that `base` shows already.
+    """
+    path = overlay_path(base.path, name)
+    known = overlay_names(base.path)
+    if name not in known:
+        raise TokmillError(
+            f"the store has no overlay {name!r}",
+            where=str(base.path),
+            hint=nearest(name, known) or "`tokmill build overlay` and `tokmill embed` make some",
+        )
+    overlay = Store(path)
+    facts = facts_of(overlay)
+    if facts.base != base.fingerprint:
+        raise TokmillError(
+            f"the overlay {name!r} belongs to the store as it was: fingerprint {facts.base[:12]} "
+            f"then, {base.fingerprint[:12]} now",
+            where=str(path),
+            hint=f"make it again: `{command_of(overlay)}`",
+        )
+    if overlay.partial:
+        raise TokmillError(
+            f"the overlay {name!r} is not complete",
+            where=str(path),
+            hint=f"`{command_of(overlay)}` goes on",
+        )
+    check_parallel(base, overlay)
+    double = [column for column in overlay.schema if column in base.schema]
+    if double:
+        raise TokmillError(
+            f"the overlay {name!r} has a column {double[0]!r}, which the store shows already",
+            where=str(path),
+            hint="open one overlay at a time, or make it under another name: --column",
+        )
+    return overlay
+
+
+def check_parallel(base: Store, overlay: Store) -> None:
+    """Refuse an overlay whose shards are not those of its base."""
+    sizes = [[(entry.records, entry.tokens) for entry in s.shards] for s in (base, overlay)]
+    if sizes[0] != sizes[1]:
+        raise TokmillError(
+            "its shards do not lie beside those of the store",
+            where=str(overlay.path),
+            hint=f"make it again: `{command_of(overlay)}`",
+        )
+
+
+def check_offsets(base: Store, overlay: Store) -> None:
+    """Refuse an overlay in which a record has another length than in its base.
+
+    Reads the offsets of both. Raises `TokmillError` with the first such shard.
+    """
+    for number in range(len(base.shards)):
+        shard = overlay.shard(number)
+        if not np.array_equal(base.shard(number)["offsets"], shard["offsets"]):
+            raise TokmillError(
+                "records have other lengths than those of the store", where=str(shard.path)
+            )
+
+
+def command_of(overlay: Store) -> str:
+    """Return the command that makes an overlay again."""
+    plan: Plan = layout.read_json(overlay.path / "plan.json", Plan)
+    return plan.command if isinstance(plan.command, str) else "the command that made it"

@@ -1,0 +1,72 @@
+"""How well each single token was predicted, for evaluations that look closer than at a sum.
+
+Shapes: B rows, T positions, N positions of a chunk, D width of the model, V ids of a column.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokmill.feed.feed import Batch
+from tokmill.models.layers import CHUNK, LEAST_ROWS, product_dtype
+from tokmill.models.matmul import product
+from tokmill.store.schema import Array
+
+
+class Scores(NamedTuple):
+    """Of one column, for each position; where there is no target, 0 and False."""
+
+    loss: Tensor
+    """(B, T) float32 or wider: -log p(target), in nats."""
+    right: Tensor
+    """(B, T) bool: whether the target was the likeliest id."""
+
+
+def token_scores(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Scores:
+    """Return the scores of the logits hidden · weightᵀ, without a gradient.
+
+    targets int64, -1 where there is nothing to learn. As in `linear_cross_entropy`, a chunk of the
+    logits is there at a time, and the products are in autocast's type where it is on.
+    """
+    dtype = product_dtype(hidden_BTD)
+    hidden, targets = hidden_BTD.flatten(0, -2).to(dtype), targets_BT.flatten()
+    weight_DV = weight_VD.to(dtype).t()
+    wide = torch.promote_types(hidden_BTD.dtype, torch.float32)
+    loss = torch.zeros(len(targets), dtype=wide, device=targets.device)
+    right = torch.zeros(len(targets), dtype=torch.bool, device=targets.device)
+    rows = max(LEAST_ROWS, CHUNK // len(weight_VD))
+    for start in range(0, len(targets), rows):
+        part = slice(start, start + rows)
+        logits_NV = product(hidden[part], weight_DV).to(wide)
+        target_N = targets[part].clamp(min=0)
+        logit_N = logits_NV.gather(1, target_N[:, None])[:, 0]
+        loss[part] = logits_NV.logsumexp(-1) - logit_N
+        right[part] = logits_NV.argmax(-1) == target_N
+    known = targets >= 0
+    return Scores(
+        torch.where(known, loss, 0).view(targets_BT.shape), (right & known).view(targets_BT.shape)
+    )
+
+
+def whole_instructions(batch: Batch, begins: Array, learned: Array) -> Array:
+    """Return (B, T) int64: the number within its row of the instruction of each next token.
+
+    It is -1 where not all tokens of the instruction are targets, or where the row ends before it
+    shows where the instruction does. `batch`: rows of T + 1 tokens; `begins`: (B, T + 1) bool,
+    where an instruction begins; `learned`: (B, T) bool, which next tokens are targets.
+    """
+    edges = begins.copy()
+    # Padding ends an instruction too, and so does another document.
+    edges[:, 1:] |= batch.document[:, 1:] != batch.document[:, :-1]
+    number = np.cumsum(edges, axis=1)
+    missed = np.ones(begins.shape, bool)
+    missed[:, 1:] = ~learned
+    size = begins.shape[1] + 1
+    each = number + np.arange(len(number))[:, None] * size
+    spoiled = np.bincount(each.ravel(), weights=missed.ravel(), minlength=len(number) * size) > 0
+    inside = ~spoiled[each] & (number < number[:, -1:])
+    return np.where(inside, number, -1)[:, 1:]

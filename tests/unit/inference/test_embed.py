@@ -1,0 +1,311 @@
+"""Vectors of records: the same whatever is read side by side; what a run's hidden states say."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from making import files_of, write_store
+from tokmill import train_model
+from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.inference import embed as module
+from tokmill.inference.embed import embed
+from tokmill.inference.vectors import Vectors, first_rows, groups
+from tokmill.models.model import Recurrent, Tensors
+from tokmill.models.pooling import AttentionPooling
+from tokmill.store.schema import Column, Schema
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.task import Task
+from tokmill.train.precision import Precision
+from tokmill.train.run import load_task
+
+LENGTH = 8
+"""Positions of the models: records are up to four times as long."""
+SHARDS = [[5, 0, 31, 8, 1], [], [9, 16, 17, 2]]
+"""Lengths of the records of three shards."""
+SIZES = {"token": 17, "kind": 5}
+SCHEMA: Schema = {name: Column("u1", vocab=name) for name in SIZES}
+
+
+def make_store(path: Path, shards: list[list[int]], salt: str = "") -> Path:
+    """Random records of these lengths, of two columns."""
+    random = np.random.default_rng(len(shards))
+    rows = [
+        [{name: random.integers(0, n, length) for name, n in SIZES.items()} for length in shard]
+        for shard in shards
+    ]
+    files = {name: f"{salt}{name}".encode() for name in SIZES}
+    vocabularies = {
+        name: Vocabulary(f"{name}.json", hashlib.sha256(files[name]).hexdigest(), SIZES[name])
+        for name in SIZES
+    }
+    write_store(path, SCHEMA, rows, vocabularies=vocabularies)
+    for name, data in files.items():
+        (path / f"vocab/{name}.json").write_bytes(data)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stores `s` and `learned`, and a run of each model."""
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("embed")
+    make_store(root / "learned", [[40, 40, 40]])
+    make_store(root / "s", SHARDS)
+    for kind, model in {
+        "decoder": {"dim": 8, "layers": 2, "heads": 2},
+        "rwkv7": {"dim": 16, "layers": 2, "head_dim": 8},
+    }.items():
+        recipe = {
+            "data": {"train": str(root / "learned"), "batch": 4},
+            "model": {"kind": kind, **model},
+            "task": {"length": LENGTH, "tied": False},
+            "optim": {"lr": 0.03, "warmup": 1},
+            "run": {"steps": 3, "device": "cpu", "checkpoint_every": 2, "peak_flops": 1e12},
+        }
+        train_model(recipe, root / kind, quiet=True)
+    return root
+
+
+@pytest.fixture
+def store(folder: Path, tmp_path: Path) -> Path:
+    """A store of its own, the same each time."""
+    return make_store(tmp_path / "s", SHARDS)
+
+
+def states(task: Task, record: dict[str, Any]) -> Tensor:
+    """The hidden states (T, D) of one record, from the model's plain forward pass."""
+    columns = {name: torch.from_numpy(record[name].astype(np.int64))[None] for name in SIZES}
+
+    def read(part: dict[str, Tensor]) -> Tensor:
+        zeros = torch.zeros_like(part["token"])
+        place = torch.arange(zeros.shape[1])[None]
+        with torch.no_grad():
+            return task.model(Tensors(part, zeros, place, whole=True))[0]
+
+    if isinstance(task.model, Recurrent):
+        # One that has a state reads a record as if there were no segments.
+        return read(columns)
+    cuts = range(0, len(record["token"]), LENGTH)
+    return torch.cat([read({n: c[:, i : i + LENGTH] for n, c in columns.items()}) for i in cuts])
+
+
+def wanted(task: Task, store: Path, pool: str, query: Tensor | None = None) -> np.ndarray:
+    """The definition, one record after the other."""
+    rows = []
+    for record in Store(store):
+        if not len(record["token"]):
+            rows.append(torch.zeros(task.model.dim))
+            continue
+        hidden = states(task, record)
+        if pool == "mean":
+            rows.append(hidden.mean(0))
+        elif pool == "last":
+            rows.append(hidden[-1])
+        else:
+            q = hidden[-1] if query is None else query
+            rows.append((hidden @ q / math.sqrt(len(q))).softmax(0) @ hidden)
+    return torch.stack(rows).detach().numpy()
+
+
+@pytest.mark.parametrize("kind", ["decoder", "rwkv7"])
+@pytest.mark.parametrize("pool", ["mean", "last", "attention"])
+def test_vectors_are_those_of_the_definition(
+    kind: str, pool: Any, folder: Path, store: Path, tmp_path: Path
+) -> None:
+    vectors = wanted(load_task(folder / kind), store, pool)
+    assert np.abs(vectors).max() > 0.1
+    # One at a time, some, and all at once.
+    for tokens in (1, 40, 16_384):
+        embed(folder / kind, store, pool=pool, npy=tmp_path / "v.npy", batch_tokens=tokens)
+        found = np.load(tmp_path / "v.npy")
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, vectors, rtol=1e-4, atol=1e-5)
+    assert not (store / "overlays").exists()
+
+
+def test_a_query_that_was_learned(folder: Path, store: Path) -> None:
+    task = load_task(folder / "decoder")
+    pooling = AttentionPooling(8)
+    torch.nn.init.normal_(pooling.query, std=3)
+    task.add_module("pooling", pooling)
+    made = Vectors(task, Precision("fp32", torch.device("cpu")), "attention", 40)
+    opened, found = Store(store), []
+    for number, entry in enumerate(opened.shards):
+        part = np.full((entry.records, 8), np.nan, np.float32)
+        made.fill(opened, number, part, lambda tokens: None)
+        found.append(part)
+    reached = wanted(task, store, "attention", pooling.query)
+    np.testing.assert_allclose(np.concatenate(found), reached, rtol=1e-4, atol=1e-5)
+
+
+def test_an_overlay_of_vectors(folder: Path, store: Path, tmp_path: Path) -> None:
+    before = files_of(store)
+    found = embed(folder / "decoder", store)
+    assert (found.records, found.width, found.empty, found.step) == (9, 8, 1, 3)
+    assert found.overlay == f"mean-{found.model[:12]}" and found.pool == "mean"
+    opened = Store(store, [found.overlay])
+    overlay = opened.overlays[found.overlay].manifest.overlay
+    assert overlay.about == {"model": found.model, "step": 3, "pool": "mean", "width": 8}
+    embed(folder / "decoder", store, npy=tmp_path / "v.npy")
+    np.testing.assert_array_equal(opened.column("embedding"), np.load(tmp_path / "v.npy"))
+    assert not opened.record(1)["embedding"].any()
+    after = {n: data for n, data in files_of(store).items() if not n.startswith("overlays/")}
+    assert after == before and validate(Store(store)).ok
+    # Another pooling, and another point of the training, are overlays of their own.
+    assert embed(folder / "decoder", store, pool="last").model == found.model
+    earlier = embed(folder / "decoder", store, at="2", name="earlier")
+    assert earlier.model != found.model and earlier.step == 2
+    names = sorted(path.name for path in (store / "overlays").iterdir())
+    assert names == ["earlier", f"last-{found.model[:12]}", f"mean-{found.model[:12]}"]
+
+
+def test_a_stopped_one_goes_on_to_the_same_bytes(
+    folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = embed(folder / "rwkv7", store)
+    path = store / "overlays" / found.overlay
+    whole = files_of(path)
+    embed(folder / "rwkv7", store, fresh=True)
+    assert files_of(path) == whole
+    fill, numbers = Vectors.fill, []
+
+    def stopped(self: Vectors, base: Store, number: int, *more: Any) -> None:
+        if number == 2 and not numbers.count(2):
+            numbers.append(number)
+            raise KeyboardInterrupt
+        numbers.append(number)
+        fill(self, base, number, *more)
+
+    monkeypatch.setattr(Vectors, "fill", stopped)
+    with pytest.raises(Interrupted):
+        embed(folder / "rwkv7", store, fresh=True)
+    with pytest.raises(TokmillError, match="not complete"):
+        Store(store, [found.overlay])
+    assert embed(folder / "rwkv7", store) == found
+    # Nothing was made twice, and what has no name is gone.
+    assert numbers == [0, 1, 2, 2] and files_of(path) == whole
+    assert not list((path / "cache").iterdir())
+    embed(folder / "rwkv7", store)
+    assert numbers == [0, 1, 2, 2]
+
+
+def test_a_store_that_has_grown_costs_its_new_shards(
+    folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = embed(folder / "decoder", store)
+    rows = [[dict(record) for record in Store(store)][:5], [], [dict(r) for r in Store(store)][5:]]
+    vocabularies = Store(store).vocabularies
+    more = [{"token": [3, 1], "kind": [1, 1]}]
+    write_store(store, SCHEMA, [*rows, more], vocabularies=vocabularies)
+    with pytest.raises(TokmillError, match="as it was") as error:
+        Store(store, [found.overlay])
+    assert f"tokmill embed {folder / 'decoder'} {store}" in error.value.hint
+    made: list[int] = []
+    fill = Vectors.fill
+
+    def noted(self: Vectors, base: Store, number: int, *rest: Any) -> None:
+        made.append(number)
+        fill(self, base, number, *rest)
+
+    monkeypatch.setattr(Vectors, "fill", noted)
+    assert embed(folder / "decoder", store).records == 10
+    assert made == [3] and len(Store(store, [found.overlay]).column("embedding")) == 10
+
+
+def test_groups_waste_little() -> None:
+    lengths = np.asarray([3, 0, 9, 4, 30, 4, 1, 0])
+    found = [group.tolist() for group in groups(lengths, 12)]
+    assert found == [[4], [2], [3, 5, 0], [6]]
+    assert list(groups(np.zeros(3, np.int64), 12)) == []
+
+
+def test_what_a_model_carries_is_cut_to_rows() -> None:
+    from tokmill.models.rwkv7 import RWKV7, RWKV7Config
+
+    model = RWKV7(RWKV7Config(dim=8, layers=2, head_dim=4), {"token": 3})
+    ids = torch.tensor([[0, 1, 2], [2, 1, 0], [1, 1, 1]])
+    after = model.run({"token": ids}, model.start(3))[1]
+    cut = first_rows(after, 2)
+    alone = model.run({"token": ids[:2]}, model.start(2))[1]
+    for one, other in zip(cut, alone, strict=True):
+        for name in ("mixed", "matrix", "passed"):
+            torch.testing.assert_close(getattr(one, name), getattr(other, name))
+
+
+def test_what_is_refused(folder: Path, store: Path, tmp_path: Path) -> None:
+    run = folder / "decoder"
+    other = make_store(tmp_path / "other", SHARDS, salt="other")
+    with pytest.raises(TokmillError, match="the vocabulary 'token' differs"):
+        embed(run, other)
+    with pytest.raises(UsageError, match="pooled by 'max'"):
+        embed(run, store, pool="max")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="written alone"):
+        embed(run, store, npy=tmp_path / "v.npy", name="v")
+    with pytest.raises(UsageError, match="no such folder"):
+        embed(run, store, npy=tmp_path / "nowhere/v.npy")
+    with pytest.raises(UsageError, match="0 positions"):
+        embed(run, store, batch_tokens=0)
+    with pytest.raises(TokmillError, match="no weights of step 77"):
+        embed(run, store, at="77")
+    with pytest.raises(TokmillError, match="holds no run"):
+        embed(store, store)
+    assert not (store / "overlays").exists()
+    # Under one name there is one model.
+    embed(run, store, name="v")
+    with pytest.raises(TokmillError, match="another recipe") as error:
+        embed(run, store, name="v", pool="last")
+    assert "--fresh" in error.value.hint
+    assert embed(run, store, name="v", pool="last", fresh=True).pool == "last"
+
+
+def test_a_file_is_there_whole_or_not_at_all(
+    folder: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "v.npy"
+    target.write_bytes(b"old")
+
+    def stopped(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Vectors, "fill", stopped)
+    with pytest.raises(Interrupted, match="no file was written"):
+        embed(folder / "decoder", store, npy=target)
+    assert target.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "v.npy"]
+
+
+def test_progress_counts_tokens(
+    folder: Path, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokmill.progress.EVERY", 0)
+    embed(folder / "decoder", store, quiet=False)
+    said = capsys.readouterr().err
+    assert "embed: 89 of 89 tokens (100%)" in said and "tokens/s" in said
+    assert "build:" not in said
+
+
+def test_a_full_disk_is_told_before_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A map of a file with holes would end the process with a signal."""
+    import errno
+    import os
+
+    def full(*arguments: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert module.lost_array(tmp_path, (3, 2)).sum() == 0 and not list(tmp_path.iterdir())
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(TokmillError, match="No space left") as error:
+        module.lost_array(tmp_path, (3, 2))
+    assert error.value.exit_code == 5

@@ -1,0 +1,63 @@
+"""Folders that go again, and locks whose file was removed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tokmill.errors import MachineError
+from tokmill.files import locked, new_folder
+
+
+def test_a_new_folder_that_stays_empty_goes_again(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with new_folder(tmp_path / "there/a/b") as made:
+        assert made.is_dir()
+    assert [path.name for path in tmp_path.rglob("*")] == ["there"]
+    with pytest.raises(KeyError), new_folder(tmp_path / "there"):
+        raise KeyError
+    assert (tmp_path / "there").is_dir()
+
+
+def test_a_new_folder_with_something_in_it_stays(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), new_folder(tmp_path / "a/b/c") as folder:
+        (folder.parent / "file").touch()
+        raise KeyError
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "file"]
+
+
+def test_a_place_where_no_folder_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match="make folder"), new_folder(tmp_path / "file/a"):
+        pass
+
+
+def test_who_waited_for_a_lock_makes_its_file_anew(tmp_path: Path) -> None:
+    """The file that it waited for is gone, and its folder, so others would not see its lock."""
+    path = tmp_path / "store/.lock"
+    path.parent.mkdir()
+    waits, got, leave = threading.Event(), threading.Event(), threading.Event()
+
+    def second() -> None:
+        waits.set()
+        with locked(path, "taken", "", wait=30):
+            got.set()
+            leave.wait(30)
+
+    waiting = threading.Thread(target=second)
+    with locked(path, "taken", ""):
+        waiting.start()
+        assert waits.wait(30)
+        with pytest.raises(MachineError, match="taken"), locked(path, "taken", "", wait=0.1):
+            pass
+        path.unlink()
+        path.parent.rmdir()
+    assert got.wait(30)
+    with pytest.raises(MachineError, match="taken"), locked(path, "taken", ""):
+        pass
+    leave.set()
+    waiting.join()
+    with locked(path, "taken", ""):
+        pass

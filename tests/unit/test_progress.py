@@ -1,0 +1,35 @@
+"""What is said of long work, and of numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokmill.progress import Progress, human_count
+
+
+@pytest.mark.parametrize(
+    ("number", "nouns", "text"),
+    [
+        (0, ("program",), "0 programs"),
+        (1, ("program",), "1 program"),
+        (1234, ("empty record",), "1,234 empty records"),
+        (1, ("entry", "entries"), "1 entry"),
+        (2, ("entry", "entries"), "2 entries"),
+    ],
+)
+def test_counted_nouns(number: int, nouns: tuple[str, ...], text: str) -> None:
+    assert human_count(number, *nouns) == text
+
+
+def test_what_is_reached_is_shown_before_it_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("build", 1000, done=100)
+    progress.started -= 10
+    progress.reach(600)
+    assert (progress.done, progress.reached) == (100, 600)
+    progress._show(end="")
+    assert capsys.readouterr().err == "build: 600 B of 1.0 KB (60%), 50 B/s, 8.0s left"
+    progress.advance(200)
+    progress.reach(500)
+    assert (progress.done, progress.reached) == (300, 600)
+    progress.advance(700)
+    assert progress.reached == 1000
