@@ -379,12 +379,12 @@ class RWKV7(Model):
         """Return 6 a weight of the matrices, and what the chunked recurrence takes.
 
         Forward and backward. A head's chunk of L positions costs, a position: 4 L N for scores,
-        8 L N for what they weigh, 2 L log2(L) N for the triangular system of 2 N columns, and
-        10 N² for the state; backward twice that.
+        8 L N for what they weigh, 4 L² (log2(L) - 1) for the inverse of the triangular system and
+        4 L N for what it makes of 2 N columns, and 10 N² for the state; backward twice that.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2)
         n = self.config.head_dim
-        head = 12 * CHUNK * n + 4 * CHUNK * math.log2(CHUNK) * n + 10 * n * n
+        head = 16 * CHUNK * n + 4 * CHUNK**2 * (math.log2(CHUNK) - 1) + 10 * n * n
         return 6.0 * weights + 3.0 * head * (self.config.dim // n) * self.config.layers
 
     def _blocks(self) -> Iterator[Block]:

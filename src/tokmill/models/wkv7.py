@@ -256,13 +256,16 @@ def _borders(
 def _solve(strict: Tensor, right: Tensor) -> Tensor:
     """Return (I - A)⁻¹ · right for a strictly lower triangular A (…, L, L).
 
-    A^L = 0, so (I - A)⁻¹ = (I + A)(I + A²)(I + A⁴)…: products, which are faster than a triangular
-    solve for small chunks.
+    Blocks on the diagonal are inverted, of 1, 2, 4 … positions: two neighbours with the inverses D₁
+    and D₂, and A₂₁ between them, are [D₁ 0; D₂·A₂₁·D₁ D₂] together. These are products, which are
+    faster than a triangular solve, and nothing on the way is larger than the inverse: powers of A
+    reach 1e8 where keys repeat.
     """
-    power, reach = strict, 1
-    while reach < strict.shape[-1]:
-        right = right + power @ right
-        reach *= 2
-        if reach < strict.shape[-1]:
-            power = power @ power
-    return right
+    place = torch.arange(strict.shape[-1], device=strict.device)
+    # The highest bit in which two positions differ is the level at which their blocks meet.
+    apart = place[:, None] ^ place
+    inverse = (apart == 0).to(strict.dtype) + strict * (apart == 1)
+    for level in range(1, (len(place) - 1).bit_length()):
+        between = strict * (apart >> level == 1)
+        inverse = inverse + inverse @ between @ inverse
+    return inverse @ right

@@ -4,7 +4,8 @@
 any length. The kernels and the formulas are in `wkv7_kernels`.
 
 Checked in Triton's interpreter, on a CPU, against the recurrence done a position after the other:
-outputs, states and all gradients. **Not yet run on a GPU**, so nothing here is tuned or timed.
+outputs, states and all gradients. Triton 3.7 compiles it for compute capabilities 8.0, 8.9, 9.0 and
+10.0. **Not yet run on a GPU**, so nothing here is tuned or timed.
 
 Names of tensors carry their shape: B rows, T positions, H heads, N width of a head, C chunks, L
 positions of a chunk.

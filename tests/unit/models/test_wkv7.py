@@ -123,6 +123,23 @@ def test_the_strongest_decay_of_the_model_stays_finite() -> None:
     torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_one_key_again_and_again() -> None:
+    """As in a run of one token: what a chunk adds to the state is next to all that it takes away.
+
+    Powers of the triangular matrix are huge then, and in float32 sums of them mean nothing.
+    """
+    made = [x.detach() for x in inputs(1, 64, width=16)]
+    key = torch.nn.functional.normalize(torch.randn(1, 1, 2, 16, dtype=torch.float64), dim=-1)
+    made[1], made[4], made[5] = (x.expand(1, 64, 2, 16) for x in (key * 0 - 1e-4, -key, key))
+    results = []
+    for dtype, compute in ((torch.float64, step_by_step), (torch.float32, chunked)):
+        given = [x.to(dtype).requires_grad_() for x in made]
+        y, state = compute(*given)
+        results.append([y, state, *torch.autograd.grad(y.sum(), given)])
+    for exact, near in zip(*results, strict=True):
+        assert (near.double() - exact).norm() < 1e-5 * exact.norm()
+
+
 def test_shapes_are_checked_and_nothing_is_no_error() -> None:
     *six, state = (x.detach() for x in inputs(2, 3))
     with pytest.raises(ValueError, match="one shape"):
