@@ -35,8 +35,9 @@ if [ "$(uname -m)" = x86_64 ]; then
     step "6. Programs of this machine and a module of Python: functions, as six streams of tokens."
     module=$(python -c 'import msgspec._core; print(msgspec._core.__file__)')
     set -- "$module"
-    for name in bash cp dash date dd df diff dpkg du expr find grep gzip ls mv od ptx sed sort stat tar; do
-        path=$(command -v "$name") && set -- "$@" "$path"
+    for name in bash cp dash date dd df diff dpkg du expr find grep gzip ls mv od ptx sed sort \
+        stat tar; do
+        if path=$(command -v "$name"); then set -- "$@" "$path"; fi
     done
     run tokmill build x86 "$@" -o "$demo/x86/functions"
 
@@ -45,9 +46,9 @@ if [ "$(uname -m)" = x86_64 ]; then
     run tokmill build select "$demo/x86/functions" --by program --ratio 0.85 --rest \
         --not-in "$demo/x86/train" -o "$demo/x86/val"
 
-    step "8. A small RWKV-7 learns all six streams (about 40 seconds on two cores)."
+    step "8. A small RWKV-7 learns all six streams (about 30 seconds on two cores)."
     run tokmill train recipes/x86/rwkv7-tiny.toml --data "$demo/x86/train" --val "$demo/x86/val" \
-        -o "$demo/x86/run" --steps 50 --set data.batch=8 --set task.length=128 --resume
+        -o "$demo/x86/run" --steps 80 --resume
 
     step "9. How good it is on the programs that it never saw, beside the frequencies of single ids."
     run tokmill eval "$demo/x86/run" "$demo/x86/val" --by program --rows 200
@@ -73,7 +74,7 @@ made tokenizer "The tokenizer:"
 made train "The token store to learn from:"
 made val "The token store to evaluate on:"
 made run "The run: metrics, checkpoints to continue from, weights (safetensors):"
-[ ! -d "$demo/x86" ] || made x86 "The same of programs:"
+[ ! -d "$demo/x86" ] || made x86/run "The run on programs:"
 made report.html "The report, to be opened in a browser:"
 
 printf '\nnow try: . .venv/bin/activate && tokmill inspect %s/train --head 1\n' "$demo"

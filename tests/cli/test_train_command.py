@@ -148,9 +148,13 @@ def test_train_for_longer_evaluate_and_start_from(
     tokmill("train", "--resume", "-o", out, "--steps", "4")
     last = json.loads(tokmill("eval", out, store, "--json", "--device", "cpu").stdout)
     assert last["step"] == 4 and last["tokens"] > 0 and last["bits_per_byte"] > 0
-    shown = tokmill("eval", out, store, "--at", "4", "--rows", "2", "--batch", "1").stdout
+    assert last["columns"]["token"]["loss"] == pytest.approx(last["loss"], rel=1e-6)
+    by = ["--by", "bytes", "--rows", "2", "--batch", "1"]
+    shown = tokmill("eval", out, store, "--at", "4", *by).stdout
     assert re.search(r"^step +4$", shown, re.MULTILINE)
     assert re.search(r"^perplexity +\d+\.\d{4}$", shown, re.MULTILINE)
+    assert re.search(r"^token( +[\d.]+){2} +(yes|no) +[\d.,]+ +[\d.]+%$", shown, re.MULTILINE)
+    assert re.search(r"^bytes +tokens +loss +unigram +better$", shown, re.MULTILINE)
     assert "there are: 3, 4, best" in tokmill("eval", out, store, "--at", "1", code=1).stderr
     tokmill("sample", out, "--at", "best", "--tokens", "2")
     tokmill("train", store, "--from", out, "-o", tmp_path / "next", "--steps", "1", *SMALL)

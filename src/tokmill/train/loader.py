@@ -89,11 +89,11 @@ def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[t
     `trim`: whether that is done. Yields (numbers of the rows, int64; part).
     """
     length = batch.document.shape[1]
-    even = not trim or bool((batch.document[:, -1] >= 0).all())
     lengths = np.full(len(batch), length)
-    if not even:
+    if trim and (batch.document[:, -1] < 0).any():
         filled = np.count_nonzero(batch.document >= 0, axis=1).clip(min=1)
         lengths = np.minimum(-(-filled // STEP) * STEP, length)
+    even = bool((lengths == length).all())
     order = np.argsort(-lengths, kind="stable")
     start = 0
     while start < len(batch):
