@@ -62,6 +62,9 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     linear map."""
     field_dim: int = 0
     """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
+    form: Form = "auto"
+    """How the recurrence is computed, up to rounding: step_by_step, chunked or triton (`wkv7`);
+    auto: as fits the device."""
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -112,7 +115,6 @@ State = list[LayerState]
 class TimeMix(nn.Module):
     """The branch with the recurrence; `form` says how that is computed (`wkv7`)."""
 
-    form: Form = "auto"
     x_r: nn.Parameter
     x_w: nn.Parameter
     x_k: nn.Parameter
@@ -137,7 +139,7 @@ class TimeMix(nn.Module):
         super().__init__()
         width = config.dim
         self.layer, self.layers, self.head_dim = layer, config.layers, config.head_dim
-        self.heads = width // config.head_dim
+        self.heads, self.form = width // config.head_dim, config.form
         for name in ("x_r", "x_w", "x_k", "x_v", "x_a", "x_g", "k_k", "k_a", "w0", "a0", "v0"):
             self.register_parameter(name, nn.Parameter(torch.empty(1, 1, width)))
         for letter, rank in config.ranks.items():

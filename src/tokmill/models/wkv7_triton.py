@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokmill.errors import UsageError
 from tokmill.models.wkv7 import continues
 from tokmill.plugins import require
 
@@ -28,6 +29,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 CHUNK = 32
 """Positions L of a chunk, a power of two. With RWKV-7's w in (-0.6065, 0), factors of the decay lie
 between 6e-5 and 2e4, as exponents reach half a chunk; any w above -5 stays in float32's range."""
+HINT = 'form = "auto" takes what fits the device'
 LEVELS = CHUNK.bit_length() - 1
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Known when this is imported, as torch.compile cannot look for packages. torch for CUDA brings
@@ -67,17 +69,23 @@ def by_kernels(
 
     Raises:
         MissingExtraError: Triton is not installed.
-        ValueError: there is no kernel for this type, this width or this device.
+        UsageError: there is no kernel for this type, this width or this device.
     """
     if not HAS_TRITON:
         require("triton")
     if not takes(r):
-        raise ValueError(
+        raise UsageError(
             "the form triton takes heads of 32, 64 or 128 in float32 or bfloat16, "
-            f"not of {r.shape[-1]} in {r.dtype}"
+            f"not of {r.shape[-1]} in {r.dtype}",
+            where="model.form",
+            hint=HINT,
         )
     if r.device.type != "cuda" and not INTERPRETED:
-        raise ValueError(f"the form triton is for CUDA, not for tensors on {r.device}")
+        raise UsageError(
+            f"the form triton is for CUDA, not for tensors on {r.device}",
+            where="model.form",
+            hint=HINT,
+        )
     state = state.to(torch.float32)
     if not r.shape[1]:
         return torch.zeros_like(r), state

@@ -122,6 +122,20 @@ def test_columns_are_joined_end_to_end() -> None:
         made.embedding("asm")
 
 
+def test_the_form_of_the_recurrence_may_be_named() -> None:
+    ids = torch.randint(0, 9, (2, 40))
+    batch = Tensors({"token": ids}, torch.zeros_like(ids), torch.arange(40).expand(2, -1), True)
+    outputs = []
+    for form in ("step_by_step", "chunked"):
+        torch.manual_seed(0)
+        made = RWKV7(msgspec.structs.replace(SMALL, form=form), {"token": 9})
+        for parameter in made.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        outputs.append(made(batch))
+    assert not torch.equal(*outputs)
+    torch.testing.assert_close(*outputs)
+
+
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="no number of heads"):
         RWKV7(RWKV7Config(dim=100), {"token": 3})
