@@ -19,7 +19,7 @@ import tokmill.models.wkv7 as recurrence
 from tokmill.errors import MissingExtraError, UsageError
 from tokmill.models import wkv7_triton
 from tokmill.models.wkv7 import Form, wkv7
-from tokmill.models.wkv7_triton import CHUNK, HAS_TRITON
+from tokmill.models.wkv7_triton import CHUNK
 
 interpreted = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
