@@ -36,7 +36,7 @@ from tokmill.x86.starts import (
 )
 from tokmill.x86.windows import called, joined, windows
 
-VERSION = 1
+VERSION = 2
 """Raised when the graph of some program changes."""
 ROUNDS = 256
 """Each round finds something new; a damaged program must not go on for ever."""
@@ -92,6 +92,8 @@ class Lifter:
         """i8, ascending: offsets of further code that is part of a function: landing pads."""
         self.found = np.zeros(0, np.int64)
         """i8, ascending: those of `starts` that no table named."""
+        self.no_entries = np.zeros(0, np.int64)
+        """i8, ascending: offsets that looked like a beginning, and code behind them more so."""
         self.quiet = np.zeros(0, np.int64)
         """i8, ascending: offsets of calls that were found not to come back by following them."""
         self._jumps: list[Array] = [np.zeros(0, np.int64)]

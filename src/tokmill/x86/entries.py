@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.decode import Code
@@ -31,14 +29,16 @@ KEPT = 0.95
 FEWEST = 3
 """Known functions that must begin like one that is only guessed."""
 BYTES = 15 * LOOK
+ONES = 0xFF
+NOWHERE = -1
 
 
 def nearest_entries(code: Code, functions: Array, offsets: Array, stop: Array) -> Array:
-    """Return offsets that nothing leads to, those that are no entries moved to what may be one.
+    """Return offsets (i8, n), those that are no entries moved to what may be one, or `NOWHERE`.
 
-    That is the place before `stop` (i8, n) which begins like most known `functions` (i8). An offset
-    stays where none does, where the program's functions do not keep to the convention, and in
-    32-bit code, whose arguments lie on the stack.
+    That is the place before `stop` (i8, n) which begins like most known `functions` (i8). All stay
+    where the program's functions do not keep to the convention, and in 32-bit code, whose
+    arguments lie on the stack.
     """
     moved = offsets.copy()
     if code.bits != 64 or not len(functions):
@@ -61,8 +61,8 @@ def nearest_entries(code: Code, functions: Array, offsets: Array, stop: Array) -
             key=lambda place: begins[entries.first(place)],
             default=at,
         )
-        if best > at and begins[entries.first(best)] >= FEWEST:
-            moved[row] = best
+        usual = best > at and begins[entries.first(best)] >= FEWEST
+        moved[row] = best if usual else NOWHERE
     return moved
 
 
@@ -90,7 +90,8 @@ class _Entries:
         mnemonic = iced.Mnemonic
         self.push, self.pop, self.mov = mnemonic.PUSH, mnemonic.POP, mnemonic.MOV
         self.test, self.nop = mnemonic.TEST, mnemonic.NOP
-        self.clearing = {mnemonic.XOR, mnemonic.SUB}
+        self.clearing, self.or_ = {mnemonic.XOR, mnemonic.SUB}, mnemonic.OR
+        self.bytes = {kind.IMMEDIATE8TO16, kind.IMMEDIATE8TO32, kind.IMMEDIATE8TO64}
 
     def _instructions(self, offset: int) -> Any:
         data = self.code.linked[offset : offset + BYTES].tobytes()
@@ -123,15 +124,19 @@ class _Entries:
 
     def _reads_known(self, instruction: Instruction, known: set[int]) -> bool:
         """Say whether an instruction reads what is known; add what it sets."""
-        of_two = instruction.op_count == 2
+        # The result of these does not depend on what they read: xor eax, eax; or eax, -1.
         clears = (
             instruction.mnemonic in self.clearing
             and instruction.op0_kind == instruction.op1_kind == self.register
             and instruction.op0_register == instruction.op1_register
+        ) or (
+            instruction.mnemonic == self.or_
+            and instruction.op0_kind == self.register
+            and instruction.op1_kind in self.bytes
+            and instruction.immediate8 == ONES
         )
         saves = instruction.mnemonic == self.push or (
-            of_two
-            and instruction.mnemonic == self.mov
+            instruction.mnemonic == self.mov
             and instruction.op0_kind == self.memory
             and instruction.memory_base in self.stack
         )

@@ -231,10 +231,18 @@ def gap_starts(lifter: Lifter, functions: Array) -> Array:
     between = member(end, lifter.ranges.start) & (end - begin <= FEW)
     found &= plausible[gap] | ~between[gap]
     found &= _sound(ways, rows) & (instructions.flow[rows] != Flow.STOP)
-    sure, doubtful = found & looks, found & ~looks
-    moved = nearest_entries(code, functions, start[doubtful], end[gap][doubtful])
+    # Where random bytes lie between functions, nothing is plausible as a whole.
+    lone = first & ~found & ~plausible[gap] & (end[gap] - start > FEW)
+    guessed = ((found & ~looks) | lone) & ~member(start, lifter.no_entries)
+    at, solid = start[guessed], plausible[gap][guessed]
+    entered = nearest_entries(code, functions, at, end[gap][guessed])
+    # Plausible code is not given up, whatever it reads.
+    entered = np.where((entered < 0) & solid, at, entered)
+    stays = entered == at
+    lifter.no_entries = distinct(lifter.no_entries, at[~stays])
+    entered = entered[(entered >= 0) & ~(stays & lone[guessed])]
     called = _called_from(lifter, functions, begin[plausible], end[plausible])
-    return distinct(start[sure], moved, called)
+    return distinct(start[found & looks], entered, called)
 
 
 def _called_from(lifter: Lifter, functions: Array, begin: Array, end: Array) -> Array:

@@ -126,7 +126,7 @@ def test_the_version_names_all_that_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = lifter_version("native")
-    assert version.startswith("native 1, iced-x86 ") and ", lief " in version
+    assert version.startswith("native 2, iced-x86 ") and ", lief " in version
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nread line && exit 9\necho \'{"version": "9.9.9"}\'\n')
     python.chmod(0o755)
