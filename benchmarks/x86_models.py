@@ -30,7 +30,8 @@ from x86_store import some
 TOKMILL = str(Path(sys.executable).parent / "tokmill")
 FIGURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "rwkv7-decoder.svg"
 COLUMNS = ["asm", "mne", "type", "reg", "rw", "eflag"]
-PROGRAMS = 60
+PROGRAMS, LARGEST = 150, 300_000
+"""None is so large that what is held out is one program."""
 STEPS = 300
 SHARED = {
     "model.dim": 128, "model.layers": 4, "model.join": "concat", "model.field_dim": 32,
@@ -60,7 +61,7 @@ def stores(cache: Path) -> tuple[Path, Path]:
     if not all((part / "manifest.json").exists() for part in parts):
         remove(folder)
         folder.mkdir(parents=True)
-        some(folder / "in", PROGRAMS)
+        some(folder / "in", PROGRAMS, LARGEST)
         run("build", "x86", folder / "in", "-o", folder / "all", "-q")
         split = ("--by", "program", "--ratio", 0.9, "--unique")
         run("build", "select", folder / "all", "-o", parts[0], "-q", *split)
@@ -98,7 +99,10 @@ def main(cache: Path, steps: int = STEPS) -> list[str]:
             line["tokens_per_second"] for line in logged if "tokens_per_second" in line
         )
         loss = run("eval", out, val)["loss"]
-        size = sum(weight.size for weight in load_file(out / "model.safetensors").values()) / 1e6
+        size = (
+            sum(weight.size for weight in load_file(out / "model" / "model.safetensors").values())
+            / 1e6
+        )
         lines.append(f"| {name} | {size:.2f} | {loss:.3f} | {speed:,.0f} |")
         curves += [
             replace(one, label=f"{one.label}, {speed:,.0f} tokens/s", colour=colour)
@@ -110,8 +114,9 @@ def main(cache: Path, steps: int = STEPS) -> list[str]:
     write_file(FIGURE, render(figure, "svg"))
     seen = f"{Store(train).tokens:,} tokens to learn from, {Store(val).tokens:,} of other programs"
     return [
-        f"{PROGRAMS} programs of this machine: {seen}. {steps} steps of 16 rows of 256 positions, "
-        "the same rows for both, bf16; the loss is the sum over six columns.",
+        f"{PROGRAMS} programs of this machine below {LARGEST // 1000} KB: {seen}. {steps} steps of "
+        "16 rows of 256 positions, the same rows for both, bf16; the loss is the sum over six "
+        "columns.",
         "",
         *lines,
         "",

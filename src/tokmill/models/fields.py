@@ -95,7 +95,8 @@ class Fields(nn.Module):
         """Return one vector a position from one a column."""
         if self.joined is not None:
             y_BTD: Tensor = self.joined(torch.cat(parts, -1))
-            return y_BTD
+            # Under autocast the product is in half precision; the stream is not, as with a sum.
+            return y_BTD.to(self.joined.weight.dtype)
         x_BTD = parts[0]
         for part_BTD in parts[1:]:
             x_BTD = x_BTD + part_BTD

@@ -17,7 +17,7 @@ CUDA, which have not been run on a GPU yet.
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -51,7 +51,8 @@ def wkv7(
 
     Args:
         r, w, k, v, a, b: (B, T, H, N) of one floating type; w is the natural logarithm of the
-            decay, above -5 for all but `step_by_step`. Half precision is computed in float32.
+            decay, at most 0, and above -5 for all but `step_by_step`, whose outputs alone are
+            numbers below that. Half precision is computed in float32.
         state: (B, H, N, N) (value, key), what a call on the positions before gave; None: zeros. It
             belongs to the first document of the row.
         document: (B, T) integers, equal within a document of the row and other than those of the
@@ -60,9 +61,10 @@ def wkv7(
 
     Returns:
         y (B, T, H, N) of the type of r; the state (B, H, N, N) in float32, or in float64.
+
+    Raises `ValueError` for shapes and types that do not fit, and for an unknown form.
     """
-    if r.ndim != 4 or any(x.shape != r.shape for x in (w, k, v, a, b)):
-        raise ValueError(f"six tensors (B, T, H, N) of one shape, not {[*r.shape]} and others")
+    _check(r, w, k, v, a, b, state, form)
     wide = torch.promote_types(r.dtype, torch.float32)
     size, length, heads, width = r.shape
     if state is None:
@@ -82,6 +84,30 @@ def wkv7(
     with torch.autocast(r.device.type, enabled=False):
         y_BTHN, state = compute(*inputs, state.to(wide), document)
     return y_BTHN.to(r.dtype), state
+
+
+def _check(
+    r: Tensor,
+    w: Tensor,
+    k: Tensor,
+    v: Tensor,
+    a: Tensor,
+    b: Tensor,
+    state: Tensor | None,
+    form: str,
+) -> None:
+    if form not in get_args(Form):
+        raise ValueError(f"there is no form {form!r}: {', '.join(get_args(Form))}")
+    for name, x in zip("rwkvab", (r, w, k, v, a, b), strict=True):
+        if x.ndim != 4 or x.shape != r.shape or not x.is_floating_point():
+            raise ValueError(
+                f"{name} is {x.dtype} {[*x.shape]}; wanted are six tensors (B, T, H, N) of one "
+                f"shape and a floating type, r is {r.dtype} {[*r.shape]}"
+            )
+    if state is not None:
+        shape = (r.shape[0], r.shape[2], r.shape[3], r.shape[3])
+        if state.shape != shape:
+            raise ValueError(f"the state is {[*state.shape]}, not (B, H, N, N) = {[*shape]}")
 
 
 def _fastest(r: Tensor) -> Form:
@@ -179,7 +205,8 @@ def _chunks(
     queries = torch.cat([a * (c - w - m).exp(), r * ahead], -2)  # (B, H, C, 2 L, N)
     keys = torch.cat([b, k], -2) * torch.cat([behind, behind], -2)
     scores = queries @ keys.transpose(-1, -2)  # (B, H, C, 2 L, 2 L)
-    scores = scores * _visible(chunk, scores)
+    # What lies ahead is no number where decays are strong: it is put away, not multiplied by 0.
+    scores = scores.masked_fill(_hidden(chunk, scores.device), 0)
     from_before = queries * m.exp()
     to_after = torch.cat([b, k], -2) * torch.cat([(last - c).exp()] * 2, -2)
     carried = last.exp()
@@ -223,11 +250,11 @@ def _cut(x: Tensor, count: int, chunk: int) -> Tensor:
     return x.view(size, count, chunk, heads, width).permute(0, 3, 1, 2, 4)
 
 
-def _visible(chunk: int, like: Tensor) -> Tensor:
-    """Return (2 L, 2 L): row i of a sees columns before i, row i of r also column i."""
-    lower = torch.ones(chunk, chunk, dtype=like.dtype, device=like.device).tril()
-    strict = lower.tril(-1)
-    return torch.cat([torch.cat([strict, strict], 1), torch.cat([lower, lower], 1)])
+def _hidden(chunk: int, device: torch.device) -> Tensor:
+    """Return (2 L, 2 L) bool: row i of a sees columns before i, row i of r also column i."""
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=device).triu(1)
+    here = later | torch.eye(chunk, dtype=torch.bool, device=device)
+    return torch.cat([torch.cat([here, here], 1), torch.cat([later, later], 1)])
 
 
 def _borders(

@@ -71,18 +71,18 @@ def by_kernels(
         MissingExtraError: Triton is not installed.
         UsageError: there is no kernel for this type, this width or this device.
     """
+    if r.device.type != "cuda" and not INTERPRETED:
+        raise UsageError(
+            f"the form triton is for CUDA, not for tensors on {r.device}",
+            where="model.form",
+            hint=HINT,
+        )
     if not HAS_TRITON:
         require("triton")
     if not takes(r):
         raise UsageError(
             "the form triton takes heads of 32, 64 or 128 in float32 or bfloat16, "
             f"not of {r.shape[-1]} in {r.dtype}",
-            where="model.form",
-            hint=HINT,
-        )
-    if r.device.type != "cuda" and not INTERPRETED:
-        raise UsageError(
-            f"the form triton is for CUDA, not for tensors on {r.device}",
             where="model.form",
             hint=HINT,
         )

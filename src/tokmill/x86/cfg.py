@@ -23,7 +23,7 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.image import Program
 from tokmill.x86.jump_tables import Tables, indirect_jumps
 from tokmill.x86.program import open_program
-from tokmill.x86.ranges import distinct
+from tokmill.x86.ranges import distinct, member
 from tokmill.x86.reach import Ways
 from tokmill.x86.starts import (
     gap_starts,
@@ -193,7 +193,8 @@ class Lifter:
         rows = indirect_jumps(self.instructions)
         rows = rows[self.ways.reached(rows)]
         offsets = self.instructions.start[rows].astype(np.int64)
-        fresh = ~np.isin(offsets, np.fromiter(self._read, np.int64, len(self._read)))
+        read = np.sort(np.fromiter(self._read, np.int64, len(self._read)))
+        fresh = ~member(offsets, read)
         rows, offsets = rows[fresh], offsets[fresh]
         low, high = self.ranges.around(offsets, self.functions())
         found = [np.zeros(0, np.int64)]

@@ -39,7 +39,7 @@ class Ways:
         """(R,) i8, the last row of each run."""
         odd = np.flatnonzero(falls & ~follows)
         at = end[odd].astype(np.int64)
-        odd_target = np.where(np.isin(at, code.edge), -1, at)
+        odd_target = np.where(member(at, code.edge), -1, at)
         flow = instructions.flow[instructions.transfer]
         jumps = (flow == Flow.JUMP) | (flow == Flow.BRANCH)
         calls = flow == Flow.CALL

@@ -114,13 +114,18 @@ def test_lower_precisions_are_near(dtype: torch.dtype, near: float) -> None:
         assert (last.double() - state).norm() < near * state.norm()
 
 
-def test_the_strongest_decay_of_the_model_stays_finite() -> None:
-    """In float32, over chunks of -exp(-1/2) alone."""
-    *six, _ = (x.detach().float() for x in inputs(1, 64))
-    six[1] = torch.full_like(six[1], -0.6066)
-    y, _ = wkv7(*six, form="chunked")
-    expected, _ = wkv7(*six, form="step_by_step")
-    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize("decay", [-0.6066, -2.8, -4.99])
+def test_strong_decays_stay_numbers(decay: float) -> None:
+    """In float32, over chunks of the model's strongest decay alone, and of what is promised."""
+    made = [x.detach().float() for x in inputs(1, 64)]
+    made[1] = torch.full_like(made[1], decay)
+    results = []
+    for form in ("chunked", "step_by_step"):
+        given = [x.clone().requires_grad_() for x in made]
+        y, _ = wkv7(*given, form=form)  # type: ignore[arg-type]
+        results.append([y, *torch.autograd.grad(y.sum(), given)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_one_key_again_and_again() -> None:
@@ -142,7 +147,13 @@ def test_one_key_again_and_again() -> None:
 
 def test_shapes_are_checked_and_nothing_is_no_error() -> None:
     *six, state = (x.detach() for x in inputs(2, 3))
-    with pytest.raises(ValueError, match="one shape"):
+    with pytest.raises(ValueError, match=r"b is torch.float64 \[2, 2, 2, 4\]"):
         wkv7(*six[:5], six[5][:, :2])
+    with pytest.raises(ValueError, match="floating"):
+        wkv7(six[0].long(), *six[1:])
+    with pytest.raises(ValueError, match="no form 'chunk': auto"):
+        wkv7(*six, form="chunk")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"state is \[1, 2, 4, 4\]"):
+        wkv7(*six, state[:1])
     y, same = wkv7(*(x[:, :0] for x in six), state)
     assert y.shape == (2, 0, 2, 4) and torch.equal(same, state)

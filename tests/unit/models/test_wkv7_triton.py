@@ -258,12 +258,21 @@ def test_cuda_has_kernels_for_some_heads(
     assert chosen == [form]
 
 
-def test_forcing_it_on_a_cpu_says_what_is_missing() -> None:
-    with pytest.raises((MissingExtraError, UsageError), match="for CUDA|'triton' is not installed"):
+def test_forcing_it_on_a_cpu_is_refused() -> None:
+    with pytest.raises(UsageError, match="for CUDA, not for tensors on cpu"):
+        wkv7(*(torch.zeros(1, 40, 1, 64) for _ in SIX), form="triton")
+
+
+def test_without_triton_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wkv7_triton, "INTERPRETED", True)
+    monkeypatch.setattr(wkv7_triton, "HAS_TRITON", False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(MissingExtraError, match="'triton' is not installed"):
         wkv7(*(torch.zeros(1, 40, 1, 64) for _ in SIX), form="triton")
 
 
 def test_what_no_kernel_takes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wkv7_triton, "INTERPRETED", True)
     monkeypatch.setattr(wkv7_triton, "HAS_TRITON", True)
     with pytest.raises(UsageError, match=r"not of 48 in torch\.float32"):
         wkv7(*(torch.zeros(1, 40, 1, 48) for _ in SIX), form="triton")
