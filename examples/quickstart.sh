@@ -1,5 +1,5 @@
 #!/bin/sh
-# From text, and from programs, to trained models and a report, in a few minutes on two cores.
+# From text, and from programs, to trained models and a report, in a few minutes on two free cores.
 #
 #   make demo                     installs what is needed and runs this file
 #   sh examples/quickstart.sh     runs it, where `tokmill` is installed
@@ -24,7 +24,7 @@ run tokmill build text "$demo/text/train.txt" --tokenizer "$demo/tokenizer" -o "
 run tokmill build text "$demo/text/val.txt" --tokenizer "$demo/tokenizer" -o "$demo/val"
 run tokmill store validate "$demo/train"
 
-step "4. A small decoder learns to continue it (about 90 seconds on two cores)."
+step "4. A small decoder learns to continue it (about 90 seconds on two free cores)."
 run tokmill train recipes/text/decoder-tiny.toml --data "$demo/train" --val "$demo/val" \
     -o "$demo/run" --resume
 
@@ -46,7 +46,7 @@ if [ "$(uname -m)" = x86_64 ]; then
     run tokmill build select "$demo/x86/functions" --by program --ratio 0.85 --rest \
         --not-in "$demo/x86/train" -o "$demo/x86/val"
 
-    step "8. A small RWKV-7 learns all six streams (about 30 seconds on two cores)."
+    step "8. A small RWKV-7 learns all six streams (about 30 seconds on two free cores)."
     run tokmill train recipes/x86/rwkv7-tiny.toml --data "$demo/x86/train" --val "$demo/x86/val" \
         -o "$demo/x86/run" --steps 80 --resume
 

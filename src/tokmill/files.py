@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tokmill.errors import MachineError
+from tokmill.errors import MachineError, UsageError
 
 TEMPORARY = ".tmp-"
 
@@ -92,7 +92,16 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def private_path(path: Path) -> Path:
-    """Return a name beside `path` that no other process uses."""
+    """Return a name beside `path` that no other process uses.
+
+    Raises `UsageError` for a path without a name, such as the one of an empty text.
+    """
+    if not path.name:
+        raise UsageError(
+            "there is no name to write to",
+            where=str(path),
+            hint="name a file: is a variable empty?",
+        )
     return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
 
 

@@ -171,6 +171,13 @@ def test_wrong_usage_exits_with_2_and_a_hint(
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
+def test_a_recipe_of_a_training_is_no_build(tmp_path: Path, here: Any) -> None:
+    (tmp_path / "t.toml").write_text('[data]\ntrain = "s"\n[run]\nsteps = 3\n')
+    _, err = here("build", "t.toml", "-o", "s", code=2)
+    assert "t.toml: this is a recipe of a training, not of a build" in err
+    assert "tokmill train t.toml" in err and "no such key" not in err
+
+
 def test_refused_inputs_exit_with_1(tmp_path: Path, tokmill: Any) -> None:
     done = tokmill("build", "text", "nothing.txt", "-o", "s", "--tokenizer", TOKENIZER, code=1)
     assert "no such file" in done.stderr

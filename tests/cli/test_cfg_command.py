@@ -84,6 +84,14 @@ def test_one_that_is_refused_is_told_with_its_reason(here: Here, programs: Path)
     assert list(Path("there").iterdir()) == []
 
 
+def test_a_file_is_no_folder_of_graphs(here: Here, programs: Path) -> None:
+    before = Path("programs/tiny").read_bytes()
+    for name in ("tiny", "hand.exe"):
+        _, error = here("cfg", f"programs/{name}", "-o", f"programs/{name}", "-q", code=2)
+        assert "is a file; graphs lie in a folder" in error and "-o GRAPH.parquet" in error
+    assert Path("programs/tiny").read_bytes() == before
+
+
 def test_graphs_of_other_programs_are_told(here: Here, programs: Path) -> None:
     here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
     out, _ = here("cfg", "programs/tiny", "-o", "graphs", "-q")

@@ -62,7 +62,7 @@ def test_inspect_shows_records_and_figures(store: Path, text_store: Path) -> Non
         ).stdout
     )
     assert [r["text"] for r in found["head"]] == ["other<|endoftext|>"]
-    assert [r["byte"] for r in found["head"]] == [10]
+    assert [r["at"] for r in found["head"]] == ["byte 10"]
     both = tokmill("inspect", store, "--stats", "--width", "4", "--head", "2")
     assert both.returncode == 0, both.stderr
     assert "rows of 4" in both.stdout

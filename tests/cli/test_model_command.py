@@ -196,6 +196,15 @@ def test_broken_checkpoints(name: str, code: int, said: str, checkpoint: Path, h
 def test_a_folder_that_is_not_there(here: Here) -> None:
     _, talk = here("model", "import", "nowhere", "-o", "run2", code=1)
     assert "nowhere: there is no such folder" in talk and "hint:" in talk
+    _, talk = here("model", "import", "nowhere.pth", "-o", "run2", code=1)
+    assert "nowhere.pth: there is no such file" in talk and "hf download" not in talk
+
+
+def test_an_imported_run_is_begun_from(checkpoint: Path, here: Here) -> None:
+    """It has no checkpoint that `--resume` could continue."""
+    here("model", "import", checkpoint, "-o", "lmi")
+    _, talk = here("model", "import", checkpoint, "-o", "lmi", code=1)
+    assert "tokmill train STORE --from lmi -o NEW" in talk and "--resume" not in talk
 
 
 def test_taken_folders(run: Path, checkpoint: Path, here: Here, tmp_path: Path) -> None:

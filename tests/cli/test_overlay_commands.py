@@ -28,7 +28,11 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_a_mask_from_a_file(here: Here, store: Path) -> None:
-    out, _ = here("build", "overlay", "s", "--values", "mask.npy", "--column", "loss", "-q")
+    command = ("build", "overlay", "s", "--values", "mask.npy", "--column", "loss")
+    out, err = here(*command)
+    assert "nothing was left to do" not in err
+    again, err = here(*command)
+    assert "nothing was left to do" in err and again == out
     assert out.startswith("s/overlays/mask: 5 records, 11 tokens")
     assert Store(store, ["mask"]).record(0)["loss"].tolist() == [0, 1, 0]
     facts = json.loads(here("inspect", "s", "--json")[0])
@@ -47,7 +51,8 @@ def test_a_mask_from_a_file(here: Here, store: Path) -> None:
 def test_mistakes(here: Here, store: Path) -> None:
     for arguments, code, what in (
         (("s",), 2, "no file of values was named"),
-        (("s", "--values", "none.npy"), 5, "none.npy: read failed: No such file"),
+        (("s", "--values", "none.npy"), 1, "none.npy: there is no such file"),
+        (("s", "--values", "mask.npy", "--column", "a b"), 1, "cannot be called 'a b'"),
         (("s", "--values", "mask.npy", "-o", "x"), 2, "has its place in its store"),
         (("s", "--values", "mask.npy", "--per", "record"), 2, "11 rows; the store has 5 records"),
         (("s", "--values", "mask.npy", "--tokenizer", "t"), 2, "an overlay has no vocabulary"),
@@ -55,8 +60,11 @@ def test_mistakes(here: Here, store: Path) -> None:
     ):
         err = here("build", "overlay", *arguments, code=code)[1]
         assert what in err and "hint: " in err, err
-    err = here("inspect", "s", "--head", "1", "--overlay", "maks", code=1)[1]
-    assert "no overlay 'maks'" in err and "build overlay" in err
+    for more in (("--head", "1"), ("--stats",), ()):
+        err = here("inspect", "s", *more, "--overlay", "maks", code=1)[1]
+        assert "no overlay 'maks'" in err and "build overlay" in err
+    err = here("inspect", "mask.npy", "--overlay", "mask", code=2)[1]
+    assert "are for stores" in err
 
 
 def test_changed_values_are_asked_about(here: Here, store: Path, tmp_path: Path) -> None:
@@ -105,6 +113,7 @@ def test_embed_refuses(here: Here, run: Path, tmp_path: Path) -> None:
     for arguments, code, what in (
         ((run, "s", "--pool", "max"), 2, "cannot be pooled by 'max'"),
         ((run, "s", "--npy", "v.npy", "--name", "v"), 2, "written alone"),
+        ((run, "s", "--npy", ""), 2, "an .npy file"),
         ((run, "s", "--at", "best"), 1, "no weights called best"),
         (("s", "s"), 1, "the folder holds no run"),
         ((run, run), 1, "holds no store"),
@@ -124,5 +133,12 @@ def test_train_takes_an_overlay(here: Here, tmp_path: Path) -> None:
         out, _ = here("train", "s", "-o", name, *common, *more)
         tokens.append(json.loads(out)["tokens"])
     assert tokens[1] < 0.6 * tokens[0]
+    plan, _ = here("train", "s", "--dry-run", *common[:6], "--set", "data.overlays=['mask']")
+    assert any(line.split() == ["overlays", "mask"] for line in plan.splitlines())
+    assert "overlays" not in here("train", "s", "--dry-run", *common[:6])[0]
+    note = "read with the overlay mask: tokens whose 'loss' is 0 are left out"
+    assert f"note: {note}" in here("eval", "masked", "s", "--device", "cpu")[1]
+    assert note in json.loads(here("eval", "masked", "s", "--json")[0])["notes"]
+    assert "overlay" not in here("eval", "plain", "s")[1]
     err = here("train", "s", "-o", "r", *common, "--set", "data.overlays=['maks']", code=1)[1]
     assert "no overlay 'maks'" in err and "did you mean 'mask'?" in err

@@ -125,6 +125,23 @@ def test_quiet(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
     assert len(kept) == 1 and kept[0].startswith(f"{tmp_path / 'run'}: 1 steps, loss ")
 
 
+def test_notes_are_told_when_the_run_begins(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
+    arguments = ["train", store, "--steps", "1", *SMALL]
+    for flaw, code in (("data.overlays=['none']", 1), ("task.column=none", 2)):
+        failed = tokmill(*arguments, "-o", tmp_path / "no", "--set", flaw, code=code).stderr
+        assert "note: " not in failed, failed
+    assert "note: the learning rate rises" in tokmill(*arguments, "--dry-run").stderr
+    begun = tokmill(*arguments, "-o", tmp_path / "run", "-q").stderr
+    assert begun.startswith("note: the learning rate rises for optim.warmup = 50 steps")
+    assert "note: " not in tokmill("train", "-o", tmp_path / "run", "--resume").stderr
+
+
+def test_a_run_in_place_of_its_recipe(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
+    tokmill("train", store, "-o", tmp_path / "run", "--steps", "1", *SMALL)
+    said = tokmill("train", tmp_path / "run", "--resume", code=2).stderr
+    assert f"`tokmill train --resume -o {tmp_path / 'run'}` continues" in said
+
+
 def test_other_trainers_names(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
     names = {"batch_size": 4, "learning_rate": 3e-3, "max_iters": 2, "n_layer": 1, "d_model": 16}
     given = [word for name, value in names.items() for word in ("--set", f"{name}={value}")]

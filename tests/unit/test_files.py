@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.errors import MachineError
-from tokmill.files import locked, new_folder
+from tokmill.errors import MachineError, UsageError
+from tokmill.files import locked, new_folder, write_file
 
 
 def test_a_new_folder_that_stays_empty_goes_again(tmp_path: Path) -> None:
@@ -61,3 +61,11 @@ def test_who_waited_for_a_lock_makes_its_file_anew(tmp_path: Path) -> None:
     waiting.join()
     with locked(path, "taken", ""):
         pass
+
+
+def test_a_path_without_a_name_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("", ".", "/"):
+        with pytest.raises(UsageError, match="no name to write to"):
+            write_file(path, b"data")
+    assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from tokmill.build.source import Frozen
 from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.files import machine_errors, make_folder, remove, remove_leftovers, write_file
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Plan, PlannedItem
+from tokmill.store.manifest import Overlay, Plan, PlannedItem
 from tokmill.store.shard import SUFFIX
 from tokmill.store.store import read_planned, read_receipts
 
@@ -92,10 +92,13 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
         old: Plan = layout.read_json(out / "plan.json", Plan)
         if old.recipe_id != plan.recipe_id and any(r.records for r in read_receipts(out)):
             lines = "\n  ".join(difference(old.recipe, plan.recipe))
+            is_overlay = isinstance(plan.overlay, Overlay)
+            thing = "overlay was made" if is_overlay else "store was built"
+            place = "give the new one another --name" if is_overlay else "build into a new folder"
             raise TokmillError(
-                f"the store was built with another recipe:\n  {lines}",
+                f"the {thing} with another recipe:\n  {lines}",
                 where=str(out),
-                hint="build into a new folder, or start over with --fresh",
+                hint=f"{place}, or start over with --fresh",
             )
         if old.plan_id != plan.plan_id:
             report_changes(out, prepared.planned, how)

@@ -96,6 +96,8 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         mine, of = how.part
         tasks = [task for i, task in enumerate(tasks) if int(task.shard, 16) % of == mine - 1]
     if not tasks:
+        if not how.quiet:
+            print("no shard was missing: nothing was left to do", file=sys.stderr)
         return finish(out, prepared, receipts, how)
     if how.limit_seconds is not None:
         # Names are digests, so their order is a sample of the input.

@@ -207,13 +207,14 @@ class SelectSource:
             demand(condition(batch, lengths), f"not {text}")
         needs_digest = config.ratio < 1 and not self.by or config.not_in
         digests = record_digests(batch, token_names(self.stores[0])) if needs_digest else None
-        if config.not_in and digests is not None:
-            demand(~np.isin(digests, self.excluded()), "in another store")
         if config.ratio < 1:
             drawn = self.draw(batch, digests) < config.ratio
             demand(drawn != config.rest, "not drawn")
         elif config.rest:
             demand(np.zeros(n, bool), "not drawn")
+        if config.not_in and digests is not None:
+            # After the draw: the other half of a split is no duplicate.
+            demand(~np.isin(digests, self.excluded()), "in another store")
         return keep, reason
 
     def draw(self, batch: Records, digests: Array | None) -> Array:

@@ -18,6 +18,7 @@ from tokmill.build.source import Frozen, Hash, Item, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.store.manifest import Overlay
+from tokmill.store.mask import LOSS, check_mask
 from tokmill.store.schema import Array, Column, DType, Records, check_schema
 from tokmill.store.store import Store
 
@@ -49,6 +50,7 @@ class ValuesSource(OverlaySource):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = ValuesConfig
+    version: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -66,7 +68,10 @@ class ValuesSource(OverlaySource):
             where = f"{path}, {name}" if len(self.arrays) > 1 else str(path)
             per = per_of(self.base, len(array), config.per, where)
             width = array.shape[1] if array.ndim == 2 else 0
-            self.schema[name] = Column(smallest(path, name, array), per=per, width=width)
+            column = Column(smallest(path, name, array), per=per, width=width)
+            if name == LOSS:
+                check_mask(column, _range(path, name, *_stamp(path)), where)
+            self.schema[name] = column
         check_schema(self.schema)
         self.check_columns("give the new one another name: --column")
         self.overlay = Overlay(base=self.base.fingerprint)
@@ -96,6 +101,9 @@ class ValuesSource(OverlaySource):
                 hint="run the same command again with --yes",
             )
         digest.update(known.encode())
+        for values in self.part(number).values():
+            for block in blocks(values):
+                digest.update(block.tobytes())
         for batch in self.records(number, self.part(number)):
             for name, column in self.schema.items():
                 batch.columns[name] = np.ascontiguousarray(batch.columns[name], column.numpy())
@@ -118,9 +126,8 @@ class ValuesSource(OverlaySource):
             column = self.schema[name]
             digest.update(f"{name} {values.dtype.str} {column.dtype} {column.per} ".encode())
             digest.update(f"{values.shape}".encode())
-            rows = max(1, LOOKED_AT // max(1, values[:1].size))
-            for start in range(0, len(values), rows):
-                digest.update(np.ascontiguousarray(values[start : start + rows]).tobytes())
+            for block in blocks(values):
+                digest.update(block.tobytes())
         return digest.hexdigest()[:24]
 
     def _command(self) -> str:
@@ -130,6 +137,13 @@ class ValuesSource(OverlaySource):
         words += ["--column", config.column] if config.column else []
         words += ["--per", config.per] if config.per != "auto" else []
         return shlex.join([*words, "--yes"])
+
+
+def blocks(values: Array) -> Iterator[Array]:
+    """Yield the rows of an array, some at a time."""
+    rows = max(1, LOOKED_AT // max(1, values[:1].size))
+    for start in range(0, len(values), rows):
+        yield values[start : start + rows]
 
 
 def file_of(config: Any) -> Path:
@@ -148,8 +162,12 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
     things than numbers in one or two axes.
     """
     try:
-        with machine_errors("read", path), open(path, "rb") as handle:
-            head = handle.read(6)
+        with machine_errors("read", path):
+            if not path.is_file():
+                what = "it is no file" if path.exists() else "there is no such file"
+                raise TokmillError(what, where=str(path), hint="check the path")
+            with open(path, "rb") as handle:
+                head = handle.read(6)
         if head == NPY:
             found = {column or name: _mapped(path, 0)}
         elif head[:4] == ZIP:
@@ -165,6 +183,12 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
             f"the file is damaged: {error}", where=str(path), hint="write or copy it again"
         ) from None
     for key, array in found.items():
+        if array.shape[:1] == (0,):
+            raise TokmillError(
+                f"{key} is empty: it has no values",
+                where=str(path),
+                hint="save a value for each record or each token",
+            )
         if array.dtype.kind not in "biuf" or array.ndim not in (1, 2) or 0 in array.shape:
             raise TokmillError(
                 f"{key} has dtype {array.dtype} and shape {array.shape}; columns are numbers, one "
@@ -285,9 +309,7 @@ def _range(path: Path, name: str, changed: int, size: int) -> tuple[Any, Any]:
     """
     array = open_arrays(path, name, name)[name]
     low = high = 0
-    rows = max(1, LOOKED_AT // array[:1].size)
-    for start in range(0, len(array), rows):
-        block = array[start : start + rows]
+    for block in blocks(array):
         if block.dtype.kind == "f":
             block = block[np.isfinite(block)]
         if block.size:

@@ -17,6 +17,7 @@ from tokmill.build.run import run
 from tokmill.cli.facts import notes_in_words, unknown_warning
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
+from tokmill.cli.recipe import TRAINING
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
 from tokmill.errors import UsageError
 from tokmill.progress import human_bytes, human_count
@@ -176,6 +177,13 @@ def _recipe(
     where = "command line"
     if name.endswith(".toml"):
         stated, where = recipe.read_toml(name), name
+        if "source" not in stated and stated.keys() & TRAINING:
+            raise UsageError(
+                "this is a recipe of a training, not of a build",
+                where=where,
+                hint=f"tokmill build KIND INPUT… -o STORE, then tokmill train {name} --data STORE "
+                "-o RUN",
+            )
     over: dict[str, Any] = {"options": options}
     if inputs:
         over["inputs"] = inputs
@@ -264,11 +272,12 @@ def _report(store: Store, json: bool) -> None:
         return
     manifest = store.manifest
     state = "" if manifest.complete else " (partial)"
+    made_of_a_store = manifest.source in ("select", "embed")
     print(
         f"{store.path}{state}: {human_count(manifest.records, 'record')}, "
         f"{human_count(manifest.tokens, 'token')}, {human_bytes(manifest.bytes)} in "
         f"{human_count(len(manifest.shards), 'shard')}"
-        + ("" if manifest.source == "select" else f" from {human_bytes(manifest.input_bytes)}")
+        + ("" if made_of_a_store else f" from {human_bytes(manifest.input_bytes)}")
     )
     for what in ("skipped", "rejected"):
         counts = facts[what]

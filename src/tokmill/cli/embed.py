@@ -26,7 +26,9 @@ def embed(
     npy: Annotated[
         Path | None,
         typer.Option(
-            metavar="F", help="Write this .npy file alone, float32, and leave the store as it is."
+            metavar="F",
+            help="Write this .npy file alone, float32, and leave the store as it is. One that is "
+            "there stays, unless --fresh is given.",
         ),
     ] = None,
     at: Annotated[
@@ -40,7 +42,9 @@ def embed(
     batch_tokens: Annotated[
         int, typer.Option(min=1, help="Positions that are read at a time.")
     ] = 16_384,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start the overlay over.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start the overlay over, or write over the file.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:

@@ -86,6 +86,8 @@ def _print_columns(found: Mapping[str, Any]) -> None:
             for (name, values), more in zip(columns.items(), cells, strict=True)
         ],
     )
+    if "loss_instruction" in found:
+        print("\nloss above also holds instruction_weight × loss_instruction, the second objective")
     if "instructions" in found:
         count, share = (found["instructions"][key] for key in ("count", "accuracy"))
         print(f"\nwhole next instructions: {share:.1%} of {count:,} right")

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokmill.cli.output import print_table
 from tokmill.progress import human_bytes, human_count
+from tokmill.report.records import fact_in_words, input_in_words
 from tokmill.store.stats import Statistics
 
 BAR = 40
@@ -69,12 +70,10 @@ def print_records(records: list[dict[str, Any]]) -> None:
     for i, record in enumerate(records):
         facts = [f"record {record['record']:,}", human_count(record["tokens"], "token")]
         if "from" in record:
-            # A record of code is where its address says.
-            place = "" if "address" in record else f" byte {record['byte']:,}"
-            facts.append(f"{record['from']}{place}")
+            facts.append(input_in_words(record))
         print(("\n" if i else "") + "-- " + ", ".join(facts))
         for name, value in record.items():
-            if name in ("record", "tokens", "from", "byte"):
+            if name in ("record", "tokens", "from", "at"):
                 continue
             if isinstance(value, list):
                 cut = " …" if 0 < len(value) < record["tokens"] and len(value) == 400 else ""
@@ -82,7 +81,7 @@ def print_records(records: list[dict[str, Any]]) -> None:
             elif name == "text":
                 print(value + (" …" if record["tokens"] > 400 else ""))
             else:
-                print(f"{name}: {value:#x}" if name == "address" else f"{name}: {value}")
+                print(fact_in_words(name, value))
 
 
 def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None:

@@ -54,16 +54,21 @@ def inspect(
     """Say what a file or folder is; of a store show records and figures too."""
     from tokmill.report.inspect import describe
     from tokmill.report.look import ENTRIES
+    from tokmill.store.store import Store
 
     facts = describe(path, ENTRIES if head is None else head, quiet=False)
     is_store = facts["kind"] in ("store", "partial store")
     shows_entries = is_store or facts["kind"] == "pickle"
-    if (not shows_entries and head is not None) or (not is_store and (stats or where)):
+    of_store = stats or where or overlay
+    if (not shows_entries and head is not None) or (not is_store and of_store):
         raise UsageError(
-            "--stats and --where are for stores, --head for stores and pickles; "
+            "--stats, --where and --overlay are for stores, --head for stores and pickles; "
             f"this is {facts['what']}",
             where=str(path),
         )
+    if overlay:
+        # Of none of them may anything be shown, and a name that is wrong is told all the same.
+        Store(path, overlay)
     if head is None and where:
         head = 5
     if is_store and head is not None:
@@ -129,7 +134,7 @@ def report(
     from tokmill.report.page import page
 
     if out.suffix.lower() not in (".html", ".htm"):
-        raise UsageError("a report is an .html file", where=str(out))
+        raise UsageError("a report is an .html file", where=str(out), hint="such as -o page.html")
     with Progress("report", sum(map(_store_bytes, paths))) as bar:
         written = page(paths, out, title=title, width=width, sample=sample, advance=bar.advance)
     if as_json:

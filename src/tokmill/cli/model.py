@@ -38,7 +38,7 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Make a run of a public checkpoint (GPT-2, Llama, Mistral, RWKV-7)."""
-    if checkpoint.is_file():
+    if checkpoint.is_file() or (checkpoint.suffix in FILES and not checkpoint.is_dir()):
         import_ = plugins.require("tokmill.train.official").import_file
     else:
         import_ = plugins.require("tokmill.train.exchange").import_model

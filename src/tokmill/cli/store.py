@@ -108,7 +108,7 @@ def locate(
         print_json(found)
         return
     for place in found:
-        where = place_in_words(place.byte, opened.schema)
+        where = place_in_words(place.byte, opened.manifest.source)
         print(
             f"record {place.record}: {human_count(place.tokens, 'token')}; input {place.item} "
             f"({place.path}) at {where}; shard {place.shard}, record "
@@ -136,7 +136,7 @@ def rejects(
     for one in found:
         line = f"line {one.line:,}, " if one.line else ""
         kind = "rejected" if one.rejected else "skipped"
-        place = f"{line}{place_in_words(one.byte, opened.schema)}"
+        place = f"{line}{place_in_words(one.byte, opened.manifest.source)}"
         # No code lies at address 0: it is the whole program.
         whole = one.byte == 0 and "address" in opened.schema
         print(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}")

@@ -140,14 +140,17 @@ def train(
         for section, keys in given.items()
     }
     options = merge(settings(set_), {section: keys for section, keys in flags.items() if keys})
+    resolving = plugins.require("tokmill.train.resolve")
     if out is None and not dry_run:
         if recipe is None:
             raise UsageError(
                 "there is neither a recipe nor a store, and the run needs a folder",
                 hint="tokmill train STORE -o RUN",
             )
-        raise UsageError("the run needs a folder", hint="name it: -o RUN")
-    resolving = plugins.require("tokmill.train.resolve")
+        hint = "name it: -o RUN"
+        if (recipe / resolving.RECIPE).exists():
+            hint = f"`{resolving.resume_command(recipe)}` continues the run {recipe}"
+        raise UsageError("the run needs a folder", hint=hint)
     launching = plugins.require("tokmill.train.launch")
     launching.begin_worker()
     gpus = launching.gpus_of(devices)
@@ -159,11 +162,11 @@ def train(
     if gpus and config.run.device == "cpu":
         raise UsageError("--devices names GPUs, and run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""
-    if not line and not launching.place().rank and not resume:
-        for note in plugins.require("tokmill.train.config").notes(config):
-            say(f"note: {note}")
     if dry_run or out is None:
         plan = plugins.require("tokmill.train.estimate").estimate(config, processes * nodes)
+        if not launching.place().rank and not resume:
+            for note in plugins.require("tokmill.train.config").notes(config):
+                say(f"note: {note}")
         more = {"gpus": ",".join(gpus)} if gpus else {}
         _print_plan({**plan, **more, **({"torchrun": line} if line else {})}, as_json)
         return
@@ -262,6 +265,7 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
             ["micro-batch", micro],
             ["tokens a step", f"{plan['tokens_per_step']:,}"],
             ["rows", plan["rows_kind"]],
+            *([["overlays", ", ".join(plan["overlays"])]] if plan["overlays"] else []),
             ["steps", f"{plan['steps']:,} ({plan['epochs']:.2f} epochs of {plan['rows']:,} rows)"],
             ["tokens in all", f"{plan['tokens']:,}"],
             ["operations in all", f"{plan['flops']:.2e}"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from tokmill.build.prepare import BuildRecipe, How
 from tokmill.build.resources import Amount
 from tokmill.build.run import run as build
 from tokmill.build.source import Frozen, Hash, Item, Resources
-from tokmill.errors import Interrupted, UsageError
+from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.files import machine_errors, make_folder, sha256_file, write_file
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors
 from tokmill.models.pooling import Pool, check_pool
@@ -84,20 +85,20 @@ def embed(
         npy: write this file alone, float32 (records, D), and leave the store as it is.
         device: cpu, cuda, or auto.
         batch_tokens: positions that are read at a time; changes vectors by rounding alone.
-        fresh: make an overlay that is there again from the beginning.
+        fresh: make an overlay that is there again from the beginning, or write over a file.
         quiet: show no progress.
 
     Raises:
-        TokmillError: there are no such weights, the store is not finished, or its ids mean
-            something else than the run's.
-        UsageError: an option is not known, or a name is given for a file.
+        TokmillError: there are no such weights, the file is there, the store is not finished, or
+            its ids mean something else than the run's.
+        UsageError: an option is not known, a file has a name, or `npy` is no place for one.
         Interrupted: it was stopped; an overlay goes on when the same is called again.
     """
     check_pool(pool)
-    if npy is not None and (name or fresh):
-        raise UsageError(
-            "an .npy file is written alone, and no overlay", hint="leave --name and --fresh out"
-        )
+    if npy is not None and name:
+        raise UsageError("an .npy file is written alone, and no overlay", hint="leave --name out")
+    if npy is not None:
+        check_target(Path(npy), fresh)
     config = EmbedConfig(
         run=str(run), pool=pool, at=at, name=name, device=device, batch_tokens=batch_tokens
     )
@@ -118,6 +119,8 @@ def embed(
                 empty = build(made, how).manifest.notes.get(EMPTY, 0)
         finally:
             _bar.reset(token)
+    if npy is None and not fresh and done == total and not quiet:
+        print("all vectors are there: nothing was left to do", file=sys.stderr)
     return Embedded(
         store=str(store),
         overlay="" if npy is not None else folder.name,
@@ -159,6 +162,7 @@ class EmbedSource(OverlaySource):
         resources: Resources,
     ) -> None:
         super().__init__(inputs)
+        self.device = pick_device(config.device)
         self.model = known_model(config)
         self.config: EmbedConfig = msgspec.structs.replace(config, run=str(self.model.run))
         if config.batch_tokens < 1:
@@ -217,12 +221,11 @@ class EmbedSource(OverlaySource):
         return sum(tokens.get(item.name, 0) for item in items)
 
     def _load(self) -> Vectors:
-        device = pick_device(self.config.device)
-        if device.type == "cpu":
+        if self.device.type == "cpu":
             keep_freed_memory()
         return Vectors(
             load_task(self.model.run, self.config.at),
-            Precision(self.model.precision, device),
+            Precision(self.model.precision, self.device),
             self.config.pool,
             self.config.batch_tokens,
         )
@@ -286,13 +289,35 @@ def lost_array(folder: Path, shape: tuple[int, int]) -> Array:
         return np.memmap(file, np.float32, "r+", shape=shape)
 
 
+def check_target(path: Path, fresh: bool) -> None:
+    """Refuse a path to which no .npy file is to be written, before hours of work.
+
+    Raises `UsageError` for what can be none, `TokmillError` for a file that is there, unless
+    `fresh`.
+    """
+    if path.suffix != ".npy":
+        raise UsageError(
+            "vectors are written to an .npy file", where=str(path), hint="--npy vectors.npy"
+        )
+    with machine_errors("read", path):
+        has_folder, is_folder, there = path.parent.is_dir(), path.is_dir(), path.exists()
+    if not has_folder:
+        raise UsageError("there is no such folder", where=str(path.parent), hint="make it first")
+    if is_folder:
+        raise UsageError("it is a folder", where=str(path), hint="name another file")
+    if there and not fresh:
+        raise TokmillError(
+            "the file is there already",
+            where=str(path),
+            hint="name another file, or write over it with --fresh",
+        )
+
+
 def write_npy(source: EmbedSource, path: Path) -> int:
     """Write all vectors to a file, atomically; return the number of records without tokens.
 
     Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     """
-    if not path.parent.is_dir():
-        raise UsageError("there is no such folder", where=str(path.parent), hint="make it first")
     base, empty = source.base, 0
     head = io.BytesIO()
     shape = (len(base), source.model.width)

@@ -134,9 +134,14 @@ def continue_columns(
     its vocabulary has ids. Columns are drawn on their own, as each has a head of its own.
     """
     if temperature < 0 or top_k < 0 or tokens < 0:
-        raise UsageError("temperature, top-k and tokens cannot be negative")
+        raise UsageError(
+            "temperature, top-k and tokens cannot be negative",
+            hint="--temperature 0 takes the likeliest token, --top-k 0 draws from all",
+        )
     if not 0 < top_p <= 1:
-        raise UsageError(f"top-p is a share above 0 and up to 1, not {top_p}")
+        raise UsageError(
+            f"top-p is a share above 0 and up to 1, not {top_p}", hint="--top-p 1 draws from all"
+        )
     task.eval()
     device = next(task.parameters()).device
     # Draws are made on the CPU, so that every device makes the same ones.

@@ -32,9 +32,17 @@ def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) ->
     """
     path = Path(path)
     if not path.exists():
-        raise TokmillError("there is no such file or folder", where=str(path))
+        raise TokmillError(
+            "there is no such file or folder",
+            where=str(path),
+            hint="relative paths begin at the working directory",
+        )
     if not path.is_dir() and not path.is_file():
-        raise TokmillError("is neither a file nor a folder", where=str(path))
+        raise TokmillError(
+            "is neither a file nor a folder",
+            where=str(path),
+            hint="what comes out of a pipe or a device is looked at in a file",
+        )
     look = replace(Look(path) if path.is_dir() else open_look(path), entries=entries, quiet=quiet)
     for recogniser in FOLDERS if path.is_dir() else FILES:
         facts = recogniser(look)

@@ -65,6 +65,7 @@ def page(
             raise UsageError(
                 f"a report is about stores, runs and tokenizers; this is {facts['what']}",
                 where=str(path),
+                hint="`tokmill inspect` says more about it",
             )
         section = Section(names[number], facts["what"], f"part-{number}")
         section.problem = facts.get("problem", "")

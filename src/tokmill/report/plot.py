@@ -23,6 +23,8 @@ INK = "#0a0b0c"
 SIZE = (7.2, 4.2)
 WIDER, NEAR = 2.6, 0.05
 """Points by which a line is wider than one upon it, and how near that is: a share of the value."""
+FEW, FEWEST = 40, 3
+"""Points of a curve up to which each is marked; so few that the marks are all that is seen."""
 SUFFIXES = (".svg", ".png")
 
 
@@ -46,7 +48,11 @@ def plot(
         column: the column of `frequency`; empty: the first.
     """
     if out.suffix.lower() not in SUFFIXES:
-        raise UsageError("a figure is an .svg or a .png file", where=str(out))
+        raise UsageError(
+            "a figure is an .svg or a .png file",
+            where=str(out),
+            hint=f"such as -o {kind}.svg",
+        )
     if not paths:
         raise UsageError("nothing was named to draw", hint="give stores, runs or tokenizers")
     plugins.require("matplotlib")
@@ -154,7 +160,7 @@ def _bars(figure: Figure, axes: Any, series: Series, wider: float) -> None:
 
 
 def _line(figure: Figure, axes: Any, series: Series, wider: float) -> None:
-    few = len(series.x) <= 40
+    points = len(series.x)
     if LOWEST in series.more:
         low, high = series.more[LOWEST], series.more[HIGHEST]
         colour = _colour(series.colour)
@@ -165,8 +171,8 @@ def _line(figure: Figure, axes: Any, series: Series, wider: float) -> None:
         color=_colour(series.colour),
         linestyle="--" if series.dashed else "-",
         linewidth=1.6 + wider,
-        marker="o" if few else None,
-        markersize=3.5 + wider,
+        marker="o" if points <= FEW else None,
+        markersize=(8 if points <= FEWEST else 3.5) + wider,
         label=_safe(series.label),
     )
 

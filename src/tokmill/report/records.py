@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from tokmill import plugins
 from tokmill.build.conditions import parse_condition
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.files import machine_errors
-from tokmill.store.schema import Array
+from tokmill.store.schema import Array, place_in_words
 from tokmill.store.store import Store
 
 SOME = 4096
@@ -33,6 +33,17 @@ def matching(store: Store, conditions: Sequence[str] = ()) -> Iterator[int]:
             keep &= holds(batch, lengths)
         yield from (base + np.flatnonzero(keep)).tolist()
         base += len(batch)
+
+
+def input_in_words(record: Mapping[str, Any]) -> str:
+    """Return the input of a record that was shown, and its place there, if no column tells it."""
+    told = "address" in record and str(record["at"]).startswith("address")
+    return str(record["from"]) if told else f"{record['from']} {record['at']}"
+
+
+def fact_in_words(name: str, value: Any) -> str:
+    """Return a column's value of a record that was shown."""
+    return f"{name}: {value:#x}" if name == "address" else f"{name}: {value}"
 
 
 class Reader:
@@ -113,17 +124,15 @@ class Reader:
             return f"({error.what})"
 
     def origin(self, number: int) -> dict[str, Any]:
-        """Return the input and the byte in it that a record came from, if its receipt is there."""
+        """Return the input of a record and its place there in words, if its receipt is there."""
         shard_number, local = self.store.find(number)
         shard = self.store.shard(shard_number)
         try:
-            items = self.store.receipt(shard_number).items
-            return {
-                "from": items[int(shard["item"][local])].name,
-                "byte": int(shard["start"][local]),
-            }
+            item = self.store.receipt(shard_number).items[int(shard["item"][local])]
         except (TokmillError, IndexError):
             return {}
+        place = place_in_words(int(shard["start"][local]), self.store.manifest.source)
+        return {"from": item.name, "at": place}
 
 
 class _TokenList(msgspec.Struct):

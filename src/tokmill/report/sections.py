@@ -14,7 +14,7 @@ from tokmill.progress import human_bytes, human_count, human_time
 from tokmill.report import figures
 from tokmill.report.look import Facts, shorten
 from tokmill.report.plot import render
-from tokmill.report.records import Reader
+from tokmill.report.records import Reader, fact_in_words, input_in_words
 from tokmill.report.runs import metrics
 from tokmill.store.stats import Counts, Statistics, count, summary
 from tokmill.store.store import Store
@@ -150,7 +150,7 @@ def store_figures(store: Store, counts: Counts, section: Section) -> list[Pictur
         pictures.append(picture(figure, section, "Tokens a record, the eot token counted."))
     for name, table in counts.ids.items():
         if table.any():
-            figure = figures.frequency_figure([section.name], [table])
+            figure = figures.frequency_figure([section.name], [table], name)
             caption = f"Ids of the column “{name}”, the most frequent first."
             pictures.append(picture(figure, section, caption))
     return pictures
@@ -202,9 +202,13 @@ def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:
 def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:
     facts = [f"record {record['record']:,}", human_count(record["tokens"], "token")]
     if "from" in record:
-        facts.append(f"from {record['from']}, byte {record['byte']:,}")
-    known = {"record", "tokens", "from", "byte", "text", *token_columns}
-    facts += [f"{name}: {shorten(record[name], 80)}" for name in record if name not in known]
+        facts.append(f"from {input_in_words(record)}")
+    known = {"record", "tokens", "from", "at", "text", *token_columns}
+    facts += [
+        fact_in_words(name, shorten(value, 80))
+        for name, value in record.items()
+        if name not in known
+    ]
     text = record.get("text")
     if text is None:
         shown = [f"{n}: {' '.join(map(str, record[n]))}" for n in token_columns if n in record]

@@ -37,10 +37,18 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
 
 Schema = dict[str, Column]
 
+PLACES = {
+    "x86": "address",
+    **dict.fromkeys(("parquet", "parquet-tokens", "npz"), "row"),
+    **dict.fromkeys(("select", "recode", "overlay", "embed"), "record"),
+}
+"""Source → what the places of its records in an input are, where they are not bytes."""
 
-def place_in_words(start: int, schema: Schema) -> str:
-    """Return where a record begins: of code its address, else its byte in the input."""
-    return f"address {start:#x}" if "address" in schema else f"byte {start:,}"
+
+def place_in_words(start: int, source: str) -> str:
+    """Return where a record begins in its input: at an address, a row, a record or a byte."""
+    word = PLACES.get(source, "byte")
+    return f"{word} {start:#x}" if word == "address" else f"{word} {start:,}"
 
 
 def id_dtype(size: int) -> Literal["u1", "u2", "u4"]:
@@ -132,7 +140,11 @@ def check_schema(schema: Schema) -> None:
     """Refuse column names that the shard itself uses, and columns that no shard can hold."""
     for name, column in schema.items():
         if not name.isidentifier() or name in RESERVED:
-            raise TokmillError(f"a column cannot be called {name!r}")
+            raise TokmillError(
+                f"a column cannot be called {name!r}",
+                hint="letters, digits and _ make a name, a letter first, and it is none of "
+                f"{', '.join(sorted(RESERVED))}; --column names that of an overlay",
+            )
         if column.dtype == "utf8" and (column.per != "record" or column.width):
             raise TokmillError(f"the column {name!r} holds strings, which are one a record")
         if column.per == "phrase":

@@ -279,7 +279,8 @@ class Shard:
         return TokmillError(
             f"the shard is damaged: {what}",
             where=str(self.path),
-            hint="`tokmill store repair STORE` makes it again from its input",
+            hint="`tokmill store validate STORE` finds all that is damaged, `tokmill store repair "
+            "STORE` makes it again from its input",
         )
 
     def __contains__(self, name: str) -> bool:
@@ -315,7 +316,19 @@ class Shard:
         ]
 
     def phrase_tokens(self, record: int, start: int, stop: int, columns: list[str]) -> list[Array]:
-        """Return token columns of a part of a record that is stored as phrases."""
+        """Return token columns of a part of a record that is stored as phrases.
+
+        Raises `TokmillError` where the phrases are not in the table, or give fewer tokens.
+        """
+        try:
+            found = self._phrase_tokens(record, start, stop, columns)
+        except (IndexError, ValueError) as error:
+            raise self._damaged("it holds phrases that its table does not") from error
+        if found and len(found[0]) != stop - start:
+            raise self._damaged("its phrases are not as many tokens as its records have")
+        return found
+
+    def _phrase_tokens(self, record: int, start: int, stop: int, columns: list[str]) -> list[Array]:
         offsets, table = self["phrase_offsets"], self["table_offsets"]
         raw = self["phrase"][int(offsets[record]) : int(offsets[record + 1])]
         ids = (raw & ~PHRASE_BIT).astype(np.int64)

@@ -21,6 +21,7 @@ from tokmill.feed.rows import Rows, Stream, Whole, Windows
 from tokmill.models.heads import Heads
 from tokmill.models.layers import linear, linear_cross_entropy
 from tokmill.models.model import Group, Model, Tensors
+from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.scores import Scores, token_scores
@@ -59,8 +60,6 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """How often a token of the second objective counts."""
 
 
-LOSS = "loss"
-"""The column that says which tokens are learned: 0 for those that are only read."""
 BORDER = "border"
 """The column whose bit 0 says that an instruction begins."""
 SOURCE, PLACE = "instruction_source", "instruction_place"
@@ -225,7 +224,7 @@ class NextToken(Task):
 
         Tokens whose `loss` is 0 are no targets.
         """
-        extra = [LOSS] if LOSS in schema and schema[LOSS].per == "token" else []
+        extra = [LOSS] if LOSS in schema else []
         if self.instruction_heads is None:
             return extra
         if BORDER not in schema:

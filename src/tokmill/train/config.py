@@ -260,6 +260,11 @@ def notes(config: TrainConfig) -> list[str]:
             f"the learning rate rises for optim.warmup = {config.optim.warmup} steps, and the run "
             f"ends after {config.run.steps}"
         )
+    if config.engine.deepspeed and config.run.engine != "deepspeed":
+        found.append(
+            f"[engine.deepspeed] is not used: run.engine is {config.run.engine!r}; "
+            "--engine deepspeed takes it"
+        )
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
+from tokmill.store.mask import LOSS, check_mask_of
 from tokmill.store.overlay import overlay_names
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
@@ -36,6 +37,21 @@ def open_to_evaluate(path: str, config: DataConfig) -> Store:
     return open_store(path, config, [name for name in config.overlays if name in there])
 
 
+def overlay_notes(store: Store, config: DataConfig) -> list[str]:
+    """Return what a store to evaluate on is read with, and what that leaves out."""
+    found = [
+        f"the store has no overlay {name!r}, with which the run has learned"
+        for name in config.overlays
+        if name not in store.overlays
+    ]
+    several = "s" if len(store.overlays) > 1 else ""
+    read = f"read with the overlay{several} {', '.join(store.overlays)}" if store.overlays else ""
+    left_out = f"tokens whose {LOSS!r} is 0 are left out" if LOSS in store.schema else ""
+    if read or left_out:
+        found.append(": ".join(filter(None, (read, left_out))))
+    return found
+
+
 def make_feed(
     config: TrainConfig,
     task: Task,
@@ -56,8 +72,16 @@ def make_feed(
 
 
 def columns_to_read(task: Task, stores: Sequence[Store], columns: Sequence[str]) -> list[str]:
-    """Return the model's columns, and those that the task wants to see in any of the stores."""
-    extra = [name for store in stores for name in task.extra_columns(store.schema)]
+    """Return the model's columns, and those that the task wants to see in any of the stores.
+
+    Raises `TokmillError` for a column `loss` that is no mask, or leaves nothing of a store.
+    """
+    extra: list[str] = []
+    for store in stores:
+        wanted = task.extra_columns(store.schema)
+        if LOSS in wanted:
+            check_mask_of(store)
+        extra += wanted
     return list(dict.fromkeys([*columns, *extra]))
 
 

@@ -19,9 +19,10 @@ from torch.utils.data import Dataset
 from tokmill.ahead import ahead
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Batch, Feed
+from tokmill.store.mask import LOSS, check_mask_of
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
-from tokmill.tasks.next_token import LOSS, RowKind, check_cut, choose_column, cut_rows, targets_of
+from tokmill.tasks.next_token import RowKind, check_cut, choose_column, cut_rows, targets_of
 from tokmill.tasks.task import column_sizes, positions
 
 IGNORED = -100
@@ -197,7 +198,10 @@ def learned(batch: Batch, column: str, ignore_index: int) -> Array:
 def read_columns(store: Store, column: str) -> tuple[str, list[str]]:
     """Return the column of tokens, and all columns that are read for it."""
     column = choose_column(column, column_sizes(store))
-    return column, [column, LOSS] if LOSS in store.token_columns else [column]
+    if LOSS not in store.schema:
+        return column, [column]
+    check_mask_of(store)
+    return column, [column, LOSS]
 
 
 def opened(store: Store | Path | str) -> Store:

@@ -58,6 +58,7 @@ def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
         "store_tokens": sum(store.tokens for store in stores),
         "rows": sum(map(len, feed.sources)),
         "rows_kind": getattr(config.task, "rows", ""),
+        "overlays": list(config.data.overlays),
         "stores": stores_of(feed, config.data.weights),
         "flops_per_token": flops,
         "flops": flops * a_step * config.run.steps,

@@ -14,7 +14,7 @@ from tokmill.errors import TokmillError
 from tokmill.tasks.next_token import BORDER, NextToken
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.train.breakdown import Breakdown, Groups, unigram
-from tokmill.train.data import open_to_evaluate
+from tokmill.train.data import open_to_evaluate, overlay_notes
 from tokmill.train.engine import moved, pick_device
 from tokmill.train.loader import micro_batches
 from tokmill.train.precision import Precision
@@ -65,7 +65,7 @@ def evaluate(
         opened, facts, task, batch=batch or config.data.batch, rows=rows, extra=extra
     )
     groups = Groups(validation.feed.sources[0], by) if by else None
-    baseline, notes = {}, []
+    baseline, notes = {}, overlay_notes(opened, config.data)
     try:
         baseline = unigram(config, facts)
     except TokmillError as error:

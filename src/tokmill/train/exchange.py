@@ -198,14 +198,19 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         )
     tensors: dict[str, Tensor] = {}
     for name in sorted(names):
-        try:
-            tensors |= read_tensors(folder / name)
-        except MachineError:
-            raise
-        except TokmillError as error:
-            # What may be done about a run's own file would be wrong here.
-            raise TokmillError(error.what, where=error.where, hint="fetch the file again") from None
+        tensors |= read_fetched(folder / name)
     return tensors
+
+
+def read_fetched(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file that is none of a run's own."""
+    try:
+        return read_tensors(path)
+    except MachineError:
+        raise
+    except TokmillError as error:
+        # What may be done about a run's own file would be wrong here.
+        raise TokmillError(error.what, where=error.where, hint="fetch the file again") from None
 
 
 def find_vocabulary(

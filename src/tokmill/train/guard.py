@@ -30,7 +30,8 @@ def not_finite(
     """Return the error of a step whose loss or gradient is not finite; every process calls this.
 
     It names the micro-batches whose loss is not finite, with their rows. Where all losses are, it
-    names all rows, and the weights whose gradients are not. `losses`: of this process.
+    names all rows, and the weights whose gradients are not. `step`: how many are done, so that of
+    the feed; metrics and the message count from 1. `losses`: of this process.
     """
     # The first process speaks, so it has to know what the others found: the micro-batch of each row
     # of which the loss is not finite.
@@ -55,7 +56,7 @@ def not_finite(
         what = f"every loss is finite, but the gradient's norm is {norm}{through}"
         named = [feed.describe(*feed.rows_of(step))]
     return TokmillError(
-        f"step {step}: {what} ({'; '.join(named[:4])}{'; …' if len(named) > 4 else ''})",
+        f"step {step + 1}: {what} ({'; '.join(named[:4])}{'; …' if len(named) > 4 else ''})",
         where=where,
         hint="a checkpoint holds the weights from before this step; a smaller optim.lr or a longer "
         "optim.warmup helps most often: in a new run, which may begin --from this one",

@@ -81,10 +81,15 @@ def gpus_of(text: str) -> tuple[str, ...]:
     numbers: Sequence[int] = range(int(text.split(",")[0]))
     if "," in text:
         numbers = [int(one) for one in text.split(",") if one]
-    if not numbers or len(set(numbers)) < len(numbers):
+    if not numbers:
         raise UsageError(
-            f"--devices: {text!r} names {'a GPU twice' if numbers else 'none'}",
-            hint="each process takes a GPU of its own; for the CPU, leave --devices out",
+            f"--devices: {text!r} is a number of GPUs, so it names none",
+            hint="--devices 0, with its comma takes GPU 0 alone; for the CPU, leave --devices out",
+        )
+    if len(set(numbers)) < len(numbers):
+        raise UsageError(
+            f"--devices: {text!r} names a GPU twice",
+            hint="each process takes a GPU of its own",
         )
     shown = [one for one in os.environ.get(VISIBLE, "").split(",") if one]
     if VISIBLE in os.environ and max(numbers) >= len(shown):

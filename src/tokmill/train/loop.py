@@ -17,7 +17,7 @@ from tokmill.progress import Progress, human_time
 from tokmill.tasks.task import Task
 from tokmill.train import run as runs
 from tokmill.train.checkpoint import State, checkpoints, load_checkpoint, moves, save_checkpoint
-from tokmill.train.config import TrainConfig, seconds
+from tokmill.train.config import TrainConfig, notes, seconds
 from tokmill.train.data import make_feed, open_stores
 from tokmill.train.engine import Engine, make_engine
 from tokmill.train.flops import peak_flops
@@ -54,7 +54,7 @@ def train_model(
         out: folder of the run.
         options: nested dicts over the recipe, such as `{"run": {"steps": 100}}`.
         resume: continue the run in `out` from its newest checkpoint; begin where there is none.
-        quiet: print nothing.
+        quiet: print nothing but notes on what is seldom meant in a recipe.
 
     Raises:
         Interrupted: a signal or the time limit came; a checkpoint was saved.
@@ -152,7 +152,7 @@ class Training:
         self.write(FINAL)
 
     def greet(self) -> None:
-        """Say where the run goes on, and put away final weights that will not be final any more."""
+        """Say how the run begins, and put away final weights that will not be final any more."""
         steps, state = self.config.run.steps, self.state
         if state.step >= steps:
             self.say("the run is finished: nothing is left to do")
@@ -160,6 +160,8 @@ class Training:
             self.say(f"continues from its checkpoint{moves(state, self.engine)}")
         if state.step < steps and self.engine.rank == 0:
             drop_final(self.out)
+            for note in () if state.step else notes(self.config):
+                print(f"note: {note}", file=sys.stderr)
 
     def step(self, parts: list[Micro], total: int) -> None:
         """Learn from one batch, whose loss counts `total` targets over all processes."""
@@ -167,9 +169,8 @@ class Training:
         sums: dict[str, Tensor] = {}
         losses: list[PartLoss] = []
         self.random = torch_states()
-        for number, part in enumerate(parts):
-            last = number == len(parts) - 1
-            made = self.engine.micro(part.tensors, last, 1 / max(total, 1))
+        for number, part in enumerate(parts, 1):
+            made = self.engine.micro(part.tensors, number == len(parts), 1 / max(total, 1))
             losses.append((part.rows, made["loss"]))
             add(sums, made)
         skipped = self.engine.skipped
@@ -212,8 +213,7 @@ class Training:
         """Write the weights as they are now under a name in the run."""
         weights = self.engine.weights()
         if self.engine.rank == 0:
-            out, step = self.out / name, self.state.step
-            save_weights(out, self.task, self.config, step, loss, weights)
+            save_weights(self.out / name, self.task, self.config, self.state.step, loss, weights)
 
     def log(self, values: Mapping[str, float]) -> None:
         """Hand metrics of the last step to all trackers."""

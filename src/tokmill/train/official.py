@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from tokmill.models.rwkv7 import RWKV7
 from tokmill.store.schema import Column, id_dtype
 from tokmill.tasks.next_token import NextToken
 from tokmill.train import config as configs
-from tokmill.train.exchange import COLUMN, LONGEST, find_vocabulary, write_run
+from tokmill.train.exchange import COLUMN, LONGEST, find_vocabulary, read_fetched, write_run
 from tokmill.train.run import Facts, Run, load_task, make_task
-from tokmill.train.tensors import read_tensors, write_tensors
+from tokmill.train.tensors import write_tensors
 
 OFFICIAL = (".pth", ".safetensors")
 PLAIN = ".pt"
+ZIP = b"PK\x03\x04"
+"""How the files of torch.save begin, since version 1.6 of torch."""
 EMBEDDING, HEAD = "emb.weight", "head.weight"
 UNUSED = re.compile(r"blocks\.0\.att\.v[012]")
 """The first layer has no earlier values to mix in; some checkpoints leave these out."""
@@ -166,23 +169,48 @@ def sizes_of(found: Mapping[str, Tensor], where: str) -> dict[str, Any]:
 
 def read_file(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a .pth or .safetensors file; of a .pth nothing else is built."""
+    if not path.exists():
+        raise TokmillError(
+            "there is no such file",
+            where=str(path),
+            hint="a checkpoint is a .pth or .safetensors file of RWKV-7, or a folder",
+        )
+    if path.suffix == PLAIN:
+        raise UsageError(
+            "a .pt file is for torch.load alone: it says of no model how it is made",
+            where=str(path),
+            hint="take the run that it was written from: `tokmill train STORE --from RUN -o NEW` "
+            "begins with its weights",
+        )
     if path.suffix not in OFFICIAL:
         raise UsageError(
             "a checkpoint is a folder, or a file that ends in .pth or .safetensors",
             where=str(path),
+            hint="give the folder that save_pretrained of transformers wrote, or a file of RWKV-7",
         )
     if path.suffix == ".safetensors":
-        return read_tensors(path)
-    with machine_errors("read", path), open(path, "rb"):
-        pass
+        return read_fetched(path)
+    with machine_errors("read", path), open(path, "rb") as file:
+        head = file.read(len(ZIP))
+    if head != ZIP:
+        raise TokmillError(
+            "this is not a checkpoint of torch",
+            where=str(path),
+            hint="torch.save writes one; what it wrote before torch 1.6 has to be saved again",
+        )
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    except UnpicklingError:
         raise TokmillError(
-            f"the file cannot be read: {first}",
+            "the file holds more than tensors",
             where=str(path),
             hint="tensors are read and nothing else, as a pickle may run any code",
+        ) from None
+    except Exception:
+        raise TokmillError(
+            "the file is damaged, or no checkpoint of torch",
+            where=str(path),
+            hint="fetch or write it again",
         ) from None
     if not isinstance(found, dict) or not all(isinstance(v, Tensor) for v in found.values()):
         raise TokmillError(

@@ -69,10 +69,13 @@ def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
     """Hold a run folder for this training; refuse one that is taken or holds something else."""
     if (out / RECIPE).exists():
         if not resume:
+            goes_on = f"`{resume_command(out)}` continues it"
+            if is_weights_alone(out):
+                goes_on = f"`{start_command(out)}` begins with its weights"
             raise TokmillError(
                 "the folder already holds a run",
                 where=str(out),
-                hint=f"`{resume_command(out)}` continues it; a new run needs another folder",
+                hint=f"{goes_on}; a new run needs another folder",
             )
         check_resume(out, config)
     elif out.is_dir() and any(path.name not in (LOCK, FACTS, VOCAB) for path in out.iterdir()):
@@ -98,18 +101,27 @@ def leave_nothing(out: Path, new: bool) -> None:
                 out.rmdir()
 
 
+def is_weights_alone(out: Path) -> bool:
+    """Say whether a run holds weights and no checkpoint, as one that was imported does."""
+    return not checkpoints(out) and newest_weights(out) is not None
+
+
+def start_command(out: Path) -> str:
+    """Return the command that begins a run with the weights of another."""
+    return f"tokmill train STORE --from {shlex.quote(str(out))} -o NEW"
+
+
 def check_resume(out: Path, config: TrainConfig) -> None:
     """Refuse to go on with a recipe under which the steps that are done would have been others."""
     before = configs.from_dict(read_recipe(out), str(out / RECIPE))
     # A key that is newer than the run has its default there.
     changed = configs.differences(msgspec.json.decode(msgspec.json.encode(before)), config)
-    there = checkpoints(out)
-    done = max(map(step_of, there), default=0)
-    if not there and newest_weights(out) is not None:
+    done = max(map(step_of, checkpoints(out)), default=0)
+    if is_weights_alone(out):
         raise TokmillError(
             "the run holds weights and no checkpoint, so it cannot be continued",
             where=str(out),
-            hint=f"`tokmill train STORE --from {shlex.quote(str(out))} -o NEW` begins with them",
+            hint=f"`{start_command(out)}` begins with them",
         )
     if changed.keys() <= configs.RATE and same_rates(
         before.optim, before.run.steps, config.optim, config.run.steps, done
@@ -193,6 +205,13 @@ def _same_vocabulary(mine: Vocabulary) -> str:
 
 def check_store(facts: Facts, store: Store) -> None:
     """Refuse a store whose ids mean something else than those of the run."""
+    if not facts.columns.keys() <= store.schema.keys():
+        raise TokmillError(
+            f"the run was trained on the columns {', '.join(facts.columns)}; the store has "
+            f"{', '.join(column_sizes(store)) or 'no column of ids'}",
+            where=str(store.path),
+            hint="take a store of the same kind: `tokmill inspect` shows the columns of each",
+        )
     for name, mine in facts.vocabularies.items():
         other = store.vocabularies.get(name)
         if other is None or other.sha256 != mine.sha256:
@@ -204,8 +223,6 @@ def check_store(facts: Facts, store: Store) -> None:
                 hint=_same_vocabulary(mine),
             )
     for name, size in facts.columns.items():
-        if name not in store.schema:
-            raise TokmillError(f"the store has no column {name!r}", where=str(store.path))
         largest = int(store.manifest.ranges.get(name, (0, 0))[1])
         if largest >= size:
             raise TokmillError(

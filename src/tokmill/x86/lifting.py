@@ -94,15 +94,21 @@ def lift_files(
 
     `out` is a folder, or for one program a file that ends in .parquet or .jsonl. A graph that is
     there, of the same bytes and by the same lifter, is kept. Raises `TokmillError` for paths that
-    are not there, `UsageError` for options that do not fit together.
+    are not there, `UsageError` for options that do not fit together and for another file as `out`.
     """
     started = time.monotonic()
     if lifter not in plugins.LIFTERS:
         raise UsageError(f"no lifter is called {lifter!r}", hint=nearest(lifter, plugins.LIFTERS))
+    single = out.suffix.removeprefix(".") in FORMS
+    if out.is_file() and not single:
+        raise UsageError(
+            "is a file; graphs lie in a folder",
+            where=str(out),
+            hint="choose another path; of one program also -o GRAPH.parquet",
+        )
     if form not in FORMS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMS))
     files, left_out = find_programs(inputs)
-    single = out.suffix.removeprefix(".") in FORMS
     if single and (len(files) != 1 or files[0].path.suffix == PICKLE):
         raise UsageError(
             f"{out} is one file, and there are {human_count(len(files), 'program')}"

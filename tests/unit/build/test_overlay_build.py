@@ -123,6 +123,7 @@ def test_what_is_refused(store: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "deep.npy", np.zeros((5, 2, 2)))
     np.save(tmp_path / "one.npy", np.asarray(5))
     np.save(tmp_path / "none.npy", np.zeros((5, 0)))
+    np.save(tmp_path / "empty.npy", np.zeros(0))
     np.save(tmp_path / "large.npy", np.asarray([1e300, 0, 0, 0, 0]))
     (tmp_path / "text.npy").write_text("no array at all")
     whole = (tmp_path / "deep.npy").read_bytes()
@@ -135,6 +136,7 @@ def test_what_is_refused(store: Path, tmp_path: Path) -> None:
         "deep.npy": "columns are numbers",
         "one.npy": "columns are numbers",
         "none.npy": "columns are numbers",
+        "empty.npy": "is empty",
         "large.npy": "which no float32 holds",
         "text.npy": "neither .npy nor .npz",
         "cut.npy": "damaged",
@@ -143,7 +145,7 @@ def test_what_is_refused(store: Path, tmp_path: Path) -> None:
         with pytest.raises(TokmillError, match=why) as error:
             made(store, tmp_path / name)
         assert error.value.hint and name in error.value.where, name
-    with pytest.raises(TokmillError, match="No such file"):
+    with pytest.raises(TokmillError, match="no such file"):
         made(store, tmp_path / "missing.npy")
     assert not (store / "overlays").exists()
 
@@ -167,6 +169,45 @@ def test_options_that_make_no_sense(store: Path, options: dict[str, Any], what: 
         build_store("overlay", store)
     with pytest.raises(UsageError, match="belongs to one store"):
         build_store("overlay", [store, store], values=str(file))
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        (np.arange(11), "holds 10"),
+        (np.arange(11) % 2 - 1, "holds -1"),
+        (np.full(11, 255, "u1"), "holds 255"),
+        (np.ones(11), "floating-point"),
+        (np.arange(5) % 2, "one value a record"),
+        (np.zeros((11, 2), int), "a vector a token"),
+    ],
+)
+def test_a_loss_is_a_mask(store: Path, values: Any, what: str) -> None:
+    file = saved(store, values)
+    with pytest.raises(TokmillError, match=what) as error:
+        made(store, file, column="loss")
+    assert error.value.hint and str(file) in error.value.where
+    assert not (store / "overlays").exists()
+    # Under any other name they are values like others.
+    assert made(store, file).schema["x"].dtype
+
+
+@pytest.mark.parametrize("values", [np.arange(11) % 2, np.arange(11) % 2 == 0, np.zeros(11, "i8")])
+def test_masks(store: Path, values: Any) -> None:
+    assert made(store, saved(store, values), column="loss").schema["loss"].dtype == "u1"
+
+
+def test_a_name_that_is_taken(store: Path) -> None:
+    made(store, saved(store, np.arange(11)))
+    with pytest.raises(TokmillError, match="the overlay was made with another recipe") as error:
+        made(store, saved(store, np.arange(11), "y.npy"), name="x", column="y")
+    assert "another --name" in error.value.hint and "--fresh" in error.value.hint
+
+
+def test_the_input_is_the_values(store: Path) -> None:
+    values = np.arange(11 * 500).reshape(11, 500).astype("f4")
+    overlay = made(store, saved(store, values))
+    assert values.nbytes <= overlay.manifest.input_bytes < values.nbytes + 100
 
 
 def test_a_build_goes_on_to_the_same_bytes(store: Path) -> None:

@@ -196,6 +196,22 @@ def test_unique_keeps_the_first_of_all_inputs(tmp_path: Path) -> None:
     assert other.manifest.skipped == {"in another store": 1}
 
 
+def test_the_other_half_of_a_split_is_no_duplicate(tmp_path: Path) -> None:
+    rows = [(i, [i % 7, i % 3]) for i in range(60)]
+    row = lambda i, t: rec(t, name=f"p{i % 8}", level=i, score=0, vector=[0, 0])  # noqa: E731
+    make(tmp_path / "p", [row(i, t) for i, t in rows])
+    split: dict[str, Any] = {"ratio": 0.5, "by": "name"}
+    train = quick_build("select", tmp_path / "p", tmp_path / "train", **split)
+    alone = {tuple(t) for i, t in rows if i in set(levels(train))}
+    rest = [(i, t) for i, t in rows if i not in set(levels(train))]
+    fresh = [i for i, t in rest if tuple(t) not in alone]
+    options = split | {"rest": True, "not_in": [str(train.path)]}
+    val = quick_build("select", tmp_path / "p", tmp_path / "val", **options)
+    assert levels(val) == fresh
+    twice = len(rest) - len(fresh)
+    assert twice and val.manifest.skipped == {"not drawn": len(train), "in another store": twice}
+
+
 def test_unique_sees_a_change_in_an_earlier_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,8 +126,8 @@ def test_vectors_are_those_of_the_definition(
     assert np.abs(vectors).max() > 0.1
     # One at a time, some, and all at once.
     for tokens in (1, 40, 16_384):
-        embed(folder / kind, store, pool=pool, npy=tmp_path / "v.npy", batch_tokens=tokens)
-        found = np.load(tmp_path / "v.npy")
+        embed(folder / kind, store, pool=pool, npy=tmp_path / f"{tokens}.npy", batch_tokens=tokens)
+        found = np.load(tmp_path / f"{tokens}.npy")
         assert found.dtype == np.float32
         np.testing.assert_allclose(found, vectors, rtol=1e-4, atol=1e-5)
     assert not (store / "overlays").exists()
@@ -279,9 +279,47 @@ def test_a_file_is_there_whole_or_not_at_all(
 
     monkeypatch.setattr(Vectors, "fill", stopped)
     with pytest.raises(Interrupted, match="no file was written"):
-        embed(folder / "decoder", store, npy=target)
+        embed(folder / "decoder", store, npy=target, fresh=True)
     assert target.read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s", "v.npy"]
+
+
+def test_a_file_that_is_there_stays(folder: Path, store: Path, tmp_path: Path) -> None:
+    run, target = folder / "decoder", tmp_path / "v.npy"
+    target.write_bytes(b"hours of work")
+    with pytest.raises(TokmillError, match="there already") as error:
+        embed(run, store, npy=target)
+    assert "--fresh" in error.value.hint and target.read_bytes() == b"hours of work"
+    assert embed(run, store, npy=target, fresh=True).file == str(target)
+    assert np.load(target).shape == (9, 8)
+    (tmp_path / "folder.npy").mkdir()
+    for name in ("", "v", "v.bin", "folder.npy"):
+        place = tmp_path / name if name else ""
+        with pytest.raises(UsageError, match=r"\.npy file|a folder") as refused:
+            embed(run, store, npy=place)
+        assert refused.value.hint
+
+
+def test_a_device_that_is_not_there_is_told_first(
+    folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    embed(folder / "decoder", store, device="cpu")
+    # Though nothing is left to do.
+    with pytest.raises(UsageError, match="no CUDA device"):
+        embed(folder / "decoder", store, device="cuda")
+
+
+def test_what_is_done_is_said(
+    folder: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embed(folder / "decoder", store, quiet=False)
+    assert "nothing was left" not in capsys.readouterr().err
+    embed(folder / "decoder", store, quiet=False)
+    assert "nothing was left to do" in capsys.readouterr().err
+    embed(folder / "decoder", store)
+    embed(folder / "decoder", store, fresh=True, quiet=False)
+    assert "nothing was left" not in capsys.readouterr().err
 
 
 def test_progress_counts_tokens(

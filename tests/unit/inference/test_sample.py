@@ -88,8 +88,9 @@ def hidden_of(task: NextToken, ids: list[int]) -> torch.Tensor:
     "keys", [{"top_p": 0.0}, {"top_p": 1.5}, {"temperature": -1.0}, {"top_k": -1}]
 )
 def test_options_out_of_range(keys: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as error:
         follow(task_of(4), [1], 1, **keys)
+    assert error.value.hint
 
 
 def test_each_column_is_drawn_by_its_head() -> None:

@@ -116,6 +116,17 @@ def test_loss_of_runs(tmp_path: Path) -> None:
     plot("loss", [run], tmp_path / "l.png")
 
 
+def test_a_single_point_is_seen_beside_a_curve(tmp_path: Path) -> None:
+    lines: list[dict[str, float | None]] = [{"step": i, "loss": 3 - i / 10} for i in range(1, 10)]
+    lines.append({"step": 9, "val_loss": 2.1})
+    axes = MatplotlibFigure().add_subplot()
+    draw(figures.loss([write_run(tmp_path / "r", lines)]), axes)
+    curve, point = axes.lines
+    assert len(point.get_xdata()) == 1  # type: ignore[arg-type]
+    # No line leads to it, so that it must be as wide as several.
+    assert point.get_markersize() > 2 * curve.get_markersize()
+
+
 def test_a_tokenizer_has_lengths_too(tmp_path: Path) -> None:
     tokenizer = pytest.importorskip("tokmill.text.tokenizer").Tokenizer
     vocab = {i: bytes([i]) for i in range(256)} | {256: b"ab", 257: b"abc"}
@@ -127,8 +138,9 @@ def test_a_tokenizer_has_lengths_too(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [[[2, 0]]])
-    with pytest.raises(UsageError, match=r"\.svg or a \.png"):
+    with pytest.raises(UsageError, match=r"\.svg or a \.png") as caught:
         plot("lengths", [store.path], tmp_path / "a.pdf")
+    assert caught.value.hint == "such as -o lengths.svg"
     with pytest.raises(UsageError, match="did you mean"):
         plot("length", [store.path], tmp_path / "a.svg")
     with pytest.raises(UsageError, match="no ids"):

@@ -53,6 +53,7 @@ def test_stores_and_runs_on_one_page(tmp_path: Path) -> None:
     assert {"script", "img", "link", "iframe"}.isdisjoint(parser.tags)
     assert not re.search(r"(?:href|src)=\"(?:https?:)?//", html)
     assert "A &lt;title&gt;" in html
+    assert "<h3>Frequency of ids of token</h3>" in html and "from in-0.txt byte 10," in html
     assert store.fingerprint in html
     assert "prefers-color-scheme: dark" in html
     assert sum(seen) == store.manifest.bytes
@@ -93,9 +94,10 @@ def test_a_sample_says_so(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x")
-    with pytest.raises(UsageError, match="this is text"):
+    with pytest.raises(UsageError, match="this is text") as caught:
         page([tmp_path / "a.txt"], tmp_path / "p.html")
-    with pytest.raises(TokmillError, match="no such"):
+    with pytest.raises(TokmillError, match="no such") as missing:
         page([tmp_path / "b"], tmp_path / "p.html")
+    assert caught.value.hint and missing.value.hint
     with pytest.raises(UsageError, match="nothing was named"):
         page([], tmp_path / "p.html")

@@ -47,7 +47,7 @@ def test_a_record_says_where_it_is_from(tmp_path: Path) -> None:
     store = write_store(tmp_path, [[[2, 0]], [[3, 4, 0], [5, 0]]], kept=True, vocabulary=None)
     reader = Reader(store)
     assert reader.show(2) == {
-        "record": 2, "tokens": 2, "from": "in-1.txt", "byte": 10,
+        "record": 2, "tokens": 2, "from": "in-1.txt", "at": "byte 10",
         "level": 1, "name": "doc-1-1", "token": [5, 0],
     }  # fmt: skip
     assert reader.show(1, 2)["token"] == [3, 4]

@@ -134,3 +134,18 @@ def test_records_of_a_store_with_phrases_and_plain_columns(tmp_path: Path) -> No
         for name, wanted in {**expand(table, row), "side": row["side"]}.items():
             assert record[name].tolist() == wanted
         assert record["address"] == row["address"]
+
+
+@pytest.mark.parametrize(("phrase", "what"), [(99, "that its table does not"), (1, "not as many")])
+def test_phrases_that_were_damaged_are_told(tmp_path: Path, phrase: int, what: str) -> None:
+    rows = [{"phrases": [(0, True), (1, False)], "side": [0] * 3, "address": 1}]
+    writer = ShardWriter(PHRASES, {})
+    writer.add(batch_of(PHRASES, rows, table={"asm": [[1, 2], [3]], "type": [[0, 0], [1]]}), 0)
+    writer.write(tmp_path / "x")
+    data = bytearray((tmp_path / "x").read_bytes())
+    place = data.index((1 << 31).to_bytes(4, "little") + (1).to_bytes(4, "little"))
+    data[place : place + 4] = phrase.to_bytes(4, "little")
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(TokmillError, match=f"damaged: .*{what}") as error:
+        Shard(tmp_path / "x").phrase_tokens(0, 0, 3, CODED)
+    assert "store validate" in error.value.hint and "store repair" in error.value.hint

@@ -19,9 +19,12 @@ sys.path.append(str(Path(__file__).parents[2]))
 from toy import losses, recipe  # noqa: E402
 
 from making import write_store  # noqa: E402
-from tokmill.errors import UsageError  # noqa: E402
+from tokmill.cli.evaluate import evaluate as command  # noqa: E402
+from tokmill.errors import TokmillError, UsageError  # noqa: E402
+from tokmill.inference.embed import embed  # noqa: E402
 from tokmill.models.model import Tensors  # noqa: E402
 from tokmill.store.schema import Column, Schema  # noqa: E402
+from tokmill.store.shard import Shard  # noqa: E402
 from tokmill.store.store import Store  # noqa: E402
 from tokmill.store.vocab import Vocabulary  # noqa: E402
 from tokmill.tasks.next_token import NextToken  # noqa: E402
@@ -200,3 +203,31 @@ def test_a_column_that_is_not_there(run: Path, stores: tuple[Path, Path]) -> Non
     with pytest.raises(UsageError, match="no column 'progam'") as caught:
         evaluate(run, stores[1], by="progam")
     assert "program" in (caught.value.hint or "")
+
+
+def test_what_else_the_loss_of_the_run_holds_is_said(
+    run: Path, stores: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(run, stores[1], device="cpu")
+    said = capsys.readouterr().out.partition("all of them")[2].splitlines()[2]
+    assert said.startswith("loss above also holds instruction_weight × loss_instruction")
+
+
+def test_phrases_that_were_damaged_are_told_wherever_they_are_read(
+    run: Path, stores: tuple[Path, Path], tmp_path: Path
+) -> None:
+    store = shutil.copytree(stores[0], tmp_path / "s")
+    for path in store.glob("shards/*.safetensors"):
+        shard = Shard(path)
+        data = bytearray(path.read_bytes())
+        place = data.index(shard["phrase"].tobytes())
+        data[place : place + shard["phrase"].nbytes] = b"\x7f" * shard["phrase"].nbytes
+        path.write_bytes(data)
+    for read in (
+        lambda: evaluate(run, store, device="cpu"),
+        lambda: embed(run, store, device="cpu"),
+        lambda: train_model(recipe(store, 2), tmp_path / "run", quiet=True),
+    ):
+        with pytest.raises(TokmillError, match="the shard is damaged") as error:
+            read()
+        assert "tokmill store validate" in error.value.hint

@@ -195,7 +195,7 @@ def test_a_loss_that_is_no_number_ends_all(store: Path, tmp_path: Path) -> None:
     ends = together(2, fail_on_rank_one, recipe(store, 6), tmp_path / "run", "nan")
     assert sorted(map(str, ended(ends))) == sorted(["1", str(TokmillError)])
     told = next(str(end.error) for end in ends if isinstance(end.error, TokmillError))
-    assert "step 3: the loss is not finite" in told
+    assert "step 4: the loss is not finite" in told
 
 
 def test_the_state_says_how_many_processes_there_were(store: Path, tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_a_step_that_is_not_finite_changes_nothing(engine: str, runs: Runs) -> N
     folder, told = runs
     kinds = sorted(one[engine][4].partition(" ")[0] for one in told)
     assert kinds == ["SystemExit", "TokmillError"]
-    assert any("step 3: the loss is not finite" in one[engine][4] for one in told)
+    assert any("step 4: the loss is not finite" in one[engine][4] for one in told)
     assert [one[engine][5] for one in told] == ["", ""]
     same_files(folder / engine / "whole", folder / engine / "spoiled")
 

@@ -43,7 +43,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, call: int, spoiled: Callable[..., For
 def test_the_micro_batch_and_its_rows_are_named(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 8 rows of 16 positions in parts of 3: the sixth forward is the last part of step 1.
+    # 8 rows of 16 positions in parts of 3: the sixth forward is the last part of step 2.
     plain = recipe(store, 9, run={"micro_tokens": 48}, data={"seed": 7})
     with monkeypatch.context() as patch:
         spoil(patch, 6, lambda loss, sums: (loss * math.nan, {"loss": sums["loss"] * math.nan}))
@@ -52,11 +52,13 @@ def test_the_micro_batch_and_its_rows_are_named(
     task = train_model(recipe(store, 1), tmp_path / "other", quiet=True).task()
     _, rows, _ = Feed(task.rows(Store(store), 7), 8, seed=7).rows_of(1)
     named = re.fullmatch(
-        r"step 1: the loss is not finite \(micro-batch 3 of 3, epoch 0, rows (.*)\)",
+        r"step 2: the loss is not finite \(micro-batch 3 of 3, epoch 0, rows (.*)\)",
         caught.value.what,
     )
     assert named and named[1] == ", ".join(map(str, rows[6:]))
     assert caught.value.where == str(tmp_path / "run") and "optim.lr" in caught.value.hint
+    # Metrics count alike: the step before is the last of which they tell.
+    assert list(losses(tmp_path / "run")) == [1]
 
 
 def test_a_gradient_that_is_not_finite_is_told_from_a_loss(
@@ -67,7 +69,7 @@ def test_a_gradient_that_is_not_finite_is_told_from_a_loss(
     with pytest.raises(TokmillError) as caught:
         train_model(recipe(store, 9), tmp_path / "run", quiet=True)
     assert re.match(
-        r"step 2: every loss is finite, but the gradient's norm is (nan|inf), through that of "
+        r"step 3: every loss is finite, but the gradient's norm is (nan|inf), through that of "
         r"model\.fields\S+ and \d+ more \(epoch 0, rows \d+, ",
         caught.value.what,
     )
@@ -80,7 +82,7 @@ def test_nothing_is_lost_and_the_step_can_be_tried_again(
     plain = recipe(store, 9, model={"dropout": 0.2}, run={"checkpoint_every": 3})
     with monkeypatch.context() as patch:
         spoil(patch, 6, lambda loss, sums: (loss * math.nan, sums))
-        with pytest.raises(TokmillError, match="step 5: "):
+        with pytest.raises(TokmillError, match="step 6: "):
             train_model(plain, tmp_path / "parts", quiet=True)
     found = sorted(path.name for path in (tmp_path / "parts/checkpoints").iterdir())
     assert found == ["step-00000003", "step-00000005"]
@@ -97,13 +99,13 @@ def test_of_several_stores_the_right_one_is_named(
     other = make_store(tmp_path / "other", cycles(40, seed=8))
     both = recipe(store, 3, data={"train": [str(store), str(other)], "batch": 2})
     spoil(monkeypatch, 1, lambda loss, sums: (loss, {"loss": sums["loss"] * math.inf}))
-    with pytest.raises(TokmillError, match=r"step 0: .*\(epoch 0, rows .* of /.*") as caught:
+    with pytest.raises(TokmillError, match=r"step 1: .*\(epoch 0, rows .* of /.*") as caught:
         train_model(both, tmp_path / "run", quiet=True)
     assert str(store) in caught.value.what
 
 
 def train_spoiled(value: dict[str, Any], out: Path) -> None:
-    """Train as one of several processes; the last one has a bad second micro-batch in step 1."""
+    """Train as one of several processes; the last one has a bad second micro-batch in step 2."""
     with pytest.MonkeyPatch.context() as patch:
         if place().rank == place().world - 1:
             # The first forward pass is a rehearsal.
@@ -119,7 +121,7 @@ def test_the_process_is_named(store: Path, tmp_path: Path) -> None:
     task = train_model(recipe(store, 1), tmp_path / "other", quiet=True).task()
     _, rows, _ = Feed(task.rows(Store(store), 3), 8, seed=3).rows_of(1, 1, 2)
     named = f"(process 1, micro-batch 2 of 2, epoch 0, rows {rows[2]}, {rows[3]})"
-    assert f"step 1: the loss is not finite {named}" in told[0]
+    assert f"step 2: the loss is not finite {named}" in told[0]
     assert (tmp_path / "run/checkpoints/step-00000001/rng-00001.json").exists()
 
 
@@ -140,6 +142,6 @@ def test_rows_that_were_ordered_by_length_are_named(
         train_model(plain, tmp_path / "run", quiet=True)
     rows = feed.rows_of(0)[1][sorted(parts[1].rows)]
     named = f"(micro-batch 2 of {len(parts)}, epoch 0, rows {', '.join(map(str, rows))})"
-    assert f"step 0: the loss is not finite {named}" in caught.value.what
+    assert f"step 1: the loss is not finite {named}" in caught.value.what
     # They are not those that come next in the batch.
     assert parts[1].rows[0] != len(parts[0].rows)

@@ -119,7 +119,7 @@ def test_gpus_are_those_that_are_shown(
         ("two", None, "'two' is neither"),
         ("-1", None, "'-1' is neither"),
         (",", None, "',' is neither"),
-        ("0", None, "'0' names none"),
+        ("0", None, "'0' is a number of GPUs, so it names none"),
         ("1,1", None, "names a GPU twice"),
         ("3", "4,7", "shows 2 GPUs, and number 2 is none"),
         ("1", "", "shows 0 GPUs"),
@@ -133,6 +133,13 @@ def test_gpus_that_there_cannot_be(
     with pytest.raises(UsageError) as caught:
         gpus_of(text)
     assert what in str(caught.value) and caught.value.hint
+
+
+def test_how_gpu_0_alone_is_named(environment: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError) as caught:
+        gpus_of("0")
+    assert "--devices 0, " in caught.value.hint
+    assert gpus_of("0,") == ("0",)
 
 
 def test_the_line_says_which_gpus() -> None:

@@ -85,11 +85,34 @@ def test_files_that_are_no_rwkv(tmp_path: Path) -> None:
     lacking = {name: t for name, t in tensors.items() if name != "blocks.1.att.w0"}
     refused(r"lacks the tensors blocks\.1\.att\.w0", lacking)
     refused("not fractions of", {**tensors, "ln_out.bias": torch.zeros(5)})
-    (tmp_path / "b.pth").write_bytes(pickle.dumps(print))
-    for name, match in (
-        ("b.pth", "cannot be read"),
-        ("c.pth", "No such file"),
-        ("d.txt", "ends in"),
+    refused("holds more than tensors", {"emb.weight": print})
+
+
+def test_files_that_are_no_checkpoint(tmp_path: Path) -> None:
+    torch.save(checkpoint(), tmp_path / "whole.pth")
+    contents = {
+        "pickle.pth": pickle.dumps(print),
+        "text.pth": b"hello",
+        "cut.pth": (tmp_path / "whole.pth").read_bytes()[:-99],
+        "text.safetensors": b"hello",
+        "d.txt": b"hello",
+        "own.pt": (tmp_path / "whole.pth").read_bytes(),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for name, match, hint in (
+        ("pickle.pth", "not a checkpoint of torch", "torch.save"),
+        ("text.pth", "not a checkpoint of torch", "torch.save"),
+        ("cut.pth", "damaged", "again"),
+        ("text.safetensors", "damaged", "fetch the file again"),
+        ("none.pth", "there is no such file", "RWKV-7"),
+        ("none.safetensors", "there is no such file", "RWKV-7"),
+        ("d.txt", "ends in", "save_pretrained"),
+        ("own.pt", "torch.load alone", "--from RUN"),
     ):
-        with pytest.raises(TokmillError, match=match):
+        with pytest.raises(SystemExit) as left:
+            main(["model", "import", str(tmp_path / name), "-o", str(tmp_path / "run")])
+        assert left.value.code in (1, 2)
+        with pytest.raises(TokmillError, match=match) as caught:
             import_file(tmp_path / name, tmp_path / "run")
+        assert hint in caught.value.hint and "hf download" not in str(caught.value), name

@@ -74,3 +74,6 @@ def test_notes_on_what_is_seldom_meant(tmp_path: Path) -> None:
     ] * 3
     fair = {"data": {"train": store}, "run": {"steps": 100}}
     assert notes(resolve(None, tmp_path / "run", fair, False)) == []
+    idle = fair | {"engine": {"deepspeed": {"zero_optimization": {"stage": 3}}}}
+    (said,) = notes(resolve(None, tmp_path / "run", idle, False))
+    assert said.startswith("[engine.deepspeed] is not used: run.engine is 'auto'")

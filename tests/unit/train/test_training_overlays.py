@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 from toy import cycles, losses, make_store, recipe
 
-from making import here
+from making import here, rec, write_store
 from tokmill.build.prepare import How
 from tokmill.build.run import build_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
-from tokmill.train.config import DataConfig, TrainConfig
+from tokmill.train.config import DataConfig, TrainConfig, from_dict
 from tokmill.train.data import make_feed, open_stores, open_to_evaluate
+from tokmill.train.dataset import TokenDataset
+from tokmill.train.estimate import estimate
 from tokmill.train.evaluate import evaluate
 from tokmill.train.loop import train_model
 from tokmill.train.run import read_run
@@ -73,7 +76,7 @@ def test_a_resume_takes_no_other_mask(learned: Path, tmp_path: Path) -> None:
     assert train_model(value, run, resume=True, quiet=True).step == 4
     with pytest.raises(TokmillError, match=r"data\.overlays: \['mask'\] → \[\]"):
         train_model(recipe(learned, 4, run={"checkpoint_every": 2}), run, resume=True, quiet=True)
-    mask(learned, np.ones(Store(learned).tokens))
+    mask(learned, np.ones(Store(learned).tokens, np.uint8))
     with pytest.raises(TokmillError, match="not the one that the run began with"):
         train_model(value, run, resume=True, quiet=True)
 
@@ -88,6 +91,8 @@ def test_a_store_to_evaluate_on_may_lack_it(learned: Path, tmp_path: Path) -> No
     mask(val, np.arange(Store(val).tokens) % 2)
     assert open_to_evaluate(str(val), data).token_columns == ["token", "loss"]
     half = evaluate(run, val, device="cpu")
+    assert "the store has no overlay 'mask', with which the run has learned" in whole["notes"]
+    assert half["notes"] == ["read with the overlay mask: tokens whose 'loss' is 0 are left out"]
     assert 0.4 < half["tokens"] / whole["tokens"] < 0.6
     with pytest.raises(TokmillError, match="no overlay 'mask'"):
         open_stores(
@@ -103,8 +108,6 @@ def test_the_key_is_a_list(learned: Path, tmp_path: Path) -> None:
 def test_a_dataset_of_others_reads_it(learned: Path) -> None:
     import pickle
 
-    from tokmill.train.dataset import TokenDataset
-
     dataset = TokenDataset(Store(learned, ["mask"]), 16)
     labels = [item["labels"].tolist() for item in dataset]
     plain = [item["labels"].tolist() for item in TokenDataset(learned, 16)]
@@ -113,3 +116,46 @@ def test_a_dataset_of_others_reads_it(learned: Path) -> None:
     )
     again = pickle.loads(pickle.dumps(dataset))  # noqa: S301
     assert [item["labels"].tolist() for item in again] == labels
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "what"),
+    [
+        (Column("u1", per="record"), [1, 0], "one value a record; a loss mask needs one value a"),
+        (Column("u1"), [0, 1, 2, 0, 1], "holds 2"),
+        (Column("i8"), [0, 1, -1, 0, 1], "holds -1"),
+        (Column("f4"), [0, 0.5, 1, 0, 1], "floating-point"),
+        (Column("u1"), [0] * 5, "is 0 everywhere, so no token is left"),
+    ],
+)
+def test_what_is_no_mask(tmp_path: Path, column: Column, values: Any, what: str) -> None:
+    """However it came into the store; in each loop that reads it, and before any step."""
+    per = [values[:1], values[1:]] if column.per == "record" else [values[:3], values[3:]]
+    rows = [
+        rec(tokens, loss=value[0] if column.per == "record" else value)
+        for tokens, value in zip([[1, 2, 3], [4, 5]], per, strict=True)
+    ]
+    store = write_store(tmp_path / "s", {"token": Column("u1"), "loss": column}, [rows])
+    config = TrainConfig(data=DataConfig(train=str(store.path), batch=1))
+    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), SIZES)
+    task = NextToken(NextTokenConfig(length=4), model, SIZES)
+    with pytest.raises(TokmillError, match=what) as error:
+        make_feed(config, task, [store], ["token"])
+    assert error.value.hint and error.value.where == str(store.path)
+    with pytest.raises(TokmillError, match=what):
+        TokenDataset(store, 4)
+
+
+def test_a_mask_that_leaves_nothing_begins_no_run(learned: Path, tmp_path: Path) -> None:
+    mask(learned, np.zeros(Store(learned).tokens, np.uint8))
+    value = recipe(learned, 2, data={"overlays": ["mask"]})
+    with pytest.raises(TokmillError, match="0 everywhere") as error:
+        train_model(value, tmp_path / "run", quiet=True)
+    assert error.value.where == str(learned / "overlays/mask")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_plan_names_overlays(learned: Path) -> None:
+    for overlays in ((), ("mask",)):
+        value = recipe(learned, 2, data={"overlays": overlays})
+        assert estimate(from_dict(value))["overlays"] == list(overlays)

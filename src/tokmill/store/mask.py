@@ -1,0 +1,55 @@
+"""The column `loss`: 1 for tokens that are learned, 0 for those that are only read."""
+
+from __future__ import annotations
+
+from tokmill.errors import TokmillError
+from tokmill.store.schema import Column
+from tokmill.store.store import Store
+
+LOSS = "loss"
+"""Name of the column."""
+WHOLE = "1 for a token that is learned, 0 for one that is only read, in whole numbers (uint8)"
+
+
+def check_mask(column: Column, values: tuple[float, float], where: str) -> None:
+    """Refuse a column `loss` that is no mask; `values`: its smallest and largest.
+
+    Raises `TokmillError` where it has not one value a token, or others than 0 and 1.
+    """
+    if column.per != "token" or column.width:
+        each = "a vector" if column.width else "one value"
+        raise TokmillError(
+            f"the column {LOSS!r} has {each} a {column.per}; a loss mask needs one value a token",
+            where=where,
+            hint="repeat a record's value for each of its tokens, or give the column another name",
+        )
+    if column.dtype == "f4":
+        raise TokmillError(
+            f"the column {LOSS!r} holds floating-point numbers; a loss mask is 0 or 1",
+            where=where,
+            hint=WHOLE,
+        )
+    low, high = values
+    if low < 0 or high > 1:
+        raise TokmillError(
+            f"the column {LOSS!r} holds {low if low < 0 else high}; a loss mask is 0 or 1",
+            where=where,
+            hint=WHOLE,
+        )
+
+
+def check_mask_of(store: Store) -> None:
+    """Refuse a store, with its overlays, whose `loss` is no mask or leaves no token.
+
+    What values there are is known from the manifest. Raises `TokmillError`.
+    """
+    laid = [overlay.path for overlay in store.overlays.values() if LOSS in overlay.schema]
+    where = str(next(iter(laid), store.path))
+    low, high = store.manifest.ranges.get(LOSS, (1, 1))
+    check_mask(store.schema[LOSS], (low, high), where)
+    if high == 0:
+        raise TokmillError(
+            f"the column {LOSS!r} is 0 everywhere, so no token is left to learn or to measure",
+            where=where,
+            hint=WHOLE,
+        )
