@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 
 # Before anything loads torch or tokenizers; child processes inherit it. One thread a process:
 # pytest-xdist fills the cores with processes.
@@ -15,6 +17,10 @@ os.environ.update(
     MPLBACKEND="agg",
 )
 os.environ.pop("FORCE_COLOR", None)
+# Whoever starts the tests in the background of a shell has them, and so their children, ignore
+# Ctrl-C, which some of the tests send.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import ast
 import json
