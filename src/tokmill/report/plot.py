@@ -21,8 +21,10 @@ COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
 INK = "#0a0b0c"
 """Ink of axes and text; unlike any other colour, as a page puts its own in its place."""
 SIZE = (7.2, 4.2)
-WIDER, NEAR = 2.6, 0.05
-"""Points by which a line is wider than one upon it, and how near that is: a share of the value."""
+WIDER = 2.6
+"""Points by which a line is wider than one upon it."""
+NEAR, NEAR_LOG = 0.005, 0.05
+"""How near that is: a share of the axis, and of the value where the axis is logarithmic."""
 FEW, FEWEST = 40, 3
 """Points of a curve up to which each is marked; so few that the marks are all that is seen."""
 SUFFIXES = (".svg", ".png")
@@ -112,7 +114,7 @@ def inline(svg: str, figure: Figure) -> str:
 def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
     """Draw a figure into matplotlib axes."""
     for number, series in enumerate(figure.series):
-        later = sum(_hides(other, series) for other in figure.series[number + 1 :])
+        later = sum(_hides(other, series, figure) for other in figure.series[number + 1 :])
         (_bars if figure.form == "bars" else _line)(figure, axes, series, later * WIDER)
     for label, x, colour in figure.marks:
         ink = INK if len(figure.series) == 1 else _colour(colour)
@@ -137,13 +139,15 @@ def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
         axes.legend(frameon=False, fontsize=9)
 
 
-def _hides(upper: Series, lower: Series) -> bool:
+def _hides(upper: Series, lower: Series, figure: Figure) -> bool:
     """Say whether a curve lies upon most of another, so that this one has to be wider."""
     count = len(lower.y)
     if not count or not len(upper.y):
         return False
     there = np.interp(lower.x[:count], upper.x[: len(upper.y)], upper.y, left=np.nan, right=np.nan)
-    return bool(np.mean(np.abs(there - lower.y) <= NEAR * np.abs(lower.y)) > 0.5)
+    every = np.concatenate([series.y for series in figure.series])
+    near = NEAR_LOG * np.abs(lower.y) if figure.log_y else NEAR * np.ptp(every)
+    return bool(np.mean(np.abs(there - lower.y) <= near) > 0.5)
 
 
 def _bars(figure: Figure, axes: Any, series: Series, wider: float) -> None:
