@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -20,15 +20,6 @@ from tokmill.store.store import Store
 
 BLOCK = 4096
 """Records that are handed on at a time."""
-
-
-class Named(Protocol):
-    """The part of the options of such a source that is read here."""
-
-    @property
-    def name(self) -> str:
-        """Name of the overlay."""
-        ...
 
 
 class OverlaySource:
