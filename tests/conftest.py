@@ -36,11 +36,35 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from listed_skips import reason_of, unlisted
 
 # People look for new counter-examples; a landing should depend on the change alone.
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of continuous integration."""
+    parser.addoption(
+        "--only-listed-skips",
+        action="store_true",
+        help="fail if a test is skipped for a reason that tests/listed_skips.py does not list",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session that skipped what it should not (see `listed_skips`)."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--only-listed-skips"):
+        return
+    strange = unlisted(reason_of(report.longrepr) for report in reporter.stats.get("skipped", ()))
+    if strange:
+        reporter.section("skips that tests/listed_skips.py does not list", red=True)
+        for reason in strange:
+            reporter.line(reason)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent

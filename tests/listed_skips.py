@@ -1,0 +1,30 @@
+"""The skips that are allowed; continuous integration fails on any other.
+
+`pytest --only-listed-skips` (in `.ci/run`) compares the reason of each skipped test with this list.
+A new line needs something that a fresh machine cannot have: a GPU, or a user that is not root.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+LISTED = (
+    # No GPU: kernels in CUDA, and in Triton compiled for it.
+    r"there is no CUDA device",
+    r"the kernel needs CUDA and an Ampere GPU or a newer one",
+    # The tests run as root, who may write anywhere.
+    r"root may write anywhere",
+)
+
+
+def unlisted(reasons: Iterable[str]) -> list[str]:
+    """Return the reasons that are not in the list, each once."""
+    listed = re.compile("|".join(f"(?:{pattern})" for pattern in LISTED))
+    return sorted({reason for reason in reasons if not listed.fullmatch(reason)})
+
+
+def reason_of(longrepr: object) -> str:
+    """Return the reason of a skipped report, whose `longrepr` is (file, line, "Skipped: reason")."""
+    text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+    return text.removeprefix("Skipped: ")
