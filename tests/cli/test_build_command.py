@@ -37,14 +37,15 @@ def test_text_from_a_file_to_a_store(tmp_path: Path, tokmill: Any, inputs: Path)
 def test_jsonl_with_options_and_json_report(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
     done = tokmill(
         *("build", "jsonl", inputs / "a.jsonl", "-o", "s", "--tokenizer", TOKENIZER, "--json"),
-        *("--field", "text", "--keep", "id", "--no-strip", "--workers", "2", "-q"),
+        *("--field", "text", "--keep", "id", "--strip", "--workers", "2", "-q"),
         *("--end-of-record", "none"),
     )
     facts = json.loads(done.stdout)
     assert (facts["records"], facts["complete"], facts["rejected"]) == (30, True, {"json": 1})
+    assert "white space around each field is removed" in done.stderr
     plan = json.loads((tmp_path / "s/plan.json").read_text())
     assert plan["options"]["fields"] == ["text"]
-    assert plan["options"]["strip"] is False
+    assert plan["options"]["strip"] is True
     assert Store(tmp_path / "s").record(7)["id"] == "7"
 
 
@@ -62,11 +63,11 @@ def test_recipe_files_with_flags_and_set(tmp_path: Path, tokmill: Any, inputs: P
         'out = "from-recipe"\n[options]\nfields = ["title"]\n'
     )
     (tmp_path / "r.toml").write_text('extends = "base.toml"\n[options]\nkeep = ["id"]\n')
-    tokmill("build", "r.toml", "--set", "options.join=x", "--set", "strip=false")
+    tokmill("build", "r.toml", "--set", "options.join=x", "--set", "strip=true")
     plan = json.loads((tmp_path / "from-recipe/plan.json").read_text())
     options = plan["options"]
     assert (options["fields"], options["keep"]) == (["title"], ["id"])
-    assert (options["join"], options["strip"]) == ("x", False)
+    assert (options["join"], options["strip"]) == ("x", True)
     tokmill("build", "r.toml", "-o", "other")
     assert Store(tmp_path / "other").manifest.recipe_id != plan["recipe_id"]
 

@@ -50,6 +50,9 @@ def before(
     chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
 ) -> BuildRecipe | None:
     """Do what these flags ask for; return the recipe to build, or None when all is done."""
+    if chosen.options.get("strip"):
+        what = "document" if chosen.source == "text" else "field"
+        say(f"strip is on: white space around each {what} is removed")
     looking = "--dry-run" if dry_run else "--explain" if more.get("explain") else ""
     if looking and (more.get("train") or more.get("val")):
         raise UsageError(

@@ -34,6 +34,8 @@ class ParquetSource(DocumentSource):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = ParquetConfig
+    version = 2
+    """2: fields are not stripped unless it is asked for."""
     suffixes = (".parquet", ".arrow", ".feather", ".ipc")
     config: ParquetConfig
 

@@ -30,7 +30,7 @@ class FieldOptions(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     """Fields whose texts make the document, in this order; a missing one is left out."""
     join: str = "\n"
     """What stands between two fields."""
-    strip: bool = True
+    strip: bool = False
     """Whether white space around each field is removed."""
     placeholders: tuple[str, ...] = ("[deleted]", "[removed]")
     """Texts that stand for nothing."""
@@ -76,11 +76,10 @@ def join_fields(
                         parts.append(part)
             texts.append(options.join.join(parts))
     reasons = [""] * len(texts)
-    if "" in texts or not options.strip:
-        for i, text in enumerate(texts):
-            if not text or text.isspace():
-                reasons[i] = _reason([values[i] for values in columns], placeholders)
-                texts[i] = ""
+    # A comprehension, as it looks at every document and finds one seldom.
+    for i in [i for i, text in enumerate(texts) if not text or text.isspace()]:
+        reasons[i] = _reason([values[i] for values in columns], placeholders)
+        texts[i] = ""
     return texts, reasons
 
 

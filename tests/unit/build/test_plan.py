@@ -123,7 +123,7 @@ def test_what_is_in_recipe_and_plan_ids(tmp_path: Path) -> None:
     assert ids_of_plan(inputs=(str(moved),), out="elsewhere") == (recipe, plan)
     assert ids_of_plan(inputs=(str(moved.parent),), tokenizer=str(tokenizer)) == (recipe, plan)
     # Options that state the default.
-    assert ids_of_plan(inputs=inputs, options={"strip": True}) == (recipe, plan)
+    assert ids_of_plan(inputs=inputs, options={"strip": False}) == (recipe, plan)
 
     # The inputs: the plan alone.
     jsonl(moved, [{"text": "one"}, {"text": "twi"}])
@@ -140,7 +140,7 @@ def test_what_is_in_recipe_and_plan_ids(tmp_path: Path) -> None:
     tokenizer.write_text(text)
     seen = {recipe}
     for keys in (
-        {"options": {"strip": False}},
+        {"options": {"strip": True}},
         {"options": {"fields": ["text"]}},
         {"options": {"specials_in_text": "special"}},
         {"options": {"keep": ["text"]}},

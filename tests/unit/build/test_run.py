@@ -172,13 +172,13 @@ def test_another_recipe_is_refused_with_its_difference(
 ) -> None:
     shutil.copytree(reference, tmp_path / "s")
     before = files_of(tmp_path / "s")
-    with pytest.raises(TokmillError, match=r"config\.strip: true → false") as caught:
-        quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], strip=False)
+    with pytest.raises(TokmillError, match=r"config\.strip: false → true") as caught:
+        quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], strip=True)
     assert "--fresh" in caught.value.hint
     assert files_of(tmp_path / "s") == before
     how = How(quiet=True, amount=here(), fresh=True)
-    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], strip=False, how=how)
-    quick_build("jsonl", inputs, tmp_path / "again", keep=["id"], strip=False)
+    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], strip=True, how=how)
+    quick_build("jsonl", inputs, tmp_path / "again", keep=["id"], strip=True)
     assert files_of(tmp_path / "again") == files_of(tmp_path / "s")
 
 
@@ -307,7 +307,7 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     quick_build("jsonl", right, tmp_path / "s")
     before = files_of(tmp_path / "s")
     with pytest.raises(TokmillError, match="another recipe"):
-        quick_build("jsonl", right, tmp_path / "s", strip=False)
+        quick_build("jsonl", right, tmp_path / "s", strip=True)
     assert files_of(tmp_path / "s") == before
     # A tokenizer that was learned for it took its time.
     wrong = jsonl(tmp_path / "wrong.jsonl", ["{"])

@@ -30,7 +30,7 @@ def test_kept_skipped_and_rejected(path: Path) -> None:
     assert kept["outcome"] == "kept"
     assert "line 1, byte 0" in kept["place"]
     assert " one " in kept["raw"]
-    assert kept["document"] == "3 bytes: one"
+    assert kept["document"] == "5 bytes:  one "
     assert kept["kept id"] == "7"
     assert "endoftext" in kept["tokens"]
     assert kept["ids"].split()[-2] == "0"

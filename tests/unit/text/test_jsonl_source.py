@@ -69,13 +69,13 @@ def slow_line(line: bytes) -> tuple[str, str]:
     values = [value.get("title"), value.get("text")]
     if values == [None, None]:
         return "", "missing"
-    parts = [part.strip() for part in values if part]
-    if any(part in ("[deleted]", "[removed]") for part in parts):
+    parts = [part for part in values if part]
+    if any(part.strip() in ("[deleted]", "[removed]") for part in parts):
         reason = "placeholder"
     else:
         reason = "empty"
-    parts = [part for part in parts if part and part not in ("[deleted]", "[removed]")]
-    return ("\n".join(parts), "") if parts else ("", reason)
+    text = "\n".join(part for part in parts if part not in ("[deleted]", "[removed]"))
+    return (text, "") if text.strip() else ("", reason)
 
 
 SKIPS = {"blank line", "missing", "placeholder", "empty"}
@@ -241,10 +241,11 @@ def test_options_of_fields(tmp_path: Path) -> None:
     def texts(**options: Any) -> list[str]:
         return [text for _, text in read(path, **options)[0]]
 
-    assert texts(fields=("b", "a"), join="--") == ["y--x", "[gone]"]
-    assert texts(fields=("a",), strip=False) == [" x ", "[gone]"]
-    assert texts(fields=("a", "b"), placeholders=("[gone]",)) == ["x\ny", "[deleted]"]
-    assert texts(fields=("a", "b"), placeholders=()) == ["x\ny", "[deleted]", "[gone]"]
+    assert texts(fields=("b", "a"), join="--") == ["y-- x ", "[gone]"]
+    assert texts(fields=("a",)) == [" x ", "[gone]"]
+    assert texts(fields=("a",), strip=True) == ["x", "[gone]"]
+    assert texts(fields=("a", "b"), strip=True, placeholders=("[gone]",)) == ["x\ny", "[deleted]"]
+    assert texts(fields=("a", "b"), placeholders=()) == [" x \ny", "[deleted]", "[gone]"]
 
 
 def test_an_empty_file_has_no_record(tmp_path: Path) -> None:
