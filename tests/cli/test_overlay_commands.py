@@ -136,7 +136,10 @@ def test_train_takes_an_overlay(here: Here, tmp_path: Path) -> None:
     plan, _ = here("train", "s", "--dry-run", *common[:6], "--set", "data.overlays=['mask']")
     assert any(line.split() == ["overlays", "mask"] for line in plan.splitlines())
     assert "overlays" not in here("train", "s", "--dry-run", *common[:6])[0]
-    note = "read with the overlay mask: tokens whose 'loss' is 0 are left out"
+    note = (
+        "read with the overlay mask: tokens whose 'loss' is 0 are left out, "
+        "so there are no bits_per_byte: the bytes of the rest are not known"
+    )
     assert f"note: {note}" in here("eval", "masked", "s", "--device", "cpu")[1]
     assert note in json.loads(here("eval", "masked", "s", "--json")[0])["notes"]
     assert "overlay" not in here("eval", "plain", "s")[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from tokmill.store.store import Store, read_receipts
 
 def build_store(
     kind: str,
-    inputs: Sequence[str | Path] | str | Path,
+    inputs: Iterable[str | Path] | str | Path,
     out: str | Path = "",
     *,
     tokenizer: str | Path | None = None,

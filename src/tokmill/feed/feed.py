@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -87,15 +87,19 @@ class Feed:
 
     def __init__(
         self,
-        rows: Rows | Sequence[Rows],
+        rows: Rows | Iterable[Rows],
         batch_size: int,
         *,
-        weights: Sequence[float] = (),
+        weights: Iterable[float] = (),
         seed: int = 0,
         shuffle: bool = True,
-        columns: Sequence[str] | None = None,
+        columns: Iterable[str] | None = None,
     ) -> None:
-        self.sources: list[Rows] = list(rows) if isinstance(rows, Sequence) else [rows]
+        # A store can be iterated over too, and is refused below.
+        if isinstance(rows, Iterable) and not isinstance(rows, Store):
+            self.sources: list[Rows] = list(rows)
+        else:
+            self.sources = [rows]
         if not self.sources:
             raise UsageError("a feed takes rows: there are none")
         for source in self.sources:
@@ -104,9 +108,9 @@ class Feed:
             raise UsageError(f"a batch of {batch_size} rows cannot be made")
         self.length, self.batch_size, self.seed = self.sources[0].length, batch_size, seed
         stores = [source.store for source in self.sources]
-        self.dtypes = column_dtypes(stores, columns)
+        self.dtypes = column_dtypes(stores, None if columns is None else list(columns))
         self.sizes = [id_counts(store) for store in stores]
-        shares = row_shares(self.sources, weights)
+        shares = row_shares(self.sources, list(weights))
         self.mix = Mix(shares)
         self.rows_in_all = int(sum(shares) * sum(source.tokens for source in self.sources))
         self.orders = [

@@ -38,6 +38,11 @@ def check_mask(column: Column, values: tuple[float, float], where: str) -> None:
         )
 
 
+def leaves_out(store: Store) -> bool:
+    """Say whether a store, with its overlays, has a column `loss` that leaves tokens out."""
+    return LOSS in store.schema and store.manifest.ranges.get(LOSS, (0, 1))[0] == 0
+
+
 def check_mask_of(store: Store) -> None:
     """Refuse a store, with its overlays, whose `loss` is no mask or leaves no token.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -29,8 +29,8 @@ class Tokenizer:
     def __init__(
         self,
         vocab: Mapping[int, bytes],
-        merges: Sequence[tuple[bytes, bytes]],
-        special_tokens: Sequence[str] | Mapping[str, int] | None = None,
+        merges: Iterable[tuple[bytes, bytes]],
+        special_tokens: Iterable[str] | Mapping[str, int] | None = None,
         *,
         pattern: str = "gpt2",
     ) -> None:
@@ -56,7 +56,8 @@ class Tokenizer:
                 number = numbers.setdefault(token.encode(), max(vocab, default=-1) + 1)
                 vocab[number] = token.encode()
                 specials[token] = number
-        data = tokenizer_json.byte_level(vocab, merges, specials, pattern=resolve_pattern(pattern))
+        cut = resolve_pattern(pattern)
+        data = tokenizer_json.byte_level(vocab, list(merges), specials, pattern=cut)
         self._set(data, "tokenizer")
         # Made now, so that `encode_iterable` needs no more memory than it says.
         self._special  # noqa: B018

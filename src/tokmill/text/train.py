@@ -71,7 +71,7 @@ def records(
 def train_tokenizer(
     texts: Iterable[str],
     vocab_size: int,
-    specials: Sequence[str] = ("<|endoftext|>",),
+    specials: Iterable[str] = ("<|endoftext|>",),
     *,
     pattern: str = "gpt2",
     tie_break: str = "first",

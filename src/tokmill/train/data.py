@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
-from tokmill.store.mask import LOSS, check_mask_of
+from tokmill.store.mask import LOSS, check_mask_of, leaves_out
 from tokmill.store.overlay import overlay_names
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
@@ -46,7 +46,11 @@ def overlay_notes(store: Store, config: DataConfig) -> list[str]:
     ]
     several = "s" if len(store.overlays) > 1 else ""
     read = f"read with the overlay{several} {', '.join(store.overlays)}" if store.overlays else ""
-    left_out = f"tokens whose {LOSS!r} is 0 are left out" if LOSS in store.schema else ""
+    left_out = ""
+    if leaves_out(store):
+        left_out = f"tokens whose {LOSS!r} is 0 are left out"
+        if "bytes" in store.schema:
+            left_out += ", so there are no bits_per_byte: the bytes of the rest are not known"
     if read or left_out:
         found.append(": ".join(filter(None, (read, left_out))))
     return found

@@ -6,7 +6,7 @@ Both follow the rules of the task next_token for what is learned (`targets_of`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -86,9 +86,9 @@ class TokenDataset(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return self.__getitems__([index])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Tensor]]:
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Tensor]]:
         """Return some items; their tensors are views of those of the whole batch."""
-        rows = np.asarray(indices, np.int64)
+        rows = np.asarray([int(index) for index in indices], np.int64)
         rows = np.where(rows < 0, rows + len(self), rows)
         if ((rows < 0) | (rows >= len(self))).any():
             raise IndexError(f"the rows of {self.store.path} are numbered 0 to {len(self) - 1}")

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
+from tokmill.train.optim import total_norm
 from tokmill.train.several import Several, peers
 
 
@@ -63,7 +64,7 @@ class Fsdp2(Several):
     def _clip(self) -> float:
         """Clip by the norm over the parts of all processes; return that norm."""
         parts = [local_part(p.grad) for p in self.parameters if p.grad is not None]
-        own = nn.utils.get_total_norm(parts).item()
+        own = total_norm(parts).item()
         norm = math.sqrt(self.total([own * own])[0])
         if self.clip > 0:
             torch._foreach_mul_(parts, min(1.0, self.clip / (norm + 1e-6)))

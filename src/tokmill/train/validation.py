@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from tokmill.feed.feed import Batch, Feed
+from tokmill.store.mask import leaves_out
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
@@ -27,7 +28,7 @@ class Validation:
     feed: Feed
     rows: int
     bytes_per_token: float
-    """Bytes of input a token, 0 where that is not known."""
+    """Bytes of input a token; 0 where that is not known, as of tokens that a mask chose."""
     trim: bool = True
     """Whether rows are trimmed to what stands in them (`micro_batches`)."""
 
@@ -83,7 +84,9 @@ def open_validation(
     check_store(facts, store)
     columns = columns_to_read(task, [store], [*facts.columns, *extra])
     feed = Feed(task.evaluation_rows(store), batch, shuffle=False, columns=columns)
-    return Validation(feed, rows, store.bytes_per_token() or 0.0)
+    # Bytes are known of whole documents, not of the tokens in them that a mask leaves.
+    bytes_ = 0.0 if leaves_out(store) else store.bytes_per_token() or 0.0
+    return Validation(feed, rows, bytes_)
 
 
 def validation_of(config: TrainConfig, facts: Facts, task: Task) -> Validation | None:

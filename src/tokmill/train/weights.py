@@ -11,6 +11,7 @@ the new ones. config.json follows it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -95,4 +96,13 @@ def step_of(place: Path) -> int:
     """Return the step after which the weights of a folder were taken."""
     if place.parent.name == FOLDER:
         return int(place.name.partition("-")[2])
-    return int(read_metadata(place / MODEL)["step"])
+    said = read_metadata(place / MODEL).get("step", "")
+    if not re.fullmatch(r"\d{1,18}", said):
+        raise TokmillError(
+            "the weights do not say of which step they are"
+            + (f", but {said[:40]!r}" if said else ""),
+            where=str(place / MODEL),
+            hint="the file is none that tokmill wrote: `tokmill model import` makes a run of the "
+            "weights of others",
+        )
+    return int(said)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self, get_args
 
@@ -134,7 +134,7 @@ class X86Tokenizer:
         phrases = Phrases(ids, ends, table.offsets, table.columns)
         return {column: expand(phrases, column) for column in (*COLUMNS, "border")}
 
-    def decode(self, columns: Mapping[str, Array] | Sequence[int] | Array) -> list[str]:
+    def decode(self, columns: Mapping[str, Array] | Iterable[int] | Array) -> list[str]:
         """Return instructions as text: the tokens of `asm`, special ones too, an entry each.
 
         Args:
@@ -202,9 +202,9 @@ class X86Coder:
         )
 
 
-def tokens_of(tokens: TokenList, ids: Sequence[int] | Array) -> list[str]:
+def tokens_of(tokens: TokenList, ids: Iterable[int] | Array) -> list[str]:
     """Return the tokens of some ids; raises `UsageError` for an id out of range."""
-    numbers = np.asarray(ids, np.int64)
+    numbers = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(tokens):
         wrong = int(numbers[(numbers < 0) | (numbers >= len(tokens))][0])
         raise UsageError(

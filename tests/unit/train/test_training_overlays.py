@@ -92,7 +92,11 @@ def test_a_store_to_evaluate_on_may_lack_it(learned: Path, tmp_path: Path) -> No
     assert open_to_evaluate(str(val), data).token_columns == ["token", "loss"]
     half = evaluate(run, val, device="cpu")
     assert "the store has no overlay 'mask', with which the run has learned" in whole["notes"]
-    assert half["notes"] == ["read with the overlay mask: tokens whose 'loss' is 0 are left out"]
+    assert "bits_per_byte" in whole and "bits_per_byte" not in half
+    assert half["notes"] == [
+        "read with the overlay mask: tokens whose 'loss' is 0 are left out, "
+        "so there are no bits_per_byte: the bytes of the rest are not known"
+    ]
     assert 0.4 < half["tokens"] / whole["tokens"] < 0.6
     with pytest.raises(TokmillError, match="no overlay 'mask'"):
         open_stores(

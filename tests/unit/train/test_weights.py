@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokmill.errors import Interrupted, TokmillError
 from tokmill.train import weights as module
 from tokmill.train.loop import train_model
 from tokmill.train.run import load_task
+from tokmill.train.tensors import write_tensors
 from tokmill.train.weights import step_of, weights_at
 
 # A learning rate that is far too high at the end: the best weights are not the last ones.
@@ -64,6 +66,18 @@ def test_weights_by_name(run: Path) -> None:
         assert caught.value.what == f"the run has no weights {named}"
         steps = sorted([14, 21, 24, step_of(run / "best")])
         assert caught.value.hint == f"there are: {', '.join(map(str, steps))}, best, last"
+
+
+@pytest.mark.parametrize("metadata", [{}, {"step": "x"}, {"step": "-1"}, {"step": "9" * 5000}])
+def test_weights_that_do_not_say_their_step(
+    metadata: dict[str, str], run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    write_tensors(tmp_path / "run/model/model.safetensors", weights(run), metadata)
+    for call in (weights_at, load_task):
+        with pytest.raises(TokmillError, match="do not say of which step") as caught:
+            call(tmp_path / "run")
+        assert "model.safetensors" in caught.value.where and caught.value.hint
 
 
 def test_a_run_without_a_validation_store_has_no_best(store: Path, tmp_path: Path) -> None:
