@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tokmill import plugins
 from tokmill.build.folder import sweep, write_if_different
@@ -34,9 +37,9 @@ class Rejects:
     (`rejects_items`), as x86 does programs.
     """
 
-    def __init__(self, out: Path, most: float, source: str) -> None:
-        self.out, self.most = out, most
-        loaded = plugins.load(plugins.SOURCES, source)
+    def __init__(self, out: Path, most: float, plan: Plan, planned: Sequence[PlannedItem]) -> None:
+        self.out, self.most, self.plan, self.planned = out, most, plan, planned
+        loaded = plugins.load(plugins.SOURCES, plan.recipe["source"])
         self.unit = "items" if getattr(loaded, "rejects_items", False) else "records"
         self.seen = self.rejected = 0
         self.reasons: dict[str, int] = {}
@@ -68,7 +71,8 @@ class Rejects:
                 f"{self.rejected:,} of {self.seen:,} {self.unit} were rejected ({counts}), more "
                 f"than {self.most:.1%}; the first: {self.example}",
                 where=str(self.out),
-                hint="is it the right kind of input?"
+                hint=said_of_inputs(self.plan, self.planned, self.reasons)
+                or "is it the right kind of input?"
                 if 2 * self.rejected > self.seen
                 else "mend the input, or allow more with --max-rejects 0.1",
             )
@@ -126,7 +130,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
             )
             held.enter_context(lock)
         sweep(out)
-        Rejects(out, how.max_rejects, plan.recipe["source"]).add(ordered)
+        Rejects(out, how.max_rejects, plan, prepared.planned).add(ordered)
         manifest = make_manifest(plan, ordered, complete=True)
         if manifest.records == 0:
             why = {**manifest.skipped, **manifest.rejected}
@@ -136,7 +140,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
                 where=", ".join(prepared.recipe.inputs),
                 hint="no record fits all conditions: ask for less"
                 if prepared.recipe.source == "select"
-                else _why_nothing(why, plan.options),
+                else said_of_inputs(plan, prepared.planned, why) or _why_nothing(why, plan.options),
             )
         write_if_different(out / "manifest.json", layout.encode(manifest))
         remove(out / "projection.json")
@@ -159,6 +163,21 @@ def finish_parts(out: Path, max_rejects: float = 0.01) -> int:
         with locked(out / ".lock", "a build is writing to this store", "wait for it to end"):
             finish(out, prepared, receipts, How(max_rejects=max_rejects, quiet=True))
     return len(missing)
+
+
+def said_of_inputs(plan: Plan, planned: Iterable[PlannedItem], why: Mapping[str, int]) -> str:
+    """Return what the source has to say of inputs that give (nearly) no record; "" for nothing.
+
+    `why`: reason → records that were left out for it.
+    """
+    kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
+    fields_are_wrong = max(why, key=lambda reason: why[reason], default="") in ("missing", "type")
+    if not fields_are_wrong or not hasattr(kind, "why_nothing"):
+        return ""
+    paths = list(islice(dict.fromkeys(item.path for item in planned), 4))
+    options = msgspec.convert(plan.options, type=kind.Config)
+    said: str = kind.why_nothing(options, paths)
+    return said
 
 
 def _why_nothing(why: Mapping[str, int], options: Mapping[str, Any]) -> str:

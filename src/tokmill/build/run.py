@@ -126,7 +126,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         Pool(work, workers, deadline, report) if workers else Here(work, deadline, report)
     )
     begun = {receipt.shard for receipt in receipts}
-    rejects = Rejects(out, how.max_rejects, plan.recipe["source"])
+    rejects = Rejects(out, how.max_rejects, plan, planned)
     rejects.add(receipts)
     try:
         with bar, contextlib.closing(executor.map(until(tasks, deadline))) as done:

@@ -245,10 +245,20 @@ class NoHash:
 def iter_documents(
     inputs: Sequence[str], kind: str, options: Mapping[str, Any] | None = None
 ) -> Iterator[list[str]]:
-    """Yield the documents that a build of this kind would see, in batches of texts."""
+    """Yield the documents that a build of this kind would see, in batches of texts.
+
+    Raises `TokmillError` where there are none, if the source can say why.
+    """
     source_kind = plugins.load(plugins.SOURCES, kind)
     config = recipe.convert(source_kind.Config, dict(options or {}), f"options of {kind}")
     source: DocumentSource = source_kind(config, list(inputs), {}, Resources())
+    found, paths = False, []
     for item in source.items():
+        paths.append(item.path)
         for documents in source.documents(item, NoHash()):
+            found = found or len(documents.texts) > 0
             yield list(documents.texts)
+    if not found and hasattr(source_kind, "why_nothing"):
+        hint = source_kind.why_nothing(config, paths[:4])
+        if hint:
+            raise TokmillError("not one document was found", where=", ".join(inputs), hint=hint)

@@ -13,7 +13,9 @@ from tokmill.build.source import Frozen, Hash, Item, Resources
 from tokmill.store.schema import Array, Drop
 from tokmill.text.blocks import Block, record_blocks
 from tokmill.text.documents import DocumentSource
-from tokmill.text.prepare import Documents, FieldOptions, join_fields, select
+from tokmill.text.paths import Paths
+from tokmill.text.prepare import Documents, FieldOptions, join_fields, join_lists, select
+from tokmill.text.seen_keys import why_nothing
 
 NEWLINE, OPEN, CLOSE = 10, 123, 125
 BOM = b"\xef\xbb\xbf"
@@ -45,18 +47,13 @@ class JsonlSource(DocumentSource):
         resources: Resources,
     ) -> None:
         super().__init__(config, inputs, vocabularies, resources)
-        # A field may make the document and be carried along as well.
-        keys = list(dict.fromkeys([*config.fields, *config.keep]))
-        names = {key: f"f{i}" for i, key in enumerate(keys)}
-        self.names = [names[key] for key in config.fields]
-        self.kept = [names[key] for key in config.keep]
-        struct = msgspec.defstruct(
-            "Line",
-            [(names[key], str | None if key in config.fields else Any, None) for key in keys],
-            rename={name: key for key, name in names.items()}.get,
-            gc=False,
-        )
-        self.decoder = msgspec.json.Decoder(struct)
+        self.paths = Paths(config.fields, config.keep)
+        self.decoder = self.paths.decoder
+
+    @classmethod
+    def why_nothing(cls, config: JsonlConfig, paths: Sequence[str]) -> str:
+        """Return what is to be said where (nearly) no line of the files makes a record."""
+        return why_nothing(paths, config.fields)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield the documents of the lines that begin in the item."""
@@ -66,14 +63,18 @@ class JsonlSource(DocumentSource):
 
     def _documents(self, block: Block) -> Documents:
         records, starts, drops = self._decode(block)
-        columns = [[getattr(record, name) for record in records] for name in self.names]
+        columns = [self._column(records, field) for field in self.config.fields]
         texts, reasons = join_fields(columns, self.config)
         kept = {
-            field: [_as_text(getattr(record, name)) for record in records]
-            for field, name in zip(self.config.keep, self.kept, strict=True)
+            field: [_as_text(value) for value in self.paths.values(records, field)]
+            for field in self.config.keep
         }
         drops += [Drop(place, "too long", True) for place in block.too_long]
         return select(Documents(texts, starts, drops, kept, block.ends_part), reasons)
+
+    def _column(self, records: Sequence[Any], field: str) -> list[str | None]:
+        values = self.paths.values(records, field)
+        return join_lists(values, self.config) if self.paths.has_lists(field) else values
 
     def _decode(self, block: Block) -> tuple[list[Any], Array, list[Drop]]:
         data, base = block.data, block.start

@@ -27,9 +27,10 @@ class FieldOptions(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     """Options of sources whose records have fields."""
 
     fields: tuple[str, ...] = ("title", "text")
-    """Fields whose texts make the document, in this order; a missing one is left out."""
+    """Fields whose texts make the document, in this order; a missing one is left out. Of JSON also
+    paths: meta.title, messages[].content, "a.b" for a key with a dot."""
     join: str = "\n"
-    """What stands between two fields."""
+    """What stands between two fields, and between the elements of a list."""
     strip: bool = False
     """Whether white space around each field is removed."""
     placeholders: tuple[str, ...] = ("[deleted]", "[removed]")
@@ -47,6 +48,19 @@ class Documents:
     drops: list[Drop] = field(default_factory=list)
     kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ends_part: bool = False
+
+
+def join_lists(values: Sequence[list[str] | None], options: FieldOptions) -> list[str | None]:
+    """Return lists of texts as one text each; their elements are treated as fields are."""
+    placeholders = frozenset(options.placeholders)
+    joined: list[str | None] = []
+    for texts in values:
+        if texts is None:
+            joined.append(None)
+            continue
+        parts = [text.strip() for text in texts] if options.strip else texts
+        joined.append(options.join.join(p for p in parts if p and p not in placeholders))
+    return joined
 
 
 def join_fields(

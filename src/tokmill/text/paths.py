@@ -1,0 +1,158 @@
+"""Paths into JSON: `text`, `meta.title`, `messages[].content`, `"a key with. dots".x`.
+
+A path is keys with dots between them; `[]` behind a key stands for each element of a list. A key
+that holds a dot, a bracket or a quotation mark is quoted as JSON quotes it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tokmill.errors import UsageError
+
+_STEP = re.compile(r'("(?:[^"\\]|\\.)*"|[^."\[\]]+)((?:\[\])*)(\.|$)', re.DOTALL)
+
+
+class Step(NamedTuple):
+    """One key of a path, and how many lists lie behind it."""
+
+    key: str
+    lists: int
+
+
+def parse_path(path: str) -> tuple[Step, ...]:
+    """Return the steps of a path; raises `UsageError` for what is none."""
+    steps: list[Step] = []
+    place = 0
+    while True:
+        found = _STEP.match(path, place)
+        if found is None:
+            raise UsageError(
+                f"{path!r} is no path of keys",
+                hint="keys have dots between them and [] behind a list, as in messages[].content; "
+                'a key that holds such characters itself is quoted: "a.b"',
+            )
+        key, lists, dot = found.groups()
+        if key[0] == '"':
+            try:
+                key = msgspec.json.decode(key, type=str)
+            except msgspec.DecodeError:
+                raise UsageError(f"{path!r}: the quoted key is no JSON string") from None
+        steps.append(Step(key, len(lists) // 2))
+        place = found.end()
+        if not dot:
+            return tuple(steps)
+
+
+def quoted(key: str) -> str:
+    """Return a key as a path has it."""
+    plain = _STEP.fullmatch(key + ".") and not key.startswith('"') and "[" not in key
+    return key if plain else msgspec.json.encode(key).decode()
+
+
+class Paths:
+    """Several paths, read out of decoded lines.
+
+    Lines are decoded into structs that hold nothing but these paths, so what else a line has costs
+    no object.
+    """
+
+    def __init__(self, texts: Sequence[str], others: Sequence[str] = ()) -> None:
+        """Take paths.
+
+        Args:
+            texts: paths at whose ends strings must stand (or null, or nothing).
+            others: paths at whose ends anything may stand.
+
+        Raises `UsageError` for two paths of which one ends where the other goes on.
+        """
+        tree: dict[str, Any] = {}
+        self._getters: dict[str, Callable[[Any], Any]] = {}
+        # A field may make the document and be carried along as well: its text decides.
+        for path in dict.fromkeys([*texts, *others]):
+            _grow(tree, path, parse_path(path), str | None if path in texts else Any)
+        self.struct = _struct(tree)
+        self.decoder = msgspec.json.Decoder(self.struct)
+        self._steps = {path: _attributes(tree, parse_path(path)) for path in (*texts, *others)}
+
+    def values(self, records: Sequence[Any], path: str) -> list[Any]:
+        """Return what stands at the end of a path in each record; None where nothing does.
+
+        A path through a list gives the list of what stands at its ends, or None where there is no
+        end at all.
+        """
+        found: list[Any] = list(records)
+        steps = self._steps[path]
+        for number, (name, lists) in enumerate(steps):
+            if number:
+                found = [None if value is None else getattr(value, name) for value in found]
+            else:
+                found = list(map(attrgetter(name), found))
+            if lists:
+                rest = steps[number + 1 :]
+                return [_ends(value, lists, rest) or None for value in found]
+        return found
+
+    def has_lists(self, path: str) -> bool:
+        """Say whether a path goes through a list, so that a record may have several values."""
+        return any(lists for _, lists in self._steps[path])
+
+
+class _Node:
+    """A key in a tree of paths: `kind` at an end, `inner` keys elsewhere."""
+
+    def __init__(self, path: str, lists: int, kind: Any) -> None:
+        self.path, self.lists, self.kind = path, lists, kind
+        self.inner: dict[str, _Node] = {}
+
+
+def _grow(tree: dict[str, _Node], path: str, steps: Sequence[Step], kind: Any) -> None:
+    for number, step in enumerate(steps):
+        last = number == len(steps) - 1
+        node = tree.get(step.key)
+        if node is None:
+            node = tree[step.key] = _Node(path, step.lists, kind if last else None)
+        elif node.lists != step.lists or last or node.kind is not None:
+            raise UsageError(
+                f"the paths {node.path!r} and {path!r} cannot be read together: one ends where the "
+                "other goes on",
+                hint="name the one that goes further",
+            )
+        tree = node.inner
+
+
+def _struct(tree: dict[str, _Node]) -> type[msgspec.Struct]:
+    fields: list[tuple[str, Any, Any]] = []
+    for number, node in enumerate(tree.values()):
+        kind = (_struct(node.inner) | None) if node.inner else node.kind
+        for _ in range(node.lists):
+            kind = list[kind] | None  # type: ignore[valid-type]
+        fields.append((f"f{number}", kind, None))
+    names = {f"f{number}": key for number, key in enumerate(tree)}
+    return msgspec.defstruct("Line", fields, rename=names.get, gc=False)
+
+
+def _attributes(tree: dict[str, _Node], steps: Sequence[Step]) -> tuple[tuple[str, int], ...]:
+    result = []
+    for step in steps:
+        result.append((f"f{list(tree).index(step.key)}", step.lists))
+        tree = tree[step.key].inner
+    return tuple(result)
+
+
+def _ends(value: Any, lists: int, steps: Sequence[tuple[str, int]]) -> list[Any]:
+    """Return all that stands at the ends below a value, in order; null counts as nothing."""
+    found = [value]
+    for _ in range(lists):
+        found = [inner for each in found if each is not None for inner in each]
+    for number, (name, deeper) in enumerate(steps):
+        found = [getattr(each, name) for each in found if each is not None]
+        if deeper:
+            rest = steps[number + 1 :]
+            return [end for each in found for end in _ends(each, deeper, rest)]
+    return [each for each in found if each is not None]

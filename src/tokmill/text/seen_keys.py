@@ -1,0 +1,133 @@
+"""Which keys the lines of a file have: what an error says when the one that was named is absent."""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tokmill.errors import TokmillError
+from tokmill.text.paths import quoted
+from tokmill.text.streams import inflate, is_stream
+
+LINES = 1000
+"""Lines that are looked at, in at most `HEAD` bytes."""
+HEAD = 1 << 22
+DEEP = 8
+"""Keys and lists of a path at most."""
+SHOWN = 12
+
+
+class Seen(NamedTuple):
+    """Paths → lines that have them: those that end in text, and those that end in something else.
+
+    `lines`: how many objects were looked at.
+    """
+
+    lines: int
+    texts: Counter[str]
+    others: Counter[str]
+
+    def in_words(self) -> str:
+        """Return the keys with counts, the most frequent first."""
+        counts = [(count, path, "") for path, count in self.texts.items()]
+        counts += [
+            (count, path, ", no text") for path, count in self.others.items()
+            if path not in self.texts
+        ]  # fmt: skip
+        counts.sort(key=lambda item: (bool(item[2]), -item[0], item[1]))
+        shown = ", ".join(f"{path} ({count:,}{what})" for count, path, what in counts[:SHOWN])
+        more = f" and {len(counts) - SHOWN} more" * (len(counts) > SHOWN)
+        return f"the first {self.lines:,} lines have {shown or 'no keys'}{more}"
+
+    def nearest(self, wanted: Sequence[str]) -> str:
+        """Return the path with text that is nearest to one of those that were named, or ""."""
+        for name in wanted:
+            # A key with a dot that was named as it is, and a key that stands deeper.
+            same = [path for path in self.texts if path == quoted(name)]
+            deeper = [p for p in self.texts if p.rpartition(".")[2] == name.rpartition(".")[2]]
+            close = difflib.get_close_matches(name, list(self.texts), n=1, cutoff=0.5)
+            for found in (same, deeper, close):
+                if found:
+                    return str(found[0])
+        return self.texts.most_common(1)[0][0] if len(self.texts) == 1 else ""
+
+
+def seen_keys(path: str) -> Seen:
+    """Return the keys of the first lines of a JSON Lines file; lines that are none are passed over.
+
+    Raises `TokmillError` where the file cannot be inflated.
+    """
+    lines, texts, others = 0, Counter[str](), Counter[str]()
+    for line in islice(_lines(path), LINES):
+        try:
+            value = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            lines += 1
+            ends = set(_ends(value, "", DEEP))
+            texts.update(name for name, is_text in ends if is_text)
+            others.update(name for name, is_text in ends if not is_text)
+    return Seen(lines, texts, others)
+
+
+def chat_key(seen: Seen) -> str:
+    """Return the path of the messages where the lines are chats, else ""."""
+    for path in seen.texts:
+        if path.endswith(("[].role", "[].from")):
+            return path.rpartition("[]")[0]
+    return ""
+
+
+def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
+    """Return the hint for lines that have none of the fields, or other values than text in them.
+
+    It names the keys that the files have; "" where no line of them is an object.
+    """
+    for path in paths:
+        try:
+            seen = seen_keys(path)
+        except (OSError, TokmillError):
+            continue
+        if not seen.lines:
+            continue
+        if key := chat_key(seen):
+            return f"the lines are chats (the list {key}): build them with `tokmill build chat`"
+        near = seen.nearest(fields)
+        choose = f"--field {_shell(near)}? " if near else "name yours with --field: "
+        named = " or ".join(map(repr, fields))
+        return f"no line has text in {named}: {choose}{seen.in_words()}"
+    return ""
+
+
+def _shell(path: str) -> str:
+    return path if path.replace(".", "").replace("_", "").isalnum() else f"'{path}'"
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    if is_stream(path):
+        head = b""
+        for chunk in inflate(path):
+            head += chunk
+            if len(head) >= HEAD:
+                break
+    else:
+        with open(path, "rb") as file:
+            head = file.read(HEAD)
+    yield from head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+
+
+def _ends(value: Any, path: str, deep: int) -> Iterator[tuple[str, bool]]:
+    if isinstance(value, dict) and value and deep:
+        for key, inner in islice(value.items(), 100):
+            yield from _ends(inner, f"{path}.{quoted(key)}" if path else quoted(key), deep - 1)
+    elif isinstance(value, list) and value and deep:
+        for inner in islice(value, 20):
+            yield from _ends(inner, f"{path}[]", deep - 1)
+    else:
+        yield path, isinstance(value, str)
