@@ -36,6 +36,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
 from listed_skips import reason_of, unlisted
 
 # People look for new counter-examples; a landing should depend on the change alone.

@@ -25,6 +25,6 @@ def unlisted(reasons: Iterable[str]) -> list[str]:
 
 
 def reason_of(longrepr: object) -> str:
-    """Return the reason of a skipped report, whose `longrepr` is (file, line, "Skipped: reason")."""
+    """Return the reason of a skipped report: `longrepr` is (file, line, "Skipped: reason")."""
     text = longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
     return text.removeprefix("Skipped: ")
