@@ -6,9 +6,47 @@ an extra are missing, `MissingExtraError` names it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    # What a type checker and an editor see; `_PUBLIC` says the same for the interpreter.
+    from tokmill.build.run import build_store
+    from tokmill.errors import TokmillError
+    from tokmill.feed.feed import Feed
+    from tokmill.feed.packed import Packed
+    from tokmill.feed.rows import Stream, Whole, Windows
+    from tokmill.inference.sample import sample
+    from tokmill.store.store import Store
+    from tokmill.text.tokenizer import Tokenizer
+    from tokmill.text.train import train_tokenizer
+    from tokmill.train.dataset import TokenDataset
+    from tokmill.train.loop import train_model
+    from tokmill.x86.rules import align, tokenize_binary_instruction, tokenize_bytes
+    from tokmill.x86.tokenizer import X86Tokenizer
 
 __version__ = "0.1.0"
+
+# A plain list, as type checkers read no other.
+__all__ = [
+    "Feed",
+    "Packed",
+    "Store",
+    "Stream",
+    "TokenDataset",
+    "Tokenizer",
+    "TokmillError",
+    "Whole",
+    "Windows",
+    "X86Tokenizer",
+    "__version__",
+    "align",
+    "build_store",
+    "sample",
+    "tokenize_binary_instruction",
+    "tokenize_bytes",
+    "train_model",
+    "train_tokenizer",
+]
 
 _PUBLIC = {
     "Store": "tokmill.store.store",
@@ -30,16 +68,16 @@ _PUBLIC = {
     "TokmillError": "tokmill.errors",
 }
 
-__all__ = sorted([*_PUBLIC, "__version__"])
 
+if not TYPE_CHECKING:
+    # Hidden, or a checker would take every misspelt name for a public one.
+    def __getattr__(name: str) -> Any:
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'tokmill' has no attribute {name!r}")
+        # Not before: whoever only asks for the version waits for nothing.
+        from tokmill.plugins import require
 
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'tokmill' has no attribute {name!r}")
-    # Not before: whoever only asks for the version waits for nothing.
-    from tokmill.plugins import require
-
-    return getattr(require(_PUBLIC[name]), name)
+        return getattr(require(_PUBLIC[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -58,10 +58,12 @@ class MachineError(TokmillError):
     exit_code = 5
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return "did you mean …?" for the nearest known name, or the list of them."""
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return "did you mean …?" for the nearest known name, or else `otherwise` or all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
+    if otherwise:
+        return otherwise
     return f"known: {', '.join(known)}" if known else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 import typing
@@ -17,9 +18,46 @@ from tokmill.files import machine_errors
 T = TypeVar("T")
 
 
+def shipped() -> dict[str, Path]:
+    """Return the recipes that come with the package: name, such as decoder-tiny, and file."""
+    here = Path(__file__).parent
+    # In a wheel they lie in the package, in a clone at its root.
+    folder = here / "recipes" if (here / "recipes").is_dir() else here.parents[1] / "recipes"
+    return {path.stem: path for path in sorted(folder.rglob("*.toml"))}
+
+
+def find(name: Path | str) -> Path:
+    """Return the file of a recipe: a path, or else the name of one that is shipped.
+
+    `decoder-tiny`, `decoder-tiny.toml` and, as the documents write it,
+    `recipes/text/decoder-tiny.toml` are the same shipped recipe where no such file is there.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    known = shipped().get(path.name.removesuffix(".toml"))
+    if known is None or path.parts not in (
+        (path.name,),
+        ("recipes", known.parent.name, known.name),
+    ):
+        return path
+    return known
+
+
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """Return a TOML file as a dict, merged over the files that it `extends` (paths beside it)."""
-    return _read(Path(path), ())
+    """Return a TOML file as a dict, merged over the files that it `extends` (paths beside it).
+
+    The name of a shipped recipe stands for its file.
+    """
+    return _read(find(path), ())
+
+
+def other_recipe(path: Path | str) -> str:
+    """Return what a recipe that is not there may have meant."""
+    close = difflib.get_close_matches(Path(path).name.removesuffix(".toml"), shipped(), n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return "give the path of a .toml file, or a name that `tokmill recipe list` shows"
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -27,9 +65,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if resolved in seen:
         raise UsageError("the recipe extends itself", where=str(path))
     if not path.is_file():
-        raise UsageError(
-            "there is no such recipe", where=str(path), hint="give the path of a .toml file"
-        )
+        raise UsageError("there is no such recipe", where=str(path), hint=other_recipe(path))
     try:
         with machine_errors("read", path):
             value = tomllib.loads(path.read_text())

@@ -8,6 +8,7 @@ import pytest
 
 from tokmill import plugins, recipe
 from tokmill.build.prepare import BuildRecipe
+from tokmill.errors import UsageError
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
@@ -31,3 +32,22 @@ def test_recipes_explain_themselves() -> None:
         text = path.read_text("utf-8")
         assert text.startswith("# "), f"{path.name}: the first line says what the recipe is for"
         assert "#   tokmill " in text, f"{path.name}: the command that runs it is missing"
+
+
+def test_recipes_are_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = recipe.shipped()
+    assert len(shipped) == len(list(RECIPES.rglob("*.toml"))), "two recipes have one name"
+    for name, path in shipped.items():
+        relative = path.relative_to(RECIPES)
+        for spelling in (name, f"{name}.toml", str(Path("recipes", relative))):
+            assert recipe.find(spelling) == path
+        assert recipe.find(f"elsewhere/{name}.toml") == Path(f"elsewhere/{name}.toml")
+    (tmp_path / "decoder-tiny").write_text("[data]\nbatch = 3\n")
+    assert recipe.read_toml("decoder-tiny") == {"data": {"batch": 3}}, "a file of one's own wins"
+
+
+def test_a_misspelt_recipe() -> None:
+    with pytest.raises(UsageError) as caught:
+        recipe.read_toml("decoder-tny")
+    assert caught.value.hint == "did you mean decoder-tiny?"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import json
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +89,42 @@ def test_reading_a_store_loads_no_extra() -> None:
 
 def test_public_names_are_frozen() -> None:
     assert tokmill.__all__ == PUBLIC
+
+
+def test_type_checkers_see_the_public_names() -> None:
+    """Each stands in an import that a checker reads, from the module that it is loaded from."""
+    tree = ast.parse(Path(tokmill.__file__).read_text("utf-8"))
+    (block,) = (
+        node for node in tree.body if isinstance(node, ast.If) and isinstance(node.test, ast.Name)
+    )
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == tokmill._PUBLIC
+    assert {*seen, "__version__"} == set(PUBLIC)
+
+
+TYPED = """import tokmill
+reveal_type(tokmill.Store)
+reveal_type(tokmill.train_model)
+tokmill.Stoer
+"""
+
+
+@pytest.mark.long
+def test_types_of_public_names(tmp_path: Path) -> None:
+    (tmp_path / "use.py").write_text(TYPED)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--follow-imports=silent", "use.py"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    store, train, wrong = (line for line in done.stdout.splitlines() if line.startswith("use.py:"))
+    assert "tokmill.store.store.Store" in store, done.stdout
+    assert "pathlib.Path" in train, done.stdout
+    assert 'Module has no attribute "Stoer"' in wrong, done.stdout
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -64,12 +64,38 @@ def application() -> TyperGroup:
     """Return the whole command tree."""
     return lazy_group(
         "tokmill",
-        "Text, JSON Lines, Parquet and token files to checked token stores, and models trained on "
-        "them.",
+        "Text, JSON Lines, Parquet, x86 programs and token files to checked token stores, and "
+        "models trained on them.",
         lambda: {name: (panel, line) for name, (_, panel, line) in COMMANDS.items()},
         load_command,
+        params=general_options(),
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     )
+
+
+def general_options() -> list[Any]:
+    """Return --version, and typer's options that install completion in a shell."""
+    app = typer.Typer(add_completion=True)
+    app.callback(invoke_without_command=True)(_general)
+    return list(typer.main.get_command(app).params)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from tokmill import __version__
+
+        print(f"tokmill {__version__}")
+        raise typer.Exit
+
+
+def _general(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
+    ] = False,
+) -> None: ...
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,11 +105,6 @@ def main(arguments: list[str] | None = None) -> int:
     """
     signal.signal(signal.SIGTERM, _terminated)
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments == ["--version"]:
-        from tokmill import __version__
-
-        print(f"tokmill {__version__}")
-        sys.exit(0)
     try:
         # `obj`: a command that starts itself in other processes hands its arguments on.
         code = application().main(
@@ -145,6 +166,15 @@ def entry() -> None:
 
 def _usage(error: Any) -> str:
     command = error.ctx.command_path if getattr(error, "ctx", None) else "tokmill"
+    option = getattr(error, "option_name", "")
+    if command == "tokmill train" and type(error).__name__ == "NoSuchOption":
+        # Keys of recipes are no options, but who comes from another trainer tries them.
+        name = option.lstrip("-").replace("-", "_")
+        key = importlib.import_module("tokmill.train.names").plain_key(name)
+        if key:
+            return (
+                f"there is no option {option}\nhint: it is a key of the recipe: --set {key}=VALUE"
+            )
     return f"{error.format_message()}\nhint: {command} --help"
 
 

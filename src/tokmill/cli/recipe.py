@@ -1,7 +1,9 @@
-"""`tokmill recipe show|check|schema`."""
+"""`tokmill recipe list|show|check|schema`."""
 
 from __future__ import annotations
 
+import itertools
+import re
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,7 +15,7 @@ from tokmill import plugins
 from tokmill.cli.output import print_json, print_table
 from tokmill.cli.structs import field_docs
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.recipe import convert, merge, overrides, read_toml, struct_of
+from tokmill.recipe import convert, merge, overrides, read_toml, shipped, struct_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -25,9 +27,28 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 TRAINING = {"data", "model", "task", "optim", "run"}
 
 
+@app.command("list")
+def list_(as_json: AsJson = False) -> None:
+    """List the recipes that are shipped; `tokmill train NAME` takes one."""
+    rows = []
+    for name, path in shipped().items():
+        # The comment that a recipe begins with says in its first sentence what it is for.
+        lines = itertools.takewhile(lambda line: line[:1] == "#", path.read_text().splitlines())
+        comment = " ".join(line[1:].strip() for line in lines)
+        sentence = re.split(r"[:;.] ", re.sub(r" \([^)]*\)", "", comment))[0]
+        what = "build" if "source" in read_toml(path) else "train"
+        rows.append({"name": name, "for": what, "what": sentence.rstrip(".;")})
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(["name", "for", "what"], [list(row.values()) for row in rows])
+
+
 @app.command()
 def show(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML file.")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="A TOML file, or the name of a shipped one.")
+    ],
     set_: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON is what it prints anyhow.")] = False,
 ) -> None:

@@ -178,14 +178,21 @@ def cut_rows(
 
 def choose_column(column: str, sizes: Mapping[str, int], where: str = "") -> str:
     """Return the column to predict: the one that is named, or the only one of `sizes`."""
-    chosen = column or next(iter(sizes), "")
-    if chosen not in sizes or (not column and len(sizes) > 1):
+    if column and column not in sizes:
         raise UsageError(
-            f"the column to predict is not clear: {column!r}",
+            f"the store has no column of tokens that is called {column!r}",
             where=f"{where}column",
-            hint=nearest(column, sizes),
+            hint=nearest(
+                column,
+                sizes,
+                f"it has {', '.join(sizes)}: is the recipe for another kind of store?",
+            ),
         )
-    return chosen
+    if not column and len(sizes) != 1:
+        raise UsageError(
+            "the column to predict is not clear", where=f"{where}column", hint=nearest("", sizes)
+        )
+    return column or next(iter(sizes))
 
 
 class NextToken(Task):

@@ -54,6 +54,7 @@ OTHER_WAYS = {
     "gradient_accumulation_steps": "data.batch is the whole batch; run.micro_tokens is the most "
     "that one forward takes, and the rest follows",
     "dtype": "--set run.precision=bf16",
+    "optimizer": "it is AdamW: --set optim.lr=1e-3, optim.betas, optim.eps, optim.weight_decay",
     "num_train_epochs": "--set run.steps=N; --dry-run says how many epochs that is",
 }
 """A name for what is said in another way here → how."""
@@ -118,4 +119,14 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
         return keys[0]
     if keys:
         raise UsageError(f"{name} may be {' or '.join(keys)}", where=where, hint="name its table")
-    raise UsageError(f"{name}: there is no such key", where=where, hint=nearest(name, known))
+    raise UsageError(
+        f"{name}: there is no such key",
+        where=where,
+        hint=nearest(name, known, "`tokmill recipe schema train` lists the keys"),
+    )
+
+
+def plain_key(name: str) -> str:
+    """Return the key that is surely meant by a name, whatever model and task; "" where none is."""
+    known = [f"{table}.{name}" for table, kind in TABLES.items() if name in kind.__struct_fields__]
+    return OTHER_NAMES.get(name) or (known[0] if len(known) == 1 else "")

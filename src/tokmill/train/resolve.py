@@ -44,10 +44,13 @@ def resolve(
     options: Mapping[str, Any],
     resume: bool,
 ) -> TrainConfig:
-    """Return the checked recipe from a file, a store's folder or nested dicts, and options over it.
+    """Return the checked recipe, from a file, the name of a shipped one, a store's folder or nested
+    dicts, and options over it.
 
     With `resume`, what is not given comes from the run: the whole recipe, or the stores' places.
     """
+    if isinstance(recipe, str | Path):
+        recipe = recipes.find(recipe)
     before = read_recipe(out) if resume and (out / RECIPE).exists() else {}
     where = "options"
     if recipe is None:
@@ -81,11 +84,19 @@ def resolve(
                 where=where,
                 hint=f"tokmill build {recipe} INPUT… -o STORE, then tokmill train STORE -o RUN",
             )
+    elif Path(recipe).suffix == ".toml":
+        raise UsageError(
+            "there is no such recipe", where=str(recipe), hint=recipes.other_recipe(recipe)
+        )
     else:
         # A store that is not there ends as one that --data or --val names.
-        kind = UsageError if Path(recipe).suffix == ".toml" else TokmillError
-        raise kind(
-            "there is no such recipe or store", where=str(recipe), hint="`tokmill build` makes one"
+        hint = recipes.other_recipe(recipe)
+        raise TokmillError(
+            "there is no such recipe or store",
+            where=str(recipe),
+            hint=hint
+            if "mean" in hint
+            else "`tokmill build` makes a store, `tokmill recipe list` shows recipes",
         )
     value = names.merged(value, options, where)
     for table, keys in PLACES.items():

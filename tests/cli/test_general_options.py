@@ -1,0 +1,45 @@
+"""What the command itself offers: version, completion, help where a key is taken for an option."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def test_version_stands_in_the_help(tokmill: Callable[..., Any]) -> None:
+    assert "--version" in tokmill("--help").stdout
+    assert tokmill("--version").stdout.startswith("tokmill ")
+
+
+@pytest.mark.parametrize("words, wanted", [("tokmill tr", "train"), ("tokmill build js", "jsonl")])
+def test_completion(words: str, wanted: str) -> None:
+    asked = {
+        "_TOKMILL_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "from tokmill.cli import entry; entry()"],
+        env={**os.environ, **asked}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert wanted in done.stdout.split(), done.stderr
+
+
+@pytest.mark.parametrize(
+    "option, key",
+    [("--lr", "optim.lr"), ("--batch-size", "data.batch"), ("--learning_rate", "optim.lr")],
+)
+def test_a_key_that_is_taken_for_an_option(
+    tokmill: Callable[..., Any], option: str, key: str
+) -> None:
+    done = tokmill("train", "store", option, "1", code=2)
+    assert f"hint: it is a key of the recipe: --set {key}=VALUE" in done.stderr
+
+
+def test_an_option_that_is_no_key(tokmill: Callable[..., Any]) -> None:
+    assert "--frobnicate" in tokmill("train", "store", "--frobnicate", "1", code=2).stderr
