@@ -11,15 +11,24 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tokmill.errors import MachineError, UsageError
+from tokmill.errors import MachineError, TokmillError, UsageError
 
 TEMPORARY = ".tmp-"
+"""What the name of a private file begins with."""
+PRIVATE = re.compile(rf"{re.escape(TEMPORARY)}.+-[0-9]+-[0-9a-f]{{8}}", re.DOTALL)
+"""The whole name of a private file: of what, by which process, and a random number."""
+LONGEST_NAME = 255
+"""Bytes of a file's name at most, on all usual file systems."""
+LOCK_MARK = b"tokmill lock\n"
+"""What stands in the lock of a folder, so that it is known whose folder it is."""
 
 
 HINTS = {
@@ -102,7 +111,44 @@ def private_path(path: Path) -> Path:
             where=str(path),
             hint="name a file: is a variable empty?",
         )
-    return path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    end = f"-{os.getpid()}-{secrets.token_hex(4)}"
+    name = os.fsencode(path.name)[: LONGEST_NAME - len(TEMPORARY) - len(end)]
+    return path.with_name(f"{TEMPORARY}{os.fsdecode(name)}{end}")
+
+
+def is_private(name: str) -> bool:
+    """Say whether a name is one that `private_path` gives, and not one of the user's own."""
+    return PRIVATE.fullmatch(name) is not None
+
+
+def inside(folder: Path | str, name: str, *, deep: bool = False) -> Path:
+    """Return the path of a name in a folder, where the name came out of a file.
+
+    Whoever wrote the file may have meant another place. So the name must be a plain one; with
+    `deep` it may be several, with `/` between, which lead to no place outside through a link.
+
+    Raises:
+        TokmillError: the name is absolute, goes up, is empty or has a zero byte in it.
+    """
+    folder = Path(folder)
+    parts = name.split("/") if deep else [name]
+    if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
+        raise TokmillError(
+            f"the name {name!r} leads out of the folder",
+            where=str(folder),
+            hint="the file that names it is damaged, or not to be trusted",
+        )
+    path = folder.joinpath(*parts)
+    if deep and len(parts) > 1:
+        with machine_errors("read", path):
+            beyond = not path.parent.resolve().is_relative_to(folder.resolve())
+        if beyond:
+            raise TokmillError(
+                f"the name {name!r} leads out of the folder through a link",
+                where=str(folder),
+                hint="choose another folder, or remove the link",
+            )
+    return path
 
 
 def write_file(
@@ -154,10 +200,18 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> int:
-    """Remove the private files that killed writers left in a folder, and return their number."""
+    """Remove the private files that killed writers left in a folder, and return their number.
+
+    A folder or a link of such a name is none of them, and stays.
+    """
     if not folder.is_dir():
         return 0
-    leftovers = [folder / entry.name for entry in os.scandir(folder) if TEMPORARY in entry.name]
+    with machine_errors("list", folder), os.scandir(folder) as entries:
+        leftovers = [
+            folder / entry.name
+            for entry in entries
+            if is_private(entry.name) and entry.is_file(follow_symlinks=False)
+        ]
     for leftover in leftovers:
         remove(leftover)
     return len(leftovers)
@@ -168,6 +222,7 @@ def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
     """Hold an exclusive lock on a file; one that another holds is an error after `wait` seconds.
 
     Who holds it may remove the file: whoever waited for it then makes it, and its folder, anew.
+    A new file gets `LOCK_MARK`; one with other content is somebody's own, and an error.
     """
     until = time.monotonic() + wait
     with contextlib.ExitStack() as held:
@@ -185,12 +240,43 @@ def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
             held.close()
             make_folder(path.parent)
             handle = held.enter_context(_opened(path))
+        _mark(handle, path)
         yield
 
 
 def _opened(path: Path) -> BinaryIO:
     with machine_errors("lock", path):
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise TokmillError(
+                "a lock has this name, but it is no plain file",
+                where=str(path),
+                hint="move it, or choose another folder",
+            )
         return open(path, "a+b")
+
+
+def is_lock(path: Path) -> bool:
+    """Say whether a file is a lock that `locked` made."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(path.lstat().st_mode):
+            with open(path, "rb") as handle:
+                return handle.read(len(LOCK_MARK) + 1) == LOCK_MARK
+    return False
+
+
+def _mark(handle: BinaryIO, path: Path) -> None:
+    with machine_errors("lock", path):
+        handle.seek(0)
+        there = handle.read(len(LOCK_MARK) + 1)
+        if not there:
+            handle.write(LOCK_MARK)
+            handle.flush()
+        elif there != LOCK_MARK[: len(there)]:
+            raise TokmillError(
+                "the file is not one of tokmill",
+                where=str(path),
+                hint="move it, or choose another folder",
+            )
 
 
 def _stands(handle: BinaryIO, path: Path) -> bool:

@@ -235,3 +235,28 @@ def test_a_store_below_the_input_is_no_input(tmp_path: Path, here: Any) -> None:
     first = json.loads(here(*arguments)[0])
     assert first["records"] == 1
     assert json.loads(here(*arguments)[0]) == first
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "train.bin", "val.bin", "train", "val"])
+def test_two_parts_replace_nothing_that_is_not_theirs(name: str, tmp_path: Path, here: Any) -> None:
+    """Of a folder that holds something of the same name."""
+    for part in ("a", "b"):
+        (tmp_path / f"{part}.txt").write_text(f"some words of the text {part}\n" * 40)
+    out = tmp_path / "lm"
+    out.mkdir()
+    mine = out / name if "." in name else out / name / "notes.txt"
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    command = ["build", "text", "--train", tmp_path / "a.txt", "--val", tmp_path / "b.txt"]
+    command += ["-o", out, "--bin", "--vocab-size", "270", "--quiet", "--workers", "0"]
+    for more in ([], ["--fresh"], ["--yes"]):
+        _, err = here(*command, *more, code=2)
+        assert "hint: " in err and str(mine if "." in name else mine.parent) in err
+        assert mine.read_text() == "mine"
+        assert [path for path in out.rglob("*") if path.is_file()] == [mine]
+    mine.unlink()
+    here(*command)
+    here(*command)
+    (tmp_path / "a.txt").write_text("other words of the text a\n" * 40)
+    here(*command, "--yes")
+    here(*command, "--fresh")

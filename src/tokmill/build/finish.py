@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tokmill import plugins
-from tokmill.build.folder import sweep, write_if_different
+from tokmill.build.folder import remove_shards, sweep, write_if_different
 from tokmill.build.make import Task
 from tokmill.build.prepare import BuildRecipe, How, Prepared
 from tokmill.build.source import Item
@@ -145,9 +145,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
         write_if_different(out / "manifest.json", layout.encode(manifest))
         remove(out / "projection.json")
         kept = {entry.name for entry in manifest.shards}
-        for path in (out / "shards").iterdir():
-            if path.name.partition(".")[0] not in kept:
-                remove(path)
+        remove_shards(out / "shards", kept)
     return Store(out)
 
 

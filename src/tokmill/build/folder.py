@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tokmill.build.make import InputChanged
@@ -12,50 +13,148 @@ from tokmill.build.plan import difference, plan_stands, write_plan
 from tokmill.build.prepare import How, Prepared
 from tokmill.build.source import Frozen
 from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
-from tokmill.files import machine_errors, make_folder, remove, remove_leftovers, write_file
+from tokmill.files import (
+    inside,
+    is_lock,
+    locked,
+    machine_errors,
+    make_folder,
+    new_folder,
+    remove,
+    remove_leftovers,
+    write_file,
+)
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Overlay, Plan, PlannedItem
+from tokmill.store.manifest import SHARD_FILE, Manifest, Overlay, Plan, PlannedItem
+from tokmill.store.marks import LOCK, is_store
 from tokmill.store.shard import SUFFIX
 from tokmill.store.store import read_planned, read_receipts
 
 KNOWN_FILES = ("manifest.json", "plan.json", "inputs.jsonl", "events.jsonl", "projection.json")
 KNOWN_FOLDERS = ("shards", "vocab", "overlays", "cache")
+AGAIN = "cache/again"
+"""Where shards are made again, to be compared with those that stand."""
+CACHED = re.compile(
+    r"repeats-[0-9a-f]{24}|\.repeats\.lock|pieces-[0-9a-f]{16}-[-0-9]+\.safetensors"
+)
+"""What else a store keeps in `cache`."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+TAKEN = "another build is writing to this store"
 LEARNED = "learned.json"
 """Beside a tokenizer that was learned for a build: the options of its training."""
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder that holds something else than a store."""
+    """Refuse a folder that holds something else than a store.
+
+    A store is known by what its files say, one that has just begun by its lock; neither by names.
+    """
     if out.is_file():
         raise UsageError(
             "is a file; a store is a folder", where=str(out), hint="choose another path"
         )
-    if out.is_dir() and not (out / "plan.json").exists():
-        names = {entry.name for entry in out.iterdir()}
-        strange = sorted(n for n in names - set(KNOWN_FILES) - set(KNOWN_FOLDERS) if n[0] != ".")
-        if strange:
+    if not out.is_dir():
+        return
+    check_links(out)
+    if is_store(out):
+        return
+    names = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
+    if is_lock(out / LOCK):
+        names = [name for name in names if name not in (*KNOWN_FILES, *KNOWN_FOLDERS)]
+    if names:
+        raise UsageError(
+            f"the folder is not empty and holds no store ({names[0]} …)",
+            where=str(out),
+            hint="choose a new folder",
+        )
+
+
+def check_links(out: Path) -> None:
+    """Refuse a store one of whose folders is a link: what lies behind it may be anybody's."""
+    for name in (*KNOWN_FOLDERS, AGAIN):
+        if (out / name).is_symlink():
             raise UsageError(
-                f"the folder is not empty and holds no store ({strange[0]} …)",
-                where=str(out),
-                hint="choose a new folder",
+                "is a link; a store holds its files itself",
+                where=str(out / name),
+                hint="remove the link, or choose another folder for the whole store",
             )
 
 
+@contextlib.contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """Hold the lock of a folder that is to become a store; it goes again if nothing else came."""
+    with new_folder(out), locked(out / LOCK, TAKEN, "wait for it, or choose another folder"):
+        try:
+            yield
+        finally:
+            if [path.name for path in out.iterdir()] == [LOCK]:
+                remove(out / LOCK)
+
+
 def clear(out: Path, spared: Collection[str] = ()) -> None:
-    """Remove a store from its folder, its last word first; `spared` folders of it stay."""
+    """Remove a store from its folder, its last word first; `spared` folders of it stay.
+
+    What a store does not write stays too, and the folder that it lies in.
+    """
+    check_links(out)
+    vocabularies = _vocabulary_files(out)
     for name in KNOWN_FILES:
-        remove(out / name)
+        if not (out / name).is_dir():
+            remove(out / name)
     for name in KNOWN_FOLDERS:
-        if name in spared:
+        folder = out / name
+        if name in spared or not folder.is_dir():
             continue
-        with machine_errors("remove", out / name):
-            if name == "vocab" and (out / name / LEARNED).exists():
-                # It says how the tokenizer of this build was learned, just before.
-                for path in (out / name).iterdir():
-                    if path.name != LEARNED:
-                        path.unlink()
-            elif (out / name).is_dir():
-                shutil.rmtree(out / name)
+        if name == "overlays":
+            for overlay in [path for path in folder.iterdir() if is_store(path)]:
+                clear(overlay)
+                remove(overlay / LOCK)
+                _remove_empty(overlay)
+        elif name == "vocab":
+            # LEARNED says how the tokenizer of this build was learned, just before.
+            _remove_files(folder, lambda name: name in vocabularies)
+        elif name == "shards":
+            remove_shards(folder)
+        else:
+            remove_shards(out / AGAIN)
+            _remove_files(folder, lambda name: CACHED.fullmatch(name) is not None)
+
+
+def remove_shards(folder: Path, kept: Collection[str] = ()) -> None:
+    """Remove the files of shards in a folder but those of shards `kept`; nothing else.
+
+    The folder goes too if it is empty then.
+    """
+    _remove_files(
+        folder,
+        lambda name: SHARD_FILE.fullmatch(name) is not None and name.partition(".")[0] not in kept,
+    )
+
+
+def _remove_files(folder: Path, ours: Callable[[str], bool]) -> None:
+    if not folder.is_dir() or folder.is_symlink():
+        return
+    remove_leftovers(folder)
+    with machine_errors("list", folder), os.scandir(folder) as entries:
+        found = [e.name for e in entries if ours(e.name) and e.is_file(follow_symlinks=False)]
+    for name in found:
+        remove(folder / name)
+    _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _vocabulary_files(out: Path) -> set[str]:
+    """Return the names of the files in `vocab` of a store, as its plan or its manifest has them."""
+    for name, kind in (("plan.json", Plan), ("manifest.json", Manifest)):
+        with contextlib.suppress(TokmillError):
+            found = layout.read_json(out / name, kind)
+            beside = TOKENIZER_FILES if "token" in found.vocabularies else ()
+            return {*(one.file for one in found.vocabularies.values()), *beside}
+    return set(TOKENIZER_FILES)
 
 
 def sweep(out: Path) -> None:
@@ -81,7 +180,9 @@ def given_up(out: Path) -> Iterator[None]:
         if begins and not goes_on and not any(receipt.records for receipt in read_receipts(out)):
             sweep(out)
             clear(out, there)
-            remove(out / ".lock")
+            if not there:
+                # It is the mark of what stays.
+                remove(out / LOCK)
         raise
 
 
@@ -117,7 +218,7 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
 def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
     """Write the files of the vocabularies that are not there, or not what they should be."""
     for item in frozen.values():
-        write_if_different(make_folder(out / "vocab") / item.vocabulary.file, item.data)
+        write_if_different(inside(make_folder(out / "vocab"), item.vocabulary.file), item.data)
 
 
 def report_changes(out: Path, planned: Sequence[PlannedItem], how: How) -> None:

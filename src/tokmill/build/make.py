@@ -14,7 +14,7 @@ import msgspec
 from tokmill import plugins
 from tokmill.build.source import Frozen, Item, Resources, Source
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, sampled_digest, write_file
+from tokmill.files import inside, machine_errors, sampled_digest, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import ItemReceipt, Receipt, shard_name
 from tokmill.store.schema import Records
@@ -36,7 +36,7 @@ class Work(msgspec.Struct, frozen=True):
         """Make the source."""
         folder = Path(self.store) / "vocab"
         frozen = {
-            name: Frozen(vocabulary, read_vocabulary(folder / vocabulary.file, vocabulary))
+            name: Frozen(vocabulary, read_vocabulary(inside(folder, vocabulary.file), vocabulary))
             for name, vocabulary in self.vocabularies.items()
         }
         kind = plugins.load(plugins.SOURCES, self.kind)
@@ -128,7 +128,7 @@ class _Part:
         self.item_skipped = self.item_rejected = 0
 
     def commit(self, folder: Path, shard: str, part: int, last: bool) -> Receipt:
-        path = folder / f"{shard_name(shard, part)}{SUFFIX}"
+        path = inside(folder, f"{shard_name(shard, part)}{SUFFIX}")
         size, digest = self.writer.write(path)
         receipt = Receipt(
             shard=shard,

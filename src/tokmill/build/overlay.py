@@ -15,7 +15,6 @@ from tokmill.files import machine_errors, sampled_digest
 from tokmill.store.manifest import ShardEntry
 from tokmill.store.overlay import overlay_path
 from tokmill.store.schema import Array, Records, Schema
-from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store
 
 BLOCK = 4096
@@ -59,7 +58,7 @@ class OverlaySource:
     def item(self, number: int, more: str = "") -> Item:
         """Return the item of a shard, which stands alone; `more` is added to its name."""
         entry = self.base.shards[number]
-        path = self.base.path.absolute() / "shards" / f"{entry.name}{SUFFIX}"
+        path = self.base.shard_file(number).absolute()
         with machine_errors("read", path):
             digest = sampled_digest(path, path.stat().st_size)
         name = shard_identity(entry) + more

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from tokmill.build.finish import in_order, missing_tasks
-from tokmill.build.folder import sweep, write_if_different
+from tokmill.build.folder import (
+    AGAIN,
+    check_links,
+    remove_shards,
+    sweep,
+    write_if_different,
+)
 from tokmill.build.make import Task, Work, make_shard
 from tokmill.build.resources import Amount
 from tokmill.build.source import Item
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import locked, machine_errors, make_folder, sha256_file, sync_folder
+from tokmill.files import (
+    inside,
+    locked,
+    machine_errors,
+    make_folder,
+    sha256_file,
+    sync_folder,
+)
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, Receipt
 from tokmill.store.shard import SUFFIX
-from tokmill.store.store import Store, make_manifest, planned_shards, read_planned, read_receipts
+from tokmill.store.store import (
+    Store,
+    make_manifest,
+    planned_shards,
+    read_planned,
+    read_receipts,
+    shard_path,
+)
 from tokmill.store.validate import Problem, validate
 
 
@@ -58,6 +77,7 @@ def work_of(store: Store) -> tuple[Work, dict[str, Task]]:
 
 def remake(store: Store, names: Iterable[str], folder: Path) -> list[Receipt]:
     """Make the planned shards with these names in another folder."""
+    check_links(store.path)
     work, tasks = work_of(store)
     source = work.source()
     make_folder(folder)
@@ -73,7 +93,7 @@ def deep_check(store: Store, count: int) -> list[Problem]:
     """Make `count` shards again (drawn by name, which is a digest) and compare their bytes."""
     by_name = {entry.name: entry for entry in store.shards}
     planned = sorted({name.partition("-")[0] for name in by_name})[:count]
-    folder = store.path / "cache" / "again"
+    folder = store.path / AGAIN
     problems = []
     try:
         for receipt in remake(store, planned, folder):
@@ -81,13 +101,13 @@ def deep_check(store: Store, count: int) -> list[Problem]:
             if entry is None or entry.sha256 != receipt.sha256:
                 problems.append(
                     Problem(
-                        str(store.path / "shards" / f"{receipt.name}{SUFFIX}"),
+                        str(shard_path(store.path, receipt.name)),
                         "making it again from its input gives other bytes",
                         receipt.name,
                     )
                 )
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_shards(folder)
     return problems
 
 
@@ -136,10 +156,10 @@ def repair(store: Store, inputs: Sequence[str] = (), *, quiet: bool = True) -> R
             bad = dict.fromkeys(p.shard.partition("-")[0] for p in problems if p.shard)
             names = [name for name in bad if name in known]
         wanted = {entry.name: entry.sha256 for entry in store.shards}
-        folder = store.path / "cache" / "again"
+        folder = store.path / AGAIN
         try:
             for receipt in remake(store, names, folder):
-                shard = store.path / "shards" / f"{receipt.name}{SUFFIX}"
+                shard = shard_path(store.path, receipt.name)
                 stands = shard.exists() and sha256_file(shard) == receipt.sha256
                 if not stands and wanted.get(receipt.name) != receipt.sha256:
                     raise TokmillError(
@@ -149,10 +169,10 @@ def repair(store: Store, inputs: Sequence[str] = (), *, quiet: bool = True) -> R
                     )
                 for suffix in (".json",) if stands else (SUFFIX, ".json"):
                     with machine_errors("rename", store.path / "shards"):
-                        source = folder / f"{receipt.name}{suffix}"
-                        source.rename(store.path / "shards" / source.name)
+                        made = inside(folder, f"{receipt.name}{suffix}")
+                        made.rename(shard.with_suffix(suffix))
             sync_folder(store.path / "shards")
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_shards(folder)
         mend_manifest(store)
         return Repaired(str(store.path), names, validate(Store(store.path), quiet=quiet).problems)

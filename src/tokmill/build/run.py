@@ -16,7 +16,7 @@ import msgspec
 
 from tokmill.build.executors import Executor, Here, Pool
 from tokmill.build.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
-from tokmill.build.folder import check_folder, clear, given_up, settle, sweep
+from tokmill.build.folder import TAKEN, check_folder, clear, given_up, settle, sweep
 from tokmill.build.make import Task, Work
 from tokmill.build.prepare import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.build.resources import choose
@@ -24,6 +24,7 @@ from tokmill.build.watch import Watch
 from tokmill.errors import Interrupted, MachineError
 from tokmill.files import locked, machine_errors, new_folder
 from tokmill.progress import Progress, human_bytes, human_time
+from tokmill.store.marks import LOCK
 from tokmill.store.store import Store, read_receipts
 
 
@@ -65,8 +66,8 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     if prepared.left_out and not how.quiet:
         print(f"files of the folders that are no input: {prepared.left_out:,}", file=sys.stderr)
     lock = locked(
-        out / ".lock",
-        "another build is writing to this store",
+        out / LOCK,
+        TAKEN,
         "wait for it, or choose another folder",
         wait=PART_WAIT if how.part else 0,
     )

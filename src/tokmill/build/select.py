@@ -22,7 +22,6 @@ from tokmill.files import sampled_digest
 from tokmill.store.hashes import mix, record_digests, store_digests, token_names
 from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array, Records, Schema, id_dtype
-from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store
 
 BY_CONTENT = "function-hash"
@@ -156,7 +155,7 @@ class SelectSource:
         before = ""
         for number, store in enumerate(self.stores):
             for place, entry in enumerate(store.shards):
-                path = store.path.absolute() / "shards" / f"{entry.name}{SUFFIX}"
+                path = store.shard_file(place).absolute()
                 digest = sampled_digest(path, path.stat().st_size)
                 name = f"{number:05d}/{place:08d}/{entry.name}"
                 if self.looks_back:

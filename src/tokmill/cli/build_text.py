@@ -13,12 +13,15 @@ import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.build.folder import LEARNED, check_folder
+from tokmill.build.folder import check_folder, claimed
 from tokmill.build.prepare import BuildRecipe, How
 from tokmill.build.run import run
 from tokmill.cli.output import print_json, say
 from tokmill.errors import UsageError
-from tokmill.files import new_folder, remove
+from tokmill.files import machine_errors, new_folder
+from tokmill.formats import exports
+from tokmill.store.marks import is_store
+from tokmill.store.store import Store
 
 PANEL = "tokenizer, parts, one record"
 
@@ -75,7 +78,7 @@ def before(
                 f"{looking} writes nothing, and there is no tokenizer yet",
                 hint="`tokmill tokenizer train INPUT -o tokenizer.json`, then --tokenizer",
             )
-        with new_folder(folder):
+        with claimed(Path(chosen.out)), new_folder(folder):
             tokenizer = _learn(folder, chosen, list(chosen.inputs), more, how)
         chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
     if more.get("explain"):
@@ -96,11 +99,11 @@ def _learn(
 ) -> Path:
     from tokmill.text.learn import LearnOptions, learned_tokenizer
 
-    if how.fresh:
-        remove(folder / LEARNED)
     specials = tuple(more.get("special") or ("<|endoftext|>",))
     options = LearnOptions(vocab_size=more["vocab_size"], specials=specials)
-    path, made = learned_tokenizer(folder, chosen.source, inputs, chosen.options, options)
+    path, made = learned_tokenizer(
+        folder, chosen.source, inputs, chosen.options, options, again=how.fresh
+    )
     say(f"tokenizer: {path} ({'trained now' if made else 'kept from before'})")
     return path
 
@@ -117,10 +120,17 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
     if not chosen.out:
         raise UsageError("no folder was named", hint="-o DIR")
     out = Path(chosen.out)
+    for part in ("train", "val"):
+        check_folder(out / part)
+        if more.get("bin"):
+            check_bin(out / f"{part}.bin", out / part)
     tokenizer = chosen.tokenizer
     if tokenizer is None:
         if not more.get("vocab_size"):
             raise UsageError("no tokenizer was named", hint="--tokenizer PATH or --vocab-size N")
+        from tokmill.text.learn import check_learned
+
+        check_learned(out)
         # The validation text must not shape the vocabulary that it is measured with.
         with new_folder(out):
             tokenizer = str(_learn(out, chosen, train, more, how))
@@ -143,3 +153,22 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
             say(f"wrote {out / f'{part}.bin'}")
     if json:
         print_json(facts)
+
+
+def check_bin(path: Path, store: Path) -> None:
+    """Refuse to replace a file that is not the export of the store beside it, as it is now."""
+    if not path.exists():
+        return
+    if is_store(store):
+        opened = Store(store)
+        dtype = exports.wide_dtype(opened, "token")
+        wanted = exports.raw(exports.pieces(opened, "token", dtype))
+        with machine_errors("read", path), open(path, "rb") as handle:
+            same = all(handle.read(len(piece)) == piece for piece in wanted)
+            if same and not handle.read(1):
+                return
+    raise UsageError(
+        "the file is not one that this build wrote, and it would be replaced",
+        where=str(path),
+        hint="remove it, or choose another folder",
+    )

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import make_folder
+from tokmill.files import inside, make_folder
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases
 from tokmill.store.store import Store
 
@@ -124,7 +124,7 @@ def wide_dtype(store: Store, name: str) -> np.dtype[Any]:
 
 def output_file(out: Path, suffix: str, name: str = "tokens") -> Path:
     """Return `out` itself if it ends in `suffix`, else the file `name` in the folder `out`."""
-    path = out if out.name.endswith(suffix) else out / f"{name}{suffix}"
+    path = out if out.name.endswith(suffix) else inside(out, f"{name}{suffix}")
     make_folder(path.parent)
     return path
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tokmill.build.source import MAX_ITEM, Hash, InputFile, Item, find_files
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, sampled_digest
+from tokmill.files import inside, machine_errors, sampled_digest
 from tokmill.formats.tokens import IdType, TokenSource, at_byte, read_exactly, store_dtype
 from tokmill.store.schema import Array, Records
 
@@ -108,7 +108,7 @@ class IndexedSource(TokenSource):
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the documents that begin in the item."""
-        path = Path(item.path) / PurePosixPath(item.name).name
+        path = inside(item.path, PurePosixPath(item.name).name)
         self._check_unchanged(path, item)
         index = self.index(path)
         size = index.dtype.itemsize

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import write_file
+from tokmill.files import inside, write_file
 from tokmill.formats import exports
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -114,7 +114,7 @@ class LlmcExport:
             count = min(config.shard_tokens, store.tokens - start)
             header = np.zeros(HEADER // 4, "<i4")
             header[:3] = magic, version, count
-            path = folder / f"{config.name}_{config.split}_{number:06d}.bin"
+            path = inside(folder, f"{config.name}_{config.split}_{number:06d}.bin")
             write_file(path, exports.raw(chain([header], ids.take(count))))
             files.append(path)
         return exports.summary(files, store.tokens)

@@ -17,7 +17,7 @@ import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.rows import Windows
-from tokmill.files import write_file
+from tokmill.files import inside, write_file
 from tokmill.formats import exports
 from tokmill.store.manifest import encode
 from tokmill.store.schema import Array
@@ -88,7 +88,7 @@ class NpzExport:
             ids, mask = self._arrays(store, windows, rows, pad)
             tokens += int(mask.sum())
             size += ids.nbytes + mask.nbytes
-            path = folder / f"tokenized_{config.name}_part{part + 1:0{digits}d}.npz"
+            path = inside(folder, f"tokenized_{config.name}_part{part + 1:0{digits}d}.npz")
             write_file(path, deterministic_npz({"input_ids": ids, "attention_mask": mask}))
             files.append(path)
         written = sum(path.stat().st_size for path in files)

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import UsageError, nearest
-from tokmill.files import write_file
+from tokmill.files import inside, write_file
 from tokmill.formats import exports
 from tokmill.store.schema import PHRASE_BIT, Array
 from tokmill.store.store import Store
@@ -88,7 +88,7 @@ class TokenDictsExport:
         size = config.sequences_per_file or max(1, count)
         if config.sequences_per_file:
             folder = exports.output_folder(out, f"{config.name}_*.pkl")
-            paths = [folder / f"{config.name}_{i}.pkl" for i in range(-(-count // size))]
+            paths = [inside(folder, f"{config.name}_{i}.pkl") for i in range(-(-count // size))]
         else:
             paths = [exports.output_file(out, ".pkl", config.name)]
         for number, path in enumerate(paths):

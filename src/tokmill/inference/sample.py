@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError
+from tokmill.files import inside
 from tokmill.models.model import Recurrent, Tensors
 from tokmill.store.manifest import read_json
 from tokmill.store.vocab import Vocabulary
@@ -106,7 +107,7 @@ def load_coder(run: Path, columns: Sequence[str]) -> tuple[dict[str, Vocabulary]
                 hint="its store or its checkpoint was imported without a tokenizer",
             )
         found[column] = facts.vocabularies[name]
-    files = {column: run / VOCAB / vocabulary.file for column, vocabulary in found.items()}
+    files = {column: inside(run / VOCAB, vocabulary.file) for column, vocabulary in found.items()}
     kind = "tokenizer" if files[columns[0]].name.startswith("tokenizer") else "x86"
     coder = plugins.load(plugins.CODERS, kind)
     if kind == "tokenizer":

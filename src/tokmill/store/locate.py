@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import UsageError, nearest
-from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store, read_planned
 
 
@@ -38,7 +37,7 @@ def locate(store: Store, record: int) -> Place:
     paths = {planned.name: planned.path for planned in read_planned(store.path)}
     return Place(
         record=record,
-        shard=str(store.path / "shards" / f"{store.shards[number].name}{SUFFIX}"),
+        shard=str(store.shard_file(number)),
         record_in_shard=local,
         token_start=start,
         tokens=stop - start,

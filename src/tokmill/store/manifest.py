@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -16,6 +17,13 @@ from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
 
 FORMAT = 1
+
+Shard = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{24}\Z")]
+"""Name of a planned shard: a digest, so that no file can make it a path."""
+ShardFile = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{24}(-[0-9]{5,})?\Z")]
+"""Name of a part of a shard, as `shard_name` gives it."""
+SHARD_FILE = re.compile(r"[0-9a-f]{24}(-[0-9]{5,})?\.(safetensors|json)")
+"""What the files of a store's shards are called."""
 
 
 class Overlay(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,7 +64,7 @@ class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
     start: int
     stop: int
     digest: str
-    shard: str
+    shard: Shard
 
     @property
     def size(self) -> int:
@@ -95,8 +103,8 @@ class ItemReceipt(msgspec.Struct, frozen=True):
 class Receipt(msgspec.Struct, frozen=True):
     """The commit of a shard. Holds no time, path or worker: equal builds have equal receipts."""
 
-    shard: str
-    part: int
+    shard: Shard
+    part: Annotated[int, msgspec.Meta(ge=0)]
     last: bool
     records: int
     tokens: int
@@ -121,7 +129,7 @@ class Receipt(msgspec.Struct, frozen=True):
 class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
     """A shard in the manifest."""
 
-    name: str
+    name: ShardFile
     records: int
     tokens: int
     bytes: int

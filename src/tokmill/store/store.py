@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors
+from tokmill.files import inside, machine_errors
 from tokmill.store import manifest as layout
 from tokmill.store.gather import Gather
 from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
@@ -123,7 +123,7 @@ class Store:
         if shard is None:
             while len(self._mapped) >= most_maps():
                 self._mapped.pop(next(iter(self._mapped.copy()), -1), None)
-            shard = Shard(self.path / "shards" / f"{self.shards[number].name}{SUFFIX}")
+            shard = Shard(self.shard_file(number))
             for overlay in self.overlays.values():
                 for name in overlay.schema:
                     shard.lay(name, overlay.shard(number)[name])
@@ -250,9 +250,13 @@ class Store:
 
     def receipt(self, number: int) -> Receipt:
         """Return the receipt of a shard."""
-        name = self.shards[number].name
-        receipt: Receipt = layout.read_json(self.path / "shards" / f"{name}.json", Receipt)
+        path = self.shard_file(number).with_suffix(".json")
+        receipt: Receipt = layout.read_json(path, Receipt)
         return receipt
+
+    def shard_file(self, number: int) -> Path:
+        """Return the path of a shard."""
+        return shard_path(self.path, self.shards[number].name)
 
     def vocabulary_file(self, name: str) -> Path:
         """Return the path of the frozen file of a vocabulary."""
@@ -263,7 +267,12 @@ class Store:
                 hint=nearest(name, self.vocabularies)
                 or "it was imported without a tokenizer: give one with --tokenizer",
             )
-        return self.path / "vocab" / self.vocabularies[name].file
+        return inside(self.path / "vocab", self.vocabularies[name].file)
+
+
+def shard_path(store: Path, name: str) -> Path:
+    """Return the path of a shard by its name, as a manifest or a receipt has it."""
+    return inside(store / "shards", f"{name}{SUFFIX}")
 
 
 def gather_manifest(path: Path) -> Manifest:

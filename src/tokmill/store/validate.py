@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError
-from tokmill.files import TEMPORARY, sha256_file
+from tokmill.files import inside, is_private, sha256_file
 from tokmill.progress import Progress
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import ShardEntry
@@ -22,8 +22,14 @@ from tokmill.store.overlay import (
     overlay_names,
 )
 from tokmill.store.schema import PHRASE_BIT, phrase_columns
-from tokmill.store.shard import SUFFIX, Shard
-from tokmill.store.store import Store, make_manifest, read_planned, read_receipts
+from tokmill.store.shard import Shard
+from tokmill.store.store import (
+    Store,
+    make_manifest,
+    read_planned,
+    read_receipts,
+    shard_path,
+)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -64,7 +70,7 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
         store = Store(store.path)
     problems: list[Problem] = []
     for name, vocabulary in store.vocabularies.items():
-        path = store.path / "vocab" / vocabulary.file
+        path = inside(store.path / "vocab", vocabulary.file)
         if not path.exists():
             problems.append(Problem(str(path), f"the vocabulary {name!r} is missing"))
         elif sha256_file(path) != vocabulary.sha256:
@@ -95,7 +101,7 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
 
 def check_shard(store: Store, entry: ShardEntry) -> int:
     """Raise `TokmillError` for the first thing wrong with a shard; return its empty records."""
-    path = store.path / "shards" / f"{entry.name}{SUFFIX}"
+    path = shard_path(store.path, entry.name)
     if not path.exists():
         raise TokmillError("the shard is missing", where=str(path))
     size = path.stat().st_size
@@ -214,7 +220,7 @@ def check_strays(store: Store) -> list[Problem]:
     problems = []
     for path in sorted((store.path / "shards").iterdir()):
         stem = path.name.partition(".")[0]
-        if TEMPORARY not in path.name and stem not in known and store.manifest.complete:
+        if not is_private(path.name) and stem not in known and store.manifest.complete:
             problems.append(Problem(str(path), "the file belongs to no shard of the manifest"))
     return problems
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 
@@ -36,8 +37,8 @@ ROLE_NAMES: dict[str, str] = {
 class Vocabulary(msgspec.Struct, frozen=True):
     """What a store says of a column's vocabulary; the tokens themselves stand in `file`."""
 
-    file: str
-    """Name below `vocab/`."""
+    file: Annotated[str, msgspec.Meta(pattern=r"\A(?!\.)[^/\x00]+\Z")]
+    """Name below `vocab/`, never a path."""
     sha256: str
     size: int
     """Largest id + 1, added tokens counted."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokmill import plugins
 from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.files import machine_errors, make_folder, write_file
+from tokmill.files import inside, machine_errors, make_folder, write_file
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.huggingface import Public, public_of, read_config
 from tokmill.models.public_tensors import from_public, to_public
@@ -113,7 +113,7 @@ def write_run(
     with open_run(out, config, resume=False):
         if vocabulary:
             make_folder(out / VOCAB)
-            write_file(out / VOCAB / vocabulary[0].file, vocabulary[1])
+            write_file(inside(out / VOCAB, vocabulary[0].file), vocabulary[1])
         write_file(out / FACTS, encode(facts))
         save_weights(out / FINAL, task, config, step=0)
         write_file(out / RECIPE, encode(config))
@@ -152,7 +152,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     vocabulary = facts.vocabularies.get(facts.schema[task.column].vocab or "")
     if vocabulary:
         tokenizers = plugins.require("tokmill.text.tokenizer")
-        tokenizer = tokenizers.Tokenizer.from_file(run / VOCAB / vocabulary.file)
+        tokenizer = tokenizers.Tokenizer.from_file(inside(run / VOCAB, vocabulary.file))
         tokenizer.save(folder, vocabulary.roles)
     roles = vocabulary.roles if vocabulary else {}
     # Written out even where there are none: the defaults of an architecture name ids of its own.
@@ -198,7 +198,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         )
     tensors: dict[str, Tensor] = {}
     for name in sorted(names):
-        tensors |= read_fetched(folder / name)
+        tensors |= read_fetched(inside(folder, name))
     return tensors
 
 

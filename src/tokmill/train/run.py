@@ -21,7 +21,7 @@ import torch
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.files import locked, machine_errors, make_folder, write_file
+from tokmill.files import inside, locked, machine_errors, make_folder, write_file
 from tokmill.store.manifest import canonical_digest, encode, read_json
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
@@ -185,12 +185,13 @@ def begin(
     if not (out / RECIPE).exists():
         make_folder(out / VOCAB)
         for vocabulary in store.vocabularies.values():
-            with machine_errors("read", store.path / VOCAB / vocabulary.file):
-                data = (store.path / VOCAB / vocabulary.file).read_bytes()
-            write_file(out / VOCAB / vocabulary.file, data)
+            path = inside(store.path / VOCAB, vocabulary.file)
+            with machine_errors("read", path):
+                data = path.read_bytes()
+            write_file(inside(out / VOCAB, vocabulary.file), data)
         write_file(out / FACTS, encode(facts))
     for name, data in (files or {}).items():
-        write_file(out / name, data)
+        write_file(inside(out, name), data)
     write_file(out / RECIPE, encode(config))
 
 

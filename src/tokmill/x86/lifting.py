@@ -15,6 +15,7 @@ from tokmill.build.processes import in_processes
 from tokmill.build.source import InputFile, find_files
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import (
+    inside,
     locked,
     machine_errors,
     make_folder,
@@ -121,7 +122,9 @@ def lift_files(
     tasks = [
         _Task(
             file,
-            out if single or file.path.suffix == PICKLE else out / f"{file.name}.{form}",
+            out
+            if single or file.path.suffix == PICKLE
+            else inside(out, f"{file.name}.{form}", deep=True),
             form,
             lifter,
             version,
@@ -269,7 +272,7 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
     for graph in pickles.graphs_of(task.file.path, task.levels):
         started = time.monotonic()
         graph.level = pickles.level_of(graph.program)
-        out = task.out / f"{graph.program}.{task.form}"
+        out = inside(task.out, f"{graph.program}.{task.form}", deep=True)
         about = read_about(out)
         made = about is None or (about.digest, about.lifter) != (digest, PICKLES)
         if made:

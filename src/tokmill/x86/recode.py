@@ -16,7 +16,6 @@ from tokmill.build.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import sampled_digest
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Records, Schema, id_dtype
-from tokmill.store.shard import SUFFIX
 from tokmill.store.store import Store
 from tokmill.x86.vocabulary import UNKNOWN, TokenList, Vocabularies
 from tokmill.x86.vocabulary_changes import (
@@ -122,7 +121,7 @@ class RecodeSource:
         """Yield the shards of the stores in order."""
         for number, store in enumerate(self.stores):
             for place, entry in enumerate(store.shards):
-                path = store.path.absolute() / "shards" / f"{entry.name}{SUFFIX}"
+                path = store.shard_file(place).absolute()
                 digest = sampled_digest(path, entry.bytes)
                 name = f"{number:05d}/{place:08d}/{entry.name}"
                 yield Item(name, str(path), 0, entry.bytes, digest)

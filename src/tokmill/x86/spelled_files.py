@@ -11,7 +11,7 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.errors import UsageError, nearest
-from tokmill.files import new_folder, remove_leftovers, write_file
+from tokmill.files import inside, new_folder, remove_leftovers, write_file
 from tokmill.x86.count import nothing_read
 from tokmill.x86.graph import Graph
 from tokmill.x86.inputs import Seen, find_inputs, look_at
@@ -112,7 +112,7 @@ def _ktrans(out: Path, least: int, graph: Graph) -> tuple[int, int]:
             yield encode({"function": name, "address": address} | streams) + b"\n"
             count += 1
 
-    write_file(out / f"{_plain(graph.program)}.jsonl", lines())
+    write_file(inside(out, f"{_plain(graph.program)}.jsonl"), lines())
     return count, 1
 
 
@@ -121,7 +121,7 @@ def _asm2vec(out: Path, least: int, graph: Graph) -> tuple[int, int]:
     for name, address, instructions in functions_of(graph, least):
         head = [f" .name {name}", f" .offset {address:016x}", f" .file {graph.program}"]
         text = "\n".join([*head, *asm2vec(instructions), ""])
-        path = out / f"{_plain(graph.program)}-{address:x}"
+        path = inside(out, f"{_plain(graph.program)}-{address:x}")
         write_file(path, text.encode("utf-8", "replace"), sync=False)
         count += 1
     return count, count

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import TEMPORARY, machine_errors, make_folder, write_file
+from tokmill.files import is_private, machine_errors, make_folder, write_file
 from tokmill.formats.token_dicts_export import pickled_counts
 from tokmill.unpickle import Pickle
 from tokmill.x86.rules import COLUMNS, RULES
@@ -184,7 +184,7 @@ def check_target(folder: Path, rules: str) -> None:
             return
         if not folder.is_dir():
             raise TokmillError("this is no folder", where=str(folder), hint=hint)
-        names = sorted(path.name for path in folder.iterdir() if TEMPORARY not in path.name)
+        names = sorted(path.name for path in folder.iterdir() if not is_private(path.name))
     lists = {f"{column}.json" for column in COLUMNS}
     for name in names:
         if name not in lists:

@@ -22,6 +22,7 @@ from tokmill.build.prepare import How
 from tokmill.build.resources import Amount, choose, parse_bytes, parse_seconds
 from tokmill.build.run import build_store
 from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.files import locked
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 
@@ -315,10 +316,12 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     learned.mkdir(parents=True)
     for name in ("tokenizer.json", "learned.json"):
         (learned / name).write_bytes(TOKENIZER.read_bytes())
+    with locked(tmp_path / "t/.lock", "", ""):
+        pass
     with pytest.raises(TokmillError, match="not one record was found"):
         quick_build("jsonl", wrong, tmp_path / "t")
     found = {path.relative_to(tmp_path / "t").as_posix() for path in (tmp_path / "t").rglob("*")}
-    assert found == {"vocab", "vocab/tokenizer.json", "vocab/learned.json"}
+    assert found == {".lock", "vocab", "vocab/tokenizer.json", "vocab/learned.json"}
     # Of parts no one knows what the others do.
     how = How(quiet=True, amount=here(), part=(1, 1))
     with pytest.raises(TokmillError, match="not one record was found"):

@@ -191,7 +191,7 @@ def test_ranges_survive_the_receipt(tmp_path: Path) -> None:
     assert writer.ranges["token"] == (2, 7)
     assert writer.ranges["big"] == (0, 2**64 - 1)
     assert writer.ranges["score"] == (0.5, 0.5)
-    receipt = Receipt("a", 0, True, 3, 3, 0, "", writer.ranges, [], [])
+    receipt = Receipt("a" * 24, 0, True, 3, 3, 0, "", writer.ranges, [], [])
     path = tmp_path / "receipt.json"
     path.write_bytes(encode(receipt))
     again = read_json(path, Receipt)

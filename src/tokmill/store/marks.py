@@ -1,0 +1,68 @@
+"""Whose folder it is: a store and a run carry a mark in their files, whatever these are called.
+
+Only what carries one is taken for ours: a `manifest.json` of a web page makes no store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from tokmill.files import is_lock
+
+HEAD = 1 << 12
+LARGEST = 64 << 20
+"""A run's two small files are not searched beyond this."""
+STORE = re.compile(
+    rb'"format":\s*\d+,.{,200}?"recipe_id":\s*"[0-9a-f]{64}",\s*"plan_id":\s*"[0-9a-f]{64}"',
+    re.DOTALL,
+)
+"""What the plan and the manifest of a store begin with."""
+STORE_FILES = ("manifest.json", "plan.json")
+RUN_FILES = {
+    "recipe.json": {"data", "model", "task", "optim"},
+    "schema.json": {"columns", "schema"},
+}
+"""The two files that every run has, and keys of them."""
+LOCK = ".lock"
+
+
+def is_store(folder: Path) -> bool:
+    """Say, by what its files hold, whether a folder holds a store, or one whose build has begun."""
+    return any(_is_marked(folder / name) for name in STORE_FILES)
+
+
+def is_run(folder: Path) -> bool:
+    """Say whether a folder holds a training."""
+    return all(keys <= _keys(folder / name) for name, keys in RUN_FILES.items())
+
+
+def kind_of(folder: Path, names: Collection[str]) -> str:
+    """Return "store" or "run" for a folder that holds such, by its files `names`; else ""."""
+    if not {LOCK, *STORE_FILES, *RUN_FILES}.isdisjoint(names):
+        if is_store(folder):
+            return "store"
+        if is_run(folder):
+            return "run"
+        if is_lock(folder / LOCK):
+            return "run" if "recipe.json" in names else "store"
+    return ""
+
+
+def _is_marked(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        if path.is_file():
+            with open(path, "rb") as handle:
+                return STORE.search(handle.read(HEAD)) is not None
+    return False
+
+
+def _keys(path: Path) -> set[str]:
+    with contextlib.suppress(OSError, msgspec.DecodeError, RecursionError):
+        if path.is_file() and path.stat().st_size <= LARGEST:
+            return set(msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw]))
+    return set()

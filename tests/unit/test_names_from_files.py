@@ -1,0 +1,223 @@
+"""Names that come out of files lead to no other place, and only what is ours is removed."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokmill
+from making import jsonl, quick_build
+from tokmill.build.prepare import How
+from tokmill.build.repair import deep_check, repair
+from tokmill.errors import TokmillError
+from tokmill.files import (
+    inside,
+    is_lock,
+    is_private,
+    locked,
+    private_path,
+    remove_leftovers,
+    write_file,
+)
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+from tokmill.store.vocab import Vocabulary
+from tokmill.train.config import TrainConfig
+from tokmill.train.run import begin, facts_from
+
+SOURCES = Path(tokmill.__file__).parent
+OUTSIDE = ["../x", "/tmp/x", "..", ".", "", "a/b", "a\0b", "../../x", "x/../y"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_name_that_leads_out_of_its_folder_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TokmillError, match="leads out of the folder"):
+        inside(tmp_path, name)
+
+
+def test_plain_and_deep_names_and_links(tmp_path: Path) -> None:
+    assert inside(tmp_path, "a b\n.json") == tmp_path / "a b\n.json"
+    assert inside(tmp_path, "a/b", deep=True) == tmp_path / "a/b"
+    for name in ("../x", "/x", "a//b", "a/../../x", "a/./b", "a/"):
+        with pytest.raises(TokmillError, match="leads out"):
+            inside(tmp_path, name, deep=True)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/link").symlink_to(tmp_path)
+    with pytest.raises(TokmillError, match="through a link"):
+        inside(tmp_path / "in", "link/x", deep=True)
+
+
+NAMED = {"file", "name", "shard", "program"}
+"""Attributes that hold what a file says."""
+OWN = {
+    "files.py: folder / entry.name": "what a listing of the folder gave",
+    "report/comparison_table.py: paths[0].parent / ' + '.join((path.name for path in paths))": (
+        "a title of paths that the user named"
+    ),
+    "train/checkpoint.py: folder / f'{TEMPORARY}{target.name}'": "made of a number",
+}
+
+
+def joins(path: Path) -> Iterator[str]:
+    """Yield the places of a source where a name that may be another's is joined to a folder."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            parts = [node.right]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            parts = node.args if node.func.attr == "joinpath" else []
+        found = (inner for part in parts for inner in ast.walk(part))
+        if any(isinstance(inner, ast.Attribute) and inner.attr in NAMED for inner in found):
+            yield f"{path.relative_to(SOURCES).as_posix()}: {ast.unparse(node)}"
+
+
+def test_every_name_out_of_a_file_goes_through_one_function() -> None:
+    """A new place that joins one with `/` is either `files.inside`, or is argued for here."""
+    found = {place for path in SOURCES.rglob("*.py") for place in joins(path)}
+    assert found == set(OWN)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A small store, in a folder of its own so that what lies beside it is seen."""
+    path = jsonl(tmp_path / "x.jsonl", [{"text": f"record {i}"} for i in range(50)])
+    return quick_build("jsonl", path, tmp_path / "in/store").path
+
+
+def change(path: Path, how: Callable[[Any], None]) -> None:
+    """Change a JSON file in place."""
+    value = json.loads(path.read_text())
+    how(value)
+    path.write_text(json.dumps(value))
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    """All files below a folder that are not the store's."""
+    return {
+        str(path): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "store" not in path.relative_to(folder).parts
+    }
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/tokmill-x"])
+@pytest.mark.parametrize("file", ["manifest.json", "plan.json"])
+def test_a_vocabulary_cannot_be_written_elsewhere(
+    name: str, file: str, store: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "x").write_text("mine")
+    name = str(tmp_path / "x") if name.startswith("/") else name
+
+    def attack(value: Any) -> None:
+        value["vocabularies"]["token"]["file"] = name
+
+    change(store / file, attack)
+    before = everything(tmp_path)
+    for use in (
+        lambda: repair(Store(store)),
+        lambda: deep_check(Store(store), 1),
+        lambda: quick_build("select", store, tmp_path / "selected/store"),
+        lambda: quick_build("jsonl", tmp_path / "x.jsonl", store, how=How(yes=True, quiet=True)),
+        lambda: validate(Store(store)),
+    ):
+        try:
+            use()
+        except TokmillError as error:
+            assert error.hint
+    assert everything(tmp_path) == before
+
+
+def test_a_run_keeps_vocabularies_in_its_folder(store: Path, tmp_path: Path) -> None:
+    """Though the type of the manifest refuses such a name, the writer does too."""
+    opened = Store(store)
+    evil = Vocabulary("../../x", opened.vocabularies["token"].sha256, 300)
+    opened.vocabularies["token"] = evil
+    with pytest.raises(TokmillError, match="leads out"):
+        begin(tmp_path / "run", TrainConfig(), opened, facts_from([opened]))
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("where", ["inputs.jsonl", "manifest.json", "receipt"])
+def test_a_shard_cannot_be_written_elsewhere(where: str, store: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    for suffix in (".safetensors", ".json"):
+        victim.with_suffix(suffix).write_text("mine")
+    before = everything(tmp_path)
+    if where == "inputs.jsonl":
+        lines = [json.loads(line) for line in (store / where).read_text().splitlines()]
+        for line in lines:
+            line[5] = str(victim)
+        (store / where).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    elif where == "manifest.json":
+        change(store / where, lambda value: value["shards"][0].__setitem__(0, str(victim)))
+    else:
+        receipt = next((store / "shards").glob("*.json"))
+        change(receipt, lambda value: value.update(shard="../../victim"))
+    for use in (
+        lambda: repair(Store(store)),
+        lambda: repair(Store(store), ["x.jsonl"]),
+        lambda: deep_check(Store(store), 1),
+        lambda: list(Store(store)),
+    ):
+        try:
+            use()
+        except TokmillError as error:
+            assert error.hint
+    assert everything(tmp_path) == before
+
+
+def test_shards_of_a_checkpoint_are_read_from_its_folder(tmp_path: Path) -> None:
+    from tokmill.train.exchange import INDEX, read_weights
+
+    index = {"weight_map": {"a": "../other.safetensors"}, "metadata": {}}
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    with pytest.raises(TokmillError, match="leads out"):
+        read_weights(tmp_path)
+
+
+MINE = ["thesis.tmp-1.doc", ".tmp-notes", ".tmp-a-1", "a.tmp-b-1-0123abcd", ".tmp-a-1-0123ABCD"]
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_files_of_the_user_are_no_leftovers(name: str, store: Path, tmp_path: Path) -> None:
+    assert not is_private(name)
+    (store / name).write_text("mine")
+    (store / "shards" / name).write_text("mine")
+    quick_build("jsonl", tmp_path / "x.jsonl", store)
+    repair(Store(store))
+    assert (store / name).read_text() == (store / "shards" / name).read_text() == "mine"
+
+
+def test_leftovers_are_private_files_and_no_folders_or_links(tmp_path: Path) -> None:
+    private = private_path(tmp_path / "a b\n.json")
+    assert is_private(private.name)
+    private.write_text("half")
+    folder, link = private_path(tmp_path / "folder"), private_path(tmp_path / "link")
+    folder.mkdir()
+    link.symlink_to(tmp_path / "nowhere")
+    assert remove_leftovers(tmp_path) == 1
+    assert sorted(tmp_path.iterdir()) == sorted([folder, link])
+
+
+def test_a_name_as_long_as_can_be_is_written(tmp_path: Path) -> None:
+    for name in ("a" * 255, "ä" * 127):
+        assert write_file(tmp_path / name, b"data").read_bytes() == b"data"
+        assert is_private(private_path(tmp_path / name).name)
+
+
+def test_a_lock_carries_a_mark_and_takes_nobodys_file(tmp_path: Path) -> None:
+    with locked(tmp_path / ".lock", "taken", ""):
+        assert is_lock(tmp_path / ".lock")
+    (tmp_path / "poetry.lock").write_text("[[package]]")
+    with pytest.raises(TokmillError, match="not one of"), locked(tmp_path / "poetry.lock", "", ""):
+        pass
+    assert (tmp_path / "poetry.lock").read_text() == "[[package]]"
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TokmillError, match="no plain file"), locked(tmp_path / "link", "", ""):
+        pass
+    assert not (tmp_path / "elsewhere").exists()
