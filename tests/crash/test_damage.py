@@ -249,11 +249,17 @@ def test_repair_refuses_a_changed_input_and_leaves_the_store_alone(
     assert ran.code in (1, 5) and is_clean(ran.err) and paths[1].name in ran.err
 
 
-def test_a_stray_file_is_found_and_dropped_by_the_build(
-    store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
+@pytest.mark.parametrize("mend", ["build", "repair"])
+def test_a_stray_shard_is_found_and_dropped(
+    mend: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
 ) -> None:
-    (store / "shards" / "0123.safetensors").write_bytes(b"stray")
+    """A file of another name is somebody's own."""
+    (store / "shards" / f"{'0123' * 6}.safetensors").write_bytes(b"stray")
     assert forked("store", "validate", store).code == 1
-    assert forked(*whole[1], store).code == 0
+    command = (*whole[1], store) if mend == "build" else ("store", "repair", store)
+    assert forked(*command).code == 0
+    (store / "shards" / "notes.txt").write_bytes(b"mine")
     assert forked("store", "validate", store).code == 0
+    assert forked(*command).code == 0
+    (store / "shards" / "notes.txt").unlink()
     assert contents(store) == contents(whole[0])

@@ -175,4 +175,6 @@ def repair(store: Store, inputs: Sequence[str] = (), *, quiet: bool = True) -> R
         finally:
             remove_shards(folder)
         mend_manifest(store)
+        if store.manifest.complete:
+            remove_shards(store.path / "shards", {entry.name for entry in Store(store.path).shards})
         return Repaired(str(store.path), names, validate(Store(store.path), quiet=quiet).problems)

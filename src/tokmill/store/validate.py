@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError
-from tokmill.files import inside, is_private, sha256_file
+from tokmill.files import inside, sha256_file
 from tokmill.progress import Progress
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import ShardEntry
+from tokmill.store.manifest import SHARD_FILE, ShardEntry
 from tokmill.store.overlay import (
     FOLDER,
     check_offsets,
@@ -215,14 +215,15 @@ def check_plan(store: Store) -> list[Problem]:
 
 
 def check_strays(store: Store) -> list[Problem]:
-    """Report files among the shards that belong to nothing (leftovers of a kill are harmless)."""
+    """Report shards that belong to nothing; other files are leftovers, or somebody's own."""
     known = {entry.name for entry in store.shards}
-    problems = []
-    for path in sorted((store.path / "shards").iterdir()):
-        stem = path.name.partition(".")[0]
-        if not is_private(path.name) and stem not in known and store.manifest.complete:
-            problems.append(Problem(str(path), "the file belongs to no shard of the manifest"))
-    return problems
+    return [
+        Problem(str(path), "the file belongs to no shard of the manifest")
+        for path in sorted((store.path / "shards").iterdir())
+        if store.manifest.complete
+        and SHARD_FILE.fullmatch(path.name)
+        and path.name.partition(".")[0] not in known
+    ]
 
 
 def check_overlays(store: Store, *, quiet: bool = True) -> list[Problem]:

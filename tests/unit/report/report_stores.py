@@ -47,7 +47,7 @@ def write_store(
         }
     receipts, planned = [], []
     for number, records in enumerate(shards):
-        name = hashlib.sha256(str(number).encode()).hexdigest()
+        name = hashlib.sha256(str(number).encode()).hexdigest()[:24]
         writer = ShardWriter(schema, {"token": size} if vocabulary else {})
         flat = np.asarray([i for record in records for i in record], "u1")
         offsets = np.cumsum([0, *map(len, records)])

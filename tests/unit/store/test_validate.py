@@ -206,7 +206,9 @@ def test_damage_to_the_files(tmp_path: Path) -> None:
     (store.path / "vocab/tokenizer.json").write_text("[]")
     assert "not the one of the plan" in only_problem(store)
     store, path = broken("stray")
-    (path.parent / "stray.safetensors").write_text("")
+    (path.parent / "notes.txt").write_text("mine")
+    assert validate(store).ok
+    (path.parent / f"{'0123' * 6}.safetensors").write_text("")
     assert "belongs to no shard" in only_problem(store)
     store, path = broken("leftover")
     (path.parent / ".tmp-x.safetensors-1-2").write_text("")

@@ -16,6 +16,7 @@ from tokmill.store.shard import SUFFIX, ShardWriter
 from tokmill.store.vocab import Vocabulary
 
 SIZE = 23
+SHARD = "0123" * 6
 EOT = 0
 
 
@@ -54,7 +55,7 @@ def make_store(
     flat = np.concatenate(documents)
     columns = {"token": flat, "bytes": 2 * np.diff(offsets)}
     writer.add(Records(offsets, columns, np.zeros(len(documents), np.int64)), 0)
-    size_bytes, digest = writer.write(path / f"shards/one{SUFFIX}")
+    size_bytes, digest = writer.write(path / f"shards/{SHARD}{SUFFIX}")
     manifest = Manifest(
         producer="toy",
         complete=complete,
@@ -71,7 +72,7 @@ def make_store(
         ranges=writer.ranges,
         skipped={},
         rejected={},
-        shards=[ShardEntry("one", len(documents), len(flat), size_bytes, digest)],
+        shards=[ShardEntry(SHARD, len(documents), len(flat), size_bytes, digest)],
     )
     write_file(path / "manifest.json", encode(manifest))
     return path

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[2]))
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import TEMPORARY
+from tokmill.files import private_path
 from tokmill.x86.cfg import lift
 from tokmill.x86.graph_files import write_graph
 from tokmill.x86.rules import decode
@@ -69,9 +69,10 @@ def test_asm2vec_a_file_a_function(tmp_path: Path, loop: Path) -> None:
 
 
 def test_what_a_stopped_run_left_behind_is_removed(tmp_path: Path, loop: Path) -> None:
-    (tmp_path / f"loop.s-401000{TEMPORARY}123").write_text("half")
+    private_path(tmp_path / "loop.s-401000").write_text("half")
+    (tmp_path / "thesis.tmp-1.doc").write_text("mine")
     spell([str(loop)], tmp_path, "asm2vec")
-    assert [path.name for path in tmp_path.iterdir()] == ["loop.s-401000"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["loop.s-401000", "thesis.tmp-1.doc"]
 
 
 def test_small_functions_are_left_out(tmp_path: Path, loop: Path) -> None:
