@@ -36,7 +36,7 @@ from tokmill.x86.starts import (
 )
 from tokmill.x86.windows import called, joined, windows
 
-VERSION = 2
+VERSION = 3
 """Raised when the graph of some program changes."""
 ROUNDS = 256
 """Each round finds something new; a damaged program must not go on for ever."""

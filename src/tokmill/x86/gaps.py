@@ -14,6 +14,8 @@ ALIGNMENT = 16
 """Compilers that optimise let functions begin at multiples of this."""
 MOST_PADDING = 64
 """Instructions of padding in a row."""
+FILLS = (0x00, 0xCC)
+"""First bytes of padding that no function begins with: zeros, INT3."""
 
 
 class Ranges:
@@ -96,9 +98,14 @@ def gaps(ways: Ways) -> tuple[Array, Array]:
 
 
 def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
-    """Return for each gap the offset of its first instruction that is no padding, or its end."""
+    """Return for each gap the offset of its first instruction that is no padding, or its end.
+
+    Padding ends where code is aligned. What goes on behind such a place, up to one that is not, is
+    the beginning of the code: a function may begin with NOP.
+    """
     begin = np.minimum(begin, end)
     open_ = np.arange(len(begin))
+    aligned = np.full(len(begin), -1)
     for _ in range(MOST_PADDING):
         rows = instructions.row(begin[open_])
         skip = (rows >= 0) & (begin[open_] < end[open_])
@@ -106,8 +113,15 @@ def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
         open_, rows = open_[skip], rows[skip]
         if not len(open_):
             break
+        here = begin[open_]
+        first, _ = opcodes(instructions, rows)
+        may = ~np.isin(first, FILLS) & (instructions.code.address(here) % ALIGNMENT == 0)
+        aligned[open_[may]] = here[may]
         begin[open_] += instructions.length[rows]
-    return np.minimum(begin, end)
+    found = np.minimum(begin, end)
+    late = (aligned >= 0) & (begin < end) & (instructions.code.address(begin) % ALIGNMENT != 0)
+    found[late] = aligned[late]
+    return found
 
 
 def is_padding(instructions: Instructions, rows: Array) -> Array:

@@ -32,11 +32,19 @@ Perl_croak Perl_croak_nocontext Perl_croak_no_modify Perl_croak_xs_usage Perl_cr
 Perl_croak_memory_wrap Perl_die_unwind Perl_my_exit Perl_my_failure_exit
 rb_raise rb_exc_raise rb_bug rb_fatal rb_error_arity rb_memerror rb_throw rb_jump_tag
 lua_error luaL_error luaL_argerror luaL_typeerror png_error png_longjmp
+runtime.gopanic runtime.throw runtime.fatal runtime.fatalthrow runtime.fatalpanic runtime.block
+runtime.panicwrap runtime.goexit1 runtime.exit
 """
 NAMES = frozenset(_NAMES.split())
 """Functions of systems, compilers and well-known libraries that never come back."""
 ORDINARY = frozenset(("err", "errx", "verr", "verrx", "terminate"))
 """Those of them that a program may well call its own functions: they count where imported."""
+SWITCHING = frozenset(
+    f"runtime.{name}{suffix}"
+    for name in ("morestack", "morestack_noctxt", "mcall")
+    for suffix in ("", ".abi0")
+)
+"""Functions of Go that go on with another stack; later somebody comes back to their caller."""
 PATTERN = re.compile(r"_ZSt\d+__throw_|_ZN4core9panicking\d+(panic|assert_failed)")
 BY_STATUS = frozenset(("error", "error_at_line"))
 """They exit if their first argument is not 0."""
@@ -58,6 +66,8 @@ class Silent:
         )
         """u8, ascending: addresses of functions and stubs, and of slots that hold them."""
         self.by_status = _places([imports, slots], BY_STATUS.__contains__)
+        self.switching = _places([functions], SWITCHING.__contains__)
+        """u8, ascending: functions that come back, though no way through them does."""
 
     def jumps(self, instructions: Instructions) -> Array:
         """Return the rows of jumps out of the function to what does not return."""
@@ -104,12 +114,14 @@ def follow(ways: Ways, silent: Silent) -> Array:
     resolved = np.isin(instructions.transfer, ways.source) & (flow == Flow.JUMP_INDIRECT)
     rows = np.concatenate([instructions.transfer[ends & ~resolved], ways.missing_source])
     rows = without(rows, silent.jumps(instructions))
+    switching = instructions.row(instructions.code.offset(silent.switching))
+    rows = np.concatenate([rows, switching[switching >= 0]])
     found: Array = ways.call[~ways.returning(rows)]
     return found
 
 
 def _is_silent(name: str, known: frozenset[str]) -> bool:
-    name = name.partition("@")[0]
+    name = name.partition("@")[0].removesuffix(".abi0")
     return name in known or PATTERN.match(name) is not None
 
 

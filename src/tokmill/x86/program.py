@@ -12,6 +12,7 @@ from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.store.schema import Array
 from tokmill.x86 import elf, pe
+from tokmill.x86.gopclntab import name_go_functions
 from tokmill.x86.image import Program
 
 OTHERS = {
@@ -64,9 +65,13 @@ def parse_program(data: Array, path: str) -> Program:
     if head.startswith(elf.MAGIC):
         from tokmill.x86.elf_image import read_elf
 
-        return read_elf(data, path)
+        program = read_elf(data, path)
+        name_go_functions(program)
+        return program
     if head.startswith(pe.MAGIC):
-        return pe.read_pe(data, path)
+        program = pe.read_pe(data, path)
+        name_go_functions(program)
+        return program
     what, hint = "no program file", KNOWN
     if head[:4] in MACH:
         number = int.from_bytes(head[4:8], "little" if MACH[head[:4]] == "<" else "big")

@@ -127,3 +127,29 @@ def test_what_jumps_to_where_nobody_knows_may_come_back(built: Path) -> None:
     source = ".globl _start, f\n_start: call f\nret\nf: jmp [rdi]\n"
     path = assembled(built, "unknown", source)
     assert silent_calls(path, symbols(path)["_start"]) == 0
+
+
+def test_code_that_goes_on_with_another_stack_comes_back(built: Path) -> None:
+    source = r"""
+    .globl _start, work, runtime.morestack
+    _start: call work
+            ret
+    work:   cmp rsp, rdi
+            jbe more
+            call other
+            ret
+    more:   call runtime.morestack
+            jmp work
+    other:  ret
+    runtime.morestack:
+            mov rsp, rdi
+            call stops
+            ud2
+    stops:  hlt
+    .size runtime.morestack, . - runtime.morestack
+    """
+    path = assembled(built, "switching", source)
+    at = symbols(path)
+    blocks = blocks_of(lift(path), at["work"])
+    behind = blocks[at["more"]][1][1]
+    assert behind[0] == "FALL" and blocks[behind[1]][1] == [("JUMP", at["work"])]

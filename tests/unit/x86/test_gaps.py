@@ -1,0 +1,38 @@
+"""Where code begins behind padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tokmill.x86.cfg import lift
+from tokmill.x86.decode import Code, Instructions
+from tokmill.x86.gaps import skip_padding
+from x86_programs import flat
+
+
+@pytest.mark.parametrize(
+    ("code", "begin"),
+    [
+        ("c3 cccccccccccccc 9090909090909090 90 55 c3", 16),
+        ("c3 9090909090909090 90909090909090 90 55 c3", 16),
+        # A multiple of 16 that only INT3 or zeros reach is none of it.
+        ("c3 cccccccccccccccccccccccccccccccc 55 c3", 17),
+        ("c3 cccccccccccccc 9090909090909090 55 c3", 16),
+        ("c3 cccccccccccccc cccccccccccccccc 90 90 55 c3", 16),
+        # Up to a multiple of 32.
+        ("c3" + "90" * 31 + "55 c3", 32),
+    ],
+)
+def test_a_function_may_begin_with_nop(code: str, begin: int) -> None:
+    program = flat(bytes.fromhex(code))
+    instructions = Instructions(Code(program))
+    instructions.sweep()
+    size = len(bytes.fromhex(code))
+    assert skip_padding(instructions, np.asarray([1]), np.asarray([size])).tolist() == [begin]
+
+
+def test_such_a_function_is_found_where_it_begins() -> None:
+    # ret; INT3; nop; push rbp; mov rbp, rsp; pop rbp; ret
+    graph = lift(flat(bytes.fromhex("c3" + "cc" * 15 + "90 55 4889e5 5d c3")))
+    assert graph.function_address.tolist() == [0x401000, 0x401010]
