@@ -21,7 +21,7 @@ from tokmill.train.allocator import keep_freed_memory
 from tokmill.train.compiling import any_number_of_documents, compile_errors, compile_task
 from tokmill.train.config import EngineConfig, OptimConfig, RunConfig
 from tokmill.train.launch import Place, one_a_machine, place
-from tokmill.train.optim import clip_gradients, make_optimizer
+from tokmill.train.optim import MOMENTS, clip_gradients, make_optimizer
 from tokmill.train.precision import Precision
 from tokmill.train.tensors import read_tensors, write_tensors
 
@@ -89,8 +89,11 @@ class Engine(Protocol):
         """Return the whole weights by name, in float32; what other ranks than 0 get is no use."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write weights and optimiser into a folder that is there; every engine the same files."""
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write weights and optimiser into a folder that is there; every engine the same files.
+
+        Returns file → digest on rank 0: of tensors the seal (`tensors.py`), of others the sha256.
+        """
         ...
 
     def load(self, folder: Path) -> None:
@@ -203,27 +206,35 @@ class Single:
             for key, value in state.items()
         }
 
-    def save(self, folder: Path) -> None:
-        """Write weights, and each parameter's moments by its name."""
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write weights, and each parameter's moments by its name; return file → digest."""
+        digests: dict[str, str] = {}
         # One after the other: they need not lie in memory together.
         for file, gathered in ((MODEL, self.weights), (OPTIMIZER, self.moments)):
             tensors = gathered()
             if self.rank == 0:
-                write_tensors(folder / file, tensors)
-        if self.rank == 0:
-            self.precision.save(folder)
+                digests[file] = write_tensors(folder / file, tensors)
+        return digests | self.precision.save(folder) if self.rank == 0 else {}
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote."""
         self._set_weights(read_weights(folder / MODEL, self.shapes))
-        state: dict[str, dict[str, Tensor]] = {}
-        for key, value in read_tensors(folder / OPTIMIZER).items():
-            kind, _, name = key.partition(".")
-            if name not in self.names or value.shape not in (self.shapes[name], ()):
-                raise _unfit(folder / OPTIMIZER, name)
-            state.setdefault(name, {})[kind] = value
-        self._set_moments(state)
+        self._set_moments(self._read_moments(folder / OPTIMIZER))
         self.precision.load(folder)
+
+    def _read_moments(self, path: Path) -> dict[str, dict[str, Tensor]]:
+        """Return weight → kind → moment; a weight has all kinds of AdamW's, or none."""
+        state: dict[str, dict[str, Tensor]] = {}
+        for key, value in read_tensors(path).items():
+            kind, _, name = key.partition(".")
+            wanted = () if kind == MOMENTS[0] else self.shapes.get(name)
+            if kind not in MOMENTS or name not in self.names or value.shape != wanted:
+                raise _unfit(path, key)
+            state.setdefault(name, {})[kind] = value
+        for name, kinds in state.items():
+            if kinds.keys() != {*MOMENTS}:
+                raise _unfit(path, name)
+        return state
 
     def __enter__(self) -> Self:
         return self
@@ -369,14 +380,14 @@ def shapes_of(task: Task) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in task.state_dict().items()}
 
 
-def load_weights(task: Task, path: Path) -> None:
-    """Read weights into a task; names and shapes must be its own."""
-    task.load_state_dict(read_weights(path, shapes_of(task)))
+def load_weights(task: Task, path: Path, seal: str = "") -> None:
+    """Read weights into a task; names and shapes must be its own, `seal` as of `read_tensors`."""
+    task.load_state_dict(read_weights(path, shapes_of(task), seal))
 
 
-def read_weights(path: Path, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
+def read_weights(path: Path, shapes: Mapping[str, torch.Size], seal: str = "") -> dict[str, Tensor]:
     """Read weights, which must have these names and shapes."""
-    tensors = read_tensors(path)
+    tensors = read_tensors(path, seal)
     for name in shapes.keys() | tensors.keys():
         if name not in shapes or name not in tensors or shapes[name] != tensors[name].shape:
             raise _unfit(path, name)

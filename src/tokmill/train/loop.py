@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from tokmill.errors import Interrupted
+from tokmill.errors import Interrupted, MachineError
 from tokmill.feed.feed import Feed
 from tokmill.progress import Progress, human_time
 from tokmill.tasks.task import Task
 from tokmill.train import run as runs
-from tokmill.train.checkpoint import State, checkpoints, load_checkpoint, moves, save_checkpoint
+from tokmill.train.checkpoint import State, load_checkpoint, moves, save_checkpoint
 from tokmill.train.config import TrainConfig, notes, seconds
 from tokmill.train.data import make_feed, open_stores
 from tokmill.train.engine import Engine, make_engine
@@ -36,6 +38,7 @@ from tokmill.train.track import Tracker
 from tokmill.train.trackers import open_trackers
 from tokmill.train.validation import Validation, validation_of
 from tokmill.train.weights import BEST, FINAL, drop_final, save_weights
+from tokmill.train.whole import newest_whole
 
 
 def train_model(
@@ -71,7 +74,7 @@ def train_model(
     ):
         stores = open_stores(config.data)
         facts = runs.facts_of(out, stores)
-        newest = next(reversed(checkpoints(out)), None)
+        newest = newest_whole(out, engine)
         start = Path(config.run.start) if config.run.start and not newest else None
         if start:
             facts = start_facts(start, facts)
@@ -85,7 +88,7 @@ def train_model(
         if engine.rank == 0:
             runs.begin(out, config, stores[0], facts, engine.files)
         state = load_checkpoint(newest, engine, config.run.seed) if newest else State()
-        with open_trackers(out, config, state.step, engine.rank) as trackers:
+        with room_for(out), open_trackers(out, config, state.step, engine.rank) as trackers:
             Training(
                 config, out, task, feed, validation, engine, state, trackers, stop, quiet
             ).run()
@@ -243,6 +246,19 @@ class Training:
         if not self.quiet and self.engine.rank == 0:
             spent = human_time(self.meter.seconds)
             print(f"step {self.state.step}: {text} ({spent})", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def room_for(out: Path) -> Iterator[None]:
+    """Where a disk is full, name the command that goes on once there is room."""
+    try:
+        yield
+    except MachineError as error:
+        number = error.__cause__.errno if isinstance(error.__cause__, OSError) else 0
+        if number not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        hint = f"free some space, then `{resume_command(out)}` continues from the newest checkpoint"
+        raise MachineError(error.what, where=error.where, hint=hint) from error
 
 
 def due(step: int, every: int) -> bool:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from tokmill.models.model import Group
 from tokmill.train.config import OptimConfig
 
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each weight: the number of its steps, and its two moments."""
 NORM_PART = 1 << 18
 """Values whose squares are summed at a time."""
 

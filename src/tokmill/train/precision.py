@@ -9,6 +9,8 @@ before the backward pass and the gradients are divided after it.
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,12 +94,22 @@ class Precision:
         if self.scale and gradients:
             torch._foreach_mul_(list(gradients), 1 / self.scale.value)
 
-    def save(self, folder: Path) -> None:
-        """Write what a resumed run needs to know of the scale."""
-        if self.scale:
-            write_file(folder / SCALE, encode(self.scale))
+    def save(self, folder: Path) -> dict[str, str]:
+        """Write what a resumed run needs to know of the scale; return file → sha256."""
+        if self.scale is None:
+            return {}
+        data = encode(self.scale)
+        write_file(folder / SCALE, data)
+        return {SCALE: hashlib.sha256(data).hexdigest()}
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote."""
         if self.scale:
             self.scale = read_json(folder / SCALE, LossScale)
+            if not 1 <= self.scale.value < math.inf or self.scale.good < 0:
+                raise TokmillError(
+                    f"a loss cannot be scaled by {self.scale.value}",
+                    where=str(folder / SCALE),
+                    hint="remove the folder of this checkpoint: --resume then goes on from the "
+                    "one before",
+                )

@@ -7,10 +7,22 @@ a task of one's own.
 from __future__ import annotations
 
 import random
-from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+
+from tokmill.errors import TokmillError
+
+
+class RandomStates(msgspec.Struct):
+    """The states of the random generators of a process, fit for JSON."""
+
+    torch: str
+    """In hexadecimal, as that of CUDA."""
+    cuda: list[str]
+    python: tuple[int, list[int], float | None]
+    numpy: tuple[str, list[int], int, int, float]
 
 
 def seed_random_states(seed: int) -> None:
@@ -31,31 +43,44 @@ def on_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def random_states() -> dict[str, Any]:
-    """Return the states of the random generators of this process, fit for JSON."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    return {
-        "torch": torch.get_rng_state().numpy().tobytes().hex(),
-        "cuda": [torch.cuda.get_rng_state().numpy().tobytes().hex()] if on_cuda() else [],
-        "python": random.getstate(),
-        "numpy": [name, np.asarray(keys).tolist(), position, has_gauss, gauss],
-    }
+def random_states() -> RandomStates:
+    """Return the states of the random generators of this process."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, normal = np.random.get_state(legacy=True)
+    return RandomStates(
+        torch=torch.get_rng_state().numpy().tobytes().hex(),
+        cuda=[torch.cuda.get_rng_state().numpy().tobytes().hex()] if on_cuda() else [],
+        python=(version, list(internal), gauss),
+        numpy=(str(name), np.asarray(keys).tolist(), int(position), int(has_gauss), float(normal)),
+    )
 
 
-def set_random_states(states: dict[str, Any]) -> None:
-    """Put back what `random_states` returned."""
+def set_random_states(states: RandomStates, where: str = "") -> None:
+    """Put back what `random_states` returned.
+
+    Raises `TokmillError` for what no generator has as its state; `where`: the file that it is of.
+    """
 
     def tensor(text: str) -> torch.Tensor:
         return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
 
-    torch.set_rng_state(tensor(states["torch"]))
-    if states["cuda"] and torch.cuda.is_available():
-        # Of the device that this process computes on, whatever its number was then.
-        torch.cuda.set_rng_state(tensor(states["cuda"][0]))
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, np.asarray(keys, np.uint32), *rest))
+    version, internal, gauss = states.python
+    name, keys, place, has_gauss, normal = states.numpy
+    try:
+        if not 0 <= place <= len(keys):
+            raise ValueError(f"the place {place} among {len(keys)}")  # numpy would not look
+        torch.set_rng_state(tensor(states.torch))
+        if states.cuda and torch.cuda.is_available():
+            # Of the device that this process computes on, whatever its number was then.
+            torch.cuda.set_rng_state(tensor(states.cuda[0]))
+        random.setstate((version, tuple(internal), gauss))
+        np.random.set_state((name, np.asarray(keys, np.uint32), place, has_gauss, normal))
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise TokmillError(
+            f"the file is damaged: it holds no states of random generators ({error})",
+            where=where,
+            hint="remove the folder of this checkpoint: --resume then goes on from the one before",
+        ) from error
 
 
 def torch_states() -> list[torch.Tensor]:

@@ -30,11 +30,10 @@ from tokmill.tasks.task import Task, column_sizes
 from tokmill.train import config as configs
 from tokmill.train.checkpoint import checkpoints
 from tokmill.train.config import TrainConfig
-from tokmill.train.engine import MODEL, load_weights
 from tokmill.train.optim import same_rates
 from tokmill.train.resolve import RECIPE, read_recipe, resume_command
 from tokmill.train.track import METRICS, read_metrics
-from tokmill.train.weights import FINAL, newest_weights, step_of, weights_at
+from tokmill.train.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
 FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
 
@@ -247,7 +246,7 @@ def load_task(run: Path | str, at: str = "") -> Task:
     config, facts = read_run(run)
     place = weights_at(run, at)
     task = make_task(config, facts.columns)
-    load_weights(task, place / MODEL)
+    load_from(task, place)
     return task.eval()
 
 

@@ -10,10 +10,10 @@ from tokmill.errors import MachineError, TokmillError
 from tokmill.store.manifest import read_json
 from tokmill.tasks.task import Task
 from tokmill.train.config import DEFAULT_KINDS, TrainConfig, differences
-from tokmill.train.engine import MODEL, load_weights
+from tokmill.train.engine import MODEL
 from tokmill.train.resolve import read_recipe, run_of
 from tokmill.train.run import FACTS, Facts
-from tokmill.train.weights import newest_weights
+from tokmill.train.weights import load_from, newest_weights
 
 
 def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> None:
@@ -32,7 +32,7 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> No
     run, weights = find_weights(place)
     check_ids(read_json(run / FACTS, Facts), facts, place)
     try:
-        load_weights(task, weights / MODEL)
+        load_from(task, weights)
     except MachineError:
         raise
     except TokmillError as error:

@@ -21,9 +21,9 @@ from tokmill.errors import TokmillError
 from tokmill.files import make_folder, write_file
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
-from tokmill.train.checkpoint import FOLDER, checkpoints, discard
+from tokmill.train.checkpoint import FOLDER, checkpoints, discard, seal_of
 from tokmill.train.config import TrainConfig
-from tokmill.train.engine import MODEL
+from tokmill.train.engine import MODEL, load_weights
 from tokmill.train.tensors import read_metadata, write_tensors
 
 FINAL, BEST, CONFIG = "model", "best", "config.json"
@@ -90,6 +90,11 @@ def weights_at(run: Path, at: str = "") -> Path:
         what = f"the run has no weights {'of step ' if at.isdecimal() else 'called '}{at}"
         hint = f"there are: {', '.join(filter(None, named))}"
     raise TokmillError(what, where=str(run), hint=hint)
+
+
+def load_from(task: Task, place: Path) -> None:
+    """Read the weights of a folder, which must be those that were written there, into a task."""
+    load_weights(task, place / MODEL, seal_of(place))
 
 
 def step_of(place: Path) -> int:
