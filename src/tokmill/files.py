@@ -184,13 +184,30 @@ def write_file(
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line with one write; for logs, whose last line may be cut by a crash."""
+    """Append one line with one write; for logs. A last line that a crash cut short is dropped."""
+    line = line.rstrip(b"\n") + b"\n"
     with machine_errors("append", path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, line.rstrip(b"\n") + b"\n")
+            _drop_torn_line(descriptor)
+            if os.write(descriptor, line) < len(line):
+                _drop_torn_line(descriptor)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)
+
+
+def _drop_torn_line(descriptor: int, block: int = 1 << 16) -> None:
+    end = size = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - block)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            end = start + found + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(descriptor, end)
 
 
 def remove(path: Path) -> None:

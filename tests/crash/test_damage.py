@@ -159,9 +159,10 @@ def test_a_lost_json_file_is_written_again_by_the_build(
     assert identities(store) == files
 
 
-@pytest.mark.parametrize("damage", ["emptied", "cut", "of another build", "rubbish"])
-def test_damaged_inputs_are_found_and_written_again_by_the_build(
-    damage: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
+@pytest.mark.parametrize("by", ["repair", "build"])
+@pytest.mark.parametrize("damage", ["emptied", "cut", "of another build", "rubbish", "a path"])
+def test_damaged_inputs_are_found_and_written_again(
+    damage: str, by: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
 ) -> None:
     path = store / "inputs.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -171,14 +172,16 @@ def test_damaged_inputs_are_found_and_written_again_by_the_build(
             "cut": lines[0],
             "of another build": b"".join(lines).replace(b"a.jsonl", b"b.jsonl"),
             "rubbish": b"\x00\xff",
+            "a path": b"".join(lines).replace(b"/in/", b"/on/"),
         }[damage]
     )
     found = forked("store", "validate", store)
     assert found.code == 1 and "inputs.jsonl" in found.out
-    refused = forked("store", "repair", store)
-    assert refused.code == 1 and is_clean(refused.err) and "inputs.jsonl" in refused.err
     files = identities(store)
-    ran = forked(*whole[1], store)
+    if by == "repair":
+        ran = forked("store", "repair", store)
+    else:
+        ran = forked(*whole[1], store)
     assert ran.code == 0, ran.err
     assert contents(store) == contents(whole[0])
     assert identities(store) == files
@@ -200,20 +203,57 @@ def test_inputs_that_moved_are_found_where_they_are_now(
     assert forked("store", "repair", store).code == 0
 
 
+@pytest.mark.parametrize("by", ["repair", "build"])
+@pytest.mark.parametrize("name", ["plan.json", "plan.copy.json"])
+@pytest.mark.parametrize("how", ["flipped", "lost", "emptied"])
+def test_a_damaged_plan_is_mended_from_its_copy_and_the_other_way_round(
+    how: str, name: str, by: str, store: Path, whole: tuple[Path, tuple[object, ...]],
+    forked: Forked,
+) -> None:  # fmt: skip
+    path = store / name
+    if how == "lost":
+        path.unlink()
+    elif how == "emptied":
+        path.write_bytes(b"")
+    else:
+        flip(path, 300)
+    files = identities(store)
+    found = forked("store", "validate", store)
+    assert found.code == 1 and name in found.out
+    ran = forked("store", "repair", store) if by == "repair" else forked(*whole[1], store)
+    assert ran.code == 0, ran.err
+    assert contents(store) == contents(whole[0])
+    assert identities(store) == files
+
+
+def test_a_plan_without_its_copy_is_written_again_by_the_build(
+    store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
+) -> None:
+    """The manifest says that the recipe is the same."""
+    for name in ("plan.json", "plan.copy.json"):
+        flip(store / name, 300)
+    refused = forked("store", "repair", store)
+    assert refused.code == 1 and is_clean(refused.err) and "plan.json" in refused.err
+    assert forked(*whole[1], store).code == 0
+    assert contents(store) == contents(whole[0])
+
+
 def test_a_lost_plan_is_a_refusal(
     store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
 ) -> None:
     """Nobody knows then what the shards were made with."""
     (store / "plan.json").unlink()
+    (store / "plan.copy.json").unlink()
     ran = forked(*whole[1], store)
     assert ran.code == 1 and is_clean(ran.err) and "--fresh" in ran.err
     ran = forked("store", "repair", store)
     assert ran.code in (1, 5) and is_clean(ran.err)
 
 
+@pytest.mark.parametrize("by", ["repair", "build"])
 @pytest.mark.parametrize("how", ["missing", "changed"])
-def test_a_damaged_vocabulary_is_found_and_mended_by_the_build(
-    how: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
+def test_a_damaged_vocabulary_is_found_and_mended(
+    how: str, by: str, store: Path, whole: tuple[Path, tuple[object, ...]], forked: Forked
 ) -> None:
     path = store / "vocab" / "tokenizer.json"
     if how == "missing":
@@ -222,12 +262,55 @@ def test_a_damaged_vocabulary_is_found_and_mended_by_the_build(
         flip(path, 100)
     found = forked("store", "validate", store)
     assert found.code == 1 and "tokenizer.json" in found.out
+    if by == "build":
+        assert forked(*whole[1], store).code == 0
     shards(store)[0].unlink()
-    refused = forked("store", "repair", store)
-    assert refused.code in (1, 5) and is_clean(refused.err) and "tokenizer.json" in refused.err
-    assert forked(*whole[1], store).code == 0
-    assert forked("store", "repair", store).code == 0
+    ran = forked("store", "repair", store)
+    assert ran.code == 0, ran.err
     assert contents(store) == contents(whole[0])
+
+
+def test_a_vocabulary_whose_tokenizer_is_gone_is_a_refusal_that_says_what_to_copy(
+    fast_path: Path, tokenizer: Path, forked: Forked
+) -> None:
+    write_inputs(fast_path / "in", 1)
+    mine = fast_path / "mine.json"
+    mine.write_bytes(tokenizer.read_bytes())
+    store = fast_path / "store"
+    command = ("build", "jsonl", fast_path / "in", "--tokenizer", mine, "-q", "--workers", 0, "-o")
+    assert forked(*command, store).code == 0
+    mine.unlink()
+    flip(store / "vocab" / "tokenizer.json", 100)
+    ran = forked("store", "repair", store)
+    digest = json.loads((store / "manifest.json").read_bytes())["vocabularies"]["token"]["sha256"]
+    assert ran.code == 1 and is_clean(ran.err) and digest in ran.err and str(mine) in ran.err
+
+
+def test_a_learned_vocabulary_is_learned_again(fast_path: Path, forked: Forked) -> None:
+    write_inputs(fast_path / "in", 1)
+    store = fast_path / "store"
+    command = ("build", "jsonl", fast_path / "in", "--vocab-size", 280, "-q", "--workers", 0, "-o")
+    assert forked(*command, store).code == 0
+    whole = contents(store)
+    flip(store / "vocab" / "tokenizer.json", 100)
+    assert forked("store", "validate", store).code == 1
+    assert forked("store", "repair", store).code == 0
+    assert contents(store) == whole
+
+
+def test_a_damaged_line_of_the_log_is_found_and_a_torn_one_is_fine(
+    store: Path, forked: Forked
+) -> None:
+    events = store / "events.jsonl"
+    whole = events.read_bytes()
+    events.write_bytes(whole + whole[:40])
+    assert forked("store", "validate", store).code == 0
+    flip(events, 60)
+    found = forked("store", "validate", store)
+    assert found.code == 1 and f"{events}:1" in found.out
+    mended = forked("store", "repair", store)
+    assert mended.code == 0 and "events.jsonl" in mended.out
+    assert events.read_bytes() == whole.partition(b"\n")[2] + whole[:40]
 
 
 def test_repair_refuses_a_changed_input_and_leaves_the_store_alone(

@@ -7,6 +7,7 @@ made anew only while a version is not yet released.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ sys.path.insert(0, str(HERE.parent))
 
 from making import quick_build  # noqa: E402
 from tokmill.build import plan  # noqa: E402
+from tokmill.store.seal import unsealed  # noqa: E402
 from tokmill.store.store import Store  # noqa: E402
 
 INPUT = HERE / "input"
+NO_CONTENT = (".lock", "events.jsonl", ".gitattributes", "plan.copy.json")
 SHARD_BYTES = 1 << 9
 """Input bytes of a shard, so that a small input makes several."""
 
@@ -33,12 +36,21 @@ def build(out: Path) -> Store:
 
 
 def without_paths(store: Path) -> dict[str, bytes]:
-    """The files of a store; the paths of this machine, which are in no identity, made relative."""
+    """The files of a store as they were when it was made, without the digests that came later.
+
+    The paths of this machine, which are in no identity, are made relative.
+    """
     found = {
         path.relative_to(store).as_posix(): path.read_bytes()
         for path in sorted(store.rglob("*"))
-        if path.is_file() and path.name not in (".lock", "events.jsonl", ".gitattributes")
+        if path.is_file() and path.name not in NO_CONTENT
     }
+    for name in found:
+        if name.endswith(".json") and not name.startswith("vocab"):
+            found[name] = unsealed(found[name])
+    # What plans say since then: where the tokenizer lies, and the digest of the inputs' file.
+    later = rb',\n "(tokenizer|inputs_sha256)": "[^"]*"'
+    found["plan.json"] = re.sub(later, b"", found["plan.json"])
     for name in ("plan.json", "inputs.jsonl"):
         here = json.dumps(str(INPUT.absolute()))[1:-1].encode()
         found[name] = found[name].replace(here, b"input")

@@ -22,6 +22,7 @@ from tokmill.files import locked, remove, write_file
 from tokmill.progress import Progress, human_bytes, human_time
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, Receipt
+from tokmill.store.seal import sealed
 from tokmill.store.store import Store, make_manifest, read_planned, read_receipts
 
 PART_WAIT = 60.0
@@ -142,7 +143,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
                 if prepared.recipe.source == "select"
                 else said_of_inputs(plan, prepared.planned, why) or _why_nothing(why, plan.options),
             )
-        write_if_different(out / "manifest.json", layout.encode(manifest))
+        write_if_different(out / "manifest.json", sealed(manifest))
         remove(out / "projection.json")
         kept = {entry.name for entry in manifest.shards}
         remove_shards(out / "shards", kept)
@@ -151,7 +152,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
 
 def finish_parts(out: Path, max_rejects: float = 0.01) -> int:
     """Write the manifest of a store built in parts; return how many shards are still missing."""
-    plan: Plan = layout.read_json(out / "plan.json", Plan)
+    plan = layout.read_plan(out)
     planned = list(read_planned(out))
     known = {item.shard for item in planned}
     receipts = [receipt for receipt in read_receipts(out) if receipt.shard in known]
@@ -201,7 +202,7 @@ def stop_early(
 ) -> Store:
     """End a build at its time limit: a partial store, and what the whole would take."""
     manifest = make_manifest(prepared.plan, in_order(prepared.planned, receipts), complete=False)
-    write_if_different(out / "manifest.json", layout.encode(manifest))
+    write_if_different(out / "manifest.json", sealed(manifest))
     share = max(bar.done, 1) / max(bar.total, 1)
     projection = {
         "share": round(share, 4),

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokmill.build.make import InputChanged
 from tokmill.build.plan import difference, plan_stands, write_plan
@@ -29,8 +30,12 @@ from tokmill.store.manifest import SHARD_FILE, Manifest, Overlay, Plan, PlannedI
 from tokmill.store.marks import LOCK, is_store
 from tokmill.store.shard import SUFFIX
 from tokmill.store.store import read_planned, read_receipts
+from tokmill.store.vocab import LEARNED
 
-KNOWN_FILES = ("manifest.json", "plan.json", "inputs.jsonl", "events.jsonl", "projection.json")
+KNOWN_FILES = (
+    "manifest.json", layout.PLAN, layout.PLAN_COPY, "inputs.jsonl", "events.jsonl",
+    "projection.json",
+)  # fmt: skip
 KNOWN_FOLDERS = ("shards", "vocab", "overlays", "cache")
 AGAIN = "cache/again"
 """Where shards are made again, to be compared with those that stand."""
@@ -40,8 +45,6 @@ CACHED = re.compile(
 """What else a store keeps in `cache`."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 TAKEN = "another build is writing to this store"
-LEARNED = "learned.json"
-"""Beside a tokenizer that was learned for a build: the options of its training."""
 
 
 def check_folder(out: Path) -> None:
@@ -112,6 +115,8 @@ def clear(out: Path, spared: Collection[str] = ()) -> None:
                 _remove_empty(overlay)
         elif name == "vocab":
             # LEARNED says how the tokenizer of this build was learned, just before.
+            if (folder / LEARNED).exists():
+                vocabularies.difference_update(TOKENIZER_FILES)
             _remove_files(folder, lambda name: name in vocabularies)
         elif name == "shards":
             remove_shards(folder)
@@ -149,9 +154,10 @@ def _remove_empty(folder: Path) -> None:
 
 def _vocabulary_files(out: Path) -> set[str]:
     """Return the names of the files in `vocab` of a store, as its plan or its manifest has them."""
-    for name, kind in (("plan.json", Plan), ("manifest.json", Manifest)):
+    kinds: dict[str, Any] = {layout.PLAN: Plan, layout.PLAN_COPY: Plan, "manifest.json": Manifest}
+    for name, kind in kinds.items():
         with contextlib.suppress(TokmillError):
-            found = layout.read_json(out / name, kind)
+            found: Any = layout.read_sealed(out / name, kind)
             beside = TOKENIZER_FILES if "token" in found.vocabularies else ()
             return {*(one.file for one in found.vocabularies.values()), *beside}
     return set(TOKENIZER_FILES)
@@ -189,8 +195,8 @@ def given_up(out: Path) -> Iterator[None]:
 def settle(out: Path, prepared: Prepared, how: How) -> None:
     """Compare with the plan that is there, and write the new one with its vocabularies."""
     plan = prepared.plan
-    if (out / "plan.json").exists():
-        old: Plan = layout.read_json(out / "plan.json", Plan)
+    if any((out / name).exists() for name in (layout.PLAN, layout.PLAN_COPY)):
+        old = _plan_before(out, plan)
         if old.recipe_id != plan.recipe_id and any(r.records for r in read_receipts(out)):
             lines = "\n  ".join(difference(old.recipe, plan.recipe))
             is_overlay = isinstance(plan.overlay, Overlay)
@@ -213,6 +219,18 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
     write_vocabularies(out, prepared.frozen)
     make_folder(out / "shards")
     write_plan(out, plan, prepared.planned)
+
+
+def _plan_before(out: Path, plan: Plan) -> Plan:
+    """Return the plan that is there; where it is damaged, and was of one recipe, the new one."""
+    try:
+        return layout.read_plan(out)
+    except TokmillError:
+        with contextlib.suppress(TokmillError):
+            manifest = layout.read_sealed(out / "manifest.json", Manifest)
+            if manifest.recipe_id == plan.recipe_id:
+                return plan
+        raise
 
 
 def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
@@ -250,9 +268,10 @@ def report_changes(out: Path, planned: Sequence[PlannedItem], how: How) -> None:
         )
 
 
-def write_if_different(path: Path, data: bytes) -> None:
-    """Write a file unless the one that stands is the same."""
+def write_if_different(path: Path, data: bytes) -> bool:
+    """Write a file unless the one that stands is the same; say whether it was written."""
     with machine_errors("read", path):
         same = path.exists() and path.read_bytes() == data
     if not same:
         write_file(path, data)
+    return not same

@@ -15,9 +15,9 @@ from tokmill import plugins
 from tokmill.build.source import Frozen, Item, Resources, Source
 from tokmill.errors import TokmillError
 from tokmill.files import inside, machine_errors, sampled_digest, write_file
-from tokmill.store import manifest as layout
 from tokmill.store.manifest import ItemReceipt, Receipt, shard_name
 from tokmill.store.schema import Records
+from tokmill.store.seal import sealed
 from tokmill.store.shard import SUFFIX, ShardWriter
 from tokmill.store.vocab import Vocabulary
 
@@ -144,7 +144,7 @@ class _Part:
             skipped=dict(sorted(self.skipped.items())),
             notes=dict(sorted(self.notes.items())),
         )
-        write_file(path.with_suffix(".json"), layout.encode(receipt))
+        write_file(path.with_suffix(".json"), sealed(receipt))
         return receipt
 
 

@@ -15,6 +15,7 @@ from tokmill.files import machine_errors, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, canonical_digest
 from tokmill.store.schema import check_schema
+from tokmill.store.seal import sealed
 
 SHARD_BYTES = 64 << 20
 """Input bytes of a shard on average."""
@@ -76,6 +77,7 @@ def make_plan(
         roots=[str(Path(root).absolute()) for root in roots],
         overlay=getattr(source, "overlay", msgspec.UNSET),
         command=getattr(source, "command", msgspec.UNSET),
+        inputs_sha256=digest_of(_lines(planned)),
     )
     return plan, planned
 
@@ -114,20 +116,35 @@ def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
 
 
 def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
-    """Write `inputs.jsonl`, then `plan.json`."""
+    """Write `inputs.jsonl`, then `plan.json`, then the copy that mends it."""
+    write_inputs(store, planned)
+    write_file(store / layout.PLAN, sealed(plan))
+    write_file(store / layout.PLAN_COPY, sealed(plan))
+
+
+def write_inputs(store: Path, planned: Sequence[PlannedItem]) -> None:
+    """Write `inputs.jsonl`."""
     write_file(store / "inputs.jsonl", _lines(planned), sync=False)
-    write_file(store / "plan.json", layout.encode(plan))
+
+
+def digest_of(chunks: Iterable[bytes]) -> str:
+    """Return the sha256 of what comes in chunks."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool:
-    """Say whether the two files are what `write_plan` would write.
+    """Say whether the files are what `write_plan` would write.
 
     They are not when they were damaged, or when the same inputs now lie elsewhere.
     """
     with machine_errors("read", store):
-        if (store / "plan.json").read_bytes() != layout.encode(plan):
+        files = [store / name for name in (layout.PLAN, layout.PLAN_COPY, "inputs.jsonl")]
+        if not all(file.exists() for file in files):
             return False
-        if not (store / "inputs.jsonl").exists():
+        if any(file.read_bytes() != sealed(plan) for file in files[:2]):
             return False
         with open(store / "inputs.jsonl", "rb") as handle:
             same = all(handle.read(len(lines)) == lines for lines in _lines(planned))

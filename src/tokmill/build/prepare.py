@@ -77,5 +77,9 @@ def prepare(chosen: BuildRecipe) -> Prepared:
     frozen = kind.freeze(config, request)
     source: Source = kind(config, chosen.inputs, frozen, Amount().resources())
     plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs)
+    if chosen.tokenizer is not None:
+        plan = msgspec.structs.replace(plan, tokenizer=str(Path(chosen.tokenizer).absolute()))
+    if chosen.roles:
+        plan = msgspec.structs.replace(plan, roles=chosen.roles)
     left_out = getattr(source, "left_out", 0)
     return Prepared(chosen, config, frozen, plan, planned, left_out)

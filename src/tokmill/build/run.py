@@ -23,7 +23,7 @@ from tokmill.build.resources import choose
 from tokmill.build.watch import Watch
 from tokmill.errors import Interrupted, MachineError
 from tokmill.files import locked, machine_errors, new_folder
-from tokmill.progress import Progress, human_bytes, human_time
+from tokmill.progress import Progress, human_bytes, human_count, human_time
 from tokmill.store.marks import LOCK
 from tokmill.store.store import Store, read_receipts
 
@@ -91,7 +91,11 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     if how.part is None:
         sweep(out)
     shards = {item.shard for item in planned}
-    receipts = [receipt for receipt in read_receipts(out) if receipt.shard in shards]
+    damaged: list[Path] = []
+    receipts = [receipt for receipt in read_receipts(out, damaged) if receipt.shard in shards]
+    if damaged and not how.quiet:
+        what = human_count(len(damaged), "receipt")
+        print(f"{what} damaged, made again with the shard: {damaged[0]}", file=sys.stderr)
     tasks = missing_tasks(planned, receipts)
     if how.part is not None:
         mine, of = how.part

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tokmill.files import append_line
 from tokmill.progress import human_bytes
+from tokmill.store.events import EVENTS, event_line
 
 
 class Watch:
@@ -71,4 +70,4 @@ class Watch:
             **facts,
             **self.resources(),
         }
-        append_line(self.store / "events.jsonl", msgspec.json.encode(line))
+        append_line(self.store / EVENTS, event_line(line))

@@ -22,6 +22,7 @@ from tokmill.files import machine_errors, new_folder
 from tokmill.formats import exports
 from tokmill.store.marks import is_store
 from tokmill.store.store import Store
+from tokmill.store.vocab import Learned
 
 PANEL = "tokenizer, parts, one record"
 
@@ -97,10 +98,10 @@ def before(
 def _learn(
     folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str, Any], how: How
 ) -> Path:
-    from tokmill.text.learn import LearnOptions, learned_tokenizer
+    from tokmill.text.learn import learned_tokenizer
 
     specials = tuple(more.get("special") or ("<|endoftext|>",))
-    options = LearnOptions(vocab_size=more["vocab_size"], specials=specials)
+    options = Learned(vocab_size=more["vocab_size"], specials=specials)
     path, made = learned_tokenizer(
         folder, chosen.source, inputs, chosen.options, options, again=how.fresh
     )

@@ -64,22 +64,16 @@ def repair(
     json: Json = False,
 ) -> int:
     """Make the bad shards again from their inputs, and only those."""
-    from tokmill.build.finish import finish_parts
     from tokmill.build.repair import repair as mend
 
-    try:
-        opened = Store(store)
-    except TokmillError:
-        # A manifest that cannot be read follows from plan and receipts.
-        if not (store / "plan.json").exists() or finish_parts(store, max_rejects=1.0):
-            raise
-        opened = Store(store)
-    done = mend(opened, input_ or (), quiet=False)
+    done = mend(store, input_ or (), quiet=False)
     if json:
         print_json(done)
     else:
         made = human_count(len(done.shards), "shard")
         print(f"{store}: {made} made again {' '.join(done.shards)}".rstrip())
+        if done.files:
+            print(f"{store}: written again: {', '.join(done.files)}")
         for problem in done.remaining:
             print(f"{problem.where}: {problem.what}")
     return 1 if done.remaining else 0

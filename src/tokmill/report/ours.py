@@ -28,7 +28,7 @@ def store(look: Look) -> Facts | None:
         **_manifest_facts(opened.manifest),
     }
     if (look.path / "plan.json").exists():
-        plan: Plan = layout.read_json(look.path / "plan.json", Plan)
+        plan: Plan = layout.read_sealed(look.path / "plan.json", Plan)
         facts["recipe"] = plan.recipe
         facts["inputs"] = shorten(plan.roots)
         if opened.partial:

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,8 +14,10 @@ from msgspec import UNSET, UnsetType
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.store.schema import Schema
+from tokmill.store.seal import check_seal
 from tokmill.store.vocab import Vocabulary
 
+T = TypeVar("T", bound=msgspec.Struct)
 FORMAT = 1
 
 Shard = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{24}\Z")]
@@ -54,6 +56,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     overlay: Overlay | UnsetType = UNSET
     command: str | UnsetType = UNSET
     """The command that makes an overlay again when its base has changed."""
+    tokenizer: str | UnsetType = UNSET
+    """The tokenizer's file, absolute; with `roles` it makes a lost vocabulary again."""
+    roles: dict[str, str] | UnsetType = UNSET
+    """Role → special token, where they were named."""
+    inputs_sha256: str | UnsetType = UNSET
+    """sha256 of `inputs.jsonl`; older plans have none."""
 
 
 class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
@@ -178,15 +186,42 @@ def encode(value: Any, indent: int = 1) -> bytes:
 
 
 def read_json(path: Path, kind: Any) -> Any:
-    """Read one of the store's JSON files; damage is an error that names the file."""
+    """Read a JSON file; damage is an error that names the file."""
+    return _decoded(path, kind, sealed=False)
+
+
+def read_sealed(path: Path, kind: type[T]) -> T:
+    """Read the plan, the manifest or a receipt; a byte that has changed is an error."""
+    found: T = _decoded(path, kind, sealed=True)
+    return found
+
+
+PLAN, PLAN_COPY = "plan.json", "plan.copy.json"
+
+
+def read_plan(store: Path) -> Plan:
+    """Read the plan of a store; where `plan.json` is damaged, its copy."""
+    try:
+        return read_sealed(store / PLAN, Plan)
+    except TokmillError:
+        try:
+            return read_sealed(store / PLAN_COPY, Plan)
+        except TokmillError:
+            pass
+        raise
+
+
+def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
     with machine_errors("read", path):
         data = path.read_bytes()
     try:
+        if sealed:
+            check_seal(data, kind)
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise TokmillError(
             f"the file cannot be read: {error}",
             where=str(path),
-            hint="it is damaged, or of another version of tokmill; a damaged manifest or receipt "
-            "can be removed: the build command makes it again",
+            hint="it is damaged, or of another version of tokmill; of a store, `tokmill store "
+            "repair STORE` makes manifest, plan and receipts again, as does the same build",
         ) from error

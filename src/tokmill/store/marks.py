@@ -22,7 +22,7 @@ STORE = re.compile(
     re.DOTALL,
 )
 """What the plan and the manifest of a store begin with."""
-STORE_FILES = ("manifest.json", "plan.json")
+STORE_FILES = ("manifest.json", "plan.json", "plan.copy.json")
 RUN_FILES = {
     "recipe.json": {"data", "model", "task", "optim"},
     "schema.json": {"columns", "schema"},

@@ -16,7 +16,7 @@ import numpy as np
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Overlay, Plan
+from tokmill.store.manifest import Overlay
 from tokmill.store.store import Store
 
 FOLDER = "overlays"
@@ -141,5 +141,5 @@ def check_offsets(base: Store, overlay: Store) -> None:
 
 def command_of(overlay: Store) -> str:
     """Return the command that makes an overlay again."""
-    plan: Plan = layout.read_json(overlay.path / "plan.json", Plan)
+    plan = layout.read_plan(overlay.path)
     return plan.command if isinstance(plan.command, str) else "the command that made it"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import inside, machine_errors
+from tokmill.errors import MachineError, TokmillError, UsageError, nearest
+from tokmill.files import inside, machine_errors, sha256_file
 from tokmill.store import manifest as layout
 from tokmill.store.gather import Gather
 from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
@@ -57,8 +57,8 @@ class Store:
             what = "is a file, not a store" if self.path.exists() else "there is no such store"
             raise TokmillError(what, where=str(self.path), hint="`tokmill build` makes a store")
         if (self.path / "manifest.json").exists():
-            self.manifest: Manifest = layout.read_json(self.path / "manifest.json", Manifest)
-        elif (self.path / "plan.json").exists():
+            self.manifest: Manifest = layout.read_sealed(self.path / "manifest.json", Manifest)
+        elif any((self.path / name).exists() for name in (layout.PLAN, layout.PLAN_COPY)):
             self.manifest = gather_manifest(self.path)
         else:
             raise TokmillError(
@@ -250,9 +250,7 @@ class Store:
 
     def receipt(self, number: int) -> Receipt:
         """Return the receipt of a shard."""
-        path = self.shard_file(number).with_suffix(".json")
-        receipt: Receipt = layout.read_json(path, Receipt)
-        return receipt
+        return layout.read_sealed(self.shard_file(number).with_suffix(".json"), Receipt)
 
     def shard_file(self, number: int) -> Path:
         """Return the path of a shard."""
@@ -277,7 +275,7 @@ def shard_path(store: Path, name: str) -> Path:
 
 def gather_manifest(path: Path) -> Manifest:
     """Return the manifest of an unfinished store from its plan and the receipts that are there."""
-    plan: Plan = layout.read_json(path / "plan.json", Plan)
+    plan = layout.read_plan(path)
     receipts = read_receipts(path)
     order = {name: i for i, name in enumerate(planned_shards(path))}
     kept = [r for r in receipts if r.shard in order]
@@ -305,15 +303,41 @@ def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
                 ) from error
 
 
-def read_receipts(path: Path) -> list[Receipt]:
-    """Return all receipts of a store whose shard is there in its full size, in no order."""
+def inputs_fit(path: Path, plan: Plan) -> bool:
+    """Say whether `inputs.jsonl` is the one that a plan was written with."""
+    file = path / "inputs.jsonl"
+    if isinstance(plan.inputs_sha256, str):
+        return file.is_file() and sha256_file(file) == plan.inputs_sha256
+    # The plan of an older program: names and ranges alone are bound to it.
+    try:
+        return layout.plan_digest(plan.recipe_id, read_planned(path)) == plan.plan_id
+    except MachineError:
+        if file.exists():
+            raise
+        return False
+    except TokmillError:
+        return False
+
+
+def read_receipts(path: Path, damaged: list[Path] | None = None) -> list[Receipt]:
+    """Return all receipts of a store whose shard is there in its full size, in no order.
+
+    One that is damaged commits nothing: it is put on the list `damaged`, and its shard is missing.
+    """
     shards = path / "shards"
     found = sorted(shards.glob("*.json")) if shards.is_dir() else []
     receipts = []
     for file in found:
         shard = file.with_suffix(SUFFIX)
         if not file.name.startswith(".") and shard.exists():
-            receipt: Receipt = layout.read_json(file, Receipt)
+            try:
+                receipt = layout.read_sealed(file, Receipt)
+            except MachineError:
+                raise
+            except TokmillError:
+                if damaged is not None:
+                    damaged.append(file)
+                continue
             if shard.stat().st_size == receipt.bytes:
                 receipts.append(receipt)
     return receipts

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError
-from tokmill.files import inside, sha256_file
+from tokmill.files import inside, machine_errors, sha256_file
 from tokmill.progress import Progress
 from tokmill.store import manifest as layout
+from tokmill.store.events import EVENTS, damaged_events
 from tokmill.store.manifest import SHARD_FILE, ShardEntry
 from tokmill.store.overlay import (
     FOLDER,
@@ -25,11 +27,13 @@ from tokmill.store.schema import PHRASE_BIT, phrase_columns
 from tokmill.store.shard import Shard
 from tokmill.store.store import (
     Store,
+    inputs_fit,
     make_manifest,
     read_planned,
     read_receipts,
     shard_path,
 )
+from tokmill.store.vocab import LEARNED, Learned
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -87,6 +91,8 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
     if not any(problem.shard for problem in problems):
         problems += check_plan(store)
     problems += check_strays(store)
+    problems += check_events(store)
+    problems += check_learned(store)
     problems += check_overlays(store, quiet=quiet)
     return Report(
         store=str(store.path),
@@ -112,7 +118,7 @@ def check_shard(store: Store, entry: ShardEntry) -> int:
     receipt_path = path.with_suffix(".json")
     if not receipt_path.exists():
         raise TokmillError("the receipt is missing", where=str(receipt_path))
-    receipt = layout.read_json(receipt_path, layout.Receipt)
+    receipt = layout.read_sealed(receipt_path, layout.Receipt)
     stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
     if stated != (entry.records, entry.tokens, entry.bytes, entry.sha256):
         raise TokmillError("receipt and manifest contradict each other", where=str(receipt_path))
@@ -185,21 +191,32 @@ def check_totals(store: Store) -> list[Problem]:
 
 
 def check_plan(store: Store) -> list[Problem]:
-    """Check that a complete manifest says what plan and receipts say (which must be sound)."""
-    path = store.path / "plan.json"
-    if not store.manifest.complete or not path.exists():
+    """Check plan, its copy and the items, and that a complete manifest says what they say.
+
+    Receipts must be sound.
+    """
+    path = store.path / layout.PLAN
+    if not path.exists() and not (store.path / layout.PLAN_COPY).exists():
         return []
     try:
-        plan: layout.Plan = layout.read_json(path, layout.Plan)
+        plan: layout.Plan = layout.read_sealed(path, layout.Plan)
+    except TokmillError as error:
+        return [Problem(error.where, error.what)]
+    copy = store.path / layout.PLAN_COPY
+    if isinstance(plan.inputs_sha256, str) and not same_files(path, copy):
+        return [Problem(str(copy), "the copy of the plan is not like plan.json")]
+    try:
         if layout.canonical_digest(plan.recipe) != plan.recipe_id:
             return [Problem(str(path), "the recipe is not the one that its recipe_id names")]
         if plan.plan_id != store.manifest.plan_id:
             what = "manifest and plan are of different builds: one that began has not ended"
             return [Problem(str(store.path / "manifest.json"), what)]
         planned = list(read_planned(store.path))
-        if layout.plan_digest(plan.recipe_id, planned) != plan.plan_id:
+        if not inputs_fit(store.path, plan):
             what = "the items are not those of plan.json"
             return [Problem(str(store.path / "inputs.jsonl"), what)]
+        if not store.manifest.complete:
+            return []
         order = {name: i for i, name in enumerate(dict.fromkeys(item.shard for item in planned))}
         receipts = [receipt for receipt in read_receipts(store.path) if receipt.shard in order]
     except TokmillError as error:
@@ -211,6 +228,36 @@ def check_plan(store: Store) -> list[Problem]:
         for name in wanted.__struct_fields__
         if name not in ("producer", "records", "tokens", "bytes")
         and getattr(wanted, name) != getattr(store.manifest, name)
+    ]
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Say whether two small files are there and equal."""
+    with machine_errors("read", one):
+        return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()
+
+
+def check_events(store: Store) -> list[Problem]:
+    """Check the lines of the log; a last one that a crash cut short is fine."""
+    return [
+        Problem(f"{store.path / EVENTS}:{number}", "the line is not what was written")
+        for number in damaged_events(store.path)
+    ]
+
+
+def check_learned(store: Store) -> list[Problem]:
+    """Check the files that a tokenizer that was learned for the store has beside it."""
+    folder = store.path / "vocab"
+    if not (folder / LEARNED).exists():
+        return []
+    try:
+        note: Learned = layout.read_sealed(folder / LEARNED, Learned)
+    except TokmillError as error:
+        return [Problem(error.where, error.what)]
+    return [
+        Problem(str(folder / name), "the file is not the one that was written with the tokenizer")
+        for name, digest in note.files.items()
+        if not (folder / name).is_file() or sha256_file(folder / name) != digest
     ]
 
 

@@ -56,6 +56,22 @@ class Vocabulary(msgspec.Struct, frozen=True):
         return self.roles[name]
 
 
+LEARNED = "learned.json"
+"""Beside a tokenizer that was learned for a build: how."""
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a tokenizer was learned, and the sha256 of the files beside it (by name)."""
+
+    vocab_size: int
+    specials: tuple[str, ...] = ("<|endoftext|>",)
+    pattern: str = "gpt2"
+    tie_break: str = "first"
+    sha256: str = ""
+    """Of the tokenizer.json, so that another one is never taken for it; "": an old note."""
+    files: dict[str, str] = {}
+
+
 def find_roles(
     specials: Mapping[str, int], overrides: Mapping[str, str] | None = None, where: str = ""
 ) -> dict[str, int]:

@@ -11,28 +11,24 @@ from typing import Any
 
 import msgspec
 
-from tokmill.build.folder import LEARNED
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import make_folder, sha256_file, write_file
-from tokmill.store.manifest import encode, read_json
+from tokmill.store.manifest import read_sealed
+from tokmill.store.marks import is_store
+from tokmill.store.seal import sealed
+from tokmill.store.vocab import LEARNED, Learned
 from tokmill.text.documents import iter_documents
 from tokmill.text.train import train_tokenizer
 
 
-class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be learned."""
-
-    vocab_size: int
-    specials: tuple[str, ...] = ("<|endoftext|>",)
-    pattern: str = "gpt2"
-    tie_break: str = "first"
+def read_note(folder: Path) -> Learned:
+    """Return how the tokenizer of a folder was learned, and what was written."""
+    return read_sealed(folder / LEARNED, Learned)
 
 
-class _Note(LearnOptions, frozen=True, kw_only=True):
-    """What is kept beside a tokenizer that was learned."""
-
-    sha256: str = ""
-    """Of the tokenizer.json, so that another one is never taken for it; "": an old note."""
+def options_of(note: Learned) -> Learned:
+    """Return how a tokenizer was learned, without what came out."""
+    return msgspec.structs.replace(note, sha256="", files={})
 
 
 def learned_tokenizer(
@@ -40,7 +36,7 @@ def learned_tokenizer(
     kind: str,
     inputs: Sequence[str],
     options: Mapping[str, Any],
-    learn: LearnOptions,
+    learn: Learned,
     *,
     again: bool = False,
 ) -> tuple[Path, bool]:
@@ -54,8 +50,8 @@ def learned_tokenizer(
     if not again:
         check_learned(folder)
     if path.exists() and not again:
-        before: _Note = read_json(note, _Note)
-        if msgspec.convert(before, LearnOptions, from_attributes=True) != learn:
+        before = read_note(folder)
+        if options_of(before) != learn:
             raise TokmillError(
                 f"a tokenizer was trained here with {before.vocab_size} ids and "
                 f"{list(before.specials)}, not {learn.vocab_size} and {list(learn.specials)}",
@@ -72,9 +68,10 @@ def learned_tokenizer(
         pattern=learn.pattern,
         tie_break=learn.tie_break,
     )
-    digest = hashlib.sha256(tokenizer.to_json()).hexdigest()
+    files = {n: hashlib.sha256(d).hexdigest() for n, d in tokenizer.files().items()}
+    made = msgspec.structs.replace(learn, sha256=files.pop("tokenizer.json"), files=files)
     # The note comes first: a tokenizer without one would be somebody's own.
-    write_file(note, encode(_Note(**msgspec.structs.asdict(learn), sha256=digest)))
+    write_file(note, sealed(made))
     tokenizer.save(path)
     return path, True
 
@@ -84,10 +81,12 @@ def check_learned(folder: Path) -> None:
     path, note = folder / "tokenizer.json", folder / LEARNED
     if not path.exists():
         return
-    wanted = read_json(note, _Note).sha256 if note.exists() else None
+    wanted = read_note(folder).sha256 if note.exists() else None
     if wanted is None or (wanted and sha256_file(path) != wanted):
+        hint = f"use it: --tokenizer {shlex.quote(str(path))}; or choose a new folder"
+        if wanted and is_store(folder.parent):
+            mend = f"tokmill store repair {shlex.quote(str(folder.parent))}"
+            hint = f"if it was damaged, `{mend}` trains it again; else choose a new folder"
         raise UsageError(
-            "the folder holds a tokenizer that was not trained there",
-            where=str(path),
-            hint=f"use it: --tokenizer {shlex.quote(str(path))}; or choose a new folder",
+            "the folder holds a tokenizer that was not trained there", where=str(path), hint=hint
         )

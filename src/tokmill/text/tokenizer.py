@@ -231,6 +231,13 @@ class Tokenizer:
         if path.is_dir() or not path.suffix:
             path = path / "tokenizer.json"
         make_folder(path.parent)
+        *beside, (_, data) = self.files(roles).items()
+        for name, content in beside:
+            write_file(path.with_name(name), content)
+        return write_file(path, data)
+
+    def files(self, roles: Mapping[str, int] | None = None) -> dict[str, bytes]:
+        """Return the files that `save` writes, by name, tokenizer.json the last."""
         names = {
             "eot": "eos_token",
             "bos": "bos_token",
@@ -263,9 +270,11 @@ class Tokenizer:
             },
             **named,
         }
-        write_file(path.with_name("special_tokens_map.json"), _json(named))
-        write_file(path.with_name("tokenizer_config.json"), _json(config))
-        return write_file(path, self.to_json())
+        return {
+            "special_tokens_map.json": _json(named),
+            "tokenizer_config.json": _json(config),
+            "tokenizer.json": self.to_json(),
+        }
 
 
 def _json(value: object) -> bytes:

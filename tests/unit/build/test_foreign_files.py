@@ -122,6 +122,7 @@ def test_a_store_without_its_plan_or_with_an_old_lock_is_ours(source: Path, tmp_
     (store / ".lock").write_text("")
     assert is_store(store)
     (store / "plan.json").unlink()
+    (store / "plan.copy.json").unlink()
     assert is_store(store)
     with pytest.raises(TokmillError, match="no plan.json"):
         quick_build("jsonl", source, store)

@@ -362,7 +362,7 @@ def test_a_changed_file_is_noticed_between_plan_and_read(
 def work_of(inputs: Path, out: Path) -> tuple[Work, list[Task]]:
     from tokmill.build.repair import work_of as stored
 
-    work, tasks = stored(Store(out))
+    work, tasks = stored(out)
     return work, list(tasks.values())
 
 

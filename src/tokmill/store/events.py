@@ -1,0 +1,68 @@
+"""The log of a store's builds, `events.jsonl`: a JSON object a line, a checksum its last key."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill.files import machine_errors
+
+EVENTS = "events.jsonl"
+TAIL = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
+MAX_LINE = 1 << 20
+
+
+def event_line(event: Mapping[str, Any]) -> bytes:
+    """Return an event as a line: the JSON object, and the CRC-32 of what stands before it."""
+    body = msgspec.json.encode(event)[:-1]
+    return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
+
+
+def damaged_events(store: Path) -> list[int]:
+    """Return the numbers of the lines of `events.jsonl` that are not what was written, from 1.
+
+    A last line that a crash cut short is none of them. Lines of older builds have no checksum, and
+    are only read.
+    """
+    return [number for number, _, good in _lines(store / EVENTS) if not good]
+
+
+def good_events(store: Path) -> bytes:
+    """Return `events.jsonl` without its damaged lines."""
+    return b"".join(line for _, line, good in _lines(store / EVENTS) if good)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
+    if not path.exists():
+        return
+    with machine_errors("read", path), open(path, "rb") as handle:
+        number = 0
+        while line := handle.readline(MAX_LINE):
+            number += 1
+            yield number, line, _is_good(line)
+
+
+def _is_good(line: bytes) -> bool:
+    found = TAIL.search(line)
+    if not line.endswith(b"\n"):
+        # Cut short by a crash: no more than a beginning.
+        return line.startswith(b"{") and found is None
+    if found is not None and found.end() == len(line) - 1:
+        return b"%08x" % zlib.crc32(line[: found.start()]) == found[1]
+    try:
+        event = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(event, dict) and event.keys() <= OLD_KEYS
+
+
+OLD_KEYS = {
+    "event", "time", "seconds", "workers", "shards", "plan_id", "shard", "bytes", "rate",
+    "complete", "disk_free", "cpu_percent", "memory",
+}  # fmt: skip
+"""Keys of lines without a checksum: a damaged `crc` is not to be taken for none."""

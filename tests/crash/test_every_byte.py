@@ -1,0 +1,82 @@
+"""Each byte of each file of a finished store: a flipped one is seen by `validate`, and mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from crash_stores import contents, write_jsonl, write_tokenizer
+
+from tokmill.build.repair import repair
+from tokmill.build.resources import Amount
+from tokmill.build.run import How, build_store
+from tokmill.errors import TokmillError
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+
+DATA = (".safetensors", "tokenizer.json")
+"""Files that one sha256 covers: of these the short run tries some bytes."""
+
+
+def tiny(folder: Path) -> Path:
+    write_jsonl(folder / "in" / "a.jsonl", 150)
+    write_jsonl(folder / "in" / "b.jsonl", 150)
+    tokenizer = write_tokenizer(folder / "tokenizer.json", 260)
+    how = How(quiet=True, amount=Amount(workers=0))
+    store = build_store("jsonl", folder / "in", folder / "s", tokenizer=tokenizer, how=how)
+    return store.path
+
+
+def is_seen(store: Path) -> bool:
+    try:
+        return not validate(Store(store)).ok
+    except TokmillError:
+        return True
+
+
+def missed(store: Path, step: int, flips: int) -> tuple[list[str], int]:
+    """Flip bits of each file, one at a time; return what was not seen, and how many were tried."""
+    unseen, tried = [], 0
+    for path in sorted(store.rglob("*")):
+        if not path.is_file() or path.name == ".lock":
+            continue
+        whole = path.read_bytes()
+        for place in range(0, len(whole), step if path.name.endswith(DATA) else 1):
+            for nth in range(flips):
+                hurt = bytearray(whole)
+                hurt[place] ^= 1 << (place + 3 * nth) % 8
+                path.write_bytes(hurt)
+                tried += 1
+                if not is_seen(store):
+                    unseen.append(f"{path.name}, byte {place}, {hurt[place]:#x}")
+        path.write_bytes(whole)
+    return unseen, tried
+
+
+def test_a_flip_of_any_byte_is_seen(fast_path: Path) -> None:
+    unseen, tried = missed(tiny(fast_path), step=101, flips=1)
+    assert not unseen
+    assert tried > 5000
+
+
+@pytest.mark.long
+def test_two_flips_of_every_byte_are_seen(fast_path: Path) -> None:
+    assert missed(tiny(fast_path), step=1, flips=2)[0] == []
+
+
+def test_a_flip_is_mended_wherever_it_is(fast_path: Path) -> None:
+    """One in every 150 bytes: the files are then what they were, the log one line shorter."""
+    store = tiny(fast_path)
+    before = contents(store)
+    events = (store / "events.jsonl").read_bytes()
+    for path in sorted(store.rglob("*")):
+        if not path.is_file() or path.name in (".lock", "events.jsonl"):
+            continue
+        whole = path.read_bytes()
+        for place in range(0, len(whole), 1000 if path.name.endswith(DATA) else 150):
+            hurt = bytearray(whole)
+            hurt[place] ^= 1 << place % 8
+            path.write_bytes(hurt)
+            assert repair(store).remaining == [], f"{path.name}, byte {place}"
+            assert contents(store) == before, f"{path.name}, byte {place}"
+    assert (store / "events.jsonl").read_bytes() == events
