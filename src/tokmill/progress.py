@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -128,5 +129,8 @@ class Progress:
         if self.extra and (more := self.extra()):
             text += f", {more}"
         if self.terminal:
+            # A line that wraps cannot be written over.
+            width = shutil.get_terminal_size().columns - 1
+            text = text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
             text = f"\r\x1b[2K{text}"
         print(text, file=sys.stderr, end=end, flush=True)

@@ -33,3 +33,14 @@ def test_what_is_reached_is_shown_before_it_is_counted(capsys: pytest.CaptureFix
     assert (progress.done, progress.reached) == (300, 600)
     progress.advance(700)
     assert progress.reached == 1000
+
+
+def test_a_line_does_not_wrap(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    progress = Progress("build", 1000, extra=lambda: "a long word about memory and other things")
+    progress.terminal = True
+    progress._show(end="")
+    shown = capsys.readouterr().err.removeprefix("\r\x1b[2K")
+    assert len(shown) == 39 and shown.endswith("…")

@@ -96,9 +96,12 @@ def inspect(
 def plot(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="lengths, frequency or loss.")],
     paths: Annotated[
-        list[Path], typer.Argument(metavar="ANY…", help="Stores, tokenizers, vocabularies, runs.")
+        list[Path],
+        typer.Argument(metavar="ANY…", help="Stores, tokenizers, vocabularies, pickles, runs."),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="An .svg or .png file.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="An .svg, .png or .pdf file.")
+    ],
     data: Annotated[
         bool, typer.Option("--data", help="Write the numbers as CSV beside the figure.")
     ] = False,

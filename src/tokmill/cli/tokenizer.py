@@ -180,7 +180,9 @@ def compare(
         list[str], typer.Argument(help="Tokenizers, and last the text.", metavar="A B ... FILE")
     ],
     engine: Annotated[str, typer.Option(help="auto, gigatoken or tokenizers.")] = "auto",
-    figure: Annotated[str | None, typer.Option(help="Draw it to an .svg or .png file.")] = None,
+    figure: Annotated[
+        str | None, typer.Option(help="Draw it to an .svg, .png or .pdf file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare tokenizers on a text: tokens, use of the vocabulary, round trip, speed."""

@@ -13,8 +13,10 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.progress import human_count
 from tokmill.report.compare import common_name, seeds_together, settings_of
 from tokmill.report.look import short_names
+from tokmill.report.pickles import PICKLES, lengths_of_pickle
 from tokmill.report.runs import RunSummary, read_runs
 from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array
@@ -23,6 +25,8 @@ from tokmill.store.store import Store
 
 POINTS = 600
 """Most points of a rank-frequency curve: more cannot be told apart on a log axis."""
+COVERED = (90, 95, 99, 99.9)
+"""Shares of the tokens, in per cent, of which is said how many ids cover them."""
 LOWEST, HIGHEST = "lowest", "highest"
 
 
@@ -58,11 +62,16 @@ class Figure:
 
 
 def lengths(paths: Sequence[Path], sample: int | None = None) -> Figure:
-    """Return the histogram of record lengths of stores, or of token lengths of tokenizers."""
+    """Return the histogram of lengths: of records of stores, of sequences in pickles, or of the
+    tokens of tokenizers.
+    """
     tables = [_length_table(path, sample) for path in paths]
     units = {unit for unit, _, _ in tables}
     if len(units) > 1:
-        raise UsageError("stores and tokenizers do not fit into one figure of lengths")
+        raise UsageError(
+            f"lengths in {' and in '.join(sorted(units))} do not fit into one figure",
+            hint="draw them one by one",
+        )
     return length_figure(short_names(paths), [t[1:] for t in tables], units.pop())
 
 
@@ -71,7 +80,7 @@ def length_figure(
 ) -> Figure:
     """Return the histogram of lengths (rising) that so many things have."""
     edges, base = length_edges(np.concatenate([found for found, _ in tables]))
-    thing = "records" if unit == "tokens" else "tokens"
+    thing = "tokens" if unit == "bytes" else "records"
     series, marks = [], []
     for i, (label, (found, times)) in enumerate(zip(labels, tables, strict=True)):
         # Length 0 has no place on a logarithmic axis and is counted where its bin is drawn.
@@ -179,17 +188,38 @@ def frequency_figure(labels: Sequence[str], tables: Sequence[Array], column: str
         order = np.lexsort((np.arange(len(table)), -table))
         order = order[: np.count_nonzero(table)]
         rank = np.arange(1, len(order) + 1)
+        covered = np.cumsum(table[order]) / max(int(table.sum()), 1)
         if len(rank) > POINTS:
             thin = np.unique(np.geomspace(1, len(rank), POINTS).round().astype(np.int64))
-            order, rank = order[thin - 1], thin
+            order, rank, covered = order[thin - 1], thin, covered[thin - 1]
         found = table[order]
         share = found / max(int(table.sum()), 1)
-        series.append(Series(label, rank, share, i, more={"id": order, "tokens": found}))
+        more = {"id": order, "tokens": found, "covered": covered}
+        series.append(Series(label, rank, share, i, more=more))
+    marks = []
+    if len(tables) == 1 and tables[0].any():
+        # Several curves would drown in such lines; their CSV has the column `covered`.
+        reached = [
+            f"{share:g}% of tokens: {human_count(n, 'id')}" for share, n in coverage(tables[0])
+        ]
+        marks = [
+            (label, float(n), 0) for label, (_, n) in zip(reached, coverage(tables[0]), strict=True)
+        ]
     title = f"Frequency of ids of {column}" if column else "Frequency of ids"
     return Figure(
         title, "rank of the id", "share of tokens", "line", series, log_x=10, log_y=10,
-        percent=True,
+        percent=True, marks=marks,
     )  # fmt: skip
+
+
+def coverage(table: Array) -> list[tuple[float, int]]:
+    """Return (per cent, ids): how many of the most frequent ids cover so much of the tokens.
+
+    `table`: id → tokens, with at least one token.
+    """
+    covered = np.cumsum(np.sort(table)[::-1])
+    shares = [(share, covered[-1] * share / 100) for share in COVERED]
+    return [(share, int(np.searchsorted(covered, wanted)) + 1) for share, wanted in shares]
 
 
 def loss(paths: Sequence[Path]) -> Figure:
@@ -218,7 +248,17 @@ def loss(paths: Sequence[Path]) -> Figure:
                 where=", ".join(str(run.path) for run in members),
                 hint="metrics.jsonl has a line from the first step",
             )
-    return Figure("Loss", "step", "loss (nats a token)", "line", series)
+    return Figure("Loss", "step", loss_unit(runs), "line", series)
+
+
+def loss_unit(runs: Sequence[RunSummary]) -> str:
+    """Return the label of the loss: of several columns it is the sum of their losses."""
+    counts = {1 if run.flat.get("task.column") else len(run.known.columns) or 1 for run in runs}
+    if counts == {1}:
+        return "loss (nats a token)"
+    if len(counts) == 1:
+        return f"loss (nats, sum over {counts.pop()} columns)"
+    return "loss (nats, sum over the columns of each run)"
 
 
 def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
@@ -229,7 +269,8 @@ def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
 
 
 KINDS: dict[str, str] = {
-    "lengths": "histogram of the lengths of records (stores) or of tokens (tokenizers)",
+    "lengths": "histogram of the lengths of records (stores), of sequences (pickles) or of tokens "
+    "(tokenizers)",
     "frequency": "share of each id by its rank, both axes logarithmic (stores, vocabularies)",
     "loss": "loss by step, on training and validation rows (runs)",
 }
@@ -268,6 +309,9 @@ def token_lengths(path: Path) -> tuple[Array, Array]:
 
 
 def _length_table(path: Path, sample: int | None) -> tuple[str, Array, Array]:
+    if path.suffix.lower() in PICKLES and path.is_file():
+        unit, found = lengths_of_pickle(path)
+        return unit, *np.unique(found, return_counts=True)
     if _is_store(path) or not path.exists() or (path.is_dir() and not _tokenizer_in(path)):
         counts = count(Store(path), sample)
         return "tokens", counts.lengths, counts.records

@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from tokmill.errors import MachineError, TokmillError
+from tokmill.files import machine_errors
 from tokmill.progress import Progress, human_count
 from tokmill.report.look import Facts, Look
+from tokmill.store.schema import Array
 from tokmill.unpickle import Instance, Name, Pickle, Room, array_of
 
+PICKLES = (".pkl", ".pickle")
 MOST_BYTES = 1 << 30
 """Pickles beyond this are not read only to say what they are."""
 LONG = 16 << 20
@@ -72,6 +75,28 @@ def read_pickle(look: Look, what: str) -> Facts:
     if 0 < pickle.stop < size and "problem" not in facts:
         facts["problem"] = f"{size - pickle.stop:,} bytes follow the pickle and were not read"
     return facts
+
+
+def lengths_of_pickle(path: Path) -> tuple[str, Array]:
+    """Return what the lengths of the sequences in a pickle count, and the lengths (int64).
+
+    Raises `TokmillError` where it holds no sequences, or is damaged.
+    """
+    with machine_errors("read", path):
+        size = path.stat().st_size
+    pickle, found = Pickle(path, None), _Found()
+    room = pickle.room()
+    with Progress("lengths", size, quiet=size < LONG) as bar:
+        for key, value in pickle.entries():
+            found.add(key, value, 0, room)
+            bar.reach(pickle.position)
+    if not found.lengths:
+        raise TokmillError(
+            "the pickle holds no sequences",
+            where=str(path),
+            hint="`tokmill inspect` shows what it holds",
+        )
+    return found.unit, np.frombuffer(found.lengths, np.int64)
 
 
 class _Found:

@@ -22,12 +22,18 @@ INK = "#0a0b0c"
 """Ink of axes and text; unlike any other colour, as a page puts its own in its place."""
 SIZE = (7.2, 4.2)
 WIDER = 2.6
-"""Points by which a line is wider than one upon it."""
+"""Points by which a line that others cover is wider than they are."""
 NEAR, NEAR_LOG = 0.005, 0.05
 """How near that is: a share of the axis, and of the value where the axis is logarithmic."""
-FEW, FEWEST = 40, 3
+FEW, FEWEST = 40, 1
 """Points of a curve up to which each is marked; so few that the marks are all that is seen."""
-SUFFIXES = (".svg", ".png")
+UNSAID: dict[str, dict[str, None]] = {
+    "svg": {"Date": None},
+    "png": {"Software": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""What would make equal figures different files."""
+SUFFIXES = (".svg", ".png", ".pdf")
 
 
 def plot(
@@ -44,14 +50,14 @@ def plot(
     Args:
         kind: which figure.
         paths: stores, runs or tokenizers, as the kind wants.
-        out: an `.svg` or `.png` file.
+        out: an `.svg`, `.png` or `.pdf` file.
         data: also write the numbers as CSV beside it.
         sample: read so many shards of each store; None: all.
         column: the column of `frequency`; empty: the first.
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(
-            "a figure is an .svg or a .png file",
+            "a figure is an .svg, .png or .pdf file",
             where=str(out),
             hint=f"such as -o {kind}.svg",
         )
@@ -67,7 +73,7 @@ def plot(
 
 
 def render(figure: Figure, form: str, *, page: str = "") -> bytes:
-    """Return a figure as the bytes of an `svg` or `png`; equal figures give equal bytes.
+    """Return a figure as the bytes of an `svg`, `png` or `pdf`; equal figures give equal bytes.
 
     With `page` (a word that is new for each figure of a page) the SVG is made to stand in HTML:
     without header, on no ground, in the page's own colour and font.
@@ -94,8 +100,7 @@ def render(figure: Figure, form: str, *, page: str = "") -> bytes:
         canvas = plugins.require("matplotlib.figure").Figure(figsize=SIZE, layout="constrained")
         backend.FigureCanvasAgg(canvas)
         draw(figure, canvas.add_subplot(), title=not page)
-        metadata = {"Date": None} if form == "svg" else {"Software": None}
-        canvas.savefig(out, format=form, dpi=160, transparent=bool(page), metadata=metadata)
+        canvas.savefig(out, format=form, dpi=160, transparent=bool(page), metadata=UNSAID[form])
     return inline(out.getvalue().decode(), figure).encode() if page else out.getvalue()
 
 
@@ -114,11 +119,13 @@ def inline(svg: str, figure: Figure) -> str:
 def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
     """Draw a figure into matplotlib axes."""
     for number, series in enumerate(figure.series):
-        later = sum(_hides(other, series, figure) for other in figure.series[number + 1 :])
-        (_bars if figure.form == "bars" else _line)(figure, axes, series, later * WIDER)
+        covered = any(_hides(other, series, figure) for other in figure.series[number + 1 :])
+        wider = WIDER if covered else 0.0
+        (_bars if figure.form == "bars" else _line)(figure, axes, series, wider)
+    width = 1.6 if len(figure.marks) == 1 else 1.1
     for label, x, colour in figure.marks:
         ink = INK if len(figure.series) == 1 else _colour(colour)
-        axes.axvline(x, color=ink, linestyle=":", linewidth=1.6, label=_safe(label))
+        axes.axvline(x, color=ink, linestyle=":", linewidth=width, label=_safe(label))
     # matplotlib refuses a logarithmic axis on which nothing stands.
     drawn = figure.form == "bars" or any(len(series.x) for series in figure.series)
     if figure.log_x and drawn:

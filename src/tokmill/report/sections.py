@@ -15,12 +15,16 @@ from tokmill.report import figures
 from tokmill.report.look import Facts, shorten
 from tokmill.report.plot import render
 from tokmill.report.records import Reader, fact_in_words, input_in_words
-from tokmill.report.runs import metrics
+from tokmill.report.runs import metrics, read_run
 from tokmill.store.stats import Counts, Statistics, count, summary
 from tokmill.store.store import Store
 
 SAMPLES = 3
 SAMPLE_TOKENS = 200
+SHAPE = ("model.dim", "model.layers", "model.heads", "task.length")
+"""Keys of a run's recipe that say how large its model is."""
+UNTOLD = ("step", "seconds_left")
+"""Metrics that say nothing at the end."""
 
 
 @dataclass
@@ -145,39 +149,69 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
 def store_figures(store: Store, counts: Counts, section: Section) -> list[Picture]:
     """Return the figures of a store."""
     pictures = []
-    if len(counts.lengths):
+    if len(counts.lengths) > 1:
         figure = figures.length_figure([section.name], [(counts.lengths, counts.records)])
         pictures.append(picture(figure, section, "Tokens a record, the eot token counted."))
     for name, table in counts.ids.items():
         if table.any():
             figure = figures.frequency_figure([section.name], [table], name)
-            caption = f"Ids of the column “{name}”, the most frequent first."
+            caption = (
+                f"Ids of the column “{name}”, the most frequent first. Dotted: so many ids are so "
+                "much of the tokens."
+            )
             pictures.append(picture(figure, section, caption))
     return pictures
 
 
 def run_section(path: Path, facts: Facts, section: Section) -> None:
     """Fill the section of a run."""
-    rows = [["steps", f"{facts['step']:,} of {facts['steps']}"]]
-    for name, value in facts["metrics"].items():
-        if isinstance(value, int | float):
-            shown = human_time(value) if name == "seconds" else f"{value:,.4g}"
-            shown = f"{value:,}" if isinstance(value, int) else shown
-            rows.append([name.replace("_", " "), shown])
+    run = read_run(path)
+    columns: dict[str, int] = facts["columns"] or {}
+    shapes = [
+        f"{key.partition('.')[2]} {run.flat[key]:,}"
+        for key in SHAPE
+        if isinstance(run.flat.get(key), int) and run.flat[key]
+    ]
+    known = run.parameters
+    section.tables.append(
+        Table(
+            [
+                ["model", ", ".join([str(run.flat["model.kind"]), *shapes])],
+                ["parameters", "not known" if known is None else f"{known:,}"],
+                ["task", str(run.flat["task.kind"])],
+                ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in columns.items())],
+                ["steps", f"{facts['step']:,} of {run.steps:,}"],
+            ]
+        )
+    )
+    rows = [
+        [name.replace("_", " "), metric_in_words(name, value)]
+        for name, value in facts["metrics"].items()
+        if isinstance(value, int | float) and name not in UNTOLD
+    ]
     section.tables.append(Table(rows, title="Last metrics"))
     if any(entry.get("loss") is not None for entry in metrics(path)):
         caption = "Cross-entropy by step; dashed: validation rows."
         section.figures.append(picture(figures.loss([path]), section, caption))
-    columns: dict[str, int] = facts["columns"] or {}
     section.provenance = Table(
         [
             ["store", str(facts["store"])],
             ["fingerprint of the store", str(facts["fingerprint"])],
-            ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in columns.items())],
             ["checkpoints", ", ".join(facts["checkpoints"]) or "none kept"],
         ]
     )
     section.recipe = _json(facts["recipe"])
+
+
+def metric_in_words(name: str, value: float) -> str:
+    """Return the value of a metric as people read it, without powers of ten where it is large."""
+    if name == "seconds":
+        return human_time(value)
+    if name == "mfu":
+        return f"{value:.1%}"
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
 
 
 def tokenizer_section(path: Path, facts: Facts, section: Section) -> None:

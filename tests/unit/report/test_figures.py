@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -49,8 +50,9 @@ def test_csv_holds_what_is_drawn(tmp_path: Path) -> None:
     written = plot("frequency", [store.path], tmp_path / "f.svg", data=True)
     assert [path.name for path in written] == ["f.svg", "f.csv"]
     rows = list(csv.reader(io.StringIO(written[1].read_text())))
-    assert rows[0] == ["series", "rank of the id", "share of tokens", "id", "tokens"]
-    assert [row[3:] for row in rows[1:]] == [["2", "3"], ["0", "2"], ["3", "1"]]
+    assert rows[0] == ["series", "rank of the id", "share of tokens", "covered", "id", "tokens"]
+    assert [row[4:] for row in rows[1:]] == [["2", "3"], ["0", "2"], ["3", "1"]]
+    assert [float(row[3]) for row in rows[1:]] == pytest.approx([3 / 6, 5 / 6, 1])
     plot("lengths", [store.path], tmp_path / "l.png", data=True)
     rows = list(csv.reader(io.StringIO((tmp_path / "l.csv").read_text())))
     assert rows[0] == ["series", "from", "to", "records"]
@@ -58,11 +60,46 @@ def test_csv_holds_what_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "l.png").read_bytes().startswith(PNG)
 
 
+def test_how_many_ids_cover_how_much() -> None:
+    table = np.asarray([0, 5, 900, 50, 40, 4, 1])
+    assert figures.coverage(table) == [(90, 1), (95, 2), (99, 3), (99.9, 5)]
+    alone = figures.frequency_figure(["a"], [table])
+    assert [(label, x) for label, x, _ in alone.marks] == [
+        ("90% of tokens: 1 id", 1), ("95% of tokens: 2 ids", 2),
+        ("99% of tokens: 3 ids", 3), ("99.9% of tokens: 5 ids", 5),
+    ]  # fmt: skip
+    assert figures.frequency_figure(["a", "b"], [table, table]).marks == []
+
+
+def test_lengths_of_pickles(tmp_path: Path) -> None:
+    ids = [{"O0": [[{"opnd_ids": [1, 2]}], [{"opnd_ids": []}]]}, {"O3": [[{"opnd_ids": [1]}]]}]
+    (tmp_path / "main_blame.pkl").write_bytes(pickle.dumps(ids))
+    figure = figures.lengths([tmp_path / "main_blame.pkl"])
+    assert figure.series[0].y.tolist() == [1, 1, 1]
+    assert figure.x == "length of a record (opcodes and operands)"
+    store = write_store(tmp_path / "s", [[[2, 0]]])
+    with pytest.raises(UsageError, match="do not fit into one figure"):
+        figures.lengths([tmp_path / "main_blame.pkl", store.path])
+    (tmp_path / "x.pkl").write_bytes(pickle.dumps({"a": 1}))
+    with pytest.raises(TokmillError, match="holds no sequences"):
+        figures.lengths([tmp_path / "x.pkl"])
+
+
+def test_the_loss_of_several_columns_is_a_sum(tmp_path: Path) -> None:
+    lines: list[dict[str, float | None]] = [{"step": 1, "loss": 3.0}]
+    run = write_run(tmp_path / "r", lines)
+    assert figures.loss([run]).y == "loss (nats a token)"
+    columns = {"fingerprint": "f" * 64, "columns": {"asm": 3, "mne": 2}}
+    (write_run(tmp_path / "r2", lines) / "schema.json").write_text(json.dumps(columns))
+    assert figures.loss([tmp_path / "r2"]).y == "loss (nats, sum over 2 columns)"
+
+
 def test_equal_figures_are_equal_bytes(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [[[2, 3, 0], []]])
     figure = figures.lengths([store.path])
-    for form in ("svg", "png"):
+    for form in ("svg", "png", "pdf"):
         assert render(figure, form) == render(figure, form)
+    assert render(figure, "pdf").startswith(b"%PDF")
     ElementTree.fromstring(render(figure, "svg"))
     inline = render(figure, "svg", page="a").decode()
     ElementTree.fromstring(inline)
@@ -138,8 +175,8 @@ def test_a_tokenizer_has_lengths_too(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [[[2, 0]]])
-    with pytest.raises(UsageError, match=r"\.svg or a \.png") as caught:
-        plot("lengths", [store.path], tmp_path / "a.pdf")
+    with pytest.raises(UsageError, match=r"\.svg, \.png or \.pdf") as caught:
+        plot("lengths", [store.path], tmp_path / "a.jpg")
     assert caught.value.hint == "such as -o lengths.svg"
     with pytest.raises(UsageError, match="did you mean"):
         plot("length", [store.path], tmp_path / "a.svg")
