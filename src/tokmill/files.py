@@ -14,10 +14,11 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from tokmill.errors import MachineError, TokmillError, UsageError
 
@@ -181,6 +182,12 @@ def write_file(
     if sync:
         sync_folder(path.parent)
     return path
+
+
+def nameless_file(folder: Path) -> BinaryIO:
+    """Open a file for what may be lost, on the disk of a folder; it ends with the process."""
+    with machine_errors("write", folder):
+        return cast(BinaryIO, tempfile.TemporaryFile(dir=folder, prefix=TEMPORARY))
 
 
 def append_line(path: Path, line: bytes) -> None:

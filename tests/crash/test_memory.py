@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.skipif(
@@ -79,3 +80,26 @@ def test_a_line_of_200_mb_is_rejected_without_being_held(fast_path: Path, tokeni
     assert report["records"] == 2
     assert report["rejected"] == {"too long": 1}
     assert peak < 320 * MIB
+
+
+def random_words(path: Path, size: int) -> Path:
+    """JSON Lines of words that hardly ever come again."""
+    draw = np.random.default_rng(0)
+    with path.open("wb") as handle:
+        while handle.tell() < size:
+            letters = draw.integers(97, 123, MIB, dtype=np.uint8)
+            letters[np.cumsum(draw.integers(4, 12, MIB // 12))] = 32
+            text = letters.tobytes()
+            for start in range(0, MIB, 1024):
+                handle.write(b'{"text": "%b"}\n' % text[start : start + 1024])
+    return path
+
+
+@pytest.mark.long
+def test_words_that_never_come_again_are_not_kept(fast_path: Path, tokenizer: Path) -> None:
+    """An encoder that keeps each word that it met took 900 MiB of such a file."""
+    path = random_words(fast_path / "words.jsonl", 100 * MIB)
+    peak, out = peak_anonymous(build(path, fast_path / "store", tokenizer))
+    print(f"peak anonymous memory: {peak >> 20} MiB")
+    assert json.loads(out)["records"] > 100_000
+    assert peak < 300 * MIB

@@ -92,8 +92,8 @@ class Content:
 class _Part:
     """The part of a shard that is being gathered."""
 
-    def __init__(self, source: Source, limits: Mapping[str, int]) -> None:
-        self.writer = ShardWriter(source.schema, dict(limits))
+    def __init__(self, source: Source, limits: Mapping[str, int], folder: Path) -> None:
+        self.writer = ShardWriter(source.schema, dict(limits), folder)
         self.items: list[ItemReceipt] = []
         self.drops: list[tuple[int, int, str, bool]] = []
         self.skipped: Counter[str] = Counter()
@@ -176,7 +176,7 @@ def make_shard(
     }
     receipts: list[Receipt] = []
     number = task.items[0].parts_done if len(task.items) == 1 else 0
-    part = _Part(source, limits)
+    part = _Part(source, limits, folder)
     for item in task.items:
         check_unchanged(item)
         content = Content()
@@ -189,7 +189,7 @@ def make_shard(
                 part.end_item(item, content, before)
                 receipts.append(part.commit(folder, task.shard, number, last=False))
                 number += 1
-                part = _Part(source, limits)
+                part = _Part(source, limits, folder)
                 before = (0, 0)
         check_unchanged(item)
         part.end_item(item, content, before)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, write_file
+from tokmill.store.held import Held, Offsets, Part, pieces
 from tokmill.store.schema import (
     PHRASE_BIT,
     Array,
@@ -37,15 +38,14 @@ MAX_HEADER = 100 << 20
 class ShardWriter:
     """Gathers the records of one shard and writes it in one go.
 
-    `limits` maps a column to the number of its ids: an id out of range is refused.
+    `limits` maps a column to the number of its ids: an id out of range is refused. What takes more
+    than 32 MiB waits in a file of `scratch`, a folder (`tokmill.store.held`).
     """
 
-    def __init__(self, schema: Schema, limits: dict[str, int]) -> None:
+    def __init__(self, schema: Schema, limits: dict[str, int], scratch: Path | None = None) -> None:
         self.schema, self.limits = schema, limits
-        self.arrays: dict[str, list[Array]] = {}
-        self.lengths: list[Array] = []
-        self.utf8_lengths: dict[str, list[Array]] = {}
-        self.phrase_lengths: list[Array] = []
+        self.held = Held(scratch)
+        """Name in the file → values; of offsets the lengths between them."""
         self.phrase_ids: dict[bytes, int] = {}
         self.table: dict[str, list[Array]] = {name: [] for name in phrase_columns(schema)}
         self.table_lengths: list[Array] = []
@@ -59,11 +59,11 @@ class ShardWriter:
         """Add records that came from the item with this number in the receipt."""
         n = len(batch)
         tokens = int(batch.offsets[-1] - batch.offsets[0]) if n else 0
-        self.lengths.append(np.diff(batch.offsets))
+        self.held.add("offsets", np.diff(batch.offsets))
         self.records += n
         self.tokens += tokens
-        self._keep("item", np.full(n, item, "<u4"))
-        self._keep("start", np.asarray(batch.starts, "<u8"))
+        self.held.add("item", np.full(n, item, "<u4"))
+        self.held.add("start", np.asarray(batch.starts, "<u8"))
         if batch.phrases is not None:
             self._add_phrases(batch.phrases)
         for name, column in self.schema.items():
@@ -71,17 +71,14 @@ class ShardWriter:
                 continue
             value = batch.columns[name]
             if isinstance(value, tuple):
-                self._keep(name, value[0])
-                self.utf8_lengths.setdefault(name, []).append(np.diff(value[1]))
+                self.held.add(name, value[0])
+                self.held.add(f"{name}.offsets", np.diff(value[1]))
                 continue
             expected = tokens if column.per == "token" else n
             if len(value) != expected:
                 raise ValueError(f"column {name}: {len(value)} values for {expected}")
             self._check(name, value)
-            self._keep(name, np.ascontiguousarray(value, column.numpy()))
-
-    def _keep(self, name: str, value: Array) -> None:
-        self.arrays.setdefault(name, []).append(value)
+            self.held.add(name, np.ascontiguousarray(value, column.numpy()))
 
     def _check(self, name: str, value: Array) -> None:
         if value.dtype.kind == "f":
@@ -123,8 +120,8 @@ class ShardWriter:
             known[new] = self._add_rows(phrases, new.astype(np.int64))
             found = known[plain]
         self._numbers = known
-        self._keep("phrase", found.astype("<u4") | (phrases.ids & PHRASE_BIT))
-        self.phrase_lengths.append(np.diff(phrases.offsets))
+        self.held.add("phrase", found.astype("<u4") | (phrases.ids & PHRASE_BIT))
+        self.held.add("phrase_offsets", np.diff(phrases.offsets))
 
     def _add_rows(self, phrases: Phrases, rows: Array) -> Array:
         """Return the numbers in the shard's table of rows of another; those it lacks are added."""
@@ -149,36 +146,30 @@ class ShardWriter:
 
     def write(self, path: Path) -> tuple[int, str]:
         """Write the shard and return its size in bytes and its sha256."""
-        tensors: dict[str, tuple[str, list[int], list[Array]]] = {}
+        tensors: dict[str, tuple[str, list[int], Sequence[Part]]] = {}
+        held = self.held
 
-        def put(name: str, dtype: str, parts: list[Array], width: int = 0) -> None:
-            length = sum(len(part) for part in parts)
-            shape = [length, width] if width else [length]
+        def put(name: str, dtype: str, parts: Sequence[Part], width: int = 0) -> None:
+            length = sum(part.nbytes for part in parts) // DTYPES[TYPES[dtype]].itemsize
+            shape = [length // width, width] if width else [length]
             tensors[name] = (dtype, shape, parts)
 
-        put("offsets", "u8", [_cumulative(self.lengths)])
-        put("item", "u4", self.arrays.get("item", []))
-        put("start", "u8", self.arrays.get("start", []))
+        put("offsets", "u8", [Offsets(held.get("offsets"))])
+        put("item", "u4", held.get("item"))
+        put("start", "u8", held.get("start"))
         if has_phrases(self.schema):
-            put("phrase", "u4", self.arrays.get("phrase", []))
-            put("phrase_offsets", "u8", [_cumulative(self.phrase_lengths)])
-            put("table_offsets", "u8", [_cumulative(self.table_lengths)])
+            put("phrase", "u4", held.get("phrase"))
+            put("phrase_offsets", "u8", [Offsets(held.get("phrase_offsets"))])
+            put("table_offsets", "u8", [Offsets(self.table_lengths)])
             for name, parts in self.table.items():
                 put(f"table.{name}", self.schema[name].dtype, parts)
         for name, column in self.schema.items():
             if column.dtype == "utf8":
-                put(name, "u1", self.arrays.get(name, []))
-                put(f"{name}.offsets", "u8", [_cumulative(self.utf8_lengths.get(name, []))])
+                put(name, "u1", held.get(name))
+                put(f"{name}.offsets", "u8", [Offsets(held.get(f"{name}.offsets"))])
             elif not column.phrase:
-                put(name, column.dtype, self.arrays.get(name, []), column.width)
+                put(name, column.dtype, held.get(name), column.width)
         return write_tensors(path, tensors)
-
-
-def _cumulative(lengths: list[Array]) -> Array:
-    flat = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
-    offsets = np.zeros(len(flat) + 1, "<u8")
-    np.cumsum(flat, out=offsets[1:], dtype="<u8")
-    return offsets
 
 
 def _row_bytes(
@@ -203,7 +194,7 @@ def _row_bytes(
 
 
 def write_tensors(
-    path: Path, tensors: dict[str, tuple[str, list[int], list[Array]]]
+    path: Path, tensors: dict[str, tuple[str, list[int], Sequence[Part]]]
 ) -> tuple[int, str]:
     """Write name → (dtype, shape, parts) as a safetensors file; return size and sha256."""
     order = sorted(tensors, key=lambda name: (-DTYPES[TYPES[tensors[name][0]]].itemsize, name))
@@ -227,7 +218,7 @@ def write_tensors(
         nonlocal total
         small = bytearray(len(text).to_bytes(8, "little") + text)
         for name in order:
-            for part in tensors[name][2]:
+            for part in pieces(tensors[name][2]):
                 data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
                 small += data if len(data) < 1 << 16 else b""
                 if len(small) > 1 << 20 or len(data) >= 1 << 16:

@@ -23,6 +23,7 @@ from tokmill.text import gigatoken_limits as limits
 from tokmill.text import tokenizer_json as files
 from tokmill.text.cutting import segments
 from tokmill.text.readable import ReadableEncoder
+from tokmill.text.recycling import Growth, give_back_memory
 from tokmill.text.tokenizer_json import template_tokens
 
 __all__ = ["BatchEncoder", "make_encoder", "template_tokens"]
@@ -31,6 +32,9 @@ Array = NDArray[Any]
 
 _LONG = 1 << 20
 """Characters above which a text goes to `tokenizers` in parts."""
+_SHARED = 4 << 20
+"""Bytes above which gigatoken shares a batch among threads: each has a cache of its own, and below
+this threads gain nothing."""
 
 ENGINES = ("auto", "gigatoken", "tokenizers")
 SPECIALS_IN_TEXT = ("plain", "special", "reject")
@@ -206,17 +210,25 @@ class TokenizersEncoder:
 
 
 class GigatokenEncoder:
-    """gigatoken: byte-level BPE without a Python object a text."""
+    """gigatoken: byte-level BPE without a Python object a text.
+
+    Its engine is made anew when its cache has grown too large (`tokmill.text.recycling`).
+    """
 
     name = "gigatoken"
 
     def __init__(self, data: Mapping[str, Any], threads: bool) -> None:
-        library = plugins.require("gigatoken")
+        self._library = plugins.require("gigatoken")
         self.threads = threads
         self._data = data
         self._white_tails = limits.sees_end_of_text(data)
+        self._json = _as_json(limits.for_gigatoken(data))
+        self.growth = Growth()
+        self.tokenizer = self._engine()
+
+    def _engine(self) -> Any:
         try:
-            self.tokenizer = library.Tokenizer.from_json(_as_json(limits.for_gigatoken(data)))
+            return self._library.Tokenizer.from_json(self._json)
         except BaseException as error:
             raise _readable_panic(error) from None
 
@@ -237,6 +249,20 @@ class GigatokenEncoder:
         return self._replaced(ids, lengths, data, offsets, others)
 
     def _encode(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+        parts = []
+        first, last = 0, len(offsets) - 1
+        while first < last:
+            # Whole texts, at least one.
+            stop = int(np.searchsorted(offsets, offsets[first] + self.growth.step, side="right"))
+            stop = min(max(stop - 1, first + 1), last)
+            parts.append(self._at_once(data, offsets[first : stop + 1]))
+            first = stop
+        if len(parts) == 1:
+            return parts[0]
+        ids, lengths = zip(*parts, strict=True)
+        return np.concatenate(ids), np.concatenate(lengths)
+
+    def _at_once(self, data: Array, offsets: Array) -> tuple[Array, Array]:
         import awkward
 
         texts = awkward.Array(
@@ -249,13 +275,19 @@ class GigatokenEncoder:
             )
         )
         try:
-            layout = self.tokenizer.encode_batch(
-                texts, parallel=None if self.threads else False
-            ).layout
+            size = int(offsets[-1] - offsets[0])
+            shared = self.threads and size > _SHARED
+            layout = self.tokenizer.encode_batch(texts, parallel=None if shared else False).layout
         except BaseException as error:
             raise _readable_panic(error) from None
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
+        if self.growth.too_large(size):
+            # First without, then a new one: two at a time would be the peak.
+            self.tokenizer = None
+            give_back_memory()
+            self.tokenizer = self._engine()
+            self.growth.start_again()
         return ids, np.diff(ends)
 
     @functools.cached_property

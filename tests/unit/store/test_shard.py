@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from making import batch_of, rec
 from tokmill.errors import TokmillError
+from tokmill.store import held
 from tokmill.store.manifest import Receipt, encode, read_json
 from tokmill.store.schema import Column, Schema, check_schema, id_dtype
 from tokmill.store.shard import SUFFIX, Shard, ShardWriter, write_tensors
@@ -91,6 +92,32 @@ def test_round_trip_whatever_the_batches(
         assert shard[name].dtype == column.numpy()
         assert shard[name].tolist() == wanted
     assert shard["start"].tolist() == list(range(len(records)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(rows(), max_size=6), st.sampled_from([0, 40, 200]))
+def test_what_waits_in_a_file_comes_out_the_same(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[list[dict[str, Any]]], most: int
+) -> None:
+    folder = tmp_path_factory.mktemp("shard")
+    write(folder / "plain", parts)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(held, "MOST", most)
+        patch.setattr(held, "CHUNK", 24)
+        writer = ShardWriter(SCHEMA, {}, scratch)
+        place = 0
+        for part in parts:
+            starts = range(place, place + len(part))
+            writer.add(batch_of(SCHEMA, part, starts=starts), 0)
+            place += len(part)
+        if most == 0 and any(parts):
+            stored = [part for found in writer.held.parts.values() for part in found]
+            assert any(isinstance(part, held.Stored) for part in stored)
+        writer.write(folder / "waited")
+    assert (folder / "waited").read_bytes() == (folder / "plain").read_bytes()
+    assert not list(scratch.iterdir()), "the file has no name that a kill could leave behind"
 
 
 @settings(max_examples=20, deadline=None)
