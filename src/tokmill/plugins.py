@@ -23,6 +23,7 @@ class Part(NamedTuple):
 SOURCES: dict[str, Part] = {
     "text": Part("tokmill.text.source:TextSource", "text", "plain text files"),
     "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
+    "chat": Part("tokmill.text.chat:ChatSource", "text", "JSON Lines of chats, with a loss mask"),
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
     "x86": Part("tokmill.x86.source:X86Source", "x86", "x86 programs, or graphs of them"),
     "select": Part(
@@ -98,7 +99,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "triton": "train",
     "deepspeed": "deepspeed",
     "matplotlib": "plot",
-    "jinja2": "plot",
+    "jinja2": "text",
     "tensorboard": "track",
     "wandb": "track",
 }

@@ -74,6 +74,8 @@ def prepare(chosen: BuildRecipe) -> Prepared:
     kind = plugins.load(plugins.SOURCES, chosen.source)
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
     request = Request(inputs=chosen.inputs, tokenizer=chosen.tokenizer, roles=chosen.roles)
+    if hasattr(kind, "resolve"):
+        config = kind.resolve(config, request)
     frozen = kind.freeze(config, request)
     source: Source = kind(config, chosen.inputs, frozen, Amount().resources())
     plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs)

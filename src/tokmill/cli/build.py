@@ -23,7 +23,7 @@ from tokmill.errors import UsageError
 from tokmill.progress import human_bytes, human_count
 from tokmill.store.store import Store, read_receipts
 
-TEXT_KINDS = ("text", "jsonl", "parquet")
+TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
 RUNNING = "how it runs (changes no byte)"
 
 Inputs = Annotated[list[str] | None, typer.Argument(help="Files, folders or stores.")]

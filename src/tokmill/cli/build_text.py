@@ -1,4 +1,4 @@
-"""What `tokmill build text|jsonl|parquet` does beyond other builds.
+"""What `tokmill build text|jsonl|chat|parquet` does beyond other builds.
 
 A tokenizer learned on the way, a training and a validation store in one command, and `--explain`.
 """
@@ -57,6 +57,11 @@ def before(
     if chosen.options.get("strip"):
         what = "document" if chosen.source == "text" else "field"
         say(f"strip is on: white space around each {what} is removed")
+    learns = chosen.source == "chat" and bool(more.get("vocab_size"))
+    if learns and not chosen.options.get("chat_template"):
+        say("chat template: chatml (--chat-template chooses another)")
+        options = {**chosen.options, "chat_template": "chatml"}
+        chosen = msgspec.structs.replace(chosen, options=options)
     looking = "--dry-run" if dry_run else "--explain" if more.get("explain") else ""
     if looking and (more.get("train") or more.get("val")):
         raise UsageError(
@@ -82,6 +87,8 @@ def before(
         with claimed(Path(chosen.out)), new_folder(folder):
             tokenizer = _learn(folder, chosen, list(chosen.inputs), more, how)
         chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
+    if chosen.source == "chat" and chosen.tokenizer:
+        _say_unknown_marks(chosen, chosen.tokenizer)
     if more.get("explain"):
         from tokmill.text.explain import explain
 
@@ -100,13 +107,41 @@ def _learn(
 ) -> Path:
     from tokmill.text.learn import learned_tokenizer
 
-    specials = tuple(more.get("special") or ("<|endoftext|>",))
+    given = more.get("special") or ["<|endoftext|>"]
+    specials = tuple(dict.fromkeys([*given, *_template_tokens(chosen)]))
     options = Learned(vocab_size=more["vocab_size"], specials=specials)
     path, made = learned_tokenizer(
         folder, chosen.source, inputs, chosen.options, options, again=how.fresh
     )
     say(f"tokenizer: {path} ({'trained now' if made else 'kept from before'})")
     return path
+
+
+def _say_unknown_marks(chosen: BuildRecipe, tokenizer: str) -> None:
+    """Say which marks of a template are no tokens: they are text, which a message can write too."""
+    from tokmill.text import chat_templates, tokenizer_json
+    from tokmill.text.tokenizer import Tokenizer
+
+    named = str(chosen.options.get("chat_template", ""))
+    if named in chat_templates.BUILT_IN:
+        return
+    marks = set(chat_templates.ANGLED.findall(chat_templates.find(named, tokenizer).template))
+    text = sorted(marks - tokenizer_json.added_tokens(Tokenizer.from_file(tokenizer).data).keys())
+    if text:
+        say(
+            f"warning: the template writes {' '.join(text)}, which the tokenizer has not as one "
+            "token: it is text, and a message can write it too"
+        )
+
+
+def _template_tokens(chosen: BuildRecipe) -> tuple[str, ...]:
+    """Return the special tokens that the template of a build of chats writes."""
+    if chosen.source != "chat":
+        return ()
+    from tokmill.text.chat_templates import BUILT_IN
+
+    _, tokens = BUILT_IN.get(chosen.options.get("chat_template", ""), ("", ()))
+    return tokens
 
 
 def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool) -> None:

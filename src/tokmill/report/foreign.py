@@ -220,8 +220,15 @@ def jsonl(look: Look) -> Facts | None:
         "bytes": look.size,
         "fields": {key: type(value).__name__ for key, value in record.items()},
         "first_record": shorten(record),
-        "next": f"tokmill build jsonl {look.path} --tokenizer T -o STORE",
+        "next": f"tokmill build {'chat' if _is_chat(record) else 'jsonl'} {look.path} "
+        "--tokenizer T -o STORE",
     }
+
+
+def _is_chat(record: dict[str, Any]) -> bool:
+    """Say whether a line holds a list of messages."""
+    lists = [value for value in record.values() if isinstance(value, list) and value]
+    return any(isinstance(each[0], dict) and {"role", "from"} & each[0].keys() for each in lists)
 
 
 def text(look: Look) -> Facts | None:

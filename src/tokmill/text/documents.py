@@ -7,7 +7,7 @@ import ctypes
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -43,6 +43,17 @@ M_ARENA_MAX = -8
 """Of glibc's malloc.h."""
 
 
+class Encoder(Protocol):
+    """What makes records of a batch of documents."""
+
+    engine: str
+    """`gigatoken` or `tokenizers`."""
+
+    def __call__(self, documents: Documents) -> Records:
+        """Return the records of a batch of documents."""
+        ...
+
+
 class DocumentSource(ABC):
     """A source whose records are documents of text."""
 
@@ -61,7 +72,7 @@ class DocumentSource(ABC):
     ) -> None:
         self.config, self.inputs, self.resources = config, inputs, resources
         self.frozen = vocabularies.get("token")
-        self._encode: Encode | None = None
+        self._encode: Encoder | None = None
 
     @classmethod
     def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
@@ -114,11 +125,15 @@ class DocumentSource(ABC):
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield an item's documents, prepared."""
 
+    def encoder(self, resources: Resources) -> Encoder:
+        """Return what makes records of documents."""
+        assert self.frozen is not None
+        return Encode(self.frozen, self.config, resources)
+
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield an item's documents as token records."""
         if self._encode is None:
-            assert self.frozen is not None
-            self._encode = Encode(self.frozen, self.config, self.resources)
+            self._encode = self.encoder(self.resources)
         if not self.resources.threads:
             yield from map(self._encode, self.documents(item, digest))
             return
@@ -158,6 +173,7 @@ class Encode:
         self.encoder = make_encoder(
             frozen.data, engine=resources.engine, specials_in_text=mode, threads=resources.threads
         )
+        self.engine = self.encoder.name
         if resources.own_process and self.encoder.name == "gigatoken":
             share_one_heap()
         data = msgspec.json.decode(frozen.data)

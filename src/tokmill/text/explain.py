@@ -13,8 +13,9 @@ from tokmill.build.prepare import BuildRecipe
 from tokmill.build.source import Frozen, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.locate import find_input, locate
+from tokmill.store.mask import LOSS
 from tokmill.store.store import Store, read_planned
-from tokmill.text.documents import DocumentSource, Encode, NoHash
+from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.prepare import Documents
 from tokmill.text.source import BOM
 from tokmill.text.streams import inflate, is_stream
@@ -34,6 +35,8 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     kind = plugins.load(plugins.SOURCES, chosen.source)
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
     request = Request(inputs=(name,), tokenizer=chosen.tokenizer, roles=chosen.roles)
+    if hasattr(kind, "resolve"):
+        config = kind.resolve(config, request)
     frozen = kind.freeze(config, request)
     source: DocumentSource = kind(config, [name], frozen, Resources())
     rows = chosen.source == "parquet"
@@ -74,18 +77,16 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     found["document"] = f"{len(text.encode()):,} bytes: {show(text.encode())}"
     for field, values in documents.kept.items():
         found[f"kept {field}"] = values[index]
-    found.update(_tokens(text, documents, index, frozen["token"], config))
+    found.update(_tokens(source, documents.one(index), frozen["token"]))
     found.update(_in_store(chosen.out, Path(name), begins))
     return found
 
 
-def _tokens(
-    text: str, documents: Documents, index: int, frozen: Frozen, config: Any
-) -> dict[str, str]:
+def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict[str, str]:
     from tokmill.text.tokenizer import Tokenizer
 
-    encode = Encode(frozen, config, Resources(threads=False))
-    records = encode(Documents([text], documents.starts[index : index + 1]))
+    encode = source.encoder(Resources(threads=False))
+    records = encode(document)
     if not len(records):
         return {"tokens": "rejected: special token in the text"}
     tokens = records.columns["token"]
@@ -94,11 +95,18 @@ def _tokens(
     tokenizer = Tokenizer.from_json(frozen.data)
     pieces = [tokenizer.decode([i]) for i in ids[:60]]
     more = f" … ({len(ids):,} in all)" if len(ids) > 60 else f" ({len(ids):,})"
-    return {
-        "engine": encode.encoder.name,
+    found = {
+        "engine": encode.engine,
         "tokens": " | ".join(repr(piece)[1:-1] for piece in pieces) + more,
         "ids": " ".join(map(str, ids[:60])) + more,
     }
+    learned = records.columns.get(LOSS)
+    if isinstance(learned, np.ndarray):
+        chosen = tokens[learned == 1].tolist()
+        more = f" … ({len(chosen):,} in all)" if len(chosen) > 60 else f" ({len(chosen):,})"
+        shown = [repr(tokenizer.decode([i]))[1:-1] for i in chosen[:60]]
+        found["learned"] = " | ".join(shown) + more
+    return found
 
 
 def _in_store(out: str, path: Path, begins: int) -> dict[str, str]:

@@ -66,7 +66,7 @@ class JsonlSource(DocumentSource):
         columns = [self._column(records, field) for field in self.config.fields]
         texts, reasons = join_fields(columns, self.config)
         kept = {
-            field: [_as_text(value) for value in self.paths.values(records, field)]
+            field: [as_text(value) for value in self.paths.values(records, field)]
             for field in self.config.keep
         }
         drops += [Drop(place, "too long", True) for place in block.too_long]
@@ -153,7 +153,8 @@ def refusal(line: bytes, error: Exception) -> str:
     return "json"
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return a value that is carried along as text: JSON, where it is no string."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

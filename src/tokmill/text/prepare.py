@@ -49,6 +49,10 @@ class Documents:
     kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ends_part: bool = False
 
+    def one(self, index: int) -> Documents:
+        """Return a batch of one of the documents, without what is carried along."""
+        return Documents([self.texts[index]], self.starts[index : index + 1])
+
 
 def join_lists(values: Sequence[list[str] | None], options: FieldOptions) -> list[str | None]:
     """Return lists of texts as one text each; their elements are treated as fields are."""

@@ -1,0 +1,322 @@
+"""Chats in JSON Lines: a template writes the roles, and the column `loss` says what is learned."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill.build.source import Frozen, Request, Resources
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.mask import LOSS
+from tokmill.store.schema import Array, Column, Drop, Records, Schema, id_dtype, utf8_column
+from tokmill.text import chat_templates
+from tokmill.text import tokenizer_json as files
+from tokmill.text.blocks import MAX_RECORD, Block
+from tokmill.text.chat_encode import ChatEncoder, control_tokens
+from tokmill.text.chat_messages import Reader, Refused
+from tokmill.text.chat_templates import BREAK, CLOSE, MARKS, OPEN, NoMask, TemplateFailed, TooMany
+from tokmill.text.documents import column_name, surround
+from tokmill.text.jsonl import JsonlSource, as_text
+from tokmill.text.paths import Paths
+from tokmill.text.prepare import Documents
+from tokmill.text.seen_keys import why_nothing
+
+USUAL = ("messages", "conversations")
+"""Keys of the list of messages that are looked for."""
+BESIDE = ("system", "tools")
+"""Keys beside the messages that are read."""
+
+
+class ChatConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of chats."""
+
+    messages: str = ""
+    """Path of the list of messages; without it `messages` or `conversations`."""
+    chat_template: str = ""
+    """How messages become text: chatml, llama3, plain, a .jinja file or a tokenizer_config.json;
+    without it the template beside the tokenizer."""
+    learn: Literal["assistant", "last", "all"] = "assistant"
+    """What is learned: all that the assistant writes, its last turn, everything."""
+    specials_in_text: Literal["plain", "special", "reject"] = "plain"
+    """What `<|im_end|>` inside a message means: ordinary text, the special token (as transformers
+    does, so that a message can forge a turn), a reject."""
+    end_of_record: Literal["eot", "none"] = "none"
+    """Whether a chat ends with the `eot` token behind what the template writes; it is not learned,
+    unless everything is."""
+    date: str = ""
+    """The day that a template sees as today, such as 2026-01-31."""
+    tokens: dict[str, str] = {}
+    """What a template calls bos_token, eos_token and so on; those that the files beside the
+    tokenizer name are taken without it."""
+    keep: tuple[str, ...] = ()
+    """Fields that are carried along as string columns."""
+
+
+@dataclass(slots=True)
+class Chats(Documents):
+    """Chats as texts, and the same texts with marks in them."""
+
+    marked: Sequence[str] = ()
+    notes: dict[str, int] = field(default_factory=dict)
+
+    def one(self, index: int) -> Chats:
+        """Return a batch of one of the chats, without what is carried along."""
+        texts, starts = [self.texts[index]], self.starts[index : index + 1]
+        return Chats(texts, starts, marked=[self.marked[index]])
+
+
+class ChatSource(JsonlSource):
+    """Chats in JSON Lines."""
+
+    Config: ClassVar[type[msgspec.Struct]] = ChatConfig
+    version = 1
+    config: ChatConfig  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        config: ChatConfig,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        self.config, self.inputs, self.resources = config, inputs, resources
+        self.frozen = vocabularies.get("token")
+        self._encode = None
+        self.lists = (config.messages,) if config.messages else USUAL
+        self.paths = Paths((), (*self.lists, *BESIDE, *config.keep))
+        self.decoder = self.paths.decoder
+        self.built_in = config.chat_template in chat_templates.BUILT_IN
+        text = config.chat_template
+        if self.built_in:
+            text, needed = chat_templates.BUILT_IN[config.chat_template]
+            self._check_tokens(needed)
+        elif not chat_templates.is_text(text):
+            raise UsageError("the template was not read", hint="chat_templates.find reads it")
+        data = msgspec.json.decode(self.frozen.data) if self.frozen is not None else {}
+        control = control_tokens(data, text)
+        names = self._names(data) | config.tokens
+        self.template = chat_templates.Template(text, names, config.date)
+        self.notes: Counter[str] = Counter()
+        self._ends = _turn_ends(control)
+        self._names_in_text = _any_of(control)
+        self._prefixes = tuple({name[:2] for name in control})
+        self.reader = Reader(text, self._guard, self.built_in, self.notes)
+
+    @classmethod
+    def resolve(cls, config: ChatConfig, request: Request) -> ChatConfig:
+        """Return the options with the template itself, and what it calls special tokens.
+
+        So the plan holds all of it, and a file that changes later is another recipe.
+        """
+        found = chat_templates.find(config.chat_template, request.tokenizer)
+        text, _ = chat_templates.BUILT_IN.get(found.template, (found.template, ()))
+        # What a template never writes is no part of the recipe.
+        names = {key: name for key, name in found.names.items() if key in text}
+        tokens = dict(sorted((names | config.tokens).items()))
+        return msgspec.structs.replace(config, chat_template=found.template, tokens=tokens)
+
+    @classmethod
+    def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
+        """Return what is to be said where (nearly) no line of the files makes a record."""
+        said = why_nothing(paths, [config.messages] if config.messages else USUAL)
+        if "tokmill build chat" in said:
+            return said.replace("build them with `tokmill build chat`", "name it with --messages")
+        return said.partition(": ")[2].replace("--field", "tokmill build jsonl --field")
+
+    def _check_tokens(self, needed: Sequence[str]) -> None:
+        if self.frozen is None:
+            return
+        there = files.added_tokens(msgspec.json.decode(self.frozen.data))
+        absent = [name for name in needed if name not in there]
+        if absent:
+            raise TokmillError(
+                f"the template {self.config.chat_template} writes {' '.join(absent)}, which the "
+                "tokenizer does not have as one token",
+                where=self.frozen.vocabulary.file,
+                hint="--chat-template plain needs none; or train a tokenizer with "
+                + " ".join(f"--special '{name}'" for name in absent),
+            )
+
+    def _names(self, data: Mapping[str, Any]) -> dict[str, str]:
+        """Return what templates call the tokens with a role, where no file says it."""
+        by_id = {number: name for name, number in files.added_tokens(data).items()}
+        roles = self.frozen.vocabulary.roles if self.frozen is not None else {}
+        calls = {"eot": "eos_token", "bos": "bos_token", "pad": "pad_token", "unk": "unk_token"}
+        names = {calls[role]: by_id[i] for role, i in roles.items() if role in calls and i in by_id}
+        return names if self.frozen is not None else {"eos_token": "<|endoftext|>"}
+
+    @property
+    def schema(self) -> Schema:
+        """Tokens, whether each is learned, the bytes of each chat, and what is carried along."""
+        schema: Schema = {}
+        for name, column in super().schema.items():
+            if name == LOSS:
+                raise UsageError(f"a field to keep would be the column {LOSS!r}")
+            schema[name] = column
+            if name == "token":
+                schema[LOSS] = Column("u1")
+        return schema
+
+    def _guard(self, text: str) -> str:
+        """Break the names of special tokens in a text, so that they stay text."""
+        if not text.isascii() and MARKS.search(text):
+            raise Refused("noncharacter")
+        if self.config.specials_in_text == "special":
+            return text
+        if not any(prefix in text for prefix in self._prefixes):
+            return text
+        broken, count = self._names_in_text.subn(lambda m: m[0][0] + BREAK + m[0][1:], text)
+        if count:
+            if self.config.specials_in_text == "reject":
+                raise Refused("special token")
+            self.reader.note("names of special tokens in messages, which stay text")
+        return broken
+
+    def _documents(self, block: Block) -> Chats:
+        records, starts, drops = self._decode(block)
+        lists = [self.paths.values(records, path) for path in self.lists]
+        system, tools = (self.paths.values(records, path) for path in BESIDE)
+        marked: list[str] = []
+        kept: list[int] = []
+        for i, place in enumerate(starts.tolist()):
+            value = next((values[i] for values in lists if values[i] is not None), None)
+            try:
+                marked.append(self._marked(value, system[i], tools[i]))
+                kept.append(i)
+            except Refused as why:
+                drops.append(Drop(place, why.reason, why.rejected))
+        drops += [Drop(place, "too long", True) for place in block.too_long]
+        texts = [MARKS.sub("", text) for text in marked]
+        carried = {
+            name: [as_text(values[i]) for i in kept]
+            for name, values in ((n, self.paths.values(records, n)) for n in self.config.keep)
+        }
+        notes, places = dict(self.notes), starts[np.asarray(kept, np.int64)]
+        self.notes.clear()
+        return Chats(texts, places, drops, carried, block.ends_part, marked, notes)
+
+    def _marked(self, value: Any, system: Any, tools: Any) -> str:
+        messages, learned = self.reader.chat(value, system)
+        if tools is not None and tools != []:
+            if "tools" not in self.template.text:
+                self.reader.note("the key 'tools' of chats, which the template does not write")
+                tools = None
+            else:
+                tools = self.reader.guarded(tools)
+        try:
+            if self.config.learn == "all":
+                text = re.sub(f"[{OPEN}{CLOSE}]", "", self.template.render(messages, tools or None))
+                text = f"{OPEN}{text}{CLOSE}"
+            else:
+                text = self.template.marked(messages, tools or None, self._ends)
+        except TemplateFailed:
+            raise Refused("template") from None
+        except NoMask:
+            raise Refused("no mask") from None
+        except TooMany:
+            raise Refused("too many turns") from None
+        if not all(learned):
+            text = _unlearned(text, messages, learned)
+        if OPEN not in text:
+            raise Refused("nothing to learn", rejected=False)
+        if len(text) > MAX_RECORD // 4 and len(text.encode()) > MAX_RECORD:
+            raise Refused("too long")
+        return text
+
+    def encoder(self, resources: Resources) -> EncodeChats:
+        """Return what makes records of chats."""
+        assert self.frozen is not None
+        return EncodeChats(self.frozen, self.config, self.template.text, resources)
+
+
+class EncodeChats:
+    """Chats to records: ids, and which of them are learned."""
+
+    def __init__(
+        self, frozen: Frozen, config: ChatConfig, template: str, resources: Resources
+    ) -> None:
+        self.config = config
+        self.chats = ChatEncoder(frozen.data, template, resources)
+        self.engine = self.chats.engine
+        self.dtype = np.dtype(id_dtype(frozen.vocabulary.size)).newbyteorder("<")
+        self.suffix: list[int] = []
+        if config.end_of_record == "eot":
+            self.suffix = [frozen.vocabulary.role("eot")]
+
+    def __call__(self, documents: Documents) -> Records:
+        """Return the records of a batch of chats."""
+        assert isinstance(documents, Chats)
+        if not self.chats.in_segments:
+            documents = _without_broken(documents)
+        last = self.config.learn == "last"
+        ids, offsets, learned, sizes = self.chats(documents.marked, last)
+        lengths = np.diff(offsets)
+        ids, offsets = surround(ids, lengths, [], self.suffix, self.dtype)
+        more = [int(self.config.learn == "all")] * len(self.suffix)
+        learned, _ = surround(learned, lengths, [], more, np.uint8)
+        columns: dict[str, Array | tuple[Array, Array]] = {
+            "token": ids,
+            LOSS: learned,
+            "bytes": sizes,
+        }
+        for name, values in documents.kept.items():
+            columns[column_name(name)] = utf8_column(values)
+        notes = documents.notes | {"tokens that are learned": int(learned.sum())}
+        return Records(
+            offsets,
+            columns,
+            documents.starts,
+            documents.drops,
+            notes={note: count for note, count in notes.items() if count},
+            ends_part=documents.ends_part,
+        )
+
+
+def _without_broken(chats: Chats) -> Chats:
+    """Reject chats with names of special tokens in their text.
+
+    A tokenizer whose special tokens change the text beside them encodes whole texts alone, and in
+    these each name is the token.
+    """
+    kept = [i for i, text in enumerate(chats.marked) if BREAK not in text]
+    if len(kept) == len(chats.marked):
+        return chats
+    gone = set(range(len(chats.marked))) - set(kept)
+    drops = [Drop(int(chats.starts[i]), "special token", True) for i in sorted(gone)]
+    return Chats(
+        [chats.texts[i] for i in kept],
+        chats.starts[np.asarray(kept, np.int64)],
+        chats.drops + drops,
+        {name: [values[i] for i in kept] for name, values in chats.kept.items()},
+        chats.ends_part,
+        [chats.marked[i] for i in kept],
+        chats.notes,
+    )
+
+
+def _unlearned(text: str, messages: Sequence[Mapping[str, Any]], learned: Sequence[bool]) -> str:
+    """Return a text without the marks of turns that are not to be learned (`weight` 0)."""
+    turns = [may for m, may in zip(messages, learned, strict=True) if m["role"] == "assistant"]
+    pieces = re.split(f"[{OPEN}{CLOSE}]", text)
+    if len(pieces) != 2 * len(turns) + 1:
+        raise Refused("weight")
+    for turn, may in enumerate(turns):
+        if may:
+            pieces[2 * turn + 1] = f"{OPEN}{pieces[2 * turn + 1]}{CLOSE}"
+    return "".join(pieces)
+
+
+def _any_of(names: Mapping[str, int]) -> re.Pattern[str]:
+    longest = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
+
+
+def _turn_ends(names: Mapping[str, int]) -> re.Pattern[str]:
+    """Match a special token and the white space behind it at the end of a text."""
+    return re.compile(f"((?:{_any_of(names).pattern}))\\s*\\Z")
