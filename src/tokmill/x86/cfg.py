@@ -21,7 +21,13 @@ from tokmill.x86.functions import assemble
 from tokmill.x86.gaps import Ranges, range_gaps
 from tokmill.x86.graph import Graph
 from tokmill.x86.image import Program
-from tokmill.x86.jump_tables import Tables, indirect_jumps
+from tokmill.x86.info_tables import (
+    find_info_tables,
+    in_haskell,
+    through_registers,
+    through_tables,
+)
+from tokmill.x86.jump_tables import Tables, indirect_jumps, scaled_tables
 from tokmill.x86.program import open_program
 from tokmill.x86.ranges import distinct, member
 from tokmill.x86.reach import Ways
@@ -36,7 +42,7 @@ from tokmill.x86.starts import (
 )
 from tokmill.x86.windows import called, joined, windows
 
-VERSION = 3
+VERSION = 4
 """Raised when the graph of some program changes."""
 ROUNDS = 256
 """Each round finds something new; a damaged program must not go on for ever."""
@@ -81,16 +87,21 @@ class Lifter:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.code = Code(program)
+        self.info_tables = find_info_tables(program, self.code)
+        self.code.data_begin, self.code.data_end = self.info_tables[:2]
         self.instructions = Instructions(self.code)
         self.instructions.sweep()
         self.ranges = Ranges(program, self.instructions)
         self.silent = noreturn.Silent(program)
         self.tables = Tables(program, self.instructions)
+        if len(self.info_tables.end):
+            # Jump tables of GHC lie side by side, and have no limit where all cases are there.
+            self.tables.note(scaled_tables(self.instructions))
         self.starts = self._known_starts()
         """i8, ascending: offsets of functions (and of their parts) that tables name."""
-        self.roots = distinct(self.code.offset(program.unwind.pad))
+        self.roots = distinct(self.code.offset(program.unwind.pad), self.info_tables.inner)
         """i8, ascending: offsets of further code that is part of a function: landing pads."""
-        self.found = np.zeros(0, np.int64)
+        self.found = self.info_tables.function
         """i8, ascending: those of `starts` that no table named."""
         self.no_entries = np.zeros(0, np.int64)
         """i8, ascending: offsets that looked like a beginning, and code behind them more so."""
@@ -122,7 +133,8 @@ class Lifter:
         found = [program.function_address, program.fragments, program.starts]
         found.append(np.asarray([program.entry], np.uint64))
         offsets = self.code.offset(np.concatenate(found))
-        offsets = np.concatenate([offsets, self.ranges.unwind_start])
+        named = [self.ranges.unwind_start, self.info_tables.function]
+        offsets = np.concatenate([offsets, *named])
         return distinct(offsets[offsets >= 0])
 
     def jump_tables(self) -> tuple[Array, Array]:
@@ -196,7 +208,13 @@ class Lifter:
         read = np.sort(np.fromiter(self._read, np.int64, len(self._read)))
         fresh = ~member(offsets, read)
         rows, offsets = rows[fresh], offsets[fresh]
-        low, high = self.ranges.around(offsets, self.functions())
+        functions = self.functions()
+        mine = in_haskell(self.info_tables, functions, offsets)
+        plain = mine & through_registers(self.code, offsets)
+        self._read.update(offsets[plain].tolist())
+        tabled = set(offsets[mine & through_tables(self.code, offsets)].tolist())
+        rows, offsets = rows[~plain], offsets[~plain]
+        low, high = self.ranges.around(offsets, functions)
         found = [np.zeros(0, np.int64)]
         for row, offset, first, end in zip(
             rows.tolist(), offsets.tolist(), low.tolist(), high.tolist(), strict=True
@@ -207,7 +225,7 @@ class Lifter:
                 self._jumps.append(np.full(len(table.targets), offset))
                 self._targets.append(table.targets)
                 found.append(table.targets)
-            elif self.tables.computed:
+            elif self.tables.computed or offset in tabled:
                 self.computed.add(offset)
         return np.concatenate(found) if len(found) > 1 else None
 

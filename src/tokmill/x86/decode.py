@@ -16,13 +16,16 @@ from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image import Program
-from tokmill.x86.ranges import member
+from tokmill.x86.ranges import expand, member
 
 LONGEST = 15
 """Bytes of the longest instruction."""
 BATCH = 1 << 18
 """Instructions decoded at a time: a list of them must stay small."""
 INVALID_BIT = 16
+INT3 = 0xCC
+NOTHING = np.frombuffer(bytes.fromhex("0f1f840000000000"), np.uint8)
+"""The longest instruction that does nothing, in 64-bit and 32-bit code."""
 # iced's kinds of flow: jumps, branches and calls; and those behind which control may go on.
 LEADS, GOES_ON = (1, 3, 5), (0, 3, 5, 6, 7, 8)
 
@@ -73,6 +76,8 @@ class Code:
         self.table = program.global_offset_table
         self.slot, self.slot_target = self._known_slots(program)
         """u8, ascending: pointers that nothing changes once the program is loaded, and to where."""
+        self.data_begin = self.data_end = np.zeros(0, np.int64)
+        """(D,) i8, ascending: where data that is known to lie between code begins and ends."""
         own = program.import_target > 0
         self._stub, self._stub_target = program.import_address[own], program.import_target[own]
 
@@ -95,6 +100,24 @@ class Code:
         found = address.copy()
         mine = np.flatnonzero(member(address, self._stub))
         found[mine] = self._stub_target[np.searchsorted(self._stub, address[mine])]
+        return found
+
+    def in_data(self, offset: Array) -> Array:
+        """Return which offsets lie in known data: bool."""
+        at = np.searchsorted(self.data_begin, offset, side="right")
+        found: Array = offset < np.append(0, self.data_end)[at]
+        return found
+
+    def to_decode(self) -> Array:
+        """Return the bytes as they are decoded: known data is instructions that do nothing."""
+        if not len(self.data_begin):
+            return self.linked
+        found = self.linked.copy()
+        sizes = self.data_end - self.data_begin
+        place = expand(np.zeros_like(sizes), sizes)
+        whole = place < np.repeat(sizes - sizes % len(NOTHING), sizes)
+        rows = expand(self.data_begin, sizes)
+        found[rows] = np.where(whole, NOTHING[place % len(NOTHING)], INT3)
         return found
 
     def _known_slots(self, program: Program) -> tuple[Array, Array]:
@@ -132,9 +155,9 @@ class Instructions:
         self._words = np.zeros(code.size // 64 + 1, np.uint64)
         self._before = np.zeros(len(self._words), np.int32)
         self._waiting: dict[int, int] = {}
-        decoder = plugins.require("iced_x86").Decoder
+        decoder, data = plugins.require("iced_x86").Decoder, code.to_decode()
         self._decoders = [
-            decoder(code.bits, code.linked[int(a) : int(b)].tobytes(), ip=int(base))
+            decoder(code.bits, data[int(a) : int(b)].tobytes(), ip=int(base))
             for a, b, base in zip(code.edge[:-1], code.edge[1:], code.base, strict=True)
         ]
 
@@ -150,8 +173,11 @@ class Instructions:
                 marked = np.frombuffer(marks, np.uint8)
                 ends = edge + np.cumsum(marked & (INVALID_BIT - 1), dtype=np.int32)
                 start = (ends - (marked & (INVALID_BIT - 1))).astype(np.int32)
-                found.append(self._columns(start, marked))
                 edge = int(ends[-1])
+                if len(self.code.data_begin):
+                    code = ~self.code.in_data(start)
+                    start, marked = start[code], marked[code]
+                found.append(self._columns(start, marked))
         self._add(found)
 
     def decode(self, offsets: Array) -> Array:

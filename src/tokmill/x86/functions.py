@@ -165,8 +165,13 @@ def _roots(lifter: Lifter, blocks: Blocks) -> tuple[Array, Array]:
     number = ranges.number(others)
     behind = others[number < 0]
     head = blocks.at(np.concatenate([served, ranges.start[number[number >= 0]]]))
-    # Outside the ranges it lies behind the block that it belongs to.
-    head = np.concatenate([head, blocks.at(behind) - 1])
+    # Outside the ranges it lies behind the block that it belongs to, a return point of GHC
+    # anywhere behind where its function begins.
+    before = blocks.at(behind) - 1
+    known, inner = lifter.info_tables.function, member(behind, lifter.info_tables.inner)
+    if inner.any():
+        before[inner] = blocks.at(known[np.searchsorted(known, behind[inner]) - 1])
+    head = np.concatenate([head, before])
     root = blocks.at(np.concatenate([pad, others[number >= 0], behind]))
     keep = (head >= 0) & (root >= 0)
     return head[keep], root[keep]

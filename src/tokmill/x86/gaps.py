@@ -82,15 +82,14 @@ class Ranges:
 
 
 def gaps(ways: Ways) -> tuple[Array, Array]:
-    """Return the offsets (begin, end) of all code that was not reached, section by section."""
+    """Return the offsets (begin, end) of all that was not reached nor is known data, by section."""
     instructions = ways.instructions
     mine = ways.first <= ways.last
     first, last = ways.first[mine], ways.last[mine]
-    edge = instructions.code.edge
-    begin = np.concatenate([instructions.start[first].astype(np.int64), edge])
-    end = np.concatenate(
-        [instructions.start[last] + instructions.length[last].astype(np.int64), edge]
-    )
+    code = instructions.code
+    begin = np.concatenate([instructions.start[first].astype(np.int64), code.edge, code.data_begin])
+    stop = instructions.start[last] + instructions.length[last].astype(np.int64)
+    end = np.concatenate([stop, code.edge, code.data_end])
     order = np.lexsort((end, begin))
     begin, end = begin[order], np.maximum.accumulate(end[order])
     open_ = begin[1:] > end[:-1]

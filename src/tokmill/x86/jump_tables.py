@@ -209,11 +209,15 @@ class Tables:
         bounded &= bool(fits.all())
         cells = data[places[fits][:, None] + np.arange(form.size)]
         value = cells.view(f"<i{form.size}")[:, 0].astype(np.uint64)
+        # GHC writes 0 where the value never comes.
+        never = value == 0
         value += np.uint64(form.base)
         value &= np.uint64(self._mask)
         offset = self.instructions.code.offset(value)
         inside = (offset >= low) & (offset < high)
         synced = self.instructions.row(offset) >= 0
+        if bounded and never.any() and not never.all():
+            offset, inside, synced = offset[~never], inside[~never], synced[~never]
         # A case may lie in a part that was moved out of the function.
         likely = inside.all() if form.guessed else (inside | synced).all() and inside.any()
         if bounded and likely:

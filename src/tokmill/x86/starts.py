@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.decode import Code, Flow, Instructions
+from tokmill.x86.decode import INT3, Code, Flow, Instructions
 from tokmill.x86.entries import nearest_entries
 from tokmill.x86.gaps import ALIGNMENT, gaps, is_padding, opcodes, skip_padding
 from tokmill.x86.image import Program
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tokmill.x86.cfg import Lifter
 
 LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
-INT3 = 0xCC
 FEW = 64
 """Bytes between two ranges that are not worth a table of their own."""
 PUSH_FRAME = {64: b"\x55\x48\x89\xe5", 32: b"\x55\x89\xe5"}
