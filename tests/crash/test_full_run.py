@@ -19,9 +19,7 @@ SMALL = ("dim=16", "layers=1", "heads=2", "length=16", "batch=4", "checkpoint_ev
 
 
 @pytest.mark.long
-def test_the_hint_of_a_full_disk_is_a_command_that_goes_on(
-    strace: Forked, fast_path: Path
-) -> None:
+def test_the_hint_of_a_full_disk_is_a_command_that_goes_on(strace: Forked, fast_path: Path) -> None:
     pytest.importorskip("torch", reason="needs the extra train")
     store = make_store(fast_path / "store", cycles(40))
     sets = [word for key in SMALL for word in ("--set", key)]

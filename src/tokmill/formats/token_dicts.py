@@ -3,7 +3,9 @@
 An instruction is {"asm": [token], "mne": str, "type": [(kind, run)], "reg": [register],
 "rw": [(access, run)], "eflag": str}: the six streams of x86 code, `type` and `rw` with run lengths.
 A file holds [sequence] or {function: [sequence, one a variant]}; a sequence is a list of
-instructions. Source of the format: SemanticBBV, `pre_processing/`.
+instructions. In place of a list of sequences there may be a dict of one for each level of
+optimisation, {level: [sequence]}; a list of these is a list of functions without a name
+(`*_blame.pkl`). Source of the formats: SemanticBBV, `pre_processing/`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -64,12 +66,14 @@ class TokenDictsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 class TokenDictsSource:
     """Pickles of token dicts: a record is a sequence, its instructions are phrases.
 
-    The columns `function` and `variant` are the key of a dict and the place in its list ("" and 0
-    in files that are lists). A record's place is its number in the file. Nothing is run of a file.
+    The columns `function`, `level` and `variant` are the key of a dict, the level of optimisation
+    and the place in the list ("", "" and 0 in files that are lists of sequences; in a list of
+    levels the function is its number there). A record's place is its number in the file. Nothing is
+    run of a file.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = TokenDictsOptions
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     """Whether a tokenizer, or roles of one, may be named."""
     suffixes = (".pkl", ".pickle")
@@ -113,7 +117,7 @@ class TokenDictsSource:
 
     @cached_property
     def schema(self) -> Schema:
-        """The six columns and `border` through phrases, `function` and `variant`."""
+        """The six columns and `border` through phrases, `function`, `level` and `variant`."""
         return {
             **{
                 column: Column(
@@ -123,6 +127,7 @@ class TokenDictsSource:
             },
             "border": Column("u1", phrase=True),
             "function": Column("utf8", per="record"),
+            "level": Column("utf8", per="record"),
             "variant": Column("u4", per="record"),
         }
 
@@ -141,14 +146,14 @@ class TokenDictsSource:
         table = _Table(self.frozen, self.config.separator)
         batch, part = _Batch(), 0
         with machine_errors("read", path), open(path, "rb") as raw:
-            for place, (key, variant, sequence, position) in enumerate(_sequences(path)):
+            for place, (key, sequence, position) in enumerate(_sequences(path)):
                 phrases = array("I")
                 for number, instruction in enumerate(sequence):
                     try:
                         phrases.append(table.number(instruction))
                     except (TypeError, ValueError, KeyError) as error:
                         raise _unfit(path, place, number, error) from None
-                batch.add(place, key, variant, phrases)
+                batch.add(place, key, phrases)
                 ends_part = position >= (part + 1) * MAX_ITEM
                 full = position - raw.tell() > self.resources.block_bytes
                 if ends_part or full or len(batch.ids) > MOST_INSTRUCTIONS:
@@ -169,7 +174,7 @@ def count_tokens(path: Path, counts: dict[str, dict[str, int]]) -> None:
     """Add how often each token of each column stands in a file, aligned: once a token of `asm`."""
     seen: dict[Key, int] = {}
     streams: dict[Key, list[tuple[str, ...]]] = {}
-    for place, (_, _, sequence, _) in enumerate(_sequences(path)):
+    for place, (_, sequence, _) in enumerate(_sequences(path)):
         for number, instruction in enumerate(sequence):
             try:
                 key = _key(instruction)
@@ -185,21 +190,29 @@ def count_tokens(path: Path, counts: dict[str, dict[str, int]]) -> None:
                 here[token] = here.get(token, 0) + times
 
 
-def _sequences(path: Path) -> Iterator[tuple[str, int, list[Any], int]]:
-    """Yield (function, variant, instructions, byte up to which the file has been read)."""
+class _Place(NamedTuple):
+    """Where a sequence stands in its file."""
+
+    function: str
+    level: str
+    variant: int
+
+
+def _sequences(path: Path) -> Iterator[tuple[_Place, list[Any], int]]:
+    """Yield (place, instructions, byte up to which the file has been read)."""
     pickle = Pickle(path)
     room = pickle.room()
     number = 0
     for key, value in pickle.entries():
-        rows = value if isinstance(key, str) else [value]
-        if not isinstance(rows, list):
-            raise _unfit(path, number, None, f"{key!r} holds a {type(rows).__name__}, not a list")
-        for variant, row in enumerate(rows):
+        if isinstance(key, str) and not (isinstance(value, list) or _is_by_level(value)):
+            held = f"{key!r} holds a {type(value).__name__}, not a list"
+            raise _unfit(path, number, None, held)
+        for place, row in _rows(key, value):
             if not isinstance(row, list):
                 held = "a dict of ids" if isinstance(row, dict) else f"a {type(row).__name__}"
                 raise _unfit(path, number, None, f"it is {held}, not a list of token dicts")
             room.take(INSTRUCTION * (1 + len(row)))
-            yield (key if isinstance(key, str) else ""), variant, row, pickle.position
+            yield place, row, pickle.position
             number += 1
     with machine_errors("read", path):
         size = path.stat().st_size
@@ -209,6 +222,29 @@ def _sequences(path: Path) -> Iterator[tuple[str, int, list[Any], int]]:
             where=f"{path}, byte {pickle.stop:,}",
             hint="write each into a file of its own",
         )
+
+
+def _rows(key: Any, value: Any) -> Iterator[tuple[_Place, Any]]:
+    """Yield the sequences of an entry: it is one itself, or holds a list, or one a level."""
+    if _is_by_level(value):
+        # In a list the function has no name but its number.
+        for level, rows in value.items():
+            for variant, row in enumerate(rows):
+                yield _Place(str(key), str(level), variant), row
+    elif isinstance(key, str):
+        for variant, row in enumerate(value):
+            yield _Place(key, "", variant), row
+    else:
+        yield _Place("", "", 0), value
+
+
+def _is_by_level(value: Any) -> bool:
+    """Say whether a value is {level: [sequence]}, and no dict of ids."""
+    return (
+        isinstance(value, dict)
+        and "asm" not in value
+        and all(isinstance(rows, list) for rows in value.values())
+    )
 
 
 def _unfit(path: Path, place: int, number: int | None, why: object) -> TokmillError:
@@ -328,20 +364,18 @@ class _Batch:
 
     def __init__(self) -> None:
         self.places: list[int] = []
-        self.functions: list[str] = []
-        self.variants: list[int] = []
+        self.keys: list[_Place] = []
         self.lengths: list[int] = []
         self.ids = array("I")
         self.drops: list[Drop] = []
 
-    def add(self, place: int, function: str, variant: int, phrases: array[int]) -> None:
+    def add(self, place: int, key: _Place, phrases: array[int]) -> None:
         """Add a sequence; one without instructions is skipped."""
         if not phrases:
             self.drops.append(Drop(place, "empty", False))
             return
         self.places.append(place)
-        self.functions.append(function)
-        self.variants.append(variant)
+        self.keys.append(key)
         self.lengths.append(len(phrases))
         self.ids.extend(phrases)
 
@@ -352,7 +386,11 @@ class _Batch:
         offsets = np.append(0, tokens)[phrases.offsets]
         return Records(
             offsets,
-            {"function": utf8_column(self.functions), "variant": np.asarray(self.variants, "u4")},
+            {
+                "function": utf8_column([key.function for key in self.keys]),
+                "level": utf8_column([key.level for key in self.keys]),
+                "variant": np.asarray([key.variant for key in self.keys], "u4"),
+            },
             np.asarray(self.places, np.int64),
             self.drops,
             phrases=phrases,

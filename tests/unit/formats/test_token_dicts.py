@@ -61,6 +61,29 @@ def names(store: Store) -> dict[str, list[str]]:
     return {c: json.loads(store.vocabulary_file(c).read_bytes())["tokens"] for c in COLUMNS}
 
 
+def test_levels_of_functions(tmp_path: Path) -> None:
+    """`*_blame.pkl`: a list of {level: [sequence]}; and the same by name."""
+    first = {"O0": [[PUSH, MOV, RET], [PUSH]], "O3": [[MOV, RET]]}
+    listed = [first, {"Os": [[RET]], "O1": []}]
+    named = {"main": first, "use": [[RET], [MOV]]}
+    wanted = {
+        "list": [("0", "O0", 0), ("0", "O0", 1), ("0", "O3", 0), ("1", "Os", 0)],
+        "dict": [
+            ("main", "O0", 0), ("main", "O0", 1), ("main", "O3", 0),
+            ("use", "", 0), ("use", "", 1),
+        ],
+    }  # fmt: skip
+    for name, value in (("list", listed), ("dict", named)):
+        path = put(tmp_path / name / "x_blame.pkl", value)
+        store = quick_build("token-dicts", path, tmp_path / name / "store")
+        shard = store.shard(0)
+        keys = zip(
+            shard.strings("function", 0, len(store)), shard.strings("level", 0, len(store)),
+            shard["variant"].tolist(), strict=True,
+        )  # fmt: skip
+        assert list(keys) == wanted[name]
+
+
 def shown(store: Store) -> list[dict[str, Any]]:
     """Records with tokens in place of ids."""
     tokens = names(store)
