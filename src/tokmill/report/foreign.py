@@ -5,8 +5,10 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import shlex
 import zipfile
 import zlib
+from collections.abc import Sequence
 from typing import IO, Any
 
 import msgspec
@@ -27,6 +29,12 @@ MEGATRON_TYPES = {
     8: "uint16",
 }  # fmt: skip
 """Codes of Megatron-LM's `.idx` (`megatron/core/datasets/indexed_dataset.py`)."""
+
+LEARN = "--vocab-size 8192"
+"""How a tokenizer is had where there is none yet."""
+STRINGS = ("string", "large_string")
+USUAL = ("content", "body", "document", "raw_content", "code", "story")
+"""Names that data sets have for their texts."""
 
 
 def empty(look: Look) -> Facts | None:
@@ -61,7 +69,7 @@ def npz(look: Look) -> Facts | None:
     facts: Facts = {"kind": "npz", "what": "a numpy archive", "bytes": look.size, "arrays": arrays}
     if {"input_ids", "attention_mask"} <= {array["name"] for array in arrays}:
         facts["what"] = "a numpy archive of padded windows"
-        facts["next"] = f"tokmill build npz {look.path} -o STORE"
+        facts["next"] = f"tokmill build npz {look.quoted} -o STORE"
     return facts
 
 
@@ -88,7 +96,7 @@ def llmc(look: Look) -> Facts | None:
         "bytes": look.size,
         "dtype": dtype,
         "tokens": promised,
-        "next": f"tokmill build bin {look.path} -o STORE",
+        "next": f"tokmill build bin {look.quoted} -o STORE",
     }
     if there != promised:
         facts["problem"] = f"the header promises {promised:,} tokens, the file holds {there:,}"
@@ -112,7 +120,7 @@ def megatron_index(look: Look) -> Facts | None:
         "tokens_in": str(data),
     }
     if data.exists():
-        facts["next"] = f"tokmill build megatron {look.path} -o STORE"
+        facts["next"] = f"tokmill build megatron {look.quoted} -o STORE"
     else:
         facts["problem"] = "the .bin file that belongs to it is not there"
     return facts
@@ -134,7 +142,7 @@ def datatrove(look: Look) -> Facts | None:
     width = look.size / tokens if tokens else 0
     if width in (2, 4):
         facts["dtype"] = f"uint{8 * int(width)}"
-        facts["next"] = f"tokmill build datatrove {look.path} -o STORE"
+        facts["next"] = f"tokmill build datatrove {look.quoted} -o STORE"
     else:
         facts["problem"] = f"{look.size:,} bytes do not fit the {tokens:,} tokens of the index"
     return facts
@@ -160,7 +168,13 @@ def parquet(look: Look) -> Facts | None:
         "row_groups": meta.num_row_groups,
         "columns": [{"name": field.name, "type": str(field.type)} for field in schema],
     }
-    return {**facts, "next": f"tokmill build parquet {look.path} --tokenizer T -o STORE"}
+    strings = [field.name for field in schema if str(field.type) in STRINGS]
+    lists = [field.name for field in schema if str(field.type).startswith(("list", "large_list"))]
+    if strings:
+        facts["next"] = f"tokmill build parquet {look.quoted}{_field(strings)} {LEARN} -o STORE"
+    elif lists:
+        facts["next"] = f"tokmill build parquet-tokens {look.quoted} -o STORE"
+    return facts
 
 
 def compressed(look: Look) -> Facts | None:
@@ -187,22 +201,20 @@ def compressed(look: Look) -> Facts | None:
     if not name:
         return None
     more = len(inner) == HEAD or look.size > HEAD
-    hidden = Look(look.path.with_suffix(""), inner, len(inner) + more)
-    held = next((f for f in (r(hidden) for r in (jsonl, text)) if f), {"kind": "binary data"})
+    hidden = Look(look.path, inner, len(inner) + more)
+    held: Facts = next(
+        (f for f in (r(hidden) for r in (jsonl, text)) if f), {"kind": "binary data"}
+    )
     facts: Facts = {"kind": name, "what": f"a {name} stream of {held['kind']}", "bytes": look.size}
-    for key in ("fields", "first_record"):
-        if key in held:
-            facts[key] = held[key]
-    if held["kind"] in ("jsonl", "text"):
-        facts["next"] = f"tokmill build {held['kind']} {look.path} --tokenizer T -o STORE"
-    return facts
+    # Builds read it as it is, so that the next command is the same.
+    return facts | {key: held[key] for key in ("fields", "first_record", "next") if key in held}
 
 
 def jsonl(look: Look) -> Facts | None:
     """JSON Lines: the fields of the first record."""
     head = look.head.removeprefix(b"\xef\xbb\xbf").lstrip()
     line, newline, _ = head.partition(b"\n")
-    named = ".jsonl" in look.path.suffixes or look.suffix == ".ndjson"
+    named = bool({".jsonl", ".ndjson"} & {suffix.lower() for suffix in look.path.suffixes})
     try:
         record = msgspec.json.decode(line)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -214,15 +226,19 @@ def jsonl(look: Look) -> Facts | None:
                 "problem": why}  # fmt: skip
     if not isinstance(record, dict):
         return None
-    return {
+    facts: Facts = {
         "kind": "jsonl",
         "what": "JSON Lines",
         "bytes": look.size,
         "fields": {key: type(value).__name__ for key, value in record.items()},
         "first_record": shorten(record),
-        "next": f"tokmill build {'chat' if _is_chat(record) else 'jsonl'} {look.path} "
-        "--tokenizer T -o STORE",
     }
+    strings = _strings(facts["fields"])
+    if _is_chat(record):
+        facts["next"] = f"tokmill build chat {look.quoted} {LEARN} -o STORE"
+    elif strings:
+        facts["next"] = f"tokmill build jsonl {look.quoted}{_field(strings)} {LEARN} -o STORE"
+    return facts
 
 
 def _is_chat(record: dict[str, Any]) -> bool:
@@ -247,7 +263,7 @@ def text(look: Look) -> Facts | None:
         "bytes": look.size,
         "separators": "<|endoftext|> stands in it" if len(documents) > 1 else "none seen",
         "first_record": shorten(documents[0]),
-        "next": f"tokmill build text {look.path} --tokenizer T -o STORE",
+        "next": f"tokmill build text {look.quoted} {LEARN} -o STORE",
     }
 
 
@@ -259,7 +275,8 @@ def raw_tokens(look: Look) -> Facts | None:
                     "bare tokens", "bytes": look.size}  # fmt: skip
     if look.path.with_suffix(".idx").exists():
         facts["what"] = "the tokens of a Megatron-LM pair"
-        facts["next"] = f"tokmill build megatron {look.path.with_suffix('.idx')} -o STORE"
+        index = shlex.quote(str(look.path.with_suffix(".idx")))
+        facts["next"] = f"tokmill build megatron {index} -o STORE"
         return facts
     if look.size % 2:
         return {**facts, "problem": "an odd number of bytes holds neither uint16 nor uint32 tokens"}
@@ -273,8 +290,21 @@ def raw_tokens(look: Look) -> Facts | None:
         "guess": f"{dtype}, {look.size // (4 if wide else 2):,} tokens",
         "largest_seen": int(ids.max()) if len(ids) else 0,
         "first_ids": ids[:16].tolist(),
-        "next": f"tokmill build bin {look.path} -o STORE",
+        "next": f"tokmill build bin {look.quoted} -o STORE",
     }
+
+
+def _strings(fields: Facts) -> list[str]:
+    """Return the fields of a record that hold text."""
+    return [name for name, kind in fields.items() if kind == "str"]
+
+
+def _field(strings: Sequence[str]) -> str:
+    """Return the option that names the field of the documents, where it is not the usual one."""
+    if {"title", "text"} & set(strings):
+        return ""
+    usual = [name for name in USUAL if name in strings]
+    return f" --field {shlex.quote((usual or strings)[0])}"
 
 
 def _members(look: Look) -> list[str]:

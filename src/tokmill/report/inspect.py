@@ -119,7 +119,7 @@ def other_folder(look: Look) -> Facts:
         facts["suffixes"] = dict(suffixes.most_common(10))
         facts["first"] = names[:10]
     if roots:
-        facts["next"] = f"tokmill compare {look.path}"
+        facts["next"] = f"tokmill compare {look.quoted}"
     return {**facts, **inside}
 
 
@@ -149,7 +149,7 @@ def tokenizer(look: Look) -> Facts | None:
         facts["roles"] = find_roles(added)
     except TokmillError as error:
         facts["problem"] = error.what
-    return {**facts, "next": f"tokmill build text INPUT --tokenizer {look.path} -o STORE"}
+    return {**facts, "next": f"tokmill build text INPUT --tokenizer {look.quoted} -o STORE"}
 
 
 def other_tokenizer(look: Look) -> Facts | None:
@@ -172,7 +172,7 @@ def other_tokenizer(look: Look) -> Facts | None:
         "size": found.size,
         "merges": len(found.merges),
         "special_tokens": shorten(found.specials),
-        "next": f"tokmill build text INPUT --tokenizer {look.path} -o STORE",
+        "next": f"tokmill build text INPUT --tokenizer {look.quoted} -o STORE",
     }
 
 
@@ -204,13 +204,13 @@ def recipe(look: Look) -> Facts | None:
         return {**facts, "what": "TOML by its name", "problem": str(error)}
     if "source" in value:
         facts |= {"kind": "recipe", "what": f"a recipe of a {value['source']} build",
-                  "next": f"tokmill build {look.path} -o STORE"}  # fmt: skip
+                  "next": f"tokmill build {look.quoted} -o STORE"}  # fmt: skip
     elif value.keys() & {"data", "model", "task", "optim", "run"}:
         facts |= {"kind": "recipe", "what": "a recipe of a training",
-                  "next": f"tokmill train {look.path} -o RUN"}  # fmt: skip
+                  "next": f"tokmill train {look.quoted} -o RUN"}  # fmt: skip
     elif "extends" in value:
         facts |= {"kind": "recipe", "what": f"a recipe that extends {value['extends']}",
-                  "next": f"tokmill recipe show {look.path}"}  # fmt: skip
+                  "next": f"tokmill recipe show {look.quoted}"}  # fmt: skip
     return {**facts, "content": shorten(value)}
 
 

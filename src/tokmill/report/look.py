@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,11 @@ class Look:
     """How many entries are to be shown of what is shown by entries."""
     quiet: bool = True
     """Whether nothing is said while a long file is read."""
+
+    @property
+    def quoted(self) -> str:
+        """The path as a shell takes it."""
+        return shlex.quote(str(self.path))
 
     @property
     def suffix(self) -> str:

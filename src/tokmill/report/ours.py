@@ -42,7 +42,7 @@ def store(look: Look) -> Facts | None:
     elif opened.partial:
         facts["next"] = "the same `tokmill build` continues it"
     else:
-        facts["next"] = f"tokmill train {look.path} -o RUN"
+        facts["next"] = f"tokmill train {look.quoted} -o RUN"
     return facts
 
 
@@ -75,7 +75,7 @@ def run(look: Look) -> Facts | None:
         "recipe": found.recipe,
         "next": found.sampling or None
         if found.finished
-        else f"tokmill train -o {look.path} --resume",
+        else f"tokmill train -o {look.quoted} --resume",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -149,7 +150,7 @@ class _Found:
         facts: Facts = {}
         if self.programs:
             facts["functions"] = self.count
-            facts["next"] = f"tokmill cfg {path} -o GRAPHS"
+            facts["next"] = f"tokmill cfg {shlex.quote(str(path))} -o GRAPHS"
         elif self.counts:
             total = self.counts.total()
             facts |= {"tokens": self.count, "occurrences": total}
@@ -166,7 +167,7 @@ class _Found:
                 "in": self.unit,
             }  # fmt: skip
             if self.unit == "tokens":
-                facts["next"] = f"tokmill build token-dicts {path} -o STORE"
+                facts["next"] = f"tokmill build token-dicts {shlex.quote(str(path))} -o STORE"
         if not self.counts:
             facts["structure"] = "\n".join(self.lines())
         return facts

@@ -25,7 +25,7 @@ def program(look: Look) -> Facts | None:
             except TokmillError as error:
                 why = f"{error.what} ({error.hint})" if error.hint else error.what
                 return {**facts, "problem": f"a build will refuse it: {why}"}
-            return {**facts, "next": f"tokmill build x86 {look.path} -o STORE"}
+            return {**facts, "next": f"tokmill build x86 {look.quoted} -o STORE"}
     return None
 
 
@@ -53,7 +53,7 @@ def graph(look: Look) -> Facts | None:
         "not_followed": {reason: len(places) for reason, places in about.unresolved.items()},
         "next": "tokmill cfg PROGRAM -o GRAPH.parquet"
         if in_lines
-        else f"tokmill build x86 {look.path} -o STORE",
+        else f"tokmill build x86 {look.quoted} -o STORE",
     }
 
 
@@ -90,7 +90,7 @@ def vocabulary_folder(look: Look) -> Facts | None:
         {"column": column, "found": one.convention, **_facts(one.tokens)}
         for column, one in found.items()
     ]
-    options = f"--rules {lists[0]['rules']} --vocab {look.path}"
+    options = f"--rules {lists[0]['rules']} --vocab {look.quoted}"
     return {**facts, "lists": lists, "next": f"tokmill build x86 INPUT {options} -o STORE"}
 
 

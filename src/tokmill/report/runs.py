@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -113,7 +114,7 @@ class RunSummary:
         if not files or len(files) < len(columns):
             return ""
         prompt = "TEXT" if files[0].startswith("tokenizer") else '"55 48 89 e5"'
-        return f"tokmill sample {self.path} --prompt {prompt}"
+        return f"tokmill sample {shlex.quote(str(self.path))} --prompt {prompt}"
 
     @property
     def parameters(self) -> int | None:
