@@ -93,8 +93,8 @@ def program(folder: Path) -> Path:
 
 
 MADE = [
-    text, lines, chats, compressed_lines, compressed_text, parquet, parquet_tokens, bare_tokens, windows,
-    token_dicts, blame, program,
+    text, lines, chats, compressed_lines, compressed_text, parquet, parquet_tokens, bare_tokens,
+    windows, token_dicts, blame, program,
 ]  # fmt: skip
 
 
