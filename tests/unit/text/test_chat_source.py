@@ -302,7 +302,7 @@ def test_blocks_workers_and_repair_make_equal_shards(tmp_path: Path, tokenizer: 
         assert files_of(tmp_path / "t") == before
     shard = next((tmp_path / "s/shards").glob("*.safetensors"))
     shard.write_bytes(b"damaged" + shard.read_bytes()[7:])
-    repair(Store(tmp_path / "s"))
+    repair(tmp_path / "s")
     assert files_of(tmp_path / "s") == before
     assert len(one) == 300
 
