@@ -14,6 +14,7 @@ from tokmill import plugins, recipe
 from tokmill.build.prepare import BuildRecipe, How, prepare
 from tokmill.build.resources import Amount, parse_bytes, parse_seconds
 from tokmill.build.run import run
+from tokmill.build.stdin import stdin_kept
 from tokmill.cli.facts import notes_in_words, unknown_warning
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
@@ -26,7 +27,9 @@ from tokmill.store.store import Store, read_receipts
 TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
 RUNNING = "how it runs (changes no byte)"
 
-Inputs = Annotated[list[str] | None, typer.Argument(help="Files, folders or stores.")]
+Inputs = Annotated[
+    list[str] | None, typer.Argument(help="Files, folders or stores; - reads a pipe.")
+]
 # Whether it may be read is found out, and told, by what reads it.
 Out = Annotated[
     Path | None, typer.Option("-o", "--out", readable=False, help="Folder of the store.")
@@ -139,22 +142,8 @@ def _command(
                 f"--engine chooses what encodes text, and {chosen.source} encodes none",
                 hint="leave it out",
             )
-        if chosen.source in TEXT_KINDS:
-            from tokmill.cli import build_text
-
-            finished = build_text.before(chosen, how, more, dry_run=dry_run, json=json)
-            if finished is None:
-                return 0
-            chosen = finished
-        if dry_run:
-            _print_plan(chosen, json)
-            return 0
-        store = run(chosen, how)
-        _report(store, json)
-        refused = _refused(store, chosen)
-        for path, why in refused.items():
-            say(f"{path}: refused, {why}")
-        return 1 if refused else 0
+        with stdin_kept(chosen) as chosen:
+            return _carry_out(chosen, how, more, dry_run=dry_run, json=json)
 
     parameters = struct_parameters(struct) if struct else []
     if name in TEXT_KINDS:
@@ -162,6 +151,27 @@ def _command(
 
         parameters = [*PARAMETERS, *parameters]
     return as_command(with_parameters(base, parameters, line, hidden), name)
+
+
+def _carry_out(
+    chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
+) -> int:
+    if chosen.source in TEXT_KINDS:
+        from tokmill.cli import build_text
+
+        finished = build_text.before(chosen, how, more, dry_run=dry_run, json=json)
+        if finished is None:
+            return 0
+        chosen = finished
+    if dry_run:
+        _print_plan(chosen, json)
+        return 0
+    store = run(chosen, how)
+    _report(store, json)
+    refused = _refused(store, chosen)
+    for path, why in refused.items():
+        say(f"{path}: refused, {why}")
+    return 1 if refused else 0
 
 
 def _recipe(

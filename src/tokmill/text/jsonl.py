@@ -36,6 +36,7 @@ class JsonlSource(DocumentSource):
     Config: ClassVar[type[msgspec.Struct]] = JsonlConfig
     version = 2
     """2: fields are not stripped unless it is asked for."""
+    stdin_suffix = ".jsonl"
     suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst")
     config: JsonlConfig
 

@@ -35,6 +35,7 @@ class TextSource(DocumentSource):
     """Plain text files."""
 
     Config: ClassVar[type[msgspec.Struct]] = TextConfig
+    stdin_suffix = ".txt"
     suffixes = (".txt", ".text", ".md", ".txt.gz", ".txt.zst")
     config: TextConfig
 
