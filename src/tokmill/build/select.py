@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +19,12 @@ from tokmill.build.plan import difference
 from tokmill.build.repeats import REPEATS, batches, find_repeats, shared
 from tokmill.build.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import sampled_digest
+from tokmill.files import machine_errors, sampled_digest
 from tokmill.store.hashes import mix, record_digests, store_digests, token_names
 from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array, Records, Schema, id_dtype
 from tokmill.store.store import Store
+from tokmill.store.vocab import Vocabulary
 
 BY_CONTENT = "function-hash"
 SHINGLE = 5
@@ -59,7 +61,8 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     partial: bool = False
     """Take unfinished stores as they are."""
     map_oov: str = ""
-    """`unk`: ids that the vocabulary does not have become its `unk` token."""
+    """What ids become that the vocabulary does not have: a role of it, such as unk or pad, or an
+    id."""
 
 
 class SelectSource:
@@ -78,8 +81,6 @@ class SelectSource:
         self.config: SelectConfig = msgspec.structs.replace(
             config, not_in=tuple(str(Path(path).absolute()) for path in config.not_in)
         )
-        if config.map_oov not in ("", "unk"):
-            raise UsageError(f"map_oov = {config.map_oov!r} is not known", hint="'unk' or nothing")
         if not 0 <= config.ratio <= 1:
             raise UsageError(f"ratio = {config.ratio} is no share", hint="between 0 and 1")
         if config.near_unique:
@@ -109,6 +110,11 @@ class SelectSource:
                 hint="give the one that the ids are meant for: --tokenizer",
             )
         self.vocabularies = vocabularies
+        if config.map_oov:
+            # A role or id that is not there is told before anything is read.
+            for column in self.schema.values():
+                if column.vocab is not None and not column.phrase:
+                    substitute(config.map_oov, vocabularies[column.vocab].vocabulary)
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
         self.by = "" if config.by == BY_CONTENT else config.by
         keys = [name for name, c in self.schema.items() if c.per == "record" and not c.width]
@@ -262,7 +268,7 @@ class SelectSource:
         return self._excluded
 
     def mapped(self, batch: Records) -> Records:
-        """Return the batch with ids out of range replaced by `unk`."""
+        """Return the batch with ids out of range replaced by `map_oov`."""
         for name, column in self.schema.items():
             if column.vocab is None or column.phrase:
                 continue
@@ -270,11 +276,24 @@ class SelectSource:
             value = np.array(batch.columns[name])
             wrong = value >= vocabulary.size
             if wrong.any():
-                value[wrong] = vocabulary.role("unk")
+                value[wrong] = substitute(self.config.map_oov, vocabulary)
                 batch.columns[name] = value
-                note = f"ids of {name} replaced by unk"
+                note = f"ids of {name} replaced by {self.config.map_oov}"
                 batch.notes[note] = batch.notes.get(note, 0) + int(wrong.sum())
         return batch
+
+
+def substitute(name: str, vocabulary: Vocabulary) -> int:
+    """Return the id that `map_oov` names: an id of the vocabulary, or that of one of its roles."""
+    if not re.fullmatch("[0-9]{1,10}", name):
+        return vocabulary.role(name)
+    if int(name) >= vocabulary.size:
+        raise UsageError(
+            f"map_oov = {name} is no id of the vocabulary, which has {vocabulary.size:,}",
+            where=vocabulary.file,
+            hint="give an id below that, or a role such as unk",
+        )
+    return int(name)
 
 
 def check_idle(config: SelectConfig) -> None:
@@ -292,18 +311,34 @@ def check_idle(config: SelectConfig) -> None:
 
 
 def expand(inputs: Sequence[str]) -> list[str]:
-    """Return the stores: folders as they are, and the lines of text files of paths."""
+    """Return the stores: folders as they are, and the lines of text files of paths.
+
+    Blank lines and those that begin with # are comments.
+    """
     paths: list[str] = []
     for name in inputs:
         path = Path(name)
         if path.is_file():
-            lines = path.read_text().splitlines()
-            paths += [str(path.parent / line.strip()) for line in lines if line.strip()]
+            lines = [line.strip() for line in read_list(path).splitlines()]
+            paths += [str(path.parent / line) for line in lines if line and line[0] != "#"]
         else:
             paths.append(name)
     if not paths:
         raise UsageError("no store was named", hint="give one store or several")
     return paths
+
+
+def read_list(path: Path) -> str:
+    """Return a text file of paths; raises `TokmillError` for what is no text."""
+    try:
+        with machine_errors("read", path):
+            return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise TokmillError(
+            "it is neither a store nor a list of stores",
+            where=str(path),
+            hint="a store is a folder; a list is a text file with a path a line",
+        ) from None
 
 
 def check_equal(stores: Sequence[Store]) -> None:

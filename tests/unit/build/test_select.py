@@ -116,7 +116,6 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
         ({"where": ["name ~ ("]}, "no regular expression"),
         ({"where": ["vector > 1"]}, "one value a record"),
         ({"ratio": 1.5}, "is no share"),
-        ({"map_oov": "mask"}, "map_oov"),
         ({"rest": True}, "--rest does nothing without --ratio"),
         ({"by": "name"}, "--by does nothing without --ratio"),
         ({"shingle": 9}, "--shingle does nothing without --near-unique"),
@@ -231,7 +230,7 @@ def test_merge_is_in_the_order_given_and_needs_equal_schemas(tmp_path: Path, par
     merged = quick_build("select", [tmp_path / "b", parent], tmp_path / "m")
     assert levels(merged) == [r["level"] for r in [*RECORDS[:3], *RECORDS]]
     listed = tmp_path / "stores.txt"
-    listed.write_text(f"b\n\n{parent}\n")
+    listed.write_text(f"# those to merge\nb\n\n  # and\n{parent}\n")
     assert (
         files_of(tmp_path / "m").keys()
         == files_of(quick_build("select", listed, tmp_path / "l").path).keys()
@@ -274,6 +273,13 @@ def test_ids_out_of_the_vocabulary(tmp_path: Path) -> None:
     mapped = quick_build("select", tmp_path / "p", tmp_path / "b", map_oov="unk")
     assert ids_of(mapped) == [[1, 7, 3]]
     assert mapped.manifest.notes == {"ids of token replaced by unk": 1}
+    mapped = quick_build("select", tmp_path / "p", tmp_path / "c", map_oov="4")
+    assert ids_of(mapped) == [[1, 4, 3]]
+    assert mapped.manifest.notes == {"ids of token replaced by 4": 1}
+    with pytest.raises(UsageError, match="map_oov = 10 is no id of the vocabulary, which has 10"):
+        quick_build("select", tmp_path / "p", tmp_path / "d", map_oov="10")
+    with pytest.raises(TokmillError, match="the vocabulary has no 'pad' token"):
+        quick_build("select", tmp_path / "p", tmp_path / "d", map_oov="pad")
 
 
 def test_phrases_are_selected_with_their_table(tmp_path: Path) -> None:
