@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tokmill.feed.feed import Feed
     from tokmill.feed.packed import Packed
     from tokmill.feed.rows import Stream, Whole, Windows
-    from tokmill.inference.sample import sample
+    from tokmill.inference.sample import generate, sample
     from tokmill.store.store import Store
     from tokmill.text.tokenizer import Tokenizer
     from tokmill.text.train import train_tokenizer
@@ -41,6 +41,7 @@ __all__ = [
     "__version__",
     "align",
     "build_store",
+    "generate",
     "sample",
     "tokenize_binary_instruction",
     "tokenize_bytes",
@@ -61,6 +62,7 @@ _PUBLIC = {
     "train_model": "tokmill.train.loop",
     "TokenDataset": "tokmill.train.dataset",
     "sample": "tokmill.inference.sample",
+    "generate": "tokmill.inference.sample",
     "tokenize_binary_instruction": "tokmill.x86.rules",
     "tokenize_bytes": "tokmill.x86.rules",
     "align": "tokmill.x86.rules",

@@ -49,6 +49,7 @@ PUBLIC = [
     "__version__",
     "align",
     "build_store",
+    "generate",
     "sample",
     "tokenize_binary_instruction",
     "tokenize_bytes",

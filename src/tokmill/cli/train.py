@@ -1,4 +1,4 @@
-"""`tokmill train` and `tokmill sample`."""
+"""`tokmill train`."""
 
 from __future__ import annotations
 
@@ -197,50 +197,6 @@ def train(
     sampling = plugins.require("tokmill.report.runs").read_run(result.path).sampling
     if sampling and not quiet:
         say(f"next: {sampling}")
-
-
-def sample(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    prompt: Annotated[
-        str, typer.Option(help="Text to continue; of x86 code its bytes in hexadecimal.")
-    ] = "",
-    tokens: Annotated[int, typer.Option(help="Most tokens to make.")] = 100,
-    temperature: Annotated[
-        float, typer.Option(help="Below 1: surer; 0: always the likeliest token.")
-    ] = 0.8,
-    top_k: Annotated[
-        int, typer.Option(help="Draw from so many likeliest tokens; 0: from all.")
-    ] = 50,
-    top_p: Annotated[
-        float, typer.Option(help="Of these, draw from the fewest that are this likely together.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
-    at: Annotated[
-        str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")
-    ] = "last",
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Continue a prompt with a trained model."""
-    module = plugins.require("tokmill.inference.sample")
-    reached = plugins.require("tokmill.train.run").unfinished_at(run)
-    if reached and at == "last":
-        say(f"{run}: the run is not finished: samples from step {reached[0]:,} of {reached[1]:,}")
-    text = module.sample(
-        run,
-        prompt,
-        tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        device=device,
-        at=at,
-    )
-    if as_json:
-        print_json({"prompt": prompt, "continuation": text, "seed": seed})
-    else:
-        print(prompt + text)
 
 
 def _print_plan(plan: dict[str, Any], as_json: bool) -> None:

@@ -5,9 +5,7 @@ Names of tensors carry their shape: B rows, T positions, D width of the model.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from tokmill.errors import TokmillError
 from tokmill.feed.rows import Spans
-from tokmill.models.model import Recurrent, Tensors
+from tokmill.models.model import Recurrent, Tensors, take_rows
 from tokmill.models.pooling import (
     AttentionPooling,
     Pool,
@@ -113,7 +111,7 @@ class Vectors:
             part = {name: ids.to(device) for name, ids in part.items()}
             with self.precision.autocast():
                 if model:
-                    hidden, state = model.run(part, first_rows(state, rows))
+                    hidden, state = model.run(part, take_rows(state, slice(rows)))
                 else:
                     hidden = self.model(side_by_side(part))
             yield hidden, torch.from_numpy(count).to(device)
@@ -139,16 +137,6 @@ def side_by_side(columns: dict[str, Tensor]) -> Tensors:
     first = next(iter(columns.values()))
     position = torch.arange(first.shape[1], device=first.device).expand_as(first)
     return Tensors(columns, torch.zeros_like(first), position, whole=True)
-
-
-def first_rows(state: Any, rows: int) -> Any:
-    """Return what a model carries of the first rows: tensors in lists and dataclasses."""
-    if isinstance(state, Tensor):
-        return state[:rows]
-    if isinstance(state, list | tuple):
-        return type(state)(first_rows(part, rows) for part in state)
-    parts = {part.name: getattr(state, part.name) for part in dataclasses.fields(state)}
-    return type(state)(**{name: first_rows(part, rows) for name, part in parts.items()})
 
 
 def groups(lengths: Array, batch_tokens: int) -> Iterator[Array]:

@@ -33,7 +33,7 @@ from tokmill.models.attention import (
 )
 from tokmill.models.fields import Fields, Join
 from tokmill.models.layers import Activation, FeedForward, RMSNorm, product_dtype
-from tokmill.models.model import Model, Tensors
+from tokmill.models.model import Cached, Model, Tensors
 
 
 class DecoderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -231,6 +231,17 @@ class Decoder(Model):
                     f"--set task.length={self.config.context}",
                 )
         return position_BT
+
+    @property
+    def longest(self) -> int:
+        """Rows of the learned table, or 0."""
+        return self.config.context if self.positions is not None else 0
+
+    def cached(self) -> Cached:
+        """Return what keeps keys and values."""
+        from tokmill.models.decoding import Decoding  # It reads this module.
+
+        return Decoding(self)
 
     def embedding(self, column: str) -> nn.Parameter:
         """Return the embedding (V, D) of a column."""

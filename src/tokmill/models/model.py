@@ -5,10 +5,12 @@ Shapes: B rows, T positions, D width of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 Group = dict[str, Any]
@@ -50,6 +52,15 @@ class Model(nn.Module):
         """Return hidden states (B, T, D)."""
         raise NotImplementedError
 
+    @property
+    def longest(self) -> int:
+        """Positions that a document has at most; 0: any number."""
+        return 0
+
+    def cached(self) -> Cached | None:
+        """Return what reads on with these weights, each id once; None: nothing can."""
+        return None
+
     def embedding(self, column: str) -> nn.Parameter:
         """Return the embedding (V, D) of a column, for heads that are tied to it."""
         raise NotImplementedError
@@ -78,6 +89,52 @@ class Recurrent(Protocol):
     def run(self, columns: Mapping[str, Tensor], state: Any) -> tuple[Tensor, Any]:
         """Return hidden states (B, T, D) of positions that follow `state`, and the state after."""
         ...
+
+
+class Cached(Protocol):
+    """What reads rows of ids side by side, each id once, and keeps what later ones need of it."""
+
+    def begin(self, columns: Mapping[str, Tensor], starts: Tensor) -> Tensor:
+        """Forget all rows and read others; return the hidden states (B, D) of their last ids.
+
+        `columns`: name → (B, T) int64, rows flush right; `starts`: (B,) int64, below T, where each
+        begins.
+        """
+        ...
+
+    def next(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Return the hidden states (B, D) of the ids (B, 1) that come next in each row."""
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone (int64 numbers; one may come several times)."""
+        ...
+
+
+def over_states(function: Callable[..., Tensor], *states: Any) -> Any:
+    """Return a function of each tensor of what a model carries: tensors in lists and dataclasses.
+
+    Several states of one model are walked together.
+    """
+    first = states[0]
+    if isinstance(first, Tensor):
+        return function(*states)
+    if isinstance(first, list | tuple):
+        parts = (over_states(function, *same) for same in zip(*states, strict=True))
+        return type(first)(parts)
+    names = [part.name for part in dataclasses.fields(first)]
+    made = {n: over_states(function, *(getattr(state, n) for state in states)) for n in names}
+    return type(first)(**made)
+
+
+def take_rows(state: Any, rows: slice | Tensor) -> Any:
+    """Return what a model carries of some rows."""
+    return over_states(lambda tensor: tensor[rows], state)
+
+
+def join_rows(*states: Any) -> Any:
+    """Return what a model carries of the rows of all these, one behind the other."""
+    return over_states(lambda *tensors: torch.cat(tensors), *states)
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[Group]:

@@ -111,6 +111,8 @@ class RunSummary:
             return ""
         names = [known.schema[name].vocab for name in columns if name in known.schema]
         files = [known.vocabularies[name].file for name in names if name in known.vocabularies]
+        if not files and len(columns) == 1:
+            return f"tokmill sample {self.path} --ids 1,2,3"
         if not files or len(files) < len(columns):
             return ""
         prompt = "TEXT" if files[0].startswith("tokenizer") else '"55 48 89 e5"'

@@ -17,8 +17,8 @@ from tokmill import train_model
 from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference import embed as module
 from tokmill.inference.embed import embed
-from tokmill.inference.vectors import Vectors, first_rows, groups
-from tokmill.models.model import Recurrent, Tensors
+from tokmill.inference.vectors import Vectors, groups
+from tokmill.models.model import Recurrent, Tensors, take_rows
 from tokmill.models.pooling import AttentionPooling
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
@@ -235,7 +235,7 @@ def test_what_a_model_carries_is_cut_to_rows() -> None:
     model = RWKV7(RWKV7Config(dim=8, layers=2, head_dim=4), {"token": 3})
     ids = torch.tensor([[0, 1, 2], [2, 1, 0], [1, 1, 1]])
     after = model.run({"token": ids}, model.start(3))[1]
-    cut = first_rows(after, 2)
+    cut = take_rows(after, slice(2))
     alone = model.run({"token": ids[:2]}, model.start(2))[1]
     for one, other in zip(cut, alone, strict=True):
         for name in ("mixed", "matrix", "passed"):

@@ -2,127 +2,43 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tokmill.errors import UsageError
-from tokmill.inference.sample import Carried, continue_columns, draw
+from tokmill.errors import TokmillError, UsageError
+from tokmill.inference.draw import Drawing, choose
+from tokmill.inference.generate import Row, continue_rows
+from tokmill.inference.reading import Carried, reading, window
 from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.model import Model, Recurrent, Tensors
+from tokmill.models.model import Cached, Model, Recurrent, Tensors
 from tokmill.models.rwkv7 import RWKV7, RWKV7Config
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 SHARES = torch.tensor([0.15, 0.5, 0.05, 0.3])
+SIZES = {"asm": 20, "mne": 7}
+MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
+    # kind, keys, columns
+    "llama": ("decoder", {"heads": 4, "kv_heads": 2}, 1),
+    "gpt2": ("decoder", {"position": "learned", "context": 12, "norm": "layer"}, 1),
+    "two columns": ("decoder", {"join": "concat", "field_dim": 8}, 2),
+    "rwkv7": ("rwkv7", {"head_dim": 8}, 1),
+    "rwkv7, two columns": ("rwkv7", {"head_dim": 8, "join": "concat", "field_dim": 8}, 2),
+}
+GREEDY = Drawing(temperature=0)
+DRAWN = Drawing(temperature=1.5, top_k=9, top_p=0.95, seed=4)
 
 
-def task_of(length: int, **keys: Any) -> NextToken:
-    torch.manual_seed(1)
-    model = Decoder(DecoderConfig(dim=16, layers=1, heads=2, **keys), {"token": 20})
-    task = NextToken(NextTokenConfig(length=length), model, {"token": 20})
-    for parameter in task.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return task
+class Plain(Model):
+    """A model that keeps nothing: it reads all again each time."""
 
-
-def follow(
-    task: NextToken, ids: list[int], tokens: int, size: int | None = None, **keys: Any
-) -> list[int]:
-    """What follows ids of the one column."""
-    sizes, stops = {task.column: size}, {task.column: None}
-    return continue_columns(task, {task.column: ids}, tokens, sizes=sizes, stops=stops, **keys)[
-        task.column
-    ]
-
-
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "drawn"),
-    [
-        (0, 1.0, {0, 1, 2, 3}),
-        (2, 1.0, {1, 3}),
-        (0, 0.4, {1}),
-        (0, 0.6, {1, 3}),
-        (0, 0.9, {0, 1, 3}),
-        # Of the best two 0.5 is 5/8.
-        (2, 0.6, {1}),
-        (2, 0.7, {1, 3}),
-    ],
-)
-def test_what_can_be_drawn(top_k: int, top_p: float, drawn: set[int]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = SHARES.log()
-    assert {draw(logits, 1.0, top_k, top_p, generator) for _ in range(300)} == drawn
-
-
-def test_the_likeliest_needs_no_draw() -> None:
-    assert draw(SHARES.log(), 0, 0, 1.0, torch.Generator()) == 1
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_without_an_id_are_never_drawn(temperature: float) -> None:
-    task = task_of(8)
-    keys: dict[str, Any] = {"temperature": temperature, "top_k": 0, "seed": 3}
-    assert max(follow(task, [1, 2], 40, **keys)) >= 12
-    assert max(follow(task, [1, 2], 40, size=12, **keys)) < 12
-
-
-@pytest.mark.parametrize("keys", [{}, {"position": "learned", "context": 6, "norm": "layer"}])
-def test_the_model_sees_the_last_positions(keys: dict[str, Any]) -> None:
-    task = task_of(6, **keys)
-    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
-    made = follow(task, ids, 12, temperature=0)
-    assert made == follow(task, ids[-6:], 12, temperature=0) and len(made) == 12
-    # One id less is another view.
-    logits = [task.logits(hidden_of(task, ids[-n:])) for n in (6, 5)]
-    assert not torch.allclose(logits[0], logits[1])
-
-
-def hidden_of(task: NextToken, ids: list[int]) -> torch.Tensor:
-    seen = torch.tensor([ids])
-    place = torch.arange(len(ids))[None]
-    return task.model(Tensors({"token": seen}, torch.zeros_like(seen), place, whole=True))[:, -1]
-
-
-@pytest.mark.parametrize(
-    "keys", [{"top_p": 0.0}, {"top_p": 1.5}, {"temperature": -1.0}, {"top_k": -1}]
-)
-def test_options_out_of_range(keys: dict[str, Any]) -> None:
-    with pytest.raises(UsageError) as error:
-        follow(task_of(4), [1], 1, **keys)
-    assert error.value.hint
-
-
-def test_each_column_is_drawn_by_its_head() -> None:
-    torch.manual_seed(1)
-    sizes = {"asm": 20, "mne": 7}
-    model = Decoder(DecoderConfig(dim=16, layers=1, heads=2), sizes)
-    task = NextToken(NextTokenConfig(length=4), model, sizes)
-    for parameter in task.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    ids = {"asm": [3, 1, 4, 1, 5], "mne": [1, 2, 3, 4, 5]}
-    keys: dict[str, Any] = {"temperature": 0, "sizes": sizes, "stops": dict.fromkeys(sizes)}
-    made = continue_columns(task, ids, 6, **keys)
-    assert {name: len(values) for name, values in made.items()} == {"asm": 6, "mne": 6}
-    seen = {name: torch.tensor([values[-4:]]) for name, values in ids.items()}
-    none = torch.zeros((1, 4), dtype=torch.long)
-    hidden = task.model(Tensors(seen, none, torch.arange(4)[None], whole=True))[:, -1]
-    for name, values in made.items():
-        assert values[0] == int(task.logits(hidden, name).argmax())
-    # What the other column says changes what follows.
-    other = continue_columns(task, ids | {"mne": [6, 6, 6, 6, 0]}, 6, **keys)
-    assert other["asm"] != made["asm"]
-    stopped = continue_columns(
-        task, ids, 6, **keys | {"stops": {"asm": None, "mne": made["mne"][2]}}
-    )
-    first = made["mne"].index(made["mne"][2])
-    assert stopped == {name: values[:first] for name, values in made.items()}
-
-
-class Stateless(Model):
-    """A recurrent model that reads all from the beginning each time."""
-
-    def __init__(self, model: RWKV7) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.inner, self.dim = model, model.dim
 
@@ -133,31 +49,291 @@ class Stateless(Model):
         return self.inner.embedding(column)
 
 
-@pytest.mark.parametrize("prompt", [1, 5, 40])
-@pytest.mark.parametrize("keys", [{"temperature": 0}, {"temperature": 1.0, "top_k": 9, "seed": 4}])
-def test_a_state_stands_for_all_that_was_read(prompt: int, keys: dict[str, Any]) -> None:
-    """Of a prompt longer than the rows of the training, nothing is cut off."""
-    torch.manual_seed(2)
-    sizes = {"asm": 20, "mne": 7}
-    model = RWKV7(RWKV7Config(dim=16, layers=2, head_dim=8), sizes)
-    task = NextToken(NextTokenConfig(length=6, tied=False), model, sizes)
-    other = NextToken(NextTokenConfig(length=99), Stateless(model), sizes)
-    other.heads = task.heads
+def task_of(name: str = "llama", length: int = 12, **more: Any) -> NextToken:
+    kind, keys, columns = MODELS[name]
+    torch.manual_seed(1)
+    sizes = dict(list(SIZES.items())[:columns])
+    model: Model
+    if kind == "decoder":
+        model = Decoder(DecoderConfig(**{"dim": 16, "layers": 2, "heads": 2} | keys | more), sizes)
+    else:
+        model = RWKV7(RWKV7Config(**{"dim": 16, "layers": 2} | keys), sizes)
+    tied = keys.get("join") != "concat"
+    task = NextToken(NextTokenConfig(length=length, tied=tied), model, sizes)
     for parameter in task.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    assert isinstance(task.model, Recurrent) and not isinstance(other.model, Recurrent)
-    ids = {name: [(7 * n) % size for n in range(prompt)] for name, size in sizes.items()}
-    keys = {**keys, "sizes": sizes, "stops": dict.fromkeys(sizes)}
-    made = continue_columns(task, ids, 30, **keys)
-    assert made == continue_columns(other, ids, 30, **keys)
-    assert len(set(made["asm"])) > 3
-    if prompt > 6:
-        # The first id of the prompt is still felt.
-        changed = {name: [values[0] + 1, *values[1:]] for name, values in ids.items()}
-        left, right = (reading(task, columns) for columns in (ids, changed))
-        assert not torch.equal(left, right)
+    return task.eval()
 
 
-def reading(task: NextToken, ids: dict[str, list[int]]) -> torch.Tensor:
+def plain(task: NextToken) -> NextToken:
+    """The same weights without a cache or a state; what has a state sees all of a row."""
+    length = 999 if isinstance(task.model, Recurrent) else window(task)
+    other = NextToken(
+        NextTokenConfig(length=length, tied=task.config.tied), Plain(task.model), task.sizes
+    )
+    other.heads = task.heads
+    return other.eval()
+
+
+def prompts(task: NextToken, lengths: Sequence[int]) -> list[dict[str, list[int]]]:
+    source = np.random.default_rng(5)
+    return [
+        {name: source.integers(0, size, n).tolist() for name, size in task.sizes.items()}
+        for n in lengths
+    ]
+
+
+def follow(
+    task: NextToken,
+    given: Sequence[Mapping[str, Sequence[int]]],
+    tokens: int,
+    how: Drawing = GREEDY,
+    samples: int = 1,
+    **keys: Any,
+) -> list[Row]:
+    rows = [Row(n, sample, ids) for n, ids in enumerate(given) for sample in range(samples)]
+    none = dict.fromkeys(task.sizes)
+    continue_rows(task, rows, tokens, how, **{"sizes": none, "ends": none} | keys)
+    return rows
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("how", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_what_is_kept_is_what_would_be_computed(name: str, how: Drawing) -> None:
+    """Prompts of many lengths, some longer than the window, which others outgrow on the way."""
+    task = task_of(name)
+    given = prompts(task, [1, 5, 40, 12, 3, 3, 11, 13])
+    made = follow(task, given, 20, how)
+    for row, other in zip(made, follow(plain(task), given, 20, how), strict=True):
+        assert row.made == other.made, row.prompt
+        assert len(set(row.made["asm"])) > 2
+    sees_all = isinstance(task.model, Recurrent)
+    assert [row.out_of_sight > 0 for row in made] == [not sees_all] * len(made)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("how", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+def test_a_row_is_the_same_in_any_company(name: str, how: Drawing) -> None:
+    task = task_of(name)
+    given = prompts(task, [7, 2, 16, 2, 9])
+    together = follow(task, given, 15, how, samples=2)
+    for row in together:
+        alone = Row(row.prompt, row.sample, row.ids)
+        none = dict.fromkeys(task.sizes)
+        continue_rows(task, [alone], 15, how, sizes=none, ends=none)
+        assert alone.made == row.made, (row.prompt, row.sample)
+    pairs = [
+        (one.made, other.made) for one, other in zip(together[::2], together[1::2], strict=True)
+    ]
+    assert all(one == other for one, other in pairs) == (how is GREEDY)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    tokens=st.integers(1, 14),
+    size=st.integers(1, 16),
+    end=st.none() | st.integers(0, 19),
+    name=st.sampled_from(["llama", "rwkv7"]),
+)
+def test_any_lengths(
+    lengths: list[int], tokens: int, size: int, end: int | None, name: str
+) -> None:
+    task = task_of(name, length=size)
+    given = prompts(task, lengths)
+    made = follow(task, given, tokens, DRAWN, ends={"asm": end})
+    expected = follow(plain(task), given, tokens, DRAWN, ends={"asm": end})
+    for row, other in zip(made, expected, strict=True):
+        assert (row.made, row.end) == (other.made, other.end)
+        assert row.end == "eot" or len(row.made["asm"]) == tokens
+        if name == "llama":
+            before = row.length + len(row.made["asm"]) - (row.end != "eot")
+            assert row.out_of_sight == max(0, before - size)
+
+
+def test_logits_with_and_without_a_cache() -> None:
+    task = task_of(length=30)
+    (ids,) = prompts(task, [20])
+    reader, other = reading(task), reading(plain(task))
     with torch.no_grad():
-        return Carried(task)({name: torch.tensor([values]) for name, values in ids.items()})
+        pair = [one.begin([ids]) for one in (reader, other)]
+        for number in range(9):
+            left, right = (task.logits(hidden) for hidden in pair)
+            torch.testing.assert_close(left, right, atol=1e-5, rtol=0)
+            column = {"asm": torch.tensor([[number]])}
+            pair = [one.next(column) for one in (reader, other)]
+
+
+def test_ids_are_read_once() -> None:
+    """A step has as many positions as rows; a slid window has all of its own."""
+    task, read = task_of(length=8), []
+
+    def note(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        read.append(tuple(output.shape[:2]))
+
+    task.model.fields.register_forward_hook(note)
+    follow(task, prompts(task, [6, 4]), 6)
+    # Rows of 6 and 4 ids grow to 11 and 9; the window is 8.
+    assert read == [(2, 6), (2, 1), (2, 1), (1, 8), (1, 1), (1, 8), (1, 1), (2, 8)]
+
+
+@pytest.mark.parametrize("prompt", [1, 5, 40])
+def test_a_state_stands_for_all_that_was_read(prompt: int) -> None:
+    """Of a prompt longer than the rows of the training, nothing is cut off."""
+    task = task_of("rwkv7, two columns", length=6)
+    (ids,) = prompts(task, [prompt])
+    changed = {name: [(values[0] + 1) % SIZES[name], *values[1:]] for name, values in ids.items()}
+    with torch.no_grad():
+        left, right = (Carried(task).begin([one]) for one in (ids, changed))
+    assert not torch.equal(left, right)
+
+
+@pytest.mark.parametrize(
+    ("how", "drawn"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"top_k": 2}, {1, 3}),
+        ({"top_p": 0.4}, {1}),
+        ({"top_p": 0.6}, {1, 3}),
+        ({"top_p": 0.9}, {0, 1, 3}),
+        # Of the best two 0.5 is 5/8.
+        ({"top_k": 2, "top_p": 0.6}, {1}),
+        ({"top_k": 2, "top_p": 0.7}, {1, 3}),
+        ({"min_p": 0.25}, {0, 1, 3}),
+        ({"min_p": 1.0}, {1}),
+        ({"top_k": 1}, {1}),
+        ({"temperature": 1e-320}, {1}),
+        ({"temperature": 5e-324, "top_k": 3}, {1}),
+        ({"temperature": 1e-3}, {1}),
+        ({"temperature": 1e300}, {0, 1, 2, 3}),
+    ],
+)
+def test_what_can_be_drawn(how: dict[str, Any], drawn: set[int]) -> None:
+    drawing = Drawing(**{"temperature": 1.0, "top_k": 0} | how)
+    drawing.check()
+    rows = 400
+    numbers = [drawing.numbers(row, 0) for row in range(rows)]
+    found = choose(SHARES.log().expand(rows, -1), drawing, numbers, None)
+    assert set(found.tolist()) == drawn
+
+
+def test_shares_are_those_of_the_softmax() -> None:
+    drawing, rows = Drawing(temperature=1.0, top_k=0), 20_000
+    numbers = [drawing.numbers(row, 1) for row in range(rows)]
+    counts = choose(SHARES.log().expand(rows, -1), drawing, numbers, None).bincount()
+    assert (counts / rows - SHARES).abs().max() < 0.015
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+@pytest.mark.parametrize("top_p", [0.999999, 1.0])
+def test_of_equal_ids_the_lowest_k_are_drawn(k: int, top_p: float) -> None:
+    """All logits are equal but for one that is higher, and one that is lower."""
+    logits = torch.zeros(8)
+    logits[6], logits[0] = 1.0, -1.0
+    drawing = Drawing(temperature=1.0, top_k=k, top_p=top_p)
+    rows = 300
+    numbers = [drawing.numbers(row, 0) for row in range(rows)]
+    found = set(choose(logits.expand(rows, -1), drawing, numbers, None).tolist())
+    assert found == {6, *range(1, k)}
+    assert choose(torch.zeros(2, 9), GREEDY, [], None).tolist() == [0, 0]
+
+
+def test_repeated_ids_become_less_likely() -> None:
+    logits = torch.tensor([[2.0, 1.5, -1.0], [-2.0, -1.5, -1.0]])
+    seen = torch.tensor([[True, False, False], [False, False, True]])
+    how = Drawing(temperature=0, repetition_penalty=2.0)
+    assert choose(logits, how, [], seen).tolist() == [1, 1]
+    task = task_of()
+    given = prompts(task, [4, 9])
+    how = Drawing(temperature=0, repetition_penalty=50.0)
+    often, seldom = (
+        [len(set(row.made["asm"])) for row in follow(task, given, 18, drawing)]
+        for drawing in (GREEDY, how)
+    )
+    assert all(few < many for few, many in zip(often, seldom, strict=True))
+    # Ids that a row made count as those of its prompt.
+    (row,) = follow(task, [given[1]], 6, how)
+    longer = [{"asm": given[1]["asm"] + row.made["asm"][:3]}]
+    assert follow(task, longer, 3, how)[0].made["asm"] == row.made["asm"][3:]
+
+
+@pytest.mark.parametrize("how", [GREEDY, Drawing(temperature=1.0, top_k=0, seed=3)])
+def test_rows_without_an_id_are_never_drawn(how: Drawing) -> None:
+    task = task_of()
+    given = [{"asm": [1, 2]}, {"asm": list(range(9))}]
+    assert max(n for row in follow(task, given, 40, how) for n in row.made["asm"]) >= 12
+    made = follow(task, given, 40, how, sizes={"asm": 12})
+    assert max(n for row in made for n in row.made["asm"]) < 12
+
+
+@pytest.mark.parametrize("keys", [{}, {"position": "learned", "context": 6, "norm": "layer"}])
+def test_the_model_sees_the_last_positions(keys: dict[str, Any]) -> None:
+    task = task_of(length=6, **keys)
+    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    whole, cut = follow(task, [{"asm": ids}], 12), follow(task, [{"asm": ids[-6:]}], 12)
+    assert whole[0].made == cut[0].made and len(whole[0].made["asm"]) == 12
+    assert whole[0].out_of_sight == cut[0].out_of_sight + 5 == 16
+    with torch.no_grad():
+        six, five = (reading(task).begin([{"asm": ids[-n:]}]) for n in (6, 5))
+    assert not torch.allclose(six, five)
+
+
+def test_a_table_shorter_than_the_rows_is_the_window() -> None:
+    task = task_of("gpt2", length=99)
+    assert window(task) == 12
+    assert follow(task, prompts(task, [20]), 3)[0].out_of_sight == 10
+
+
+def test_each_column_is_drawn_by_its_head() -> None:
+    task = task_of("two columns", length=4)
+    (ids,) = prompts(task, [5])
+    (row,) = follow(task, [ids], 6)
+    with torch.no_grad():
+        hidden = reading(task).begin([ids])
+    for name, values in row.made.items():
+        assert len(values) == 6 and values[0] == int(task.logits(hidden, name).argmax())
+    # What the other column says changes what follows.
+    (other,) = follow(task, [ids | {"mne": [6, 6, 6, 6, 0]}], 6)
+    assert other.made["asm"] != row.made["asm"]
+    (stopped,) = follow(task, [ids], 6, ends={"asm": None, "mne": row.made["mne"][2]})
+    first = row.made["mne"].index(row.made["mne"][2])
+    assert stopped.made == {name: values[:first] for name, values in row.made.items()}
+    assert stopped.end == "eot"
+
+
+NUMBERS = st.sampled_from([
+    0, 1, 2, -1, 50, 10**30, 0.0, -0.0, 0.5, 1.0, 1.5, -1.0, 1e-320, 1e-6, 1e300, math.inf,
+    -math.inf, math.nan, True, 10**400, -(10**400),
+])  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(values=st.fixed_dictionaries({}, optional=dict.fromkeys(Drawing.__struct_fields__, NUMBERS)))
+def test_any_options_are_refused_or_right(values: dict[str, Any]) -> None:
+    how = Drawing(**values)
+    try:
+        how.check()
+    except UsageError as error:
+        assert error.hint and error.where.startswith("--")
+        return
+    assert math.isfinite(how.temperature) and how.temperature >= 0
+    seen = torch.tensor([[True, False, True, False]] * 3) if how.repetition_penalty != 1 else None
+    numbers = [how.numbers(row, 0) for row in range(3)]
+    found = choose(SHARES.log().expand(3, -1), how, numbers, seen)
+    assert all(0 <= number < 4 for number in found.tolist())
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_logits_that_are_no_numbers_are_told(wrong: float) -> None:
+    task = task_of()
+    with torch.no_grad():
+        task.model.embedding("asm")[3] = wrong
+    for how in (GREEDY, DRAWN):
+        with pytest.raises(TokmillError, match="no numbers") as error:
+            follow(task, [{"asm": [1, 2]}], 3, how)
+        assert "--at best" in error.value.hint
+
+
+def test_a_cache_is_what_the_decoder_offers() -> None:
+    cached: Cached | None = task_of().model.cached()
+    assert cached is not None and plain(task_of()).model.cached() is None

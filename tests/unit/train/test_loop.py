@@ -318,12 +318,16 @@ def test_damaged_ids_are_named(tmp_path: Path) -> None:
 def test_sampling_has_the_same_defaults_everywhere() -> None:
     import inspect
 
-    from tokmill.cli.train import sample as command
-    from tokmill.inference.sample import continue_columns
+    from tokmill.cli.sample import sample as command
+    from tokmill.inference.draw import Drawing
+    from tokmill.inference.sample import generate
 
-    for name, value in (("temperature", 0.8), ("top_k", 50)):
-        for function in (command, tokmill.sample, continue_columns):
-            assert inspect.signature(function).parameters[name].default == value
+    for name in Drawing.__struct_fields__:
+        for function in (command, generate):
+            assert inspect.signature(function).parameters[name].default == getattr(Drawing(), name)
+    for name in ("temperature", "top_k", "top_p", "seed", "tokens"):
+        given = [inspect.signature(f).parameters[name].default for f in (command, tokmill.sample)]
+        assert given[0] == given[1]
 
 
 def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
@@ -335,7 +339,7 @@ def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
     assert run.task().sizes == {"token": 23}
     with pytest.raises(TokmillError, match="imported without a tokenizer") as caught:
         tokmill.sample(run.path, "x")
-    assert caught.value.exit_code == 1
+    assert caught.value.exit_code == 1 and "--ids 1,2,3" in caught.value.hint
     wider = make_store(tmp_path / "wider", cycles(9, size=40), size=40)
     with pytest.raises(TokmillError, match="the run knows 0 to 22"):
         val = {"data": {"val": str(wider)}}

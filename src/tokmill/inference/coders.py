@@ -1,0 +1,169 @@
+"""Text of a prompt to ids of a run's columns, and what followed back to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokmill import plugins
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import inside
+from tokmill.inference.reading import Ids
+from tokmill.store.vocab import Vocabulary
+from tokmill.train.run import VOCAB, Facts
+
+
+class Coder(Protocol):
+    """What turns text into ids of columns, and ids into text."""
+
+    def encode(self, text: str) -> dict[str, list[int]]:
+        """Return column → ids of a prompt."""
+        ...
+
+    def decode(self, ids: Ids) -> str:
+        """Return the text of ids."""
+        ...
+
+
+class Text:
+    """A tokenizer of text as what sampling asks for: one column."""
+
+    def __init__(self, tokenizer: Any, column: str) -> None:
+        self.tokenizer, self.column = tokenizer, column
+
+    def encode(self, text: str) -> dict[str, list[int]]:
+        """Return column → ids; names of special tokens are text like any other."""
+        return {self.column: self.tokenizer.encode(text, specials="plain")}
+
+    def decode(self, ids: Ids) -> str:
+        """Return the text of ids."""
+        return str(self.tokenizer.decode(ids[self.column]))
+
+
+class Stops:
+    """Texts of which the first one ends a row."""
+
+    def __init__(self, texts: Sequence[str], coder: Coder | None) -> None:
+        if any(not text for text in texts):
+            raise UsageError(
+                "an empty text would end everything", where="--stop", hint="leave it out"
+            )
+        if texts and not isinstance(coder, Text):
+            raise UsageError(
+                "only text is ended by a text",
+                where="--stop",
+                hint="--tokens limits x86 code and bare ids",
+            )
+        self.texts, self.coder = [text.encode() for text in texts], coder
+        # No token is shorter than a byte; at the front a tokenizer may drop a space.
+        self.longest = max(map(len, self.texts), default=0) + 1
+
+    def reached(self, ids: Ids) -> bool:
+        """Say whether a row's last id completes a stop."""
+        assert isinstance(self.coder, Text)
+        end = self.coder.tokenizer.decode_bytes(ids[self.coder.column][-self.longest :])
+        return any(text in end for text in self.texts)
+
+    def cut(self, ids: Ids) -> str:
+        """Return the text of ids up to the first stop."""
+        assert isinstance(self.coder, Text)
+        whole: bytes = self.coder.tokenizer.decode_bytes(ids[self.coder.column])
+        found = [place for text in self.texts if (place := whole.find(text)) >= 0]
+        return whole[: min(found, default=len(whole))].decode(errors="replace")
+
+
+def load_coder(
+    run: Path, facts: Facts, columns: Sequence[str]
+) -> tuple[dict[str, Vocabulary], Coder | None]:
+    """Return the vocabularies of columns, and the coder; none where a column has no vocabulary."""
+    names = {column: facts.schema[column].vocab for column in columns}
+    found = {
+        column: facts.vocabularies[name]
+        for column, name in names.items()
+        if name in facts.vocabularies
+    }
+    if len(found) < len(columns):
+        return found, None
+    files = {column: inside(run / VOCAB, vocabulary.file) for column, vocabulary in found.items()}
+    kind = "tokenizer" if files[columns[0]].name.startswith("tokenizer") else "x86"
+    coder = plugins.load(plugins.CODERS, kind)
+    if kind == "tokenizer":
+        return found, Text(coder.from_file(files[columns[0]]), columns[0])
+    made: Coder = coder.from_files(files)
+    return found, made
+
+
+def prompt_ids(
+    prompt: str | Sequence[int] | Ids,
+    coder: Coder | None,
+    vocabularies: Mapping[str, Vocabulary],
+    sizes: Mapping[str, int],
+    where: str,
+) -> dict[str, list[int]]:
+    """Return column → ids of a prompt that is text, ids of the one column, or ids of each.
+
+    An empty text is the token that begins a text. Raises `UsageError` for text where there is no
+    coder, and for ids that are none.
+    """
+    if isinstance(prompt, str) and prompt:
+        if coder is None:
+            raise TokmillError(
+                "the run takes no text: its store or checkpoint was imported without a tokenizer",
+                where=where,
+                hint="give ids in place of text, and get ids: --ids 1,2,3",
+            )
+        prompt = coder.encode(prompt)
+    if isinstance(prompt, str) or (not isinstance(prompt, Mapping) and not len(prompt)):
+        return first_ids(vocabularies, sizes, where)
+    if not isinstance(prompt, Mapping):
+        if len(sizes) > 1:
+            raise UsageError(
+                f"the run reads {len(sizes)} columns: {', '.join(sizes)}",
+                where=where,
+                hint="from Python a prompt may be a dict of column → ids",
+            )
+        prompt = {next(iter(sizes)): prompt}
+    checked = {name: [*map(int, prompt.get(name, ()))] for name in sizes}
+    lengths = set(map(len, checked.values()))
+    if prompt.keys() != sizes.keys() or lengths == {0} or len(lengths) > 1:
+        raise UsageError(
+            f"a prompt has ids of {', '.join(sizes)}, equally many of each and at least one",
+            where=where,
+            hint="leave the prompt out to begin with the token that begins a text",
+        )
+    for name, ids in checked.items():
+        wrong = [number for number in ids if not 0 <= number < sizes[name]]
+        if wrong:
+            raise UsageError(
+                f"{wrong[0]} is no id of {name!r}, whose ids are 0 to {sizes[name] - 1}",
+                where=where,
+                hint="`tokmill inspect RUN` says which vocabulary it has",
+            )
+    return checked
+
+
+def first_ids(
+    vocabularies: Mapping[str, Vocabulary], sizes: Mapping[str, int], where: str
+) -> dict[str, list[int]]:
+    """Return the ids that begin a text, or else end one; `UsageError` where there are none."""
+    starts = {
+        name: vocabulary.roles.get("bos", vocabulary.roles.get("eot"))
+        for name, vocabulary in vocabularies.items()
+    }
+    known = {name: [start] for name, start in starts.items() if start is not None}
+    if known.keys() != sizes.keys():
+        raise UsageError(
+            "the vocabulary has no token that begins a text, so an empty prompt says nothing",
+            where=where,
+            hint="give a --prompt" if len(vocabularies) == len(sizes) else "give --ids 1,2,3",
+        )
+    return known
+
+
+def parse_ids(text: str, where: str = "--ids") -> list[int]:
+    """Return the ids of "1,2,3" or "1 2 3"; raises `UsageError` for anything else."""
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
+        raise UsageError(f"{text[:40]!r} are no ids", where=where, hint="such as: 1,2,3")
+    return [*map(int, words)]

@@ -1,0 +1,235 @@
+"""A decoder that reads on: keys and values of what was read stay, so each id is read once.
+
+It computes what `Decoder.forward` does, up to rounding, in fewer and larger operations: one product
+for queries, keys and values, and rotary positions as a product of complex numbers, for which pairs
+of values lie side by side. (Rows of q and k are in another order, the same one, so that their
+products are what they were.)
+
+Names of tensors carry their shape: B rows, T new positions, S slots that are filled, C slots that
+there are, D width, H query heads, G key and value heads, K width of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokmill.models import matmul
+from tokmill.models.attention import attention, causal_attention, rotary
+from tokmill.models.decoder import Block, Decoder
+from tokmill.models.layers import RMSNorm, gelu
+
+SLOTS = 64
+"""Slots are made in multiples of this, and twice as many each time they are used up."""
+MANY_ROWS, MANY_WEIGHTS = 8, 1 << 16
+"""From so many rows and weights on, oneDNN multiplies faster even if it compiles a kernel first."""
+
+Weights = tuple[Tensor, Tensor | None]
+Function = Callable[[Tensor], Tensor]
+
+
+class Layer(NamedTuple):
+    """A block as it is computed; the weights of its fused product are a copy."""
+
+    attention_norm: Function
+    qkv: Weights
+    o: Weights
+    feed_forward_norm: Function
+    gate: Weights | None
+    up: Weights
+    down: Weights
+
+
+class Decoding:
+    """Rows of ids that a decoder reads side by side; each sees itself alone.
+
+    Rows stand flush right: in front of a shorter one are slots that nobody looks at. Call it
+    without gradients, and where no autocast is on.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        self.model, config = model, model.config
+        self.heads, self.groups, self.width = config.heads, config.groups, config.head_width
+        self.rotary = model.positions is None
+        self.gelu = partial(gelu, approximate=config.activation == "gelu_tanh")
+        with torch.no_grad():
+            self.layers = [self._layer(block) for block in model.blocks if isinstance(block, Block)]
+        self.device = self.layers[0].qkv[0].device
+        self.caches: list[Tensor] = []
+        """Of each layer (B, 2, G, C, K): keys, then values."""
+        self.filled = 0
+        self.starts_B = torch.zeros(0, dtype=torch.long)
+        """The slot of each row's first id."""
+        self.mask_B11C: Tensor | None = None
+        """What is added to scores; None: all rows begin at slot 0."""
+        self.turns_CK = torch.zeros(0)
+        """What pairs of values are multiplied by at each position."""
+
+    def begin(self, columns: Mapping[str, Tensor], starts: Tensor) -> Tensor:
+        """Forget all rows and read others; return the hidden states (B, D) of their last ids.
+
+        `columns`: name → (B, T) int64, rows flush right; `starts`: (B,) int64, below T, where each
+        begins.
+        """
+        rows, length = next(iter(columns.values())).shape
+        self.caches, self.filled, self.starts_B = [], 0, starts.to(self.device)
+        self._make_room(rows, length + 1)
+        mask = None if self.mask_B11C is None else self._mask_of_rows(length)
+        position_BT = torch.arange(length, device=self.device) - self.starts_B[:, None]
+        return self._read(columns, position_BT.clamp(min=0), mask)
+
+    def next(self, columns: Mapping[str, Tensor]) -> Tensor:
+        """Return the hidden states (B, D) of the ids (B, 1) that come next in each row."""
+        if self.filled == len(self.turns_CK):
+            self._make_room(len(self.starts_B), 2 * self.filled)
+        mask = self.mask_B11C
+        if mask is not None:
+            mask = mask.narrow(3, 0, self.filled + 1)
+        return self._read(columns, (self.filled - self.starts_B)[:, None], mask)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone (int64 numbers; one may come several times)."""
+        rows = rows.to(self.device)
+        starts_B = self.starts_B[rows]
+        cut = int(starts_B.min()) if len(rows) else 0
+        self.starts_B, self.filled = starts_B - cut, self.filled - cut
+        slots = slice(cut, cut + self.filled)
+        for number, cache in enumerate(self.caches):
+            # One layer at a time, so that two of all are never there.
+            made = cache.new_empty(len(rows), *cache.shape[1:])
+            made[:, :, :, : self.filled] = cache[rows, :, :, slots]
+            self.caches[number] = made
+        self._make_mask()
+
+    def _read(
+        self, columns: Mapping[str, Tensor], position_BT: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        rows, length = position_BT.shape
+        model, heads, groups, width = self.model, self.heads, self.groups, self.width
+        x_BTD = model.fields(columns)
+        turn = None
+        if model.positions is None:
+            turn = self.turns_CK[position_BT][:, :, None]
+        else:
+            x_BTD = x_BTD + model.positions(position_BT)
+        x = x_BTD.reshape(rows * length, -1)
+        product = product_for(x, self.layers[0].qkv[0])
+        filled = self.filled + length
+        for layer, cache in zip(self.layers, self.caches, strict=True):
+            qkv = product(layer.attention_norm(x), *layer.qkv)
+            qkv_BTHK = qkv.view(rows, length, heads + 2 * groups, width)
+            if turn is not None:
+                turned_BTHK = qkv_BTHK.narrow(2, 0, heads + groups)
+                pairs = turned_BTHK.view(rows, length, heads + groups, -1, 2)
+                torch.view_as_complex(pairs).mul_(turn)
+            new = qkv_BTHK.narrow(2, heads, 2 * groups).view(rows, length, 2, groups, width)
+            cache.narrow(3, self.filled, length).copy_(new.permute(0, 2, 3, 1, 4))
+            k, v = cache.narrow(3, 0, filled).unbind(1)
+            q_BTHK = qkv_BTHK.narrow(2, 0, heads)
+            if length == 1:
+                # Queries of a group look at the same keys: they pass as positions.
+                q = q_BTHK.reshape(rows, groups, heads // groups, width)
+                y = F.scaled_dot_product_attention(q, k, v, mask).reshape(rows, -1)
+            else:
+                q = q_BTHK.transpose(1, 2)
+                y = causal_attention(q, k, v) if mask is None else attention(q, k, v, mask)
+                y = y.transpose(1, 2).reshape(rows * length, -1)
+            x = x + product(y, *layer.o)
+            h = layer.feed_forward_norm(x)
+            up = product(h, *layer.up)
+            y = up.mul_(F.silu(product(h, *layer.gate))) if layer.gate else self.gelu(up)
+            x = x + product(y, *layer.down)
+        self.filled = filled
+        last_BD: Tensor = model.norm(x.view(rows, length, -1)[:, -1])
+        return last_BD
+
+    def _make_room(self, rows: int, slots: int) -> None:
+        slots = -(-slots // SLOTS) * SLOTS
+        weight = self.layers[0].qkv[0]
+        for number in range(len(self.layers)):
+            made = weight.new_empty(rows, 2, self.groups, slots, self.width)
+            if self.caches[number:]:
+                made[:, :, :, : self.filled] = self.caches[number][:, :, :, : self.filled]
+                self.caches[number] = made
+            else:
+                self.caches.append(made)
+        self.turns_CK = self._turns(slots)
+        self._make_mask()
+
+    def _make_mask(self) -> None:
+        self.mask_B11C = None
+        if self.starts_B.any():
+            slots = torch.arange(len(self.turns_CK), device=self.device)
+            hidden = slots < self.starts_B[:, None, None, None]
+            self.mask_B11C = self._added(hidden)
+
+    def _mask_of_rows(self, length: int) -> Tensor:
+        """Return (B, 1, T, T): back, and within the row; what is in front of it sees itself."""
+        slot = torch.arange(length, device=self.device)
+        ahead = slot[:, None] < slot
+        before = slot < self.starts_B[:, None, None, None]
+        return self._added(ahead | (before & (slot[:, None] != slot)))
+
+    def _added(self, hidden: Tensor) -> Tensor:
+        zeros = torch.zeros(hidden.shape, dtype=self.layers[0].qkv[0].dtype, device=self.device)
+        return zeros.masked_fill_(hidden, -torch.inf)
+
+    def _turns(self, slots: int) -> Tensor:
+        if not self.rotary:
+            return torch.zeros(slots)
+        config = self.model.config
+        place = torch.arange(slots, device=self.device)
+        cosine, sine = rotary(place, self.width, config.rope_theta, config.rope_scaling)
+        half = self.width // 2
+        return torch.complex(cosine[:, :half].contiguous(), sine[:, half:].contiguous())
+
+    def _layer(self, block: Block) -> Layer:
+        made, forward, config = block.attention, block.feed_forward, self.model.config
+        parts = [(made.q, self.heads), (made.k, self.groups), (made.v, 0)]
+        heads = [(part, heads if self.rotary else 0) for part, heads in parts]
+        biases = [in_pairs(part.bias, n) for part, n in heads if part.bias is not None]
+        return Layer(
+            as_function(block.attention_norm),
+            (
+                torch.cat([in_pairs(part.weight, n) for part, n in heads]),
+                torch.cat(biases) if biases else None,
+            ),
+            (made.o.weight, made.o.bias),
+            as_function(block.feed_forward_norm),
+            (forward.gate.weight, forward.gate.bias) if config.activation == "swiglu" else None,
+            (forward.up.weight, forward.up.bias),
+            (forward.down.weight, forward.down.bias),
+        )
+
+
+def in_pairs(rows: Tensor, heads: int) -> Tensor:
+    """Return rows (heads · K, …) with each pair (i, i + K / 2) side by side; 0 heads: as they are.
+
+    The reverse of `halves_from_pairs`.
+    """
+    if not heads:
+        return rows
+    return rows.view(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).flatten(0, 2)
+
+
+def as_function(norm: nn.Module) -> Function:
+    """Return a norm without the calls that a module makes."""
+    if isinstance(norm, nn.LayerNorm):
+        shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+        return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+    assert isinstance(norm, RMSNorm)
+    scale, small = norm.weight, norm.eps
+    return lambda x: torch.rms_norm(x, scale.shape, scale, small)
+
+
+def product_for(x: Tensor, weight: Tensor) -> Callable[..., Tensor]:
+    """Return what multiplies rows (N, D) with matrices about as large as a weight."""
+    many = len(x) >= MANY_ROWS and weight.numel() >= MANY_WEIGHTS
+    if many and matmul.ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu":
+        return matmul.onednn
+    return F.linear

@@ -1,0 +1,197 @@
+"""`tokmill sample`, as a user meets it."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests/unit/train"))
+from toy import cycles, make_store, text_store  # noqa: E402
+
+import tokmill  # noqa: E402
+from tokmill.cli import main  # noqa: E402
+from tokmill.report.inspect import describe  # noqa: E402
+
+
+class Talk(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+def sample(capsys: pytest.CaptureFixture[str], *arguments: str | Path, code: int = 0) -> Talk:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as left:
+            main(["sample", *map(str, arguments)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    talk = Talk(*capsys.readouterr())
+    assert left.value.code == code, talk.stderr
+    assert not code or "hint:" in talk.stderr
+    return talk
+
+
+def train(store: Path, out: Path, steps: int) -> Path:
+    torch.set_num_threads(1)
+    recipe = {
+        "data": {"train": str(store), "batch": 8},
+        "model": {"dim": 32, "layers": 2, "heads": 2},
+        "task": {"length": 16},
+        "optim": {"lr": 0.01, "warmup": 5},
+        "run": {"steps": steps, "device": "cpu"},
+    }
+    tokmill.train_model(recipe, out, quiet=True)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sample")
+    words = ["one ", "two ", "three ", "four "]
+    texts = ["".join(words[(i + j) % 4] for j in range(30)) for i in range(60)]
+    return train(text_store(folder / "store", texts), folder / "run", 200)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on ids without a vocabulary."""
+    folder = tmp_path_factory.mktemp("bare")
+    store = make_store(folder / "store", cycles(20))
+    manifest = json.loads((store / "manifest.json").read_text())
+    manifest |= {"vocabularies": {}, "schema": {"token": {"dtype": "u1"}}, "source": "bin"}
+    (store / "manifest.json").write_text(json.dumps(manifest))
+    return train(store, folder / "run", 2)
+
+
+def test_many_prompts(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ["one two th", "four", "two three four one two three four one two three four one"]
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n\n".join(lines) + "\n")
+    greedy = ["--temperature", "0", "--tokens", "9"]
+    alone = [sample(capsys, run, "--prompt", line, *greedy).stdout for line in lines]
+    several = sample(capsys, run, "--prompts", path, *greedy)
+    assert several.stdout == "\n".join(f"--- {n + 1}\n{text}" for n, text in enumerate(alone))
+    assert "2 blank lines left out" in several.stderr
+    assert "one two three" in alone[0]
+    options = ["--samples", "3", "--tokens", "9", "--temperature", "3", "--json"]
+    drawn = [json.loads(line) for line in sample(
+        capsys, run, "--prompts", path, *options, "--batch", "2"
+    ).stdout.splitlines()]  # fmt: skip
+    assert [(made["number"], made["sample"]) for made in drawn] == [
+        (number, again) for number in range(3) for again in range(3)
+    ]
+    assert [made["prompt"] for made in drawn[::3]] == lines
+    assert len({made["continuation"] for made in drawn[:3]}) > 1
+    # The size of the batch changes nothing, and stdin is a file.
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    again = sample(capsys, run, "--prompts", "-", *options)
+    assert [json.loads(line) for line in again.stdout.splitlines()] == drawn
+    # The first sample of the first prompt is what --prompt gives.
+    one = sample(capsys, run, "--prompt", lines[0], *options[2:]).stdout
+    assert json.loads(one) == drawn[0]
+
+
+def test_json_lines_and_stops(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"q": "one two "}\n"three "\n')
+    options = ["--field", "q", "--temperature", "0", "--stop", "four", "--stop", "ee f", "--json"]
+    made = [json.loads(line) for line in sample(
+        capsys, run, "--prompts", path, *options
+    ).stdout.splitlines()]  # fmt: skip
+    assert [one["continuation"] for one in made] == ["thr", ""]
+    assert [one["end"] for one in made] == ["stop", "stop"]
+    wrong = sample(capsys, run, "--prompts", path, code=2).stderr
+    assert f"{path}:1" in wrong and "its keys: 'q'" in wrong and "--field" in wrong
+
+
+def test_what_outgrows_the_model_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = sample(capsys, run, "--prompt", "one two ", "--tokens", "70", "--seed", "3")
+    assert "note: 1 of 1 continuation outgrew" in long.stderr and "task.length" in long.stderr
+    assert "outgrew" not in sample(capsys, run, "--prompt", "one", "--tokens", "3").stderr
+
+
+def test_a_run_without_a_tokenizer(
+    bare: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = sample(capsys, bare, "--ids", "1,2,3", "--tokens", "4", "--seed", "1").stdout
+    ids = [*map(int, made.split(","))]
+    assert ids[:3] == [1, 2, 3] and len(ids) == 7 and max(ids) < 23
+    path = tmp_path / "prompts"
+    path.write_text("1,2,3\n4\n")
+    both = sample(capsys, bare, "--prompts", path, "--tokens", "4", "--seed", "1", "--json").stdout
+    first = json.loads(both.splitlines()[0])
+    assert first["prompt"] == [1, 2, 3] and first["continuation"] == ids[3:]
+    (same,) = tokmill.generate(bare, [[1, 2, 3]], 4, seed=1)
+    assert same.ids == {"token": ids[3:]} and same.text == "" and same.end == "tokens"
+    assert describe(bare)["next"] == f"tokmill sample {bare} --ids 1,2,3"
+    assert "imported without a tokenizer" in sample(capsys, bare, "--prompt", "x", code=1).stderr
+    assert "23 is no id of 'token'" in sample(capsys, bare, "--ids", "23", code=2).stderr
+    assert "give --ids 1,2,3" in sample(capsys, bare, code=2).stderr
+    assert "no ids" in sample(capsys, bare, "--prompts", ROOT / "README.md", code=2).stderr
+
+
+def test_ids_of_a_run_with_a_tokenizer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (made,) = tokmill.generate(run, ["one two "], 5, temperature=0)
+    tokenizer = tokmill.Tokenizer.from_file(run / "vocab" / "tokenizer.json")
+    given = ",".join(map(str, tokenizer.encode("one two ")))
+    found = sample(capsys, run, "--ids", given, "--tokens", "5", "--temperature", "0").stdout
+    assert found.strip() == given + "," + ",".join(map(str, made.ids["token"]))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--temperature", "nan"],
+        ["--temperature", "-1"],
+        ["--temperature", "inf"],
+        ["--top-p", "0"],
+        ["--top-k", "-1"],
+        ["--min-p", "2"],
+        ["--repetition-penalty", "0"],
+        ["--seed", "-1"],
+        ["--tokens", "-1"],
+        ["--samples", "0"],
+        ["--batch", "0"],
+        ["--stop", ""],
+        ["--jsonl"],
+        ["--ids", "1", "--prompt", "one"],
+    ],
+)
+def test_options_out_of_range(
+    run: Path, wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = sample(capsys, run, *wrong, code=2).stderr
+    assert wrong[0] in said
+
+
+def test_a_tiny_temperature_is_none(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny, none = (
+        sample(capsys, run, "--prompt", "one ", "--temperature", value, "--tokens", "5").stdout
+        for value in ("1e-320", "0")
+    )
+    assert tiny == none
+
+
+def test_python_refuses_what_the_command_does(run: Path) -> None:
+    with pytest.raises(tokmill.TokmillError, match="prompts are a list"):
+        tokmill.generate(run, "one")
+    with pytest.raises(tokmill.TokmillError, match="equally many"):
+        list(tokmill.generate(run, [{"token": [1]}, {"other": [2]}]))
+    assert list(tokmill.generate(run, [])) == []
+    (made,) = tokmill.generate(run, ["one"], 0)
+    assert made.text == "" and made.ids == {"token": []}
