@@ -12,12 +12,14 @@ from pathlib import Path
 import bpe_training
 import corpus
 import decoder_training
+import defaults
 import feed_batches
 import jsonl_store
 import lifting
 import many_shards
 import packing
 import rwkv7
+import sampling
 import x86_models
 import x86_store
 import x86_tokens
@@ -66,6 +68,8 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "batches": ("Batches", lambda: feed_batches.main(cache, peers_python)),
         "packing": ("Packing", packing.main),
         "decoder": ("Training a GPT-2", lambda: decoder_training.main(cache)),
+        "sampling": ("Sampling", lambda: sampling.main(cache)),
+        "defaults": ("Defaults of a training", lambda: defaults.main(cache)),
         "lifting": (
             "Programs to functions and blocks",
             lambda: lifting.main(cache, peers_python),
