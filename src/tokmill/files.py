@@ -322,9 +322,23 @@ def sampled_digest(path: Path, size: int, block: int = 4096) -> str:
 
     It only decides whether work can be re-used; what was really read is hashed in full.
     """
-    digest = hashlib.sha256(str(size).encode())
     with machine_errors("read", path), open(path, "rb") as handle:
-        for start in sorted({0, max(0, (size - block) // 2), max(0, size - block)}):
-            handle.seek(start)
-            digest.update(handle.read(block))
-    return digest.hexdigest()[:32]
+        return _sampled(handle, size, block)[0]
+
+
+def sampled(path: Path, block: int = 4096) -> tuple[int, str, bytes]:
+    """Return a file's size, its `sampled_digest` and its first bytes."""
+    with machine_errors("read", path), open(path, "rb") as handle:
+        size = os.fstat(handle.fileno()).st_size
+        return size, *_sampled(handle, size, block)
+
+
+def _sampled(handle: BinaryIO, size: int, block: int) -> tuple[str, bytes]:
+    digest = hashlib.sha256(str(size).encode())
+    head = b""
+    for start in sorted({0, max(0, (size - block) // 2), max(0, size - block)}):
+        handle.seek(start)
+        data = handle.read(block)
+        head = head or data
+        digest.update(data)
+    return digest.hexdigest()[:32], head

@@ -41,13 +41,14 @@ def programs(built: Path, tmp_path: Path) -> Path:
 
 def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
     out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
-    first, second = out.splitlines()
+    first, second, third = out.splitlines()
     facts = r"(\d+) functions, (\d+) blocks, (\d+) instructions, (\d+) edges, [\d.]+s"
     shown = re.fullmatch(rf"graphs: 3 programs \(0 there already\), {facts}", first)
     report = json.loads(here("cfg", "programs", "-o", "graphs", "-q", "--json")[0])
     names = ("functions", "blocks", "instructions", "edges")
     assert shown and [int(number) for number in shown.groups()] == [report[name] for name in names]
     assert second == "not followed: 2 indirect call, 2 indirect jump"
+    assert third == "left out of the folders: 1 file that is no program"
     assert len(list((tmp_path / "graphs").glob("*.parquet"))) == 3
     again, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
     assert again.startswith("graphs: 3 programs (3 there already), ")
@@ -56,7 +57,12 @@ def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
 def test_the_report_as_json(here: Here, programs: Path) -> None:
     out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0, "--json")
     report = json.loads(out)
-    assert (report["programs"], report["made"], report["kept"], report["left_out"]) == (3, 3, 0, 1)
+    assert (report["programs"], report["made"], report["kept"], report["left_out"]) == (
+        3,
+        3,
+        0,
+        {"file that is no program": 1},
+    )
     assert report["unresolved"] == {"indirect call": 2, "indirect jump": 2}
     assert report["refused"] == {}
     assert report["functions"] > 5 < report["blocks"] < report["instructions"]
@@ -128,7 +134,6 @@ def test_wrong_usage(here: Here, programs: Path) -> None:
         (("programs", "-o", "x", "--lifter", "ida"), 2, "no lifter is called 'ida'"),
         (("programs", "-o", "x", "--format", "csv"), 2, "no format is called 'csv'"),
         (("nowhere", "-o", "x"), 1, "nowhere"),
-        (("programs/notes", "programs/notes", "-o", "x"), 1, "two inputs are called"),
     ):
         _, error = here("cfg", *arguments, "-q", "--workers", 0, code=code)
         assert what in error and "hint:" in error

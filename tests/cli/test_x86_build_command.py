@@ -36,7 +36,7 @@ def test_programs_to_a_store_that_shows_a_function(here: Command, folder: Path) 
     assert "lifter = " in plan and "iced-x86" in plan
     out, talk = here("build", "x86", "in", "-o", "s")
     assert "rejected: 1 " in out and re.search(r"notes: .*\b1 program\b", out)
-    assert "files of the folders that are no input: 1" in talk
+    assert "left out of the folders: 1 file that is no program" in talk
     assert "half" in here("store", "rejects", "s")[0]
     shown, _ = here("inspect", "s", "--where", "function = checked")
     assert "\nRET" in shown and "\nfunction: checked\n" in shown and "\naddress: 0x" in shown

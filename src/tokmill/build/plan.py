@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tokmill.build.scan import CHOICE
 from tokmill.build.source import Frozen, Item, Source
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, write_file
@@ -30,7 +31,12 @@ def recipe_of(
         "format": layout.FORMAT,
         "source": kind,
         "version": source.version,
-        "config": msgspec.to_builtins(config) | source.identity(),
+        "config": {
+            key: value
+            for key, value in (msgspec.to_builtins(config) | source.identity()).items()
+            # The plan lists the files that they choose.
+            if key not in CHOICE
+        },
         "shard_bytes": SHARD_BYTES,
         "vocabularies": {
             name: {"sha256": item.vocabulary.sha256, "roles": item.vocabulary.roles}
@@ -75,6 +81,7 @@ def make_plan(
         shards=shards,
         options=msgspec.to_builtins(source.config),
         roots=[str(Path(root).absolute()) for root in roots],
+        left_out=dict(getattr(source, "left_out", {})) or msgspec.UNSET,
         overlay=getattr(source, "overlay", msgspec.UNSET),
         command=getattr(source, "command", msgspec.UNSET),
         inputs_sha256=digest_of(_lines(planned)),

@@ -49,8 +49,6 @@ class Prepared(msgspec.Struct, frozen=True):
     frozen: dict[str, Frozen]
     plan: Plan
     planned: list[PlannedItem]
-    left_out: int = 0
-    """Files of the input folders that are no input, where the source counts them."""
 
 
 def folder_of(chosen: BuildRecipe) -> Path:
@@ -83,5 +81,4 @@ def prepare(chosen: BuildRecipe) -> Prepared:
         plan = msgspec.structs.replace(plan, tokenizer=str(Path(chosen.tokenizer).absolute()))
     if chosen.roles:
         plan = msgspec.structs.replace(plan, roles=chosen.roles)
-    left_out = getattr(source, "left_out", 0)
-    return Prepared(chosen, config, frozen, plan, planned, left_out)
+    return Prepared(chosen, config, frozen, plan, planned)

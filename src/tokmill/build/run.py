@@ -20,10 +20,12 @@ from tokmill.build.folder import TAKEN, check_folder, clear, given_up, settle, s
 from tokmill.build.make import Task, Work
 from tokmill.build.prepare import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.build.resources import choose
+from tokmill.build.scan import how_to_read, in_words
 from tokmill.build.watch import Watch
 from tokmill.errors import Interrupted, MachineError
 from tokmill.files import locked, machine_errors, new_folder
 from tokmill.progress import Progress, human_bytes, human_count, human_time
+from tokmill.store.manifest import Plan
 from tokmill.store.marks import LOCK
 from tokmill.store.store import Store, read_receipts
 
@@ -63,8 +65,8 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     with machine_errors("read", out):
         check_folder(out)
     prepared = prepare(chosen)
-    if prepared.left_out and not how.quiet:
-        print(f"files of the folders that are no input: {prepared.left_out:,}", file=sys.stderr)
+    if not how.quiet:
+        say_left_out(prepared.plan)
     lock = locked(
         out / LOCK,
         TAKEN,
@@ -83,6 +85,14 @@ def run(chosen: BuildRecipe, how: How) -> Store:
             # Parts on other machines plan the same; only planning and finishing are exclusive.
             held.close()
         return carry_out(out, prepared, how)
+
+
+def say_left_out(plan: Plan) -> None:
+    """Print what of the folders is not read, and how it may be."""
+    if isinstance(plan.left_out, dict):
+        print(f"left out of the folders: {in_words(plan.left_out)}", file=sys.stderr)
+        if how := how_to_read(plan.left_out):
+            print(f"hint: {how}", file=sys.stderr)
 
 
 def carry_out(out: Path, prepared: Prepared, how: How) -> Store:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_error, machine_errors, sampled_digest
+from tokmill.build.scan import InputFile
 from tokmill.store.schema import Records, Schema
 from tokmill.store.vocab import Vocabulary
 
@@ -116,99 +113,6 @@ class Source(Protocol):
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield an item's records in batches; hand `digest` all the content that is read."""
         ...
-
-
-class InputFile(msgspec.Struct, frozen=True):
-    """A file below one of the INPUT arguments."""
-
-    name: str
-    path: Path
-    size: int
-    digest: str
-
-
-def find_files(
-    inputs: Sequence[str],
-    suffixes: Sequence[str],
-    takes: Callable[[Path], bool] | None = None,
-) -> list[InputFile]:
-    """Return the files of the INPUT arguments, ordered by name.
-
-    A file is taken whatever its suffix; of a folder those with one of `suffixes` are, at any depth
-    (hidden ones are not), if `takes` says so. The name is the path below the argument. Raises
-    `TokmillError` when an input is missing, a folder holds nothing fitting, or two files have one
-    name.
-    """
-    if not inputs:
-        raise UsageError("no input was named", hint="give files or folders")
-    found: dict[str, Path] = {}
-    for argument in inputs:
-        root = Path(argument)
-        with machine_errors("read", root):
-            there, is_folder, is_file = root.exists(), root.is_dir(), root.is_file()
-        if not there:
-            raise TokmillError(
-                "there is no such file or folder", where=argument, hint="check the path"
-            )
-        if is_folder:
-            pairs = [
-                (path.relative_to(root).as_posix(), path) for path in files_below(root, suffixes)
-            ]
-            if not pairs:
-                raise TokmillError(
-                    f"the folder holds no {' or '.join(suffixes)} file".replace("  ", " "),
-                    where=argument,
-                    hint="name the files themselves if their suffix is another",
-                )
-            if takes is not None:
-                pairs = [(name, path) for name, path in pairs if takes(path)]
-        elif not is_file:
-            raise TokmillError(
-                "is neither a file nor a folder (a pipe or a device?)",
-                where=argument,
-                hint="write it to a file first: inputs are read more than once",
-            )
-        else:
-            pairs = [(root.name, root)]
-        for name, path in pairs:
-            if name in found:
-                raise TokmillError(
-                    f"two inputs are called {name!r}: {found[name]} and {path}",
-                    hint="give their common parent folder, so that the names differ",
-                )
-            found[name] = path
-    files = []
-    for name in sorted(found):
-        path = found[name]
-        with machine_errors("read", path):
-            size = path.stat().st_size
-        files.append(InputFile(name, path, size, sampled_digest(path, size)))
-    return files
-
-
-OURS = {".lock", "plan.json", "metrics.jsonl"}
-"""A folder below an input with one of these is a store or a run, whose logs are no input."""
-
-
-def files_below(root: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Return the files of a folder at any depth, hidden ones, stores and runs left out.
-
-    A folder that may not be read is an error: its files would be missing without a word.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise machine_error("list", error.filename or root, error)
-
-    found: list[Path] = []
-    with machine_errors("list", root):
-        for folder, folders, names in os.walk(root, onerror=refuse):
-            if OURS & set(names) and Path(folder) != root:
-                folders[:] = []
-                continue
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            paths = [Path(folder, name) for name in names if not name.startswith(".")]
-            found += [p for p in paths if p.name.endswith(tuple(suffixes)) and p.is_file()]
-    return found
 
 
 def cut(file: InputFile) -> Iterator[Item]:

@@ -14,6 +14,7 @@ from tokmill import plugins, recipe
 from tokmill.build.prepare import BuildRecipe, How, prepare
 from tokmill.build.resources import Amount, parse_bytes, parse_seconds
 from tokmill.build.run import run
+from tokmill.build.scan import in_words
 from tokmill.build.stdin import stdin_kept
 from tokmill.cli.facts import notes_in_words, unknown_warning
 from tokmill.cli.lazy import as_command, lazy_group
@@ -228,8 +229,8 @@ def _print_plan(chosen: BuildRecipe, json: bool) -> None:
         return
     print(f"source      {plan.recipe['source']}")
     print(f"items       {plan.items:,} ({human_bytes(plan.input_bytes)})")
-    if prepared.left_out:
-        print(f"no input    {human_count(prepared.left_out, 'file')} of the folders")
+    if isinstance(plan.left_out, dict):
+        print(f"left out    {in_words(plan.left_out)}")
     print(f"shards      {plan.shards:,}")
     for column, spec in plan.schema.items():
         print(f"column      {column}: {spec.dtype} a {spec.per}")
@@ -255,6 +256,7 @@ def summary(store: Store) -> dict[str, Any]:
         "skipped": manifest.skipped,
         "rejected": manifest.rejected,
         "notes": manifest.notes,
+        "left_out": manifest.left_out or {},
         "fingerprint": manifest.fingerprint,
     }
 

@@ -9,11 +9,15 @@ import typer
 
 from tokmill.cli.programs import (
     MOST_LISTED,
+    Glob,
     Json,
     Levels,
     Quiet,
+    Suffix,
     Workers,
+    choice,
     end,
+    left_out_line,
     listed,
     processes,
 )
@@ -52,6 +56,8 @@ def cfg(
     ] = "",
     levels: Levels = None,
     workers: Workers = None,
+    suffix: Suffix = None,
+    glob: Glob = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -68,6 +74,7 @@ def cfg(
         form=form or out.suffix.removeprefix(".") or "parquet",
         levels=listed(levels),
         workers=processes(workers),
+        choice=choice(suffix, glob),
         quiet=quiet,
     )
     if not report.programs:
@@ -88,6 +95,7 @@ def cfg(
         if why:
             reasons = ", ".join(f"{number:,} {reason}" for reason, number in why.items())
             lines.append(f"{title}: {reasons}")
+    lines += left_out_line(report.left_out)
     if report.others:
         shown = ", ".join(report.others[:MOST_LISTED])
         more = ", …" if len(report.others) > MOST_LISTED else ""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tokmill.build.scan import FolderOptions, in_words
 from tokmill.cli.output import print_json
 
 MOST_LISTED = 20
@@ -27,6 +28,14 @@ Workers = Annotated[
     typer.Option(min=0, help="Processes; 0: in this one.", show_default="all processors"),
 ]
 Out = Annotated[Path, typer.Option("-o", "--out", readable=False, help="Folder to write.")]
+Suffix = Annotated[
+    list[str] | None,
+    typer.Option(help="Of folders read the files with this suffix, and no others."),
+]
+Glob = Annotated[
+    list[str] | None,
+    typer.Option(help="Of folders read the files that fit this, such as 'bin/**'; ! before: not."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
 
@@ -34,6 +43,16 @@ Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
 def processes(asked: int | None) -> int:
     """Return how many processes are to work: as many as there are processors, if none is asked."""
     return len(os.sched_getaffinity(0)) if asked is None else asked
+
+
+def choice(suffix: list[str] | None, glob: list[str] | None) -> FolderOptions:
+    """Return what `--suffix` and `--glob` choose of folders."""
+    return FolderOptions(suffix=tuple(suffix or ()), glob=tuple(glob or ()))
+
+
+def left_out_line(left_out: Mapping[str, int]) -> list[str]:
+    """Return the line that tells what of the folders was not read, if there was some."""
+    return [f"left out of the folders: {in_words(left_out)}"] if left_out else []
 
 
 def listed(levels: str | None) -> list[str] | None:

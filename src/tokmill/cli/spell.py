@@ -8,13 +8,17 @@ import msgspec
 import typer
 
 from tokmill.cli.programs import (
+    Glob,
     Json,
     Levels,
     Out,
     Programs,
     Quiet,
+    Suffix,
     Workers,
+    choice,
     end,
+    left_out_line,
     listed,
     processes,
 )
@@ -37,6 +41,8 @@ def spell(
     ] = 1,
     levels: Levels = None,
     workers: Workers = None,
+    suffix: Suffix = None,
+    glob: Glob = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -53,6 +59,7 @@ def spell(
         least=min_instructions,
         levels=listed(levels),
         workers=processes(workers),
+        choice=choice(suffix, glob),
         quiet=quiet,
     )
     line = (
@@ -60,4 +67,5 @@ def spell(
         f"{human_count(found.programs, 'program')} in {human_count(found.files, 'file')}"
     )
     report = {"out": str(out), **msgspec.to_builtins(found)}
-    return end(inputs, found.refused, [line], report, json=json)
+    lines = [line, *left_out_line(found.left_out)]
+    return end(inputs, found.refused, lines, report, json=json)

@@ -13,13 +13,17 @@ from tokmill.cli import vocab_lists
 from tokmill.cli.output import print_table
 from tokmill.cli.programs import (
     PROGRAMS,
+    Glob,
     Json,
     Levels,
     Out,
     Programs,
     Quiet,
+    Suffix,
     Workers,
+    choice,
     end,
+    left_out_line,
     listed,
     processes,
 )
@@ -58,6 +62,8 @@ def build(
     ] = None,
     levels: Levels = None,
     workers: Workers = None,
+    suffix: Suffix = None,
+    glob: Glob = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
@@ -82,6 +88,7 @@ def build(
         raise UsageError("no program was named", hint="give programs, or --closed")
     check_target(out, rules)
     how: dict[str, Any] = {"workers": processes(workers), "quiet": quiet}
+    how["choice"] = choice(suffix, glob)
     counted = count_programs(inputs, rules, levels=listed(levels), **how) if inputs else None
     counts = counted.counts if counted else {}
     if closed:
@@ -103,12 +110,14 @@ def build(
         "counted": {one.column: msgspec.structs.asdict(one) for one in own},
         "unknown_on": {one.column: msgspec.structs.asdict(one) for one in others},
         "refused": refused,
+        "left_out": counted.left_out if counted else {},
     }
     lines = []
     if counted:
         lines = [
             f"{out}: {human_count(counted.programs, 'program')}, "
-            f"{human_count(counted.instructions, 'instruction')}, rules {rules}"
+            f"{human_count(counted.instructions, 'instruction')}, rules {rules}",
+            *left_out_line(counted.left_out),
         ]
     code = end([*(inputs or []), *(unknown_on or [])], refused, lines, report, json=json)
     if not json:
@@ -131,6 +140,8 @@ def instructions(
     ],
     levels: Levels = None,
     workers: Workers = None,
+    suffix: Suffix = None,
+    glob: Glob = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:

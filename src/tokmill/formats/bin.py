@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from tokmill.build.source import MAX_ITEM, Frozen, Hash, Item, Request, find_files
+from tokmill.build.source import MAX_ITEM, Frozen, Hash, Item, Request
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors, write_file
 from tokmill.formats import exports
@@ -94,7 +94,7 @@ class BinSource(TokenSource):
 
     def file_dtype(self) -> IdType:
         """Return the widest dtype of the files."""
-        files = find_files(self.inputs, self.suffixes)
+        files = self.found()
         return store_dtype([self.layout(file.path).dtype for file in files])
 
     def layout(self, path: Path) -> Layout:
@@ -136,7 +136,7 @@ class BinSource(TokenSource):
 
     def items(self) -> Iterator[Item]:
         """Yield the files in ranges of at most 64 MiB of whole ids (and of whole records)."""
-        for file in find_files(self.inputs, self.suffixes):
+        for file in self.found():
             header, dtype, tokens = self.layout(file.path)
             step = MAX_ITEM
             if self.separator is None:

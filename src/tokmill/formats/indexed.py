@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tokmill.build.source import MAX_ITEM, Hash, InputFile, Item, find_files
+from tokmill.build.scan import InputFile, find_files
+from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError
 from tokmill.files import inside, machine_errors, sampled_digest
 from tokmill.formats.tokens import IdType, TokenSource, at_byte, read_exactly, store_dtype
@@ -65,8 +66,7 @@ class IndexedSource(TokenSource):
 
     def files(self) -> Iterator[InputFile]:
         """Yield the files of ids; an input may name the pair by its prefix or its index."""
-        inputs = dict.fromkeys(self._named(argument) for argument in self.inputs)
-        for file in find_files(list(inputs), [self.token_suffix]):
+        for file in self.found():
             index = self.index_path(file.path)
             if not index.is_file():
                 raise TokmillError(
@@ -75,6 +75,13 @@ class IndexedSource(TokenSource):
                     hint="without an index: `tokmill build bin --dtype u2 --separator-id ID`",
                 )
             yield InputFile(file.name, file.path, file.size, self._digest(file.path))
+
+    def found(self) -> list[InputFile]:
+        """Return the files of ids; the folders' other halves of pairs are not left out."""
+        inputs = dict.fromkeys(self._named(argument) for argument in self.inputs)
+        found = find_files(list(inputs), [self.token_suffix], choice=self.config)
+        self.left_out = {w: n for w, n in found.left_out.items() if w not in self.companions}
+        return found.files
 
     def _named(self, argument: str) -> str:
         path = Path(argument)

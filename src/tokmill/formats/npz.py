@@ -18,7 +18,7 @@ from typing import IO, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.build.source import MAX_ITEM, Hash, Item, find_files
+from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.formats.npz_export import NpzExport
@@ -47,14 +47,14 @@ class NpzSource(TokenSource):
     def file_dtype(self) -> IdType:
         """Return the widest dtype of the files, 32 bits at most."""
         dtypes = []
-        for file in find_files(self.inputs, self.suffixes):
+        for file in self.found():
             with _open(file.path) as arrays:
                 dtypes.append(arrays.ids.dtype)
         return store_dtype(dtypes)
 
     def items(self) -> Iterator[Item]:
         """Yield runs of rows; `start` and `stop` are their share of the file's bytes."""
-        for file in find_files(self.inputs, self.suffixes):
+        for file in self.found():
             with _open(file.path) as arrays:
                 count = max(1, math.ceil(arrays.rows / arrays.rows_of_item))
                 expands = max(1, round(arrays.rows * arrays.ids.row_bytes / file.size))

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.source import MAX_ITEM, Hash, InputFile, Item, find_files
+from tokmill.build.scan import InputFile
+from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.formats.parquet_export import ParquetExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
@@ -48,7 +49,7 @@ class ParquetTokensSource(TokenSource):
     def files(self) -> Iterator[tuple[InputFile, _Rows]]:
         """Yield the files, opened; their columns must fit the options and one another."""
         first: tuple[Path, dict[str, str]] | None = None
-        for file in find_files(self.inputs, self.suffixes):
+        for file in self.found():
             rows = _Rows(file.path, self.config)
             kinds = {name: rows.kinds[name] for name in self.config.keep}
             if first is not None and first[1] != kinds:

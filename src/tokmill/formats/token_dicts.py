@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, find_files
+from tokmill.build.scan import FolderOptions, find_files
+from tokmill.build.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.formats.token_dicts_export import (
@@ -50,7 +51,7 @@ NO_REGISTER = {"tokmill": "-", "semanticbbv": "[PAD]"}
 HINT = "`tokmill inspect` shows what the file holds"
 
 
-class TokenDictsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TokenDictsOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of pickles of token dicts."""
 
     vocab: str = ""
@@ -77,6 +78,8 @@ class TokenDictsSource:
     has_tokenizer: ClassVar[bool] = False
     """Whether a tokenizer, or roles of one, may be named."""
     suffixes = (".pkl", ".pickle")
+    left_out: Mapping[str, int] = {}
+    """Reason → what else is in the folders, once `items` is read."""
 
     def __init__(
         self,
@@ -102,7 +105,7 @@ class TokenDictsSource:
             found = read(Path(config.vocab))
             return {column: Frozen(*tokens.vocabulary()) for column, tokens in found.items()}
         counts: dict[str, dict[str, int]] = {column: {} for column in COLUMNS}
-        for file in find_files(request.inputs, cls.suffixes):
+        for file in find_files(request.inputs, cls.suffixes, choice=config).files:
             count_tokens(file.path, counts)
         for rules, token in NO_REGISTER.items():
             if token in counts["reg"] and rules != config.rules:
@@ -137,7 +140,9 @@ class TokenDictsSource:
 
     def items(self) -> Iterator[Item]:
         """Yield the files; one can only be read from its beginning."""
-        for file in find_files(self.inputs, self.suffixes):
+        found = find_files(self.inputs, self.suffixes, choice=self.config)
+        self.left_out = found.left_out
+        for file in found.files:
             yield Item(file.name, str(file.path.absolute()), 0, file.size, file.digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
+from tokmill.build.scan import FolderOptions, InputFile, find_files
 from tokmill.build.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
@@ -19,7 +20,7 @@ from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
 IdType = Literal["u1", "u2", "u4"]
 
 
-class TokenOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TokenOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of all token files."""
 
     vocab_size: int | None = None
@@ -36,6 +37,10 @@ class TokenSource(ABC):
 
     Config: ClassVar[type[msgspec.Struct]] = TokenOptions
     version: ClassVar[int] = 1
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """What files are called that are read of folders."""
+    left_out: Mapping[str, int] = {}
+    """Reason → what is beside them in the folders, once `found` has looked."""
 
     def __init__(
         self,
@@ -92,6 +97,12 @@ class TokenSource(ABC):
         So a store that grows by a file of wider ids is refused instead of holding two widths.
         """
         return {"dtypes": {name: column.dtype for name, column in self.schema.items()}}
+
+    def found(self) -> list[InputFile]:
+        """Return the files of the inputs."""
+        found = find_files(self.inputs, self.suffixes, choice=self.config)
+        self.left_out = found.left_out
+        return found.files
 
     def kept(self) -> Schema:
         """Return the columns beside the tokens."""

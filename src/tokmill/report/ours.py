@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tokmill.build.scan import in_words
 from tokmill.report.look import Facts, Look, read_header, shorten
 from tokmill.report.runs import is_run, read_run
 from tokmill.store import manifest as layout
@@ -31,6 +32,8 @@ def store(look: Look) -> Facts | None:
         plan: Plan = layout.read_sealed(look.path / "plan.json", Plan)
         facts["recipe"] = plan.recipe
         facts["inputs"] = shorten(plan.roots)
+        if isinstance(plan.left_out, dict):
+            facts["left_out_of_folders"] = in_words(plan.left_out)
         if opened.partial:
             facts["planned"] = {"shards": plan.shards, "input_bytes": plan.input_bytes}
     if overlay_names(look.path):

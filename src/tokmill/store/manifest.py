@@ -54,6 +54,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     roots: list[str]
     """The INPUT arguments, absolute, to find the inputs again; no part of any identity."""
     overlay: Overlay | UnsetType = UNSET
+    left_out: dict[str, int] | UnsetType = UNSET
+    """Reason → what in the folders of the inputs was not read; no part of any identity."""
     command: str | UnsetType = UNSET
     """The command that makes an overlay again when its base has changed."""
     tokenizer: str | UnsetType = UNSET
@@ -165,6 +167,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     skipped: dict[str, int]
     rejected: dict[str, int]
     notes: dict[str, int] = {}
+    left_out: dict[str, int] | UnsetType = UNSET
+    """Reason → what in the folders of the inputs was not read, where there was some."""
     overlay: Overlay | UnsetType = UNSET
     """Where it is an overlay: what it lies over."""
     shards: list[ShardEntry]

@@ -388,6 +388,7 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
         skipped=dict(sorted(skipped.items())),
         rejected=dict(sorted(rejected.items())),
         notes=dict(sorted(notes.items())),
+        left_out=plan.left_out,
         overlay=plan.overlay,
         shards=entries,
     )

@@ -14,15 +14,14 @@ import numpy as np
 
 from tokmill import plugins, recipe
 from tokmill.ahead import ahead
+from tokmill.build.scan import Fits, InputFile, find_files
 from tokmill.build.source import (
     Frozen,
     Hash,
-    InputFile,
     Item,
     Request,
     Resources,
     cut,
-    find_files,
 )
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import (
@@ -60,6 +59,9 @@ class DocumentSource(ABC):
     Config: ClassVar[type[msgspec.Struct]] = TextOptions
     version: ClassVar[int] = 1
     suffixes: ClassVar[tuple[str, ...]]
+    """What files are called that are read of folders; none: whatever `fits` takes."""
+    left_out: Mapping[str, int] = {}
+    """Reason → what else is in the folders, once `items` is read."""
     lines: bool = True
     """Whether records are lines; only then is a compressed file of several members cut."""
 
@@ -106,9 +108,15 @@ class DocumentSource(ABC):
         """Return nothing: no option names a file."""
         return {}
 
+    def fits(self) -> Fits | None:
+        """Return what says why a file of a folder is not read; None: its suffix alone decides."""
+        return None
+
     def items(self) -> Iterator[Item]:
         """Yield the files, cut at 64 MiB where they can be cut."""
-        for file in find_files(self.inputs, self.suffixes):
+        found = find_files(self.inputs, self.suffixes, self.fits(), self.config)
+        self.left_out = found.left_out
+        for file in found.files:
             yield from self.cut(file)
 
     def cut(self, file: InputFile) -> Iterator[Item]:

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.source import MAX_ITEM, Hash, InputFile, Item
+from tokmill.build.scan import InputFile
+from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.store.schema import Array, Drop
 from tokmill.text.blocks import MAX_RECORD

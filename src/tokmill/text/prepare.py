@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import msgspec
 import numpy as np
 
+from tokmill.build.scan import FolderOptions
 from tokmill.store.schema import Array, Drop
 
 
-class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class TextOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options that all text sources share."""
 
     specials_in_text: Literal["plain", "special", "reject"] = "plain"

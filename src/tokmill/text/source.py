@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import msgspec
 import numpy as np
 
+from tokmill.build.scan import NOT_TEXT, Fits, suffix_of
 from tokmill.build.source import Hash, Item
-from tokmill.errors import UsageError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Drop
 from tokmill.text.blocks import Block, record_blocks
 from tokmill.text.documents import DocumentSource
 from tokmill.text.prepare import Documents, TextOptions, select
+from tokmill.text.streams import inflate, is_stream
 
 BOM = b"\xef\xbb\xbf"
 
@@ -36,8 +40,12 @@ class TextSource(DocumentSource):
 
     Config: ClassVar[type[msgspec.Struct]] = TextConfig
     stdin_suffix = ".txt"
-    suffixes = (".txt", ".text", ".md", ".txt.gz", ".txt.zst")
+    suffixes = ()
     config: TextConfig
+
+    def fits(self) -> Fits:
+        """Return what says why a file of a folder is not read: it is no text, or is empty."""
+        return why_no_text
 
     @property
     def lines(self) -> bool:  # type: ignore[override]
@@ -83,3 +91,31 @@ class TextSource(DocumentSource):
         return select(
             found, ["empty" if not text or text.isspace() else "" for text in found.texts]
         )
+
+
+def why_no_text(path: Path, head: bytes) -> str:
+    """Say by its first bytes why a file is no text; "" if it is.
+
+    Of a compressed file what its first bytes inflate to is looked at.
+    """
+    if is_stream(str(path)):
+        try:
+            head = next(inflate(str(path)), b"")[: len(head)]
+        except TokmillError:
+            # Whoever reads it says so.
+            return ""
+    if not head:
+        return "empty file"
+    return "" if is_text(head) else f"{NOT_TEXT}{suffix_of(path.name)}"
+
+
+def is_text(head: bytes) -> bool:
+    """Say whether a file begins like text: as UTF-8, without a zero byte."""
+    if b"\0" in head:
+        return False
+    try:
+        # The last character may be cut.
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -31,12 +31,12 @@ OUTPUT = 1 << 20
 
 def is_stream(path: str) -> bool:
     """Say whether a file is compressed."""
-    return path.endswith(SUFFIXES)
+    return path.lower().endswith(SUFFIXES)
 
 
 def suffix(path: str) -> str:
     """Return the compression suffix of a file."""
-    return next(ending for ending in SUFFIXES if path.endswith(ending))
+    return next(ending for ending in SUFFIXES if path.lower().endswith(ending))
 
 
 def inflate(path: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:

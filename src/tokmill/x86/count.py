@@ -11,6 +11,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 
+from tokmill.build.scan import FolderOptions
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
@@ -35,7 +36,7 @@ class Counted(msgspec.Struct, frozen=True):
     counts: Counts
     refused: dict[str, str]
     """Program → why it was not counted."""
-    left_out: int
+    left_out: dict[str, int]
     """Files of the folders that are no programs, or other names of one."""
 
 
@@ -61,6 +62,7 @@ def count_programs(
     levels: Sequence[str] | None = None,
     workers: int = 0,
     title: str = "count",
+    choice: FolderOptions | None = None,
     quiet: bool = True,
 ) -> Counted:
     """Count the tokens of each column in programs, pickles and graph files; none is lifted twice.
@@ -74,7 +76,7 @@ def count_programs(
         TokmillError: a path is not there, or nothing could be counted.
     """
     make_rules(rules)
-    files, left_out = find_inputs(inputs)
+    files, left_out = find_inputs(inputs, choice)
     sums: dict[str, Counter[str]] = {column: Counter() for column in COLUMNS}
     programs = instructions = 0
     refused: dict[str, Seen] = {}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tokmill import plugins
 from tokmill.build.processes import in_processes
-from tokmill.build.source import InputFile, find_files
+from tokmill.build.scan import FolderOptions, InputFile, Inputs, find_files
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError
 from tokmill.progress import Progress
 from tokmill.x86.graph import Graph
@@ -18,12 +18,12 @@ from tokmill.x86.lifting import PICKLE, check_levels, find_programs, lift_file, 
 GRAPH = ".parquet"
 
 
-def find_inputs(inputs: Sequence[str]) -> tuple[list[InputFile], int]:
-    """Return programs, pickles and graph files below some paths, and how many files are none.
+def find_inputs(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
+    """Return programs, pickles and graph files below some paths, and what was left out.
 
     As `find_programs`, but of folders graph files are taken too.
     """
-    return find_programs(inputs, graphs=(GRAPH,))
+    return find_programs(inputs, graphs=(GRAPH,), choice=choice)
 
 
 def graphs_in(
@@ -60,7 +60,7 @@ def graphs_of_path(path: Path | str) -> Iterator[Graph]:
     """Yield the graphs of one file, as `graphs_in`."""
     if Path(path).is_dir():
         raise TokmillError("this is a folder", where=str(path), hint="name one file in it")
-    for file in find_files([str(path)], ("",)):
+    for file in find_files([str(path)], ()).files:
         yield from graphs_in(file)
 
 

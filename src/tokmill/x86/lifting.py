@@ -12,7 +12,7 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.build.processes import in_processes
-from tokmill.build.source import InputFile, find_files
+from tokmill.build.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import (
     inside,
@@ -64,8 +64,8 @@ class Report(msgspec.Struct, frozen=True):
     refused: dict[str, int]
     """Reason → programs without a graph."""
     refusals: list[Outcome]
-    left_out: int
-    """Files of the folders that are no programs, or other names of one."""
+    left_out: dict[str, int]
+    """Reason → what of the folders was not read."""
     seconds: float
     others: list[str] = []
     """Programs that have a graph in the folder and are not among the inputs."""
@@ -89,6 +89,7 @@ def lift_files(
     form: str = "parquet",
     levels: Sequence[str] | None = None,
     workers: int = 0,
+    choice: FolderOptions | None = None,
     quiet: bool = True,
 ) -> Report:
     """Write the graph of each program below some paths.
@@ -109,7 +110,7 @@ def lift_files(
         )
     if form not in FORMS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMS))
-    files, left_out = find_programs(inputs)
+    files, left_out = find_programs(inputs, choice=choice)
     if single and (len(files) != 1 or files[0].path.suffix == PICKLE):
         raise UsageError(
             f"{out} is one file, and there are {human_count(len(files), 'program')}"
@@ -139,22 +140,20 @@ def lift_files(
 
 
 def find_programs(
-    inputs: Sequence[str], graphs: tuple[str, ...] = ()
-) -> tuple[list[InputFile], int]:
-    """Return the programs and pickles below some paths, by name, and how many files are neither.
+    inputs: Sequence[str], graphs: tuple[str, ...] = (), choice: FolderOptions | None = None
+) -> Inputs:
+    """Return the programs and pickles below some paths, by name, and what was left out.
 
     A file that was named is taken whatever it is; of a folder those that begin like a program, one
-    of several names of a file (links), and those that end in one of `graphs`.
+    of several names of a file (links), and those that end in one of `graphs`; or what `choice`
+    says.
     """
-    others = 0
 
-    def takes(path: Path) -> bool:
-        nonlocal others
-        fits = path.name.endswith(graphs) or _may_be_program(path)
-        others += not fits
-        return fits
+    def fits(path: Path, head: bytes) -> str:
+        taken = path.name.lower().endswith(graphs) if graphs else False
+        return "" if taken or _may_be_program(path, head) else NO_PROGRAM
 
-    files = find_files(inputs, ("",), takes)
+    files, left_out = find_files(inputs, (), fits, choice, none_is_fine=True)
     found: dict[tuple[int, int], InputFile] = {}
     for file in files:
         with machine_errors("read", file.path):
@@ -162,7 +161,9 @@ def find_programs(
         key = (facts.st_dev, facts.st_ino)
         if key not in found or (found[key].path.is_symlink() and not file.path.is_symlink()):
             found[key] = file
-    return sorted(found.values(), key=lambda file: file.name), others + len(files) - len(found)
+    if len(files) > len(found):
+        left_out["another name of a file"] = len(files) - len(found)
+    return Inputs(sorted(found.values(), key=lambda file: file.name), in_order(left_out))
 
 
 def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> None:
@@ -199,12 +200,10 @@ def lifter_version(lifter: str) -> str:
     return ", ".join([f"{lifter} {module.VERSION}", *module.packages()])
 
 
-def _may_be_program(path: Path) -> bool:
+def _may_be_program(path: Path, head: bytes) -> bool:
     if path.suffix == PICKLE:
         return path.name.endswith(("saved_index.pkl", "_extract.pkl"))
-    with machine_errors("read", path), open(path, "rb") as file:
-        head = file.read(4)
-    return head == elf.MAGIC or head[:2] == pe.MAGIC
+    return head[:4] == elf.MAGIC or head[:2] == pe.MAGIC
 
 
 @contextlib.contextmanager
@@ -290,7 +289,9 @@ def _others(folder: Path, form: str, done: set[str]) -> list[str]:
     ]
 
 
-def _report(done: Sequence[Outcome], left_out: int, others: list[str], seconds: float) -> Report:
+def _report(
+    done: Sequence[Outcome], left_out: dict[str, int], others: list[str], seconds: float
+) -> Report:
     unresolved: dict[str, int] = {}
     refused: dict[str, int] = {}
     facts = [outcome.about for outcome in done if outcome.about is not None]

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from tokmill.build.source import Frozen, Hash, InputFile, Item, Request, Resources
+from tokmill.build.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
+from tokmill.build.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
@@ -35,7 +36,7 @@ LEAST_TOKENS = 64
 MOST_TOKENS = 32_768
 
 
-class X86Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of x86 programs."""
 
     unit: Unit = "function"
@@ -103,8 +104,8 @@ class X86Source:
         self.config: X86Config = msgspec.structs.replace(config, vocab=vocab)
         self.inputs, self.frozen = list(inputs), vocabularies
         self.layout = Layout(config.layout)
-        self.left_out = 0
-        """Files of the input folders that are neither programs nor graphs, once `items` is read."""
+        self.left_out: Mapping[str, int] = {}
+        """Reason → what else is in the folders, once `items` is read."""
         self._templates: dict[int, Templates] = {}
 
     @classmethod
@@ -153,7 +154,7 @@ class X86Source:
 
         Raises `TokmillError` where there is none, and for pickles, which are no input.
         """
-        files, self.left_out = find_items(self.inputs)
+        files, self.left_out = find_items(self.inputs, self.config)
         self.layout.check(map(name_of, files))
         config = self.config
         expands = config.walks if config.unit == "walk" else 1
@@ -226,12 +227,12 @@ class X86Source:
         return self._templates[bits]
 
 
-def find_items(inputs: Sequence[str]) -> tuple[list[InputFile], int]:
-    """Return the programs and graphs below some paths, and how many files are neither.
+def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
+    """Return the programs and graphs below some paths, and what was left out.
 
     Raises `TokmillError` where there is none, and for pickles, which may hold several programs.
     """
-    files, left_out = find_inputs(inputs)
+    files, left_out = find_inputs(inputs, choice)
     named = {Path(argument).name for argument in inputs if not Path(argument).is_dir()}
     kept = []
     for file in files:
@@ -249,7 +250,9 @@ def find_items(inputs: Sequence[str]) -> tuple[list[InputFile], int]:
             where=", ".join(inputs),
             hint="ELF and PE files for x86 are read, and graphs that `tokmill cfg` makes of them",
         )
-    return kept, left_out + len(files) - len(kept)
+    if len(files) > len(kept):
+        left_out[NO_PROGRAM] = left_out.get(NO_PROGRAM, 0) + len(files) - len(kept)
+    return Inputs(kept, in_order(left_out))
 
 
 def name_of(file: InputFile) -> str:

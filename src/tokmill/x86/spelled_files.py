@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokmill import plugins
+from tokmill.build.scan import FolderOptions
 from tokmill.errors import UsageError, nearest
 from tokmill.files import inside, new_folder, remove_leftovers, write_file
 from tokmill.x86.count import nothing_read
@@ -34,6 +35,8 @@ class Spelled(msgspec.Struct, frozen=True):
     files: int
     refused: dict[str, str]
     """Program → why it was not read."""
+    left_out: dict[str, int] = {}
+    """Reason → what of the folders was not read."""
 
 
 def spell(
@@ -44,6 +47,7 @@ def spell(
     least: int = 1,
     levels: Sequence[str] | None = None,
     workers: int = 0,
+    choice: FolderOptions | None = None,
     quiet: bool = True,
 ) -> Spelled:
     """Write the functions of programs, pickles and graph files into a folder.
@@ -55,7 +59,7 @@ def spell(
     """
     if spelling not in SPELLINGS:
         raise UsageError(f"no spelling is called {spelling!r}", hint=nearest(spelling, SPELLINGS))
-    files, _ = find_inputs(inputs)
+    files, left_out = find_inputs(inputs, choice)
     names: dict[str, str] = {}
     for file in files:
         other = names.setdefault(_plain(file.name), file.name)
@@ -80,7 +84,7 @@ def spell(
         raise nothing_read(inputs, refused)
     why = {name: refused[name].refused for name in sorted(refused)}
     functions, made = (sum(column) for column in zip(*written, strict=True))
-    return Spelled(len(written), functions, made, why)
+    return Spelled(len(written), functions, made, why, left_out)
 
 
 def functions_of(graph: Graph, least: int) -> Iterator[tuple[str, int, list[Instruction]]]:

@@ -14,8 +14,8 @@ from making import TOKENIZER, jsonl, quick_build
 from tokmill.build import plan as planning
 from tokmill.build.plan import difference, group_items, shard_of
 from tokmill.build.prepare import BuildRecipe, prepare
-from tokmill.build.source import Item, cut, find_files
-from tokmill.errors import TokmillError, UsageError
+from tokmill.build.scan import find_files
+from tokmill.build.source import Item, cut
 
 MEBI = 1 << 20
 FILES = st.dictionaries(
@@ -70,7 +70,7 @@ def test_a_file_is_cut_into_items_that_tile_it(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     with path.open("wb") as file:
         file.truncate(150 * MEBI)
-    (found,) = find_files([str(path)], (".txt",))
+    (found,) = find_files([str(path)], (".txt",)).files
     items = list(cut(found))
     assert [(item.start, item.stop) for item in items] == [
         (0, 64 * MEBI),
@@ -78,29 +78,8 @@ def test_a_file_is_cut_into_items_that_tile_it(tmp_path: Path) -> None:
         (128 * MEBI, 150 * MEBI),
     ]
     path.write_bytes(b"")
-    (found,) = find_files([str(path)], (".txt",))
+    (found,) = find_files([str(path)], (".txt",)).files
     assert [(item.start, item.stop) for item in cut(found)] == [(0, 0)]
-
-
-def test_files_are_found_named_and_ordered(tmp_path: Path) -> None:
-    for name in ("b/2.txt", "a/x/1.txt", "c.txt", "c.md", ".hidden/3.txt", "b/.4.txt"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    assert [f.name for f in find_files([str(tmp_path)], (".txt",))] == [
-        "a/x/1.txt",
-        "b/2.txt",
-        "c.txt",
-    ]
-    # A file that is named is taken whatever its suffix.
-    assert [f.name for f in find_files([str(tmp_path / "c.md")], (".txt",))] == ["c.md"]
-    with pytest.raises(TokmillError, match="two inputs are called 'c.txt'"):
-        find_files([str(tmp_path), str(tmp_path / "c.txt")], (".txt",))
-    with pytest.raises(TokmillError, match="no such file"):
-        find_files([str(tmp_path / "nothing")], (".txt",))
-    with pytest.raises(TokmillError, match=r"holds no \.csv or \.tsv file"):
-        find_files([str(tmp_path)], (".csv", ".tsv"))
-    with pytest.raises(UsageError, match="no input"):
-        find_files([], (".txt",))
 
 
 def ids_of_plan(**keys: Any) -> tuple[str, str]:

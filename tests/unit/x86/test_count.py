@@ -72,9 +72,9 @@ def test_programs_graphs_and_pickles_count_alike(
     (tmp_path / "graphs/saved_index.pkl").write_bytes(pickle.dumps(index))
     (tmp_path / "graphs/notes.txt").write_text("no program")
     here = count_programs([str(program)], "tokmill")
-    assert (here.programs, here.left_out, here.refused) == (1, 0, {})
+    assert (here.programs, here.left_out, here.refused) == (1, {}, {})
     found = count_programs([str(tmp_path / "graphs")], "tokmill", levels=["O0", "O3"])
-    assert (found.programs, found.left_out) == (3, 1)
+    assert (found.programs, found.left_out) == (3, {"file that is no program": 1})
     assert found.instructions == here.instructions + 4
     # LEAVE stood nowhere else.
     more = found.counts["mne"]["LEAVE"] - here.counts["mne"].get("LEAVE", 0)

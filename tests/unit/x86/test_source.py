@@ -302,7 +302,8 @@ def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
     (folder / "table.parquet").write_bytes(b"PAR1 no graph PAR1")
     (tmp_path / "script").write_text("#!/bin/sh\n")
     inputs = (str(folder), str(tmp_path / "script"))
-    assert prepare(BuildRecipe(source="x86", inputs=inputs)).left_out == 2
+    plan = prepare(BuildRecipe(source="x86", inputs=inputs)).plan
+    assert plan.left_out == {"file that is no program": 2}
     store = build(tmp_path / "s", *map(Path, inputs))
     assert len(store.manifest.rejected) == 2 and store.manifest.notes["programs"] == 1
     assert "a script" in store.manifest.rejected

@@ -1,0 +1,331 @@
+"""The files of the INPUT arguments: which are read, and what of their folders is left out."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import machine_error, machine_errors, sampled
+from tokmill.progress import human_count
+from tokmill.store.marks import kind_of
+
+SHOWN = 8
+"""Kinds of files that are told one by one."""
+NOT_TEXT = "not text: "
+NO_SUFFIX = "no suffix"
+NOT_CHOSEN = "file that --glob does not name"
+NO_PROGRAM = "file that is no program"
+PACKED = (".gz", ".zst")
+PLURALS = {
+    NOT_CHOSEN: "files that --glob does not name",
+    NO_PROGRAM: "files that are no program",
+    "another name of a file": "other names of a file",
+    "file that is named twice": "files that are named twice",
+    "link to a folder": "links to folders",
+    "loop of links": "loops of links",
+    "pipe, socket or device": "pipes, sockets or devices",
+}
+"""Reason → the reason for several, where it does not end in s alone."""
+
+
+class FolderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which files of a folder are read; files that are named are read whatever they are called."""
+
+    suffix: tuple[str, ...] = ()
+    """Of folders read the files with this suffix, such as .py, and no others. May be repeated."""
+    glob: tuple[str, ...] = ()
+    """Of folders read the files that fit this pattern, such as 'src/**/*.py' or '*.md'; with `!`
+    before it those that do not. May be repeated."""
+
+
+CHOICE = tuple(FolderOptions.__struct_fields__)
+"""Options that decide which files a plan lists, and nothing else: they stand in no identity."""
+
+
+class InputFile(msgspec.Struct, frozen=True):
+    """A file below one of the INPUT arguments."""
+
+    name: str
+    path: Path
+    size: int
+    digest: str
+
+
+class Inputs(NamedTuple):
+    """What was found: the files, by name, and reason → number of what is in the folders beside."""
+
+    files: list[InputFile]
+    left_out: dict[str, int]
+
+
+class _Entry(NamedTuple):
+    name: str
+    """Path below the argument; of a file that was named its own name."""
+    path: Path
+    argument: str
+    named: bool
+
+
+Fits = Callable[[Path, bytes], str]
+"""Says of a path and the first 4 KiB why the file is not read; "" if it is."""
+
+
+def find_files(
+    inputs: Sequence[str],
+    suffixes: Sequence[str],
+    fits: Fits | None = None,
+    choice: object = None,
+    *,
+    none_is_fine: bool = False,
+) -> Inputs:
+    """Return the files of the INPUT arguments, ordered by name, and what was left out.
+
+    A file is taken whatever it is. Of a folder, at any depth, those are taken whose name ends in
+    one of `suffixes` in small or large letters (none: any) and which `fits` takes; or, where
+    `choice` has a `suffix` or a `glob`, those that these say. Hidden files, stores and runs, and
+    links to folders are not. The name is the path below the argument, and more of the path where
+    two would have one name.
+
+    Raises:
+        UsageError: no input is named, or a pattern is none.
+        TokmillError: an input is missing, or nothing in a folder fits (unless `none_is_fine`).
+        MachineError: a folder or a file may not be read: it would be missing without a word.
+    """
+    if not inputs:
+        raise UsageError("no input was named", hint="give files or folders")
+    options = choice if isinstance(choice, FolderOptions) else FolderOptions()
+    chosen = _chooser(options, suffixes)
+    if options.suffix or options.glob:
+        fits = None
+    total: Counter[str] = Counter()
+    entries: dict[str, tuple[_Entry, InputFile]] = {}
+    for argument in inputs:
+        left: Counter[str] = Counter()
+        found = 0
+        for entry in _entries(argument, chosen, left):
+            size, digest, head = sampled(entry.path)
+            why = fits(entry.path, head) if fits is not None and not entry.named else ""
+            place = os.path.abspath(entry.path)
+            if why:
+                left[why] += 1
+            elif place in entries:
+                left["file that is named twice"] += 1
+                found += 1
+            else:
+                entries[place] = entry, InputFile(entry.name, entry.path, size, digest)
+                found += 1
+        if not found and not none_is_fine:
+            raise _nothing(argument, suffixes, options, left)
+        total += left
+    names = _distinct({place: entry.name for place, (entry, _) in entries.items()})
+    files = [
+        msgspec.structs.replace(file, name=names[place]) for place, (_, file) in entries.items()
+    ]
+    return Inputs(sorted(files, key=lambda file: file.name), in_order(total))
+
+
+def in_order(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts, the largest first."""
+    return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) -> Iterator[_Entry]:
+    root = Path(argument)
+    with machine_errors("read", root):
+        mode = _mode(root)
+    if mode is None:
+        raise TokmillError("there is no such file or folder", where=argument, hint="check the path")
+    if stat.S_ISDIR(mode):
+        for path in _below(root, left):
+            name = path.relative_to(root).as_posix()
+            if why := chosen(name):
+                left[why] += 1
+            else:
+                yield _Entry(name, path, argument, False)
+    elif stat.S_ISREG(mode):
+        yield _Entry(root.name, root, argument, True)
+    else:
+        raise TokmillError(
+            "is neither a file nor a folder (a pipe or a device?)",
+            where=argument,
+            hint="write it to a file first: inputs are read more than once",
+        )
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _below(root: Path, left: Counter[str]) -> Iterator[Path]:
+    """Yield the files below a folder, in no order, and count what is none."""
+
+    def refuse(error: OSError) -> None:
+        raise machine_error("list", error.filename or root, error)
+
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        if Path(folder) != root and (kind := kind_of(Path(folder), names)):
+            left[kind] += 1
+            folders[:] = []
+            continue
+        hidden = [name for name in folders if name.startswith(".")]
+        links = [n for n in folders if n not in hidden and os.path.islink(os.path.join(folder, n))]
+        left["hidden folder"] += len(hidden)
+        left["link to a folder"] += len(links)
+        folders[:] = sorted({*folders} - {*hidden, *links})
+        for name in names:
+            path = Path(folder, name)
+            if name.startswith("."):
+                left["hidden file"] += 1
+            elif why := _no_file(path):
+                left[why] += 1
+            else:
+                yield path
+    left += Counter()  # drops what is 0
+
+
+def _no_file(path: Path) -> str:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "dangling link"
+    except OSError as error:
+        if path.is_symlink():
+            return "loop of links"
+        raise machine_error("read", path, error) from error
+    return "" if stat.S_ISREG(mode) else "pipe, socket or device"
+
+
+def suffix_of(name: str) -> str:
+    """Return what files are counted by: `.md`, `.txt.gz`, or "no suffix"."""
+    found = [suffix.lower() for suffix in Path(name).suffixes]
+    if not found or len(found[-1]) > 12 or not found[-1][1:].isprintable():
+        return NO_SUFFIX
+    return "".join(found[-2:]) if found[-1] in PACKED and len(found) > 1 else found[-1]
+
+
+def _chooser(options: FolderOptions, suffixes: Sequence[str]) -> Callable[[str], str]:
+    """Return what says of the name of a file in a folder why it is not read ("": it is)."""
+    given = [text if text.startswith(".") else f".{text}" for text in options.suffix]
+    endings = tuple(suffix.lower() for suffix in (given or suffixes))
+    wanted = [_pattern(text) for text in options.glob if not text.startswith("!")]
+    unwanted = [_pattern(text[1:]) for text in options.glob if text.startswith("!")]
+    if wanted and not given:
+        endings = ()
+
+    def why(name: str) -> str:
+        if endings and not name.lower().endswith(endings):
+            return suffix_of(name)
+        if wanted and not any(pattern.fullmatch(name) for pattern in wanted):
+            return NOT_CHOSEN
+        return NOT_CHOSEN if any(pattern.fullmatch(name) for pattern in unwanted) else ""
+
+    return why
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """Return a pattern of paths: `*` stays in a folder, `**/` is any depth; no `/`: any folder."""
+    if not text:
+        raise UsageError("--glob is empty", hint="such as --glob 'src/**/*.py'")
+    text = text.removeprefix("./").removeprefix("/")
+    whole = text if "/" in text else f"**/{text}"
+    result = ""
+    for piece in re.findall(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", whole, re.DOTALL):
+        if piece == "**/":
+            result += "(?:[^/]*/)*"
+        elif piece == "**":
+            result += ".*"
+        elif piece in ("*", "?"):
+            result += f"[^/]{piece}".replace("?", "")
+        elif len(piece) > 2 and piece[0] == "[":
+            inner = piece[1:-1].replace("\\", "\\\\")
+            result += f"[^{inner[1:]}]" if inner[0] == "!" else f"[{inner}]"
+        else:
+            result += re.escape(piece)
+    try:
+        return re.compile(result, re.DOTALL)
+    except re.error as error:
+        raise UsageError(
+            f"--glob {text!r} is no pattern: {error}", hint="such as --glob 'src/**/*.py'"
+        ) from None
+
+
+def _distinct(names: Mapping[str, str]) -> dict[str, str]:
+    """Return absolute path → name, with more of the path where two names were equal."""
+    parts = {place: Path(place).parts for place in names}
+    depth = {place: len(Path(name).parts) for place, name in names.items()}
+
+    def name(place: str) -> str:
+        # Names stand in files of JSON, which hold text alone.
+        joined = "/".join(parts[place][-depth[place] :]).lstrip("/")
+        return joined.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+    while True:
+        found = {place: name(place) for place in names}
+        times = Counter(found.values())
+        equal = [
+            place
+            for place, one in found.items()
+            if times[one] > 1 and depth[place] < len(parts[place])
+        ]
+        if not equal:
+            return found
+        for place in equal:
+            depth[place] += 1
+
+
+def in_words(left_out: Mapping[str, int], most: int = SHOWN) -> str:
+    """Return what was left out of folders as one line, the most frequent kinds first."""
+    told: list[str] = []
+    suffixes, texts = [], []
+    for why, count in in_order(left_out).items():
+        if why.startswith(NOT_TEXT):
+            texts.append(_files(why.removeprefix(NOT_TEXT), count))
+        elif why.startswith(".") or why == NO_SUFFIX:
+            suffixes.append(_files(why, count))
+        else:
+            told.append(human_count(count, why, PLURALS.get(why, f"{why}s")))
+    if texts:
+        told.append(f"not text: {_some(texts, most)}")
+    if suffixes:
+        told.append(f"of other kinds: {_some(suffixes, most)}")
+    return "; ".join(told)
+
+
+def _files(suffix: str, count: int) -> str:
+    return f"{count:,} without a suffix" if suffix == NO_SUFFIX else f"{count:,} {suffix}"
+
+
+def _some(parts: list[str], most: int) -> str:
+    more = len(parts) - most
+    return ", ".join(parts[:most]) + (f" and {more} more kinds" if more > 0 else "")
+
+
+def how_to_read(left_out: Mapping[str, int]) -> str:
+    """Return how to read what was left out by its suffix; "" where nothing was."""
+    kinds = [why for why in in_order(left_out) if why.startswith(".")]
+    return f"--suffix {kinds[0]} reads such files" if kinds else ""
+
+
+def _nothing(
+    argument: str, suffixes: Sequence[str], options: FolderOptions, left: Mapping[str, int]
+) -> TokmillError:
+    kinds = " or ".join(options.suffix or ([] if options.glob else suffixes))
+    what = f"the folder holds no {kinds} file" if kinds else "the folder holds no file to read"
+    if not +Counter(left):
+        return TokmillError("the folder is empty", where=argument, hint="check the path")
+    hint = "check the pattern" if options.suffix or options.glob else "name the files themselves"
+    if kinds and not options.suffix:
+        how = how_to_read(left)
+        hint = f"{how}; " * bool(how) + "plain text of any kind: tokmill build text"
+    return TokmillError(f"{what} ({in_words(left)})", where=argument, hint=hint)
