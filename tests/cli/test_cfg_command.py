@@ -139,7 +139,7 @@ def test_wrong_usage(here: Here, programs: Path) -> None:
         assert what in error and "hint:" in error
     (programs / "empty").mkdir()
     _, error = here("cfg", "programs/empty", "-o", "x", "-q", code=1)
-    assert "the folder holds no file" in error
+    assert "the folder is empty" in error
     (programs / "empty/notes").write_text("no program")
     _, error = here("cfg", "programs/empty", "-o", "x", "-q", code=1)
     assert "there are no programs" in error

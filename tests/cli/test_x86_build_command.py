@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_programs_to_a_store_that_shows_a_function(here: Command, folder: Path) -> None:
     plan, _ = here("build", "x86", "in", "-o", "s", "--dry-run")
-    assert "items       2" in plan and "no input    1 file of the folders" in plan
+    assert "items       2" in plan and "left out    1 file that is no program" in plan
     assert "lifter = " in plan and "iced-x86" in plan
     out, talk = here("build", "x86", "in", "-o", "s")
     assert "rejected: 1 " in out and re.search(r"notes: .*\b1 program\b", out)

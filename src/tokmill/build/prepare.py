@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import msgspec
 from tokmill import plugins, recipe
 from tokmill.build.plan import make_plan
 from tokmill.build.resources import Amount
+from tokmill.build.scan import OWN
 from tokmill.build.source import Frozen, Request, Source
 from tokmill.errors import UsageError
 from tokmill.store.manifest import Plan, PlannedItem
@@ -72,11 +74,15 @@ def prepare(chosen: BuildRecipe) -> Prepared:
     kind = plugins.load(plugins.SOURCES, chosen.source)
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
     request = Request(inputs=chosen.inputs, tokenizer=chosen.tokenizer, roles=chosen.roles)
-    if hasattr(kind, "resolve"):
-        config = kind.resolve(config, request)
-    frozen = kind.freeze(config, request)
-    source: Source = kind(config, chosen.inputs, frozen, Amount().resources())
-    plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs)
+    own = OWN.set(os.path.abspath(chosen.out) if chosen.out else "")
+    try:
+        if hasattr(kind, "resolve"):
+            config = kind.resolve(config, request)
+        frozen = kind.freeze(config, request)
+        source: Source = kind(config, chosen.inputs, frozen, Amount().resources())
+        plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs)
+    finally:
+        OWN.reset(own)
     if chosen.tokenizer is not None:
         plan = msgspec.structs.replace(plan, tokenizer=str(Path(chosen.tokenizer).absolute()))
     if chosen.roles:

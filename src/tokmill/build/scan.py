@@ -7,6 +7,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +35,10 @@ PLURALS = {
     "pipe, socket or device": "pipes, sockets or devices",
 }
 """Reason → the reason for several, where it does not end in s alone."""
+
+
+OWN: ContextVar[str] = ContextVar("OWN", default="")
+"""The folder that is being built, absolute: it is no input, whether it is there yet or not."""
 
 
 class FolderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,7 +127,7 @@ def find_files(
             else:
                 entries[place] = entry, InputFile(entry.name, entry.path, size, digest)
                 found += 1
-        if not found and not none_is_fine:
+        if not found and not (none_is_fine and +left):
             raise _nothing(argument, suffixes, options, left)
         total += left
     names = _distinct({place: entry.name for place, (entry, _) in entries.items()})
@@ -173,7 +178,11 @@ def _below(root: Path, left: Counter[str]) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         raise machine_error("list", error.filename or root, error)
 
+    own = OWN.get()
     for folder, folders, names in os.walk(root, onerror=refuse):
+        if own and os.path.abspath(folder) == own:
+            folders[:] = []
+            continue
         if Path(folder) != root and (kind := kind_of(Path(folder), names)):
             left[kind] += 1
             folders[:] = []

@@ -102,7 +102,9 @@ def test_stores_and_runs_are_left_out_by_what_they_hold(tmp_path: Path) -> None:
     (run / "recipe.json").write_text('{"data": {}, "model": {}, "task": {}, "optim": {}}')
     (run / "schema.json").write_text('{"columns": {}, "schema": {}}')
     store = quick_build("jsonl", tmp_path, tmp_path / "made", how=How(quiet=True, yes=True))
-    assert store.manifest.left_out == {"run": 1, "store": 1}
+    assert store.manifest.left_out == {"run": 1}
+    other = quick_build("jsonl", tmp_path, tmp_path / "other")
+    assert other.manifest.left_out == {"run": 1, "store": 1}
     assert len(store) == 1
 
 
