@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from crash_stores import is_clean, write_jsonl
 from forked import Forked, Ran
+
+from tokmill.files import locked
 
 Build = Callable[..., Ran]
 
@@ -75,9 +78,15 @@ def test_a_folder_without_fitting_files(build: Build, tmp_path: Path) -> None:
     assert ".jsonl" in build(tmp_path / "folder", code=1).err
 
 
-def test_two_inputs_of_one_name(build: Build, inputs: Path, tmp_path: Path) -> None:
-    other = write_jsonl(tmp_path / "other" / "a.jsonl")
-    build(inputs, other, code=1)
+def test_two_inputs_of_one_name(
+    inputs: Path, tmp_path: Path, tokenizer: Path, forked: Forked
+) -> None:
+    """More of the path tells them apart."""
+    other, store = write_jsonl(tmp_path / "other" / "a.jsonl"), tmp_path / "store"
+    ran = forked("build", "jsonl", inputs, other, "-o", store, "--tokenizer", tokenizer, "-q")
+    assert ran.code == 0, ran.err
+    names = [json.loads(line)[0] for line in (store / "inputs.jsonl").read_text().splitlines()]
+    assert names == ["in/a.jsonl", "other/a.jsonl"]
 
 
 def test_a_pipe_for_an_input(build: Build, tmp_path: Path) -> None:
@@ -110,6 +119,10 @@ def test_a_store_with_a_file_for_a_folder_or_the_reverse(
         (tmp_path / "store" / name).mkdir()
     else:
         (tmp_path / "store" / name).write_text("")
+    # Nothing says that it is ours, and then its lock does.
+    assert name in build(inputs, code=2).err
+    with locked(tmp_path / "store/.lock", "", ""):
+        pass
     assert name in build(inputs, code=5).err
 
 
@@ -244,14 +257,14 @@ def test_a_store_that_may_not_be_read(
     store = tmp_path / "store"
     made = forked("build", "jsonl", inputs, "-o", store, "--tokenizer", tokenizer, "--workers", 0)
     assert made.code == 0, made.err
-    for locked in (store, store / "shards", store / "manifest.json"):
-        before = locked.stat().st_mode
-        locked.chmod(0o000)
+    for shut in (store, store / "shards", store / "manifest.json"):
+        before = shut.stat().st_mode
+        shut.chmod(0o000)
         try:
             ran = powerless("store", command, store, *(["0"] if command == "locate" else []))
         finally:
-            locked.chmod(before)
-        if locked.name == "shards" and ran.code == 1:
+            shut.chmod(before)
+        if shut.name == "shards" and ran.code == 1:
             continue  # reported as missing shards
         assert ran.code == 5, ran.err
         assert is_clean(ran.err) and os.strerror(errno.EACCES) in ran.err

@@ -119,7 +119,7 @@ def test_a_vocabulary_cannot_be_written_elsewhere(
     change(store / file, attack)
     before = everything(tmp_path)
     for use in (
-        lambda: repair(Store(store)),
+        lambda: repair(store),
         lambda: deep_check(Store(store), 1),
         lambda: quick_build("select", store, tmp_path / "selected/store"),
         lambda: quick_build("jsonl", tmp_path / "x.jsonl", store, how=How(yes=True, quiet=True)),
@@ -159,8 +159,8 @@ def test_a_shard_cannot_be_written_elsewhere(where: str, store: Path, tmp_path: 
         receipt = next((store / "shards").glob("*.json"))
         change(receipt, lambda value: value.update(shard="../../victim"))
     for use in (
-        lambda: repair(Store(store)),
-        lambda: repair(Store(store), ["x.jsonl"]),
+        lambda: repair(store),
+        lambda: repair(store, ["x.jsonl"]),
         lambda: deep_check(Store(store), 1),
         lambda: list(Store(store)),
     ):
@@ -189,7 +189,7 @@ def test_files_of_the_user_are_no_leftovers(name: str, store: Path, tmp_path: Pa
     (store / name).write_text("mine")
     (store / "shards" / name).write_text("mine")
     quick_build("jsonl", tmp_path / "x.jsonl", store)
-    repair(Store(store))
+    repair(store)
     assert (store / name).read_text() == (store / "shards" / name).read_text() == "mine"
 
 
