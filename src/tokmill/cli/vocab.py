@@ -128,6 +128,7 @@ def build(
 app.command()(vocab_lists.export)
 app.command("import")(vocab_lists.import_)
 app.command()(vocab_lists.prune)
+app.command()(vocab_lists.compress)
 app.command()(vocab_lists.merge)
 
 

@@ -1,4 +1,4 @@
-"""`tokmill vocab export|import|prune|merge`: lists of tokens to other lists."""
+"""`tokmill vocab export|import|prune|compress|merge`: lists of tokens to other lists."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tokmill.errors import UsageError, nearest
 from tokmill.files import make_folder, remove, write_file
 
 MAP = "ids.json"
+BECAME = "tokens.json"
 FORMATS = {"txt": "a token a line", "pkl": "{token: frequency}", "json": "the frozen form"}
 
 Lists = Annotated[
@@ -108,6 +109,7 @@ def import_(
             "tokens": len(one.tokens),
             "ids": "none there" if one.ids is None else "renumbered" if one.renumbered else "kept",
             "counts": one.tokens.counts is not None,
+            "twice": len(one.repeated),
         }
         for name, one in ordered.items()
     ]
@@ -119,6 +121,10 @@ def import_(
     print_table([*rows[0]], [list(row.values()) for row in rows])
     if changed:
         print(f"{out / MAP}: old id → new id of {', '.join(changed)}")
+    for one in ordered.values():
+        if one.repeated:
+            shown = ", ".join(map(repr, one.repeated[:5])) + ", …" * (len(one.repeated) > 5)
+            say(f"{one.path}: lines that stood there before were left out: {shown}")
     if missing:
         say(f"{', '.join(missing)}: no list; a store needs all six")
 
@@ -188,6 +194,63 @@ def prune(
     for note, count in notes.items():
         print(note_in_words(note, count))
     print(f"{place}: old id → new id")
+
+
+def compress(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE|VOCAB|STORE",
+            readable=False,
+            help="A list, a folder of lists, or a store whose lists are meant.",
+        ),
+    ],
+    out: Out,
+    pattern: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX=>TEXT",
+            help="What parts of tokens become. May be repeated. Without it numbers become IMM and "
+            "memory operands MEM_SIZE[REG+IMM].",
+        ),
+    ] = None,
+    column: Annotated[
+        str, typer.Option(help="Column of one FILE whose name does not say it.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Make tokens one that differ in a number or a register alone, or by patterns of your own.
+
+    OUT/ids.json holds the new id of each old one, OUT/tokens.json the new token of each that
+    changed.
+    """
+    from tokmill.x86.vocabulary_files import read_list, write_vocabularies
+    from tokmill.x86.vocabulary_patterns import compressed, parse_patterns
+
+    patterns = parse_patterns(pattern or [])
+    if path.is_dir():
+        old = _lists(path)
+    else:
+        tokens = read_list(path, column=column).tokens
+        old = {tokens.column: tokens}
+    made = compressed(old, patterns)
+    write_vocabularies(out, made.lists)
+    maps = {
+        name: [made.lists[name].ids[made.became[name].get(token, token)] for token in one.tokens]
+        for name, one in old.items()
+    }
+    _write_map(out / MAP, maps)
+    write_file(out / BECAME, msgspec.json.encode(made.became) + b"\n")
+    rows = [[name, len(old[name]), len(made.lists[name]), len(made.became[name])] for name in old]
+    if json:
+        columns = {
+            name: {"before": before, "after": after, "changed": changed}
+            for name, before, after, changed in rows
+        }
+        print_json({"out": str(out), "columns": columns, "map": str(out / MAP)})
+        return
+    print_table(["column", "tokens before", "after", "changed"], rows)
+    print(f"{out / MAP}: old id → new id; {out / BECAME}: old token → new token")
 
 
 def merge(

@@ -8,6 +8,7 @@ front of a text.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ class Found(NamedTuple):
     """What stood in front, in words."""
     ids: list[int] | None
     """Id in the file → id now; None where the file has no ids."""
+    repeated: tuple[str, ...] = ()
+    """Tokens that stood in the file again, and got the id of the first."""
 
     @property
     def renumbered(self) -> bool:
@@ -56,7 +59,16 @@ def read_vocabularies(folder: Path | str, rules: str | None = None) -> Vocabular
     Raises:
         TokmillError: a column has no list, a file is none, or lists are for other rules.
     """
-    found = {column: one.tokens for column, one in find_lists(folder, rules).items()}
+    lists = find_lists(folder, rules)
+    for one in lists.values():
+        if one.repeated:
+            raise TokmillError(
+                f"the token {one.repeated[0]!r} stands in the list more than once, so ids of later "
+                "tokens would not be their lines",
+                where=str(one.path),
+                hint="`tokmill vocab import` leaves such lines out, and says which ids change",
+            )
+    found = {column: one.tokens for column, one in lists.items()}
     missing = [column for column in COLUMNS if column not in found]
     if missing:
         raise TokmillError(
@@ -260,16 +272,11 @@ def _lines(path: Path) -> list[str]:
     lines = [line.rstrip("\r") for line in text.split("\n")]
     if lines[-1] == "":
         lines.pop()
-    first: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
-        why = "" if line.strip() else "the line is empty"
-        if line in first:
-            why = f"the token {line!r} stands in line {first[line]:,} already"
-        if why:
+        if not line.strip():
             raise TokmillError(
-                why, where=f"{path}:{number}", hint="a token a line, each token once"
+                "the line is empty", where=f"{path}:{number}", hint="a list has a token a line"
             )
-        first[line] = number
     return lines
 
 
@@ -287,8 +294,6 @@ def _of_pickle(path: Path, column: str, rules: str) -> Found:
         except UnicodeEncodeError:
             raise _no_list(path, f"{name!r} is no text") from None
     if isinstance(value, list):
-        if len(set(value)) != len(value):
-            raise _no_list(path, "a token stands in it twice")
         return _arranged(path, column, rules, value)
     if not all(type(count) is int and count >= 0 for count in value.values()):
         raise _no_list(path, "its values are no counts")
@@ -309,15 +314,17 @@ def _no_list(path: Path, why: str) -> TokmillError:
 
 
 def _arranged(path: Path, column: str, rules: str, names: Sequence[str]) -> Found:
-    """Return a list of tokens by id; the five special ones are put in front if they are not."""
+    """Return a list of tokens by id; the five special ones are put in front if they are not.
+
+    A token that stands there again is left out, and what had its id gets that of the first.
+    """
+    counts = Counter(names)
+    repeated = tuple(name for name, times in counts.items() if times > 1)
     there = [special for special in SPECIALS if special in names]
     if tuple(names[: len(SPECIALS)]) == SPECIALS:
-        return Found(
-            path,
-            TokenList(column, rules, names),
-            "five special tokens first",
-            list(range(len(names))),
-        )
+        tokens = TokenList(column, rules, [*counts])
+        ids = [tokens.ids[name] for name in names]
+        return Found(path, tokens, "five special tokens first", ids, repeated)
     if there == ["[PAD]"] and names[0] == "[PAD]":
         convention = "[PAD] alone first"
     elif there:
@@ -325,4 +332,4 @@ def _arranged(path: Path, column: str, rules: str, names: Sequence[str]) -> Foun
     else:
         convention = "no special tokens"
     tokens = TokenList.of(column, rules, names)
-    return Found(path, tokens, convention, [tokens.ids[name] for name in names])
+    return Found(path, tokens, convention, [tokens.ids[name] for name in names], repeated)

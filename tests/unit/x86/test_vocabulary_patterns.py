@@ -1,0 +1,80 @@
+"""Vocabularies made smaller by patterns, and lists in which a line stands again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.x86.vocabulary import SPECIALS, TokenList
+from tokmill.x86.vocabulary_files import read_list, read_vocabularies
+from tokmill.x86.vocabulary_patterns import compressed, operand_class, parse_patterns
+
+
+@pytest.mark.parametrize(
+    ("token", "wanted"),
+    [
+        ("dword [rax+0x10]", "MEM_dword[REG+IMM]"),
+        ("dword [rax+IMM]", "MEM_dword[REG+IMM]"),
+        ("qword ptr [rbx + r12*8 - 20h]", "MEM_qword[REG+REG*8-IMM]"),
+        ("byte fs:[0x28]", "MEM_byte_fs[IMM]"),
+        ("[rip+1234]", "MEM_any[REG+IMM]"),
+        ("xmmword [rsp]", "MEM_xmmword[REG]"),
+        ("0x401000", "IMM"),
+        ("rax", "rax"),
+        ("movups", "movups"),
+        ("sub_401000", "sub_401000"),
+        ("r10d", "r10d"),
+    ],
+)
+def test_classes_of_operands(token: str, wanted: str) -> None:
+    assert operand_class(token) == wanted
+    assert operand_class(wanted) == wanted, "a class is its own class"
+
+
+def test_counts_are_added_and_ids_follow() -> None:
+    names = [*SPECIALS, "dword [rax+4]", "dword [rbx+8]", "mov"]
+    made = compressed({"asm": TokenList("asm", "semanticbbv", names, [0] * 5 + [3, 4, 5])}, [])
+    assert made.lists["asm"].tokens == [*SPECIALS, "MEM_dword[REG+IMM]", "mov"]
+    assert made.lists["asm"].counts == [0] * 5 + [7, 5]
+    assert made.became == {
+        "asm": dict.fromkeys(("dword [rax+4]", "dword [rbx+8]"), "MEM_dword[REG+IMM]")
+    }
+
+
+def test_patterns_of_ones_own() -> None:
+    patterns = parse_patterns([r"^(sub|loc)_[0-9a-f]+$=>\1", "^$=>never"])
+    made = compressed({"asm": TokenList.of("asm", "semanticbbv", ["sub_4010", "0x1"])}, patterns)
+    assert made.lists["asm"].tokens[5:] == ["0x1", "sub"]
+    assert made.lists["asm"].counts is None
+    for wrong in ("a", "(=>b", r"a=>\1", "=>b"):
+        with pytest.raises(UsageError, match="--pattern"):
+            parse_patterns([wrong])
+
+
+def test_the_command(tmp_path: Path, tokmill: Callable[..., object]) -> None:
+    lines = ["[PAD]", "dword [rax+1]", "mov", "dword [rcx+2]", "mov"]
+    (tmp_path / "assemble_tokens.txt").write_text("\n".join(lines) + "\n")
+    tokmill("vocab", "compress", "assemble_tokens.txt", "-o", "small", cwd=tmp_path)
+    tokens = read_list(tmp_path / "small/asm.json").tokens.tokens
+    assert tokens == [*SPECIALS, "MEM_dword[REG+IMM]", "mov"]
+    assert json.loads((tmp_path / "small/tokens.json").read_bytes())["asm"] == {
+        "dword [rax+1]": "MEM_dword[REG+IMM]", "dword [rcx+2]": "MEM_dword[REG+IMM]",
+    }  # fmt: skip
+
+
+def test_lines_that_stand_again(tmp_path: Path, tokmill: Callable[..., object]) -> None:
+    lines = [*SPECIALS, "mov", "add", "mov", "sub"]
+    (tmp_path / "asm_tokens.txt").write_text("\n".join(lines) + "\n")
+    found = read_list(tmp_path / "asm_tokens.txt")
+    assert found.tokens.tokens == [*SPECIALS, "mov", "add", "sub"]
+    assert found.repeated == ("mov",)
+    assert found.ids == [0, 1, 2, 3, 4, 5, 6, 5, 7] and found.renumbered
+    with pytest.raises(TokmillError, match="'mov' stands in the list more than once"):
+        read_vocabularies(tmp_path)
+    done = tokmill("vocab", "import", "asm_tokens.txt", "-o", "made", cwd=tmp_path)
+    assert "lines that stood there before were left out: 'mov'" in done.stderr  # type: ignore[attr-defined]
+    assert json.loads((tmp_path / "made/ids.json").read_bytes())["asm"] == found.ids
