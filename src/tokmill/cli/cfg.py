@@ -96,6 +96,8 @@ def cfg(
             reasons = ", ".join(f"{number:,} {reason}" for reason, number in why.items())
             lines.append(f"{title}: {reasons}")
     lines += left_out_line(report.left_out)
+    for reason, number in report.cut_short.items():
+        lines.append(f"not complete: {human_count(number, 'program')}: {reason}")
     if report.others:
         shown = ", ".join(report.others[:MOST_LISTED])
         more = ", …" if len(report.others) > MOST_LISTED else ""

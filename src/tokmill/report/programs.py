@@ -50,6 +50,7 @@ def graph(look: Look) -> Facts | None:
         "instructions": about.instructions,
         "edges": about.edges,
         "lifter": about.lifter,
+        **({"not_complete": list(about.cut_short)} if about.cut_short else {}),
         "not_followed": {reason: len(places) for reason, places in about.unresolved.items()},
         "next": "tokmill cfg PROGRAM -o GRAPH.parquet"
         if in_lines

@@ -40,12 +40,13 @@ from tokmill.x86.starts import (
     taken_starts,
     trapped_starts,
 )
-from tokmill.x86.windows import called, joined, windows
+from tokmill.x86.windows import WINDOWED, called, is_cut, joined, windows
 
 VERSION = 4
 """Raised when the graph of some program changes."""
-ROUNDS = 256
-"""Each round finds something new; a damaged program must not go on for ever."""
+ROUNDS = 4096
+"""Each round finds something new, and programs need less than 100; one that was made to be
+searched for ever must not be."""
 
 
 def packages() -> list[str]:
@@ -75,6 +76,8 @@ def lift_windows(program: Program | Path | str) -> Iterator[Graph]:
     for window in windows(program):
         window.starts = known
         graph = Lifter(window).lift()
+        if is_cut(program):
+            graph.cut_short = (*graph.cut_short, WINDOWED)
         known = distinct(known, called(graph))
         yield graph
         # The next window takes the room of this one.
@@ -112,6 +115,8 @@ class Lifter:
         self._read: set[int] = set()
         self.computed: set[int] = set()
         """Offsets of jumps that stay in their function, though nobody knows where they lead."""
+        self.cut_short: list[str] = []
+        """What was not done to the end."""
         self._renew()
 
     def lift(self) -> Graph:
@@ -122,6 +127,8 @@ class Lifter:
                 if not search():
                     break
                 self._follow()
+            else:
+                self.cut_short.append(f"the search for functions ended after {ROUNDS:,} rounds")
         return assemble(self, Blocks(self))
 
     def release(self) -> None:

@@ -21,6 +21,7 @@ GATHER = 1 << 19
 """Values copied at a time."""
 SHARED = 64
 """Blocks that functions share may be counted so often; then each goes to one function only."""
+TANGLED = "functions share so much code that some of it stands under one of them only"
 
 
 def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
@@ -53,6 +54,7 @@ def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
         edge_target=_gather(blocks.edge_target, blocks.edge_begin[block], edge_count),
         edge_kind=_gather(blocks.edge_kind, blocks.edge_begin[block], edge_count),
         unresolved=unresolved,
+        cut_short=tuple(lifter.cut_short),
     )
 
 
@@ -150,7 +152,7 @@ def _owners(lifter: Lifter, blocks: Blocks, entries: Array) -> tuple[Array, Arra
     several = beginnings > 1
     function, block = [owner[single]], [np.flatnonzero(single)]
     if several.any():
-        pairs = _shared(part, several, entries, source, target)
+        pairs = _shared(part, several, entries, source, target, lifter.cut_short)
         function.append(pairs[0])
         block.append(pairs[1])
     return np.concatenate(function), np.concatenate(block)
@@ -195,11 +197,17 @@ def components(count: int, a: Array, b: Array) -> Array:
 
 
 def _shared(
-    part: Array, several: Array, entries: Array, source: Array, target: Array
+    part: Array,
+    several: Array,
+    entries: Array,
+    source: Array,
+    target: Array,
+    cut_short: list[str],
 ) -> tuple[Array, Array]:
     """Return pairs (entry, block) of the parts that several functions share.
 
-    `part` is the part of each block, `several` tells for each part whether it is shared.
+    `part` is the part of each block, `several` tells for each part whether it is shared. What
+    costs too much is said in `cut_short`.
     """
     inside = several[part[source]]
     ways: dict[int, list[int]] = {}
@@ -222,6 +230,8 @@ def _shared(
         function += [entry] * len(seen)
         block += sorted(seen)
         seen_by_any |= seen
+    if budget <= 0:
+        cut_short.append(TANGLED)
     # What no function reaches, or what it cost too much to follow: the nearest beginning before.
     rest = blocks[~np.isin(blocks, np.fromiter(seen_by_any, np.int64, len(seen_by_any)))]
     order = np.lexsort((begins, part[begins]))

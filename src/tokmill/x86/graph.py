@@ -62,5 +62,7 @@ class Graph:
     """Address and reason of what could not be followed."""
     compiler: str = ""
     """What made the program, such as gcc-12.2.0; "" where that is not known."""
+    cut_short: tuple[str, ...] = ()
+    """What was not looked for to the end, and why; nothing for almost all programs."""
     level: str = ""
     """At which level of optimisation, such as O2; "" where that is not known."""

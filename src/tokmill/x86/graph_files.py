@@ -51,6 +51,7 @@ class About(msgspec.Struct, frozen=True):
     version: int = VERSION
     compiler: str = ""
     level: str = ""
+    cut_short: tuple[str, ...] = ()
     """As of `Graph`."""
 
 
@@ -71,6 +72,7 @@ def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
         unresolved,
         compiler=graph.compiler,
         level=graph.level,
+        cut_short=graph.cut_short,
     )
 
 
@@ -128,6 +130,7 @@ def read_graph(path: Path | str) -> Graph:
             unresolved=sorted((at, why) for why, all_ in facts.unresolved.items() for at in all_),
             compiler=facts.compiler,
             level=facts.level,
+            cut_short=facts.cut_short,
         )
 
 

@@ -69,6 +69,8 @@ class Report(msgspec.Struct, frozen=True):
     seconds: float
     others: list[str] = []
     """Programs that have a graph in the folder and are not among the inputs."""
+    cut_short: dict[str, int] = {}
+    """What was not looked for to the end → in how many programs."""
 
 
 class _Task(NamedTuple):
@@ -294,10 +296,13 @@ def _report(
 ) -> Report:
     unresolved: dict[str, int] = {}
     refused: dict[str, int] = {}
+    cut_short: dict[str, int] = {}
     facts = [outcome.about for outcome in done if outcome.about is not None]
     for about in facts:
         for reason, places in about.unresolved.items():
             unresolved[reason] = unresolved.get(reason, 0) + len(places)
+        for reason in about.cut_short:
+            cut_short[reason] = cut_short.get(reason, 0) + 1
     for outcome in done:
         if outcome.refused:
             refused[outcome.refused] = refused.get(outcome.refused, 0) + 1
@@ -315,4 +320,5 @@ def _report(
         left_out=left_out,
         seconds=seconds,
         others=others,
+        cut_short=dict(sorted(cut_short.items())),
     )

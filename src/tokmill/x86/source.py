@@ -185,7 +185,7 @@ class X86Source:
     def _batches(self, item: Item, cutting: Cutting) -> Iterator[Records]:
         """Yield the records of a program, of a very large one a window after the other."""
         graphs = self._graphs(item)
-        begun = False
+        begun, told = False, set[str]()
         while (graph := next(graphs, None)) is not None:
             if isinstance(graph, str):
                 yield nothing(cutting.unit, self._cache(64), [Drop(0, graph, True)])
@@ -197,6 +197,9 @@ class X86Source:
                     batch.notes.pop("programs", None)
                 elif not fits:
                     batch.notes["programs whose path does not fit the layout"] = 1
+                for why in set(graph.cut_short) - told:
+                    batch.notes[f"programs that are not complete: {why}"] = 1
+                told.update(graph.cut_short)
                 begun = True
                 yield batch
             # What comes next is lifted in the room of this one.

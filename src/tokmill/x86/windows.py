@@ -23,6 +23,9 @@ WINDOW = 32 << 20
 """Bytes of code at a time in larger ones."""
 SEARCH = 1 << 16
 """Bytes in which a good place to cut is looked for."""
+WINDOWED = (
+    f"more than {LARGE >> 20} MiB of code, searched for functions {WINDOW >> 20} MiB at a time"
+)
 PADDING = (0x00, 0x90, 0xCC)
 OFFSETS = ("function_blocks", "block_bytes", "block_instructions", "block_edges")
 COLUMNS = (
@@ -35,7 +38,7 @@ def windows(program: Program) -> Iterator[Program]:
 
     One that is not large is one window.
     """
-    if sum(map(_code, program.sections)) <= LARGE:
+    if not is_cut(program):
         yield dataclasses.replace(program)
         return
     parts = [cut for section in program.sections for cut in _cut(program, section)]
@@ -48,6 +51,11 @@ def windows(program: Program) -> Iterator[Program]:
             for part, at in zip(parts, window.tolist(), strict=True)
         ]
         yield dataclasses.replace(program, sections=sections)
+
+
+def is_cut(program: Program) -> bool:
+    """Return whether there is more than one window."""
+    return sum(map(_code, program.sections)) > LARGE
 
 
 def _code(section: Section) -> int:
@@ -75,6 +83,7 @@ def joined(graphs: list[Graph]) -> Graph:
             setattr(one, name, None)
     found.function_name = [name for one in graphs for name in one.function_name]
     found.unresolved = [place for one in graphs for place in one.unresolved]
+    found.cut_short = tuple(dict.fromkeys(why for one in graphs for why in one.cut_short))
     return found
 
 

@@ -289,6 +289,8 @@ def test_a_large_program_gives_its_records_a_window_at_a_time(
         two = build(tmp_path / f"g-{unit}", tmp_path / "graphs", unit=unit)
         assert one.shard(0).path.read_bytes() == two.shard(0).path.read_bytes()
         assert one.manifest.notes == two.manifest.notes and one.manifest.notes["programs"] == 1
+        told = [n for note, n in one.manifest.notes.items() if "not complete" in note]
+        assert told == [1], "once a program, not once a window"
 
 
 def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
