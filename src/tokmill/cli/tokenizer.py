@@ -30,7 +30,8 @@ Tok = Annotated[
     typer.Option(
         "--tokenizer",
         "-t",
-        help="tokenizer.json or its folder, vocab.json beside merges.txt, .tiktoken, .model.",
+        help="tokenizer.json or its folder, vocab.json beside merges.txt, "
+        ".tiktoken, .model, tekken.json.",
     ),
 ]
 Pattern = Annotated[

@@ -70,7 +70,9 @@ class Tokenizer:
         pattern: str | None = None,
         specials: dict[str, int] | None = None,
     ) -> Self:
-        """Read a tokenizer.json (or its folder), vocab.json and merges.txt, `.tiktoken`, `.model`.
+        """Read a tokenizer.json or its folder, or another format.
+
+        They are vocab.json and merges.txt, `.tiktoken`, `.model` and tekken.json.
 
         `pattern` and `specials` are for rank files whose name is not known; see
         `tokenizer_files.read`.

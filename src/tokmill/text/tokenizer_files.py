@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
-from tokmill.text import sentencepiece_model, tokenizer_json
+from tokmill.text import sentencepiece_model, tekken, tokenizer_json
 from tokmill.text.patterns import CL100K_TIKTOKEN, GPT2, O200K, PATTERNS, resolve_pattern
 
 
@@ -40,6 +41,10 @@ RANK_FILES = {
 """Known by file name (openai/tiktoken, `tiktoken_ext/openai_public.py`)."""
 
 
+SENTENCEPIECE = re.compile(r"\.model(?:\.v[0-9]\w*)?$")
+"""What names of SentencePiece files end in; Mistral's say a version, as `tokenizer.model.v3`."""
+
+
 def read(
     path: Path | str, *, pattern: str | None = None, specials: dict[str, int] | None = None
 ) -> dict[str, Any]:
@@ -47,7 +52,8 @@ def read(
 
     Args:
         path: a tokenizer.json or vocab.json beside merges.txt, or a folder with one of them, or
-            a store or run that carries one; a `.tiktoken` rank file; a SentencePiece `.model`.
+            a store or run that carries one; a `.tiktoken` rank file; a SentencePiece `.model`;
+            Mistral's tekken.json.
         pattern: how a rank file cuts words (a name of `PATTERNS` or a pattern), where its own name
             does not say it.
         specials: special token → id, for a rank file.
@@ -66,7 +72,7 @@ def read(
             "there is no such tokenizer file",
             where=str(path),
             hint="give a tokenizer.json or its "
-            "folder, vocab.json beside merges.txt, a .tiktoken or a .model file",
+            "folder, vocab.json beside merges.txt, a .tiktoken, a .model or a tekken.json file",
         )
     with machine_errors("read", path):
         raw = path.read_bytes()
@@ -74,10 +80,12 @@ def read(
         raise TokmillError("the file is empty", where=str(path), hint="give a tokenizer.json")
     if path.suffix == ".tiktoken":
         return read_ranks(raw, path, pattern, specials)
-    if path.suffix == ".model":
+    if SENTENCEPIECE.search(path.name):
         return sentencepiece_model.to_tokenizer_json(raw, str(path))
     if path.name.endswith(("vocab.json", "merges.txt")):
         return read_pair(path)
+    if tekken.is_tekken(raw):
+        return tekken.to_tokenizer_json(raw, str(path))
     return tokenizer_json.parse(raw, str(path))
 
 
@@ -129,8 +137,7 @@ def read_ranks(
 ) -> dict[str, Any]:
     """Read a tiktoken rank file: a line a token, its bytes in base64 and its rank, which is its id.
 
-    tiktoken merges any two neighbours that make a token, the smallest rank first, and takes whole
-    words that are tokens as they are; a merge list with every split of every token says the same.
+    Whole words that are tokens are taken as they are.
     """
     known = RANK_FILES.get(path.name.removesuffix(".tiktoken"))
     if pattern is None and known is None:
@@ -158,14 +165,7 @@ def read_ranks(
         specials = known.specials if specials is None else specials
     else:
         chosen = resolve_pattern(pattern or "gpt2")
-    merges: list[tuple[bytes, bytes]] = []
-    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
-        splits = [
-            (token[:cut], token[cut:])
-            for cut in range(1, len(token))
-            if token[:cut] in ranks and token[cut:] in ranks
-        ]
-        merges.extend(sorted(splits, key=lambda pair: (ranks[pair[0]], ranks[pair[1]])))
+    merges = tokenizer_json.merges_of_ranks(ranks)
     vocab = {rank: token for token, rank in ranks.items()}
     return tokenizer_json.byte_level(
         vocab, merges, specials or {}, pattern=chosen, ignore_merges=True
@@ -173,14 +173,17 @@ def read_ranks(
 
 
 def _in_folder(folder: Path) -> Path:
-    for name in ("tokenizer.json", "vocab.json", "tokenizer.model"):
+    for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "tekken.json"):
         if (folder / name).is_file():
             return folder / name
-    found = sorted(folder.glob("*.tiktoken")) + sorted(folder.glob("*.model"))
+    found = sorted(folder.glob("*.tiktoken")) + [
+        path for path in sorted(folder.iterdir()) if SENTENCEPIECE.search(path.name)
+    ]
     if len(found) == 1:
         return found[0]
     raise TokmillError(
         "this folder holds no tokenizer",
         where=str(folder),
-        hint="it needs tokenizer.json, vocab.json and merges.txt, a .tiktoken or a .model file",
+        hint="it needs tokenizer.json, vocab.json and merges.txt, a .tiktoken, a .model or a "
+        "tekken.json file",
     )

@@ -133,6 +133,23 @@ def byte_level(
     }
 
 
+def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """Return the merges that do what ranks do.
+
+    tiktoken merges any two neighbours that make a token, the smallest rank first; a merge list with
+    every split of every token says the same.
+    """
+    merges: list[tuple[bytes, bytes]] = []
+    for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
+        splits = [
+            (token[:cut], token[cut:])
+            for cut in range(1, len(token))
+            if token[:cut] in ranks and token[cut:] in ranks
+        ]
+        merges.extend(sorted(splits, key=lambda pair: (ranks[pair[0]], ranks[pair[1]])))
+    return merges
+
+
 def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     """Read the content of a tokenizer.json; refuse what is none.
 
@@ -146,7 +163,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
             f"this is no tokenizer.json: {why}",
             where=where,
             hint="give a tokenizer.json, its "
-            "folder, vocab.json beside merges.txt, a .tiktoken or a .model file",
+            "folder, vocab.json beside merges.txt, a .tiktoken, a .model or a tekken.json file",
         ) from None
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
