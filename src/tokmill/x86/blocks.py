@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EDGE = np.zeros(len(Flow), np.uint8)
 """Flow of a block's last instruction → the kind of its edge beside `FALL`."""
 EDGE[[Flow.JUMP, Flow.BRANCH, Flow.CALL]] = Edge.JUMP, Edge.BRANCH, Edge.CALL
+EDGE[Flow.CALL_LOCAL] = Edge.JUMP
 EDGE[[Flow.JUMP_INDIRECT, Flow.CALL_INDIRECT, Flow.RETURN]] = (
     Edge.INDIRECT, Edge.INDIRECT, Edge.RETURN
 )  # fmt: skip
@@ -68,10 +69,11 @@ class Blocks:
         jumps, table_targets = self.lifter.jump_tables()
         order = np.argsort(jumps, kind="stable")
         jumps, table_targets = jumps[order], table_targets[order]
-        through = np.flatnonzero(flow == Flow.JUMP_INDIRECT)
+        gates = member(self.last_row, instructions.gates)
+        through = np.flatnonzero((flow == Flow.JUMP_INDIRECT) | gates)
         at = instructions.start[self.last_row[through]].astype(np.int64)
         low, high = np.searchsorted(jumps, at), np.searchsorted(jumps, at, side="right")
-        self.lost = through[low == high]
+        self.lost = through[(low == high) & ~gates[through]]
         """i8, blocks that end in an indirect jump to nowhere known."""
         plain = LEADS[flow]
         plain[through[low < high]] = False

@@ -17,6 +17,7 @@ from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image import Program
 from tokmill.x86.ranges import expand, member
+from tokmill.x86.return_addresses import CALL, leaving_returns, local_calls, retpolines
 
 LONGEST = 15
 """Bytes of the longest instruction."""
@@ -44,12 +45,15 @@ class Flow(enum.IntEnum):
     """Nowhere: UD2, HLT, INT3."""
     INVALID = 8
     """No instruction."""
+    CALL_LOCAL = 9
+    """A call of code of the same function, and what comes behind it (see `return_addresses`)."""
 
 
-FALLS = np.isin(np.arange(9), (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.CALL_INDIRECT))
+FLOWS = np.arange(len(Flow))
+FALLS = np.isin(FLOWS, (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.CALL_INDIRECT, Flow.CALL_LOCAL))
 """Flow → whether control may go on behind the instruction."""
-DIRECT = np.isin(np.arange(9), (Flow.JUMP, Flow.BRANCH, Flow.CALL))
-INDIRECT = np.isin(np.arange(9), (Flow.JUMP_INDIRECT, Flow.CALL_INDIRECT))
+DIRECT = np.isin(FLOWS, (Flow.JUMP, Flow.BRANCH, Flow.CALL, Flow.CALL_LOCAL))
+INDIRECT = np.isin(FLOWS, (Flow.JUMP_INDIRECT, Flow.CALL_INDIRECT))
 
 
 class Code:
@@ -152,6 +156,8 @@ class Instructions:
         self.target = np.zeros(0, np.uint64)
         """(T,) u8, the address that they name: where they lead, or for the indirect ones where the
         pointer lies; 0 where they name none."""
+        self.gates = np.zeros(0, np.int64)
+        """i8, ascending: rows of jumps to retpolines, which lead where a register says."""
         self._words = np.zeros(code.size // 64 + 1, np.uint64)
         self._before = np.zeros(len(self._words), np.int32)
         self._waiting: dict[int, int] = {}
@@ -259,7 +265,27 @@ class Instructions:
         through = through[member(target[through], self.code.slot)]
         target[through] = self.code.slot_target[np.searchsorted(self.code.slot, target[through])]
         flow[through] = np.where(flow[through] == Flow.JUMP_INDIRECT, Flow.JUMP, Flow.CALL)
+        self._set_return_addresses(start, length, flow, target)
         return start, length, flow, target[flow > 0]
+
+    def _set_return_addresses(
+        self, start: Array, length: Array, flow: Array, target: Array
+    ) -> None:
+        """Take calls that do not come back to themselves out of the calls."""
+        calls = np.flatnonzero((flow == Flow.CALL) & (self.code.linked[start] == CALL))
+        at, size = start[calls].astype(np.int64), length[calls]
+        local, gone = local_calls(self.code, at, size, self.code.offset(target[calls]))
+        flow[calls[local]], flow[calls[gone]] = Flow.CALL_LOCAL, Flow.JUMP
+        returns = np.flatnonzero(flow == Flow.RETURN)
+        at = start[returns].astype(np.int64)
+        flow[returns[leaving_returns(self.code, at)]] = Flow.JUMP_INDIRECT
+
+    def _set_gates(self) -> None:
+        flow = self.flow[self.transfer]
+        calls = self.start[self.transfer[flow == Flow.CALL_LOCAL]].astype(np.int64)
+        thunks = self.code.address(calls[retpolines(self.code, calls) >= 0])
+        jumps = flow == Flow.JUMP
+        self.gates = self.transfer[jumps][member(self.target[jumps], thunks)]
 
     def _add(self, parts: list[tuple[Array, Array, Array, Array]]) -> None:
         """Set the columns from parts, which are sorted."""
@@ -274,6 +300,7 @@ class Instructions:
             transfer = np.flatnonzero(flow)
         self.start, self.length, self.flow = start, length, flow
         self.transfer, self.target = transfer, target
+        self._set_gates()
         flags = np.zeros(len(self._words) * 64, np.uint8)
         flags[start] = 1
         self._words = np.packbits(flags, bitorder="little").view(np.uint64)

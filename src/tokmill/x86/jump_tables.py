@@ -19,6 +19,7 @@ from tokmill.x86.decode import Flow, Instructions
 from tokmill.x86.image import Program
 from tokmill.x86.ranges import distinct
 from tokmill.x86.reach import Ways
+from tokmill.x86.return_addresses import overwrites, retpolines
 from tokmill.x86.symbolic import Limits, Load, Path, Start, Unknown, Value
 
 MOST_ENTRIES = 1 << 14
@@ -68,6 +69,7 @@ class Tables:
         if self._table and not program.fixed:
             self._start = {iced.Register.RBX: Value(self._table)}
         self._thunks = _thunks(program, instructions, iced.Register.RAX)
+        self._gates: dict[int, int] = {}
         self.computed = False
         """The jump read last goes to a sum with an address in it, so it stays in the function."""
         self.labels: set[int] = set()
@@ -80,6 +82,12 @@ class Tables:
         """Look for constants that may be addresses of tables, in all that is decoded by now."""
         self.at, self.register, self.constant = constants(self.program, self.instructions)
         self._ends = distinct(self.constant)
+        instructions = self.instructions
+        row = np.searchsorted(instructions.transfer, instructions.gates)
+        address = distinct(instructions.target[row])
+        target = retpolines(instructions.code, instructions.code.offset(address))
+        register = overwrites(instructions.code, target) + self._first_register
+        self._gates = dict(zip(address.tolist(), register.tolist(), strict=True))
 
     def note(self, addresses: Array) -> None:
         """Let no table go on past the beginning of others (u8)."""
@@ -94,7 +102,7 @@ class Tables:
         self.computed = False
         known: set[int] = set()
         for rows in _paths(ways, row):
-            path = Path(self.program.bits, self._start, self._thunks)
+            path = Path(self.program.bits, self._start, self._thunks, self._gates)
             target = path.follow([self.instructions.instruction(one) for one in rows])
             if _no_table(target):
                 return None
@@ -344,7 +352,7 @@ def scaled_tables(instructions: Instructions) -> Array:
 
 
 def indirect_jumps(instructions: Instructions) -> Array:
-    """Return the rows (i8) of all indirect jumps."""
+    """Return the rows (i8, ascending) of all indirect jumps, those through retpolines too."""
     flow = instructions.flow[instructions.transfer]
     found: Array = instructions.transfer[flow == Flow.JUMP_INDIRECT]
-    return found
+    return distinct(found, instructions.gates) if len(instructions.gates) else found

@@ -41,7 +41,7 @@ class Ways:
         at = end[odd].astype(np.int64)
         odd_target = np.where(member(at, code.edge), -1, at)
         flow = instructions.flow[instructions.transfer]
-        jumps = (flow == Flow.JUMP) | (flow == Flow.BRANCH)
+        jumps = np.isin(flow, (Flow.JUMP, Flow.BRANCH, Flow.CALL_LOCAL))
         calls = flow == Flow.CALL
         sources = [instructions.transfer[jumps], odd]
         targets = [code.offset(instructions.target[jumps]), odd_target]

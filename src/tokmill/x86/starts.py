@@ -172,9 +172,12 @@ def tail_starts(lifter: Lifter, functions: Array) -> Array:
     end = from_ + instructions.length[source]
     aligned = (offset > end + 1) & (lifter.code.address(offset) % ALIGNMENT == 0)
     crossing |= aligned & (skip_padding(instructions, end, offset) == offset)
-    far = crossing & (flow == Flow.JUMP)
+    # Jumps to retpolines may have a table, whose targets are none. Retpolines are jumped to from
+    # the function before them, too.
+    thunk = instructions.flow[target] == Flow.CALL_LOCAL
+    far = crossing & (flow == Flow.JUMP) & (thunk | ~member(source, instructions.gates))
     candidates = distinct(target[far])
-    candidates = candidates[~member(candidates, distinct(target[~far]))]
+    candidates = candidates[~member(candidates, distinct(target[~far & ~thunk]))]
     # Nothing may fall into it but padding.
     before = np.maximum(candidates - 1, 0)
     fallen = (ways.run(before) == ways.run(candidates)) & ~is_padding(instructions, before)

@@ -67,12 +67,20 @@ class Limits(NamedTuple):
 class Path:
     """Follows instructions and keeps what registers and memory hold."""
 
-    def __init__(self, bits: int, registers: dict[int, Value], thunks: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        bits: int,
+        registers: dict[int, Value],
+        thunks: Mapping[int, int],
+        gates: Mapping[int, int],
+    ) -> None:
         self.iced = iced = plugins.require("iced_x86")
         self.word = bits // 8
         self.registers = dict(registers)
         self.thunks = thunks
         """Address of a function that returns where it was called from → the register."""
+        self.gates = gates
+        """Address of code that jumps where a register says → the register."""
         self.memory: dict[Value, Value] = {}
         self.limits: dict[Unknown, Limits] = {}
         """What comparisons on the path say."""
@@ -87,7 +95,7 @@ class Path:
             m.POP: self._pop, m.CALL: self._call,
         }  # fmt: skip
         self._quiet = {m.CDQE, m.NOP, m.ENDBR64, m.ENDBR32, m.JMP}
-        self._put = m.MOV
+        self._put, self._enters, self._leaves = m.MOV, m.CALL, m.RET
         self._stack, self._frame = r.RSP, (r.RSP, r.RBP)
         self._lost_in_calls = [
             r.RAX, r.RCX, r.RDX, r.RSI, r.RDI, r.R8, r.R9, r.R10, r.R11
@@ -97,14 +105,22 @@ class Path:
         """Follow a path that ends in an indirect jump, and return where it leads."""
         for at, instruction in enumerate(instructions[:-1]):
             action = self._known.get(instruction.mnemonic)
-            if action is not None:
+            if instruction.mnemonic == self._enters and (
+                instructions[at + 1].ip == instruction.near_branch_target
+            ):
+                self._put_on_stack(Value(instruction.next_ip))
+            elif action is not None:
                 action(instruction)
             elif instruction.condition_code:
                 taken = instructions[at + 1].ip == instruction.near_branch_target
                 self._branch(instruction.condition_code, taken)
             elif instruction.mnemonic not in self._quiet:
                 self._forget(instruction)
-        return self.operand(instructions[-1], 0)
+        last = instructions[-1]
+        if last.mnemonic == self._leaves:
+            return self.memory.get(self._register(self._stack)) or self._other()
+        gate = self.gates.get(last.near_branch_target)
+        return self.operand(last, 0) if gate is None else self._register(gate)
 
     def operand(self, instruction: Any, number: int) -> Value:
         """Return what an operand holds."""
@@ -207,7 +223,9 @@ class Path:
         self._set(instruction, Value(0) if left == right else self._other())
 
     def _push(self, instruction: Any) -> None:
-        value = self.operand(instruction, 0)
+        self._put_on_stack(self.operand(instruction, 0))
+
+    def _put_on_stack(self, value: Value) -> None:
         self.registers[self._stack] = top = self._register(self._stack).plus(Value(-self.word))
         self.memory[top] = value
 
@@ -220,8 +238,7 @@ class Path:
         self._compared = None
         target, behind = instruction.near_branch_target, instruction.next_ip
         if target == behind:
-            self.registers[self._stack] = top = self._register(self._stack).plus(Value(-self.word))
-            self.memory[top] = Value(behind)
+            self._put_on_stack(Value(behind))
         elif target in self.thunks:
             self.registers[self.thunks[target]] = Value(behind)
         else:
