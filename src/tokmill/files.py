@@ -317,6 +317,11 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def stamp(facts: os.stat_result) -> tuple[int, int, int]:
+    """Return what changes when a file is written to or replaced: size, time (ns) and inode."""
+    return facts.st_size, facts.st_mtime_ns, facts.st_ino
+
+
 def sampled_digest(path: Path, size: int, block: int = 4096) -> str:
     """Return a digest of a file's head, middle and tail: cheap, and changes with most edits.
 

@@ -12,7 +12,7 @@ from tokmill.build.plan import SHARD_BYTES
 
 INPUT_BYTES = 2000
 """At least so large is every input file that is to end its shard."""
-NO_CONTENT = ("events.jsonl", ".lock")
+NO_CONTENT = ("stamps.jsonl", "events.jsonl", ".lock")
 """Files that hold times, or nothing; all others are equal between equal builds."""
 
 

@@ -13,6 +13,8 @@ from tokmill.build.make import InputChanged
 from tokmill.build.plan import difference, plan_stands, write_plan
 from tokmill.build.prepare import How, Prepared
 from tokmill.build.source import Frozen
+from tokmill.build.stamps import FILE as STAMPS
+from tokmill.build.stamps import changed_shards, stamps_of, write_stamps
 from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.files import (
     inside,
@@ -37,10 +39,12 @@ KNOWN_FILES = (
     "projection.json",
 )  # fmt: skip
 KNOWN_FOLDERS = ("shards", "vocab", "overlays", "cache")
+SHARD_DIGITS = 24
+"""Digits of a shard's name before the number of a part."""
 AGAIN = "cache/again"
 """Where shards are made again, to be compared with those that stand."""
 CACHED = re.compile(
-    r"repeats-[0-9a-f]{24}|\.repeats\.lock|pieces-[0-9a-f]{16}-[-0-9]+\.safetensors"
+    r"stamps\.jsonl|repeats-[0-9a-f]{24}|\.repeats\.lock|pieces-[0-9a-f]{16}-[-0-9]+\.safetensors"
 )
 """What else a store keeps in `cache`."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
@@ -186,6 +190,7 @@ def given_up(out: Path) -> Iterator[None]:
         if begins and not goes_on and not any(receipt.records for receipt in read_receipts(out)):
             sweep(out)
             clear(out, there)
+            remove(out / STAMPS)
             if not there:
                 # It is the mark of what stays.
                 remove(out / LOCK)
@@ -194,7 +199,7 @@ def given_up(out: Path) -> Iterator[None]:
 
 def settle(out: Path, prepared: Prepared, how: How) -> None:
     """Compare with the plan that is there, and write the new one with its vocabularies."""
-    plan = prepared.plan
+    plan, stamps = prepared.plan, stamps_of(prepared.planned)
     if any((out / name).exists() for name in (layout.PLAN, layout.PLAN_COPY)):
         old = _plan_before(out, plan)
         if old.recipe_id != plan.recipe_id and any(r.records for r in read_receipts(out)):
@@ -207,10 +212,13 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
                 where=str(out),
                 hint=f"{place}, or start over with --fresh",
             )
-        if old.plan_id != plan.plan_id:
-            report_changes(out, prepared.planned, how)
-        elif plan_stands(out, plan, prepared.planned):
+        changed = changed_shards(out, prepared.planned, stamps, prepared.source, quiet=how.quiet)
+        if old.plan_id != plan.plan_id or changed:
+            report_changes(out, prepared.planned, how, changed)
+        _forget(out, changed)
+        if old.plan_id == plan.plan_id and plan_stands(out, plan, prepared.planned):
             write_vocabularies(out, prepared.frozen)
+            write_stamps(out, stamps)
             return
     elif any(out.glob(f"shards/*{SUFFIX}")):
         raise TokmillError(
@@ -219,6 +227,14 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
     write_vocabularies(out, prepared.frozen)
     make_folder(out / "shards")
     write_plan(out, plan, prepared.planned)
+    write_stamps(out, stamps)
+
+
+def _forget(out: Path, shards: Collection[str]) -> None:
+    """Remove the receipts of shards, so that these are made again."""
+    for path in [*(out / "shards").glob("*.json")] if shards else []:
+        if SHARD_FILE.fullmatch(path.name) and path.name[:SHARD_DIGITS] in shards:
+            remove(path)
 
 
 def _plan_before(out: Path, plan: Plan) -> Plan:
@@ -239,13 +255,18 @@ def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
         write_if_different(inside(make_folder(out / "vocab"), item.vocabulary.file), item.data)
 
 
-def report_changes(out: Path, planned: Sequence[PlannedItem], how: How) -> None:
-    """List changed and vanished inputs; go on only if the user agreed."""
+def report_changes(
+    out: Path, planned: Sequence[PlannedItem], how: How, changed: Mapping[str, str]
+) -> None:
+    """List changed and vanished inputs; go on only if the user agreed.
+
+    `changed`: shard → an input that has other content, though its name and sample are the same.
+    """
     if not (out / "inputs.jsonl").exists():
         return
     before = list(read_planned(out))
     now = {item.name: item.digest for item in planned}
-    lines: dict[str, None] = {}
+    lines = dict.fromkeys(f"changed: {name}" for name in changed.values())
     for item in before:
         if now.get(item.name) == item.digest:
             continue

@@ -14,7 +14,7 @@ import msgspec
 from tokmill import plugins
 from tokmill.build.source import Frozen, Item, Resources, Source
 from tokmill.errors import TokmillError
-from tokmill.files import inside, machine_errors, sampled_digest, write_file
+from tokmill.files import inside, machine_errors, sampled_digest, stamp, write_file
 from tokmill.store.manifest import ItemReceipt, Receipt, shard_name
 from tokmill.store.schema import Records
 from tokmill.store.seal import sealed
@@ -178,7 +178,7 @@ def make_shard(
     number = task.items[0].parts_done if len(task.items) == 1 else 0
     part = _Part(source, limits, folder)
     for item in task.items:
-        check_unchanged(item)
+        found = check_unchanged(item)
         content = Content()
         before = (part.writer.records, part.writer.tokens)
         for batch in source.read(item, content):
@@ -191,7 +191,7 @@ def make_shard(
                 number += 1
                 part = _Part(source, limits, folder)
                 before = (0, 0)
-        check_unchanged(item)
+        check_unchanged(item, found)
         part.end_item(item, content, before)
         if count is not None:
             count(item.size)
@@ -199,22 +199,30 @@ def make_shard(
     return receipts
 
 
-def check_unchanged(item: Item) -> None:
-    """Refuse an input that is no longer what the plan saw."""
+def check_unchanged(
+    item: Item, before: tuple[int, int, int] | None = None
+) -> tuple[int, int, int] | None:
+    """Refuse an input that is no longer what the plan saw, or was written to since `before`.
+
+    Returns its `stamp`; None for a folder.
+    """
     path = Path(item.path)
     if path.is_dir():
-        return
+        return None
     hint = "the same `tokmill build` with --yes plans anew and makes what changed again"
     if not path.exists():
         raise InputChanged(
             "the file has vanished since the build was planned", where=item.path, hint=hint
         )
     with machine_errors("read", path):
-        size = path.stat().st_size
-    if sampled_digest(path, size) != item.digest:
+        now = stamp(path.stat())
+    if sampled_digest(path, now[0]) != item.digest:
         raise InputChanged(
             "the file has changed since the build was planned", where=item.path, hint=hint
         )
+    if before is not None and now != before:
+        raise InputChanged("the file has changed while it was read", where=item.path, hint=hint)
+    return now
 
 
 _work: Work | None = None

@@ -52,6 +52,13 @@ class Prepared(msgspec.Struct, frozen=True):
     plan: Plan
     planned: list[PlannedItem]
 
+    def source(self) -> Source:
+        """Make the source, to read from."""
+        kind = plugins.load(plugins.SOURCES, self.recipe.source)
+        resources = Amount().resources()
+        source: Source = kind(self.config, self.recipe.inputs, self.frozen, resources)
+        return source
+
 
 def folder_of(chosen: BuildRecipe) -> Path:
     """Return the folder that a build writes to: the named one; an overlay lies in its store."""

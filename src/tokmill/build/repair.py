@@ -14,6 +14,7 @@ from tokmill.build.folder import AGAIN, check_links, remove_shards, sweep
 from tokmill.build.make import Task, Work, make_shard
 from tokmill.build.mend import mend_files, mend_manifest, planned_work
 from tokmill.build.source import Item
+from tokmill.build.stamps import doubt
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import (
     inside,
@@ -92,7 +93,15 @@ def deep_check(store: Store, count: int) -> list[Problem]:
                 )
     finally:
         remove_shards(folder)
+    _doubt(store.path, [problem.shard for problem in problems])
     return problems
+
+
+def _doubt(store: Path, names: Iterable[str]) -> None:
+    """Let the next build read the inputs of shards again that do not come out as they were."""
+    shards = {name.partition("-")[0] for name in names}
+    if shards:
+        doubt(store, [item for item in read_planned(store) if item.shard in shards])
 
 
 def shards_of_inputs(store: Path, inputs: Sequence[str]) -> list[str]:
@@ -183,6 +192,7 @@ def _put(
         shard = shard_path(store, receipt.name)
         stands = shard.exists() and sha256_file(shard) == receipt.sha256
         if not stands and wanted is not None and wanted.get(receipt.name) != receipt.sha256:
+            _doubt(store, [receipt.name])
             raise TokmillError(
                 f"the shard {receipt.name} comes out other than it was: an input changed",
                 where=", ".join(sorted({item.name for item in receipt.items})[:3]),

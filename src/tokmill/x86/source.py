@@ -166,11 +166,9 @@ class X86Source:
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the records of a program; one that cannot be lifted is a reject."""
-        path, config = Path(item.path), self.config
+        config = self.config
         if not item.parts_done:
-            with machine_errors("read", path), open(path, "rb") as file:
-                while data := file.read(1 << 20):
-                    digest.update(data)
+            self.content(item, digest)
         walking = msgspec.convert(config, Walking, from_attributes=True)
         cutting = Cutting(config.unit, config.max_tokens, config.min_tokens, walking)
         part = size = 0
@@ -181,6 +179,13 @@ class X86Source:
                 yield batch
             if batch.ends_part:
                 part, size = part + 1, 0
+
+    def content(self, item: Item, digest: Hash) -> None:
+        """Hand on the content of a program: all its bytes."""
+        path = Path(item.path)
+        with machine_errors("read", path), open(path, "rb") as file:
+            while data := file.read(1 << 20):
+                digest.update(data)
 
     def _batches(self, item: Item, cutting: Cutting) -> Iterator[Records]:
         """Yield the records of a program, of a very large one a window after the other."""
