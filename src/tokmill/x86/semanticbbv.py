@@ -35,6 +35,15 @@ class SemanticbbvRules:
 
     name: ClassVar[str] = "semanticbbv"
     version: ClassVar[int] = 1
+    bad: ClassVar[Tokens | None] = {
+        # NASM's text of it is (bad), and iced-x86 calls its mnemonic INVALID.
+        "asm": ["BAD"],
+        "mne": "INVALID",
+        "type": [(NOTHING, 1)],
+        "reg": [NOTHING],
+        "rw": [(NOTHING, 1)],
+        "eflag": NOTHING,
+    }
 
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits

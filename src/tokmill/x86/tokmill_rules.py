@@ -78,6 +78,7 @@ class TokmillRules:
 
     name: ClassVar[str] = "tokmill"
     version: ClassVar[int] = 1
+    bad: ClassVar[Tokens | None] = None
 
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits
