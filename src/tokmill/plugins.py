@@ -40,7 +40,9 @@ SOURCES: dict[str, Part] = {
     "megatron": Part("tokmill.formats.megatron:MegatronSource", "", "Megatron .bin/.idx pairs"),
     "datatrove": Part("tokmill.formats.datatrove:DatatroveSource", "", "datatrove .ds files"),
     "parquet-tokens": Part(
-        "tokmill.formats.parquet:ParquetTokensSource", "parquet", "Parquet files of token ids"
+        "tokmill.formats.parquet:ParquetTokensSource",
+        "parquet",
+        "Parquet and Arrow files of token ids",
     ),
     "token-dicts": Part(
         "tokmill.formats.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"

@@ -11,9 +11,11 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.scan import InputFile
+from tokmill.build.scan import InputFile, find_files
 from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.formats.arrow_files import ArrowFile, is_parquet
+from tokmill.formats.datasets_folders import expanded
 from tokmill.formats.parquet_export import ParquetExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
 from tokmill.store.schema import Array, Column, Records, Schema
@@ -31,6 +33,9 @@ class ParquetTokensOptions(TokenOptions, frozen=True, forbid_unknown_fields=True
 
     column: str = "input_ids"
     """List column of ids."""
+    split: str = ""
+    """Which split of a folder of `datasets.save_to_disk` is read; without it `train`, or the only
+    one."""
     keep: tuple[str, ...] = ()
     """Further columns to carry along: strings, integers, 32-bit floats."""
 
@@ -43,8 +48,15 @@ class ParquetTokensSource(TokenSource):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = ParquetTokensOptions
-    suffixes = (".parquet",)
+    suffixes = (".parquet", ".arrow", ".feather", ".ipc")
     config: ParquetTokensOptions
+
+    def found(self) -> list[InputFile]:
+        """Return the files, of datasets in folders those that hold their rows."""
+        inputs, left = expanded(self.inputs, self.config.split)
+        found = find_files(inputs, self.suffixes, choice=self.config)
+        self.left_out = {**found.left_out, **left}
+        return found.files
 
     def files(self) -> Iterator[tuple[InputFile, _Rows]]:
         """Yield the files, opened; their columns must fit the options and one another."""
@@ -124,19 +136,25 @@ class _Rows:
     def __init__(self, path: Path, config: ParquetTokensOptions) -> None:
         self.arrow = plugins.require("pyarrow")
         self.path, self.config = path, config
-        try:
-            self.file = plugins.require("pyarrow.parquet").ParquetFile(
-                path, page_checksum_verification=True
-            )
-        except (self.arrow.ArrowException, OSError) as error:
-            raise self._damaged(error) from None
-        schema = self.file.schema_arrow
+        self.batched: ArrowFile | None = None
+        if is_parquet(str(path)):
+            try:
+                self.file = plugins.require("pyarrow.parquet").ParquetFile(
+                    path, page_checksum_verification=True
+                )
+            except (self.arrow.ArrowException, OSError) as error:
+                raise self._damaged(error) from None
+            schema = self.file.schema_arrow
+        else:
+            self.batched = ArrowFile(str(path))
+            schema = self.batched.schema
         for name in (config.column, *config.keep):
             if name not in schema.names:
                 raise UsageError(
                     f"the file has no column {name!r}",
                     where=str(path),
-                    hint=nearest(name, schema.names),
+                    hint=f"{nearest(name, schema.names)}; --column names the ids, text is read by "
+                    "`tokmill build parquet`",
                 )
         kind = schema.field(config.column).type
         types = self.arrow.types
@@ -166,22 +184,29 @@ class _Rows:
     def _damaged(self, error: Exception) -> TokmillError:
         lines = str(error).splitlines() or [type(error).__name__]
         return TokmillError(
-            f"the file is damaged or no Parquet: {lines[0]}",
+            f"the file is damaged or no Parquet or Arrow file: {lines[0]}",
             where=str(self.path),
             hint="its writer was killed or its copy cut off: make or fetch it again",
         )
 
     def edges(self, size: int) -> list[int]:
         """Return the byte edges of the row groups, as if they were of one size."""
-        count = max(1, self.file.metadata.num_row_groups)
+        batched = self.batched
+        count = max(1, self.file.metadata.num_row_groups) if batched is None else batched.count
         return [size * i // count for i in range(count + 1)]
 
     def rows_before(self, group: int) -> int:
         """Return the number of rows in the groups before one."""
+        if self.batched is not None:
+            return self.batched.rows_before(group)
         return sum(self.file.metadata.row_group(i).num_rows for i in range(group))
 
     def batches(self, groups: list[int], block_bytes: int) -> Iterator[Any]:
         """Yield record batches of about `block_bytes` (a row at least)."""
+        names = list(dict.fromkeys((self.config.column, *self.config.keep)))
+        if self.batched is not None:
+            yield from self.batched.batches(groups, names, block_bytes)
+            return
         meta = self.file.metadata
         groups = [i for i in groups if i < meta.num_row_groups]
         rows = sum(meta.row_group(i).num_rows for i in groups)
@@ -189,7 +214,6 @@ class _Rows:
             return
         size = sum(meta.row_group(i).total_byte_size for i in groups)
         count = min(max(1, block_bytes * rows // max(1, size)), ROWS)
-        names = list(dict.fromkeys((self.config.column, *self.config.keep)))
         try:
             yield from self.file.iter_batches(count, row_groups=groups, columns=names)
         except (self.arrow.ArrowException, OSError) as error:

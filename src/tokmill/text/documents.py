@@ -14,7 +14,7 @@ import numpy as np
 
 from tokmill import plugins, recipe
 from tokmill.ahead import ahead
-from tokmill.build.scan import Fits, InputFile, find_files
+from tokmill.build.scan import Fits, InputFile, Inputs, find_files
 from tokmill.build.source import (
     Frozen,
     Hash,
@@ -112,9 +112,13 @@ class DocumentSource(ABC):
         """Return what says why a file of a folder is not read; None: its suffix alone decides."""
         return None
 
+    def find(self) -> Inputs:
+        """Return the files of the inputs, and what of folders is left out."""
+        return find_files(self.inputs, self.suffixes, self.fits(), self.config)
+
     def items(self) -> Iterator[Item]:
         """Yield the files, cut at 64 MiB where they can be cut."""
-        found = find_files(self.inputs, self.suffixes, self.fits(), self.config)
+        found = self.find()
         self.left_out = found.left_out
         for file in found.files:
             yield from self.cut(file)

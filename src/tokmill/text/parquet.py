@@ -10,9 +10,11 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.scan import InputFile
+from tokmill.build.scan import InputFile, Inputs, find_files
 from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.formats.arrow_files import ArrowFile, is_parquet
+from tokmill.formats.datasets_folders import expanded
 from tokmill.store.schema import Array, Drop
 from tokmill.text.blocks import MAX_RECORD
 from tokmill.text.documents import DocumentSource
@@ -25,6 +27,10 @@ BATCH = 2 << 20
 
 class ParquetConfig(FieldOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of Parquet and Arrow files."""
+
+    split: str = ""
+    """Which split of a folder of `datasets.save_to_disk` is read; without it `train`, or the only
+    one."""
 
 
 class ParquetSource(DocumentSource):
@@ -39,6 +45,12 @@ class ParquetSource(DocumentSource):
     """2: fields are not stripped unless it is asked for."""
     suffixes = (".parquet", ".arrow", ".feather", ".ipc")
     config: ParquetConfig
+
+    def find(self) -> Inputs:
+        """Return the files, of datasets in folders those that hold their rows."""
+        inputs, left = expanded(self.inputs, self.config.split)
+        found = find_files(inputs, self.suffixes, self.fits(), self.config)
+        return Inputs(found.files, {**found.left_out, **left})
 
     def cut(self, file: InputFile) -> Iterator[Item]:
         """Yield runs of row groups of at most 64 MiB (or one that is larger)."""
@@ -64,7 +76,9 @@ class ParquetSource(DocumentSource):
             raise UsageError(
                 f"the file has none of the fields {', '.join(map(repr, self.config.fields))}",
                 where=item.path,
-                hint=f"its columns are {', '.join(groups.names)}; choose with --field",
+                hint=f"its columns are {', '.join(groups.names)}; choose with --field"
+                + "; token ids are read by `tokmill build parquet-tokens`"
+                * ("input_ids" in groups.names),
             )
         for name in self.config.fields:
             if name in present and not _is_text(pyarrow, groups.type(name)):
@@ -179,28 +193,24 @@ class _Groups:
         pyarrow = plugins.require("pyarrow")
         self.path = path
         self._parquet: Any = None
+        if not is_parquet(path):
+            self._arrow = ArrowFile(path)
+            self._schema, self.count = self._arrow.schema, self._arrow.count
+            self.names = list(self._schema.names)
+            return
         try:
-            if path.endswith(".parquet") or _magic(path) == b"PAR1":
-                open_file = plugins.require("pyarrow.parquet").ParquetFile
-                self._parquet = open_file(path, pre_buffer=False)
-                if _largest_column(self._parquet.metadata) > MAX_ITEM:
-                    # Read in pieces: slower, but the column is never whole in memory.
-                    self._parquet = open_file(path, pre_buffer=False, buffer_size=1 << 20)
-                self._schema = self._parquet.schema_arrow
-                self.count = self._parquet.metadata.num_row_groups
-            else:
-                source = pyarrow.memory_map(path)
-                ipc = plugins.require("pyarrow.ipc")
-                try:
-                    self._reader = ipc.open_file(source)
-                    self.count = self._reader.num_record_batches
-                except pyarrow.ArrowInvalid:
-                    self._reader = ipc.open_stream(source)
-                    self.count = 1
-                self._schema = self._reader.schema
+            open_file = plugins.require("pyarrow.parquet").ParquetFile
+            self._parquet = open_file(path, pre_buffer=False)
+            if _largest_column(self._parquet.metadata) > MAX_ITEM:
+                # Read in pieces: slower, but the column is never whole in memory.
+                self._parquet = open_file(path, pre_buffer=False, buffer_size=1 << 20)
+            self._schema = self._parquet.schema_arrow
+            self.count = self._parquet.metadata.num_row_groups
         except (pyarrow.ArrowException, OSError) as error:
             raise TokmillError(
-                f"the file is no Parquet or Arrow file: {str(error).splitlines()[0]}", where=path
+                f"the file is damaged or no Parquet or Arrow file: {str(error).splitlines()[0]}",
+                where=path,
+                hint="its writer was killed or its copy cut off: make or fetch it again",
             ) from None
         self.count = max(1, self.count)
         self.names = list(self._schema.names)
@@ -211,38 +221,23 @@ class _Groups:
 
     def rows_before(self, group: int) -> int:
         """Return the number of rows in the groups before one."""
-        if self._parquet is not None:
-            meta = self._parquet.metadata
-            return sum(meta.row_group(i).num_rows for i in range(group))
-        if not hasattr(self._reader, "get_batch"):
-            return 0
-        return sum(len(self._reader.get_batch(i)) for i in range(group))
+        if self._parquet is None:
+            return self._arrow.rows_before(group)
+        meta = self._parquet.metadata
+        return sum(meta.row_group(i).num_rows for i in range(group))
 
     def batches(self, groups: list[int], names: list[str]) -> Iterator[Any]:
         """Yield record batches of about 2 MiB with the named columns."""
         pyarrow = plugins.require("pyarrow")
+        if self._parquet is None:
+            yield from self._arrow.batches(groups, names, BATCH)
+            return
         try:
-            if self._parquet is not None:
-                meta = self._parquet.metadata
-                for group in groups if meta.num_row_groups else []:
-                    size, rows = (
-                        meta.row_group(group).total_byte_size,
-                        meta.row_group(group).num_rows,
-                    )
-                    most = max(1, min(8192, BATCH * rows // max(size, 1)))
-                    yield from self._parquet.iter_batches(most, row_groups=[group], columns=names)
-                return
-            numbers = groups if hasattr(self._reader, "get_batch") else [0]
-            whole = (
-                (self._reader.get_batch(i) for i in numbers if i < self._reader.num_record_batches)
-                if hasattr(self._reader, "get_batch")
-                else iter(self._reader)
-            )
-            for batch in whole:
-                chosen = batch.select(names)
-                most = max(1, min(8192, BATCH * len(chosen) // max(chosen.nbytes, 1)))
-                for start in range(0, len(chosen), most):
-                    yield chosen.slice(start, most)
+            meta = self._parquet.metadata
+            for group in groups if meta.num_row_groups else []:
+                size, rows = meta.row_group(group).total_byte_size, meta.row_group(group).num_rows
+                most = max(1, min(8192, BATCH * rows // max(size, 1)))
+                yield from self._parquet.iter_batches(most, row_groups=[group], columns=names)
         except (pyarrow.ArrowException, OSError) as error:
             raise TokmillError(
                 f"the file is damaged: {str(error).splitlines()[0]}", where=self.path
@@ -254,11 +249,6 @@ def _largest_column(metadata: Any) -> int:
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     sizes = [g.column(i).total_compressed_size for g in groups for i in range(g.num_columns)]
     return max(sizes, default=0)
-
-
-def _magic(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(4)
 
 
 def _is_text(pyarrow: Any, kind: Any) -> bool:

@@ -1,0 +1,177 @@
+"""Folders as `datasets.save_to_disk` writes them, as text and as ids.
+
+What these folders hold was compared with the folders of datasets 5.2.0.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from making import ids_of, jsonl, quick_build
+from tokmill.errors import TokmillError, UsageError
+from tokmill.formats import arrow_files
+
+pa = pytest.importorskip("pyarrow")
+
+TEXTS = [f"document {i} é " * (1 + i % 3) for i in range(95)]
+IDS = [[i % 250] * (i % 7) for i in range(95)]
+
+
+def save(folder: Path, columns: dict[str, Any], files: int = 1, *, batch: int = 10) -> Path:
+    """As `Dataset.save_to_disk`: streams of record batches, and the files that list them."""
+    folder.mkdir(parents=True)
+    table = pa.table(columns)
+    table = table.replace_schema_metadata({"huggingface": '{"info": {"features": {}}}'})
+    names = [f"data-{i:05}-of-{files:05}.arrow" for i in range(files)]
+    step = -(-len(table) // files)
+    for i, name in enumerate(names):
+        part = table.slice(i * step, step)
+        with (
+            pa.OSFile(str(folder / name), "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as writer,
+        ):
+            writer.write_table(part, max_chunksize=batch)
+    state = {
+        "_data_files": [{"filename": name} for name in names],
+        "_fingerprint": "849f7fbc5588ff8a",
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    (folder / "state.json").write_text(json.dumps(state, indent=2))
+    (folder / "dataset_info.json").write_text(json.dumps({"citation": "", "features": {}}))
+    return folder
+
+
+def splits(folder: Path, names: list[str], column: str = "text") -> Path:
+    """As `DatasetDict.save_to_disk`; each split has one row less than the one before."""
+    for i, name in enumerate(names):
+        values: Any = TEXTS if column == "text" else IDS
+        save(folder / name, {column: values[i:]})
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": names}))
+    return folder
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_text(tmp_path: Path, files: int) -> None:
+    reference = quick_build(
+        "jsonl", jsonl(tmp_path / "x.jsonl", [{"text": t} for t in TEXTS]), tmp_path / "r"
+    )
+    folder = save(tmp_path / "d", {"text": TEXTS, "id": range(95)}, files)
+    # A cache of `map` is none of its rows.
+    (folder / "cache-0123456789abcdef.arrow").write_bytes(b"anything")
+    store = quick_build("parquet", folder, tmp_path / "s", keep=["id"])
+    assert ids_of(store) == ids_of(reference)
+    assert [int(record["id"]) for record in store] == list(range(95))
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64(), pa.uint16()])
+def test_ids(tmp_path: Path, kind: Any) -> None:
+    ids = [[value % 100 for value in row] for row in IDS]
+    columns = {"input_ids": pa.array(ids, pa.list_(kind)), "label": range(95)}
+    folder = save(tmp_path / "d", columns, 2)
+    store = quick_build("parquet-tokens", folder, tmp_path / "s", keep=["label"])
+    assert [record["token"].tolist() for record in store] == ids
+    assert [int(record["label"]) for record in store] == list(range(95))
+    file = folder / "data-00001-of-00002.arrow"
+    store = quick_build("parquet-tokens", file, tmp_path / "t")
+    assert [record["token"].tolist() for record in store] == ids[48:]
+
+
+def test_a_large_stream_is_cut_between_its_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tokmill.formats import parquet as tokens
+    from tokmill.text import parquet as text
+
+    folder = save(tmp_path / "d", {"text": TEXTS, "input_ids": IDS})
+    whole = quick_build("parquet", folder, tmp_path / "a")
+    ids = quick_build("parquet-tokens", folder, tmp_path / "b")
+    for module in (text, tokens):
+        monkeypatch.setattr(module, "MAX_ITEM", 1000)
+    for kind, one in (("parquet", whole), ("parquet-tokens", ids)):
+        store = quick_build(kind, folder, tmp_path / kind)
+        assert ids_of(store) == ids_of(one)
+        items = [item for i in range(len(store.shards)) for item in store.receipt(i).items]
+        assert len(items) > 3
+        starts = [int(v) for i in range(len(store.shards)) for v in store.shard(i)["start"]]
+        assert starts == list(range(95))
+
+
+def test_splits(tmp_path: Path, tokmill: Any) -> None:
+    folder = splits(tmp_path / "d", ["train", "test"])
+    assert len(quick_build("parquet", folder, tmp_path / "a")) == 95
+    assert len(quick_build("parquet", folder, tmp_path / "b", split="test")) == 94
+    with pytest.raises(UsageError, match="no split 'tset'") as caught:
+        quick_build("parquet", folder, tmp_path / "c", split="tset")
+    assert "'test'" in caught.value.hint
+    done = tokmill("build", "parquet", folder, "--vocab-size", "270", "-o", "s")
+    assert "1 split that is not read: test (--split test)" in done.stderr
+    # Several, and none that is the usual one: nobody guesses.
+    folder = splits(tmp_path / "e", ["a", "b"], "input_ids")
+    with pytest.raises(UsageError, match="has the splits a, b") as caught:
+        quick_build("parquet-tokens", folder, tmp_path / "f")
+    assert "--split a" in caught.value.hint
+    assert len(quick_build("parquet-tokens", folder, tmp_path / "g", split="b")) == 94
+    assert len(quick_build("parquet", splits(tmp_path / "h", ["only"]), tmp_path / "i")) == 95
+    plain = save(tmp_path / "j", {"text": TEXTS})
+    with pytest.raises(UsageError, match="no input is a folder with splits"):
+        quick_build("parquet", plain, tmp_path / "k", split="train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("d/train/state.json", "{", "none of the files that datasets writes"),
+        ("d/train/state.json", "5", "none of the files that datasets writes"),
+        ("d/train/state.json", '{"_data_files": []}', "has no files"),
+        ("d/train/state.json", '{"_data_files": [{"filename": "x.arrow"}]}', "is not there"),
+        ("d/train/state.json", '{"_data_files": [{"filename": "../x"}]}', "out of the folder"),
+        ("d/train/state.json", '{"_data_files": [{"filename": "/etc/passwd"}]}', "leads out"),
+        ("d/train/state.json", '{"_data_files": [], "_indices_data_files": [1]}', "order of its"),
+        ("d/dataset_dict.json", '{"splits": []}', "has no splits"),
+        ("d/dataset_dict.json", '{"splits": ["../.."]}', "leads out of the folder"),
+        ("d/dataset_dict.json", "[" * 10_000, "none of the files"),
+        ("d/train/data-00000-of-00001.arrow", "", "damaged or no"),
+        ("d/train/data-00000-of-00001.arrow", "nonsense", "damaged or no"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "parquet-tokens"])
+def test_damaged_folders(tmp_path: Path, kind: str, name: str, content: str, message: str) -> None:
+    splits(tmp_path / "d", ["train"], "text" if kind == "parquet" else "input_ids")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(TokmillError, match=message) as caught:
+        quick_build(kind, tmp_path / "d", tmp_path / "s")
+    assert caught.value.hint
+
+
+def test_streams_that_end_too_early(tmp_path: Path) -> None:
+    """Whatever is cut off: an error, or the rows that are there."""
+    folder = save(tmp_path / "d", {"input_ids": IDS}, batch=7)
+    path = folder / "data-00000-of-00001.arrow"
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 97):
+        path.write_bytes(whole[:size])
+        try:
+            file = arrow_files.ArrowFile(str(path))
+            rows = [len(b) for b in file.batches(range(file.count), ["input_ids"], 1 << 20)]
+        except TokmillError:
+            continue
+        assert rows == [7] * len(rows)
+
+
+def test_the_other_kind_is_named(tmp_path: Path) -> None:
+    folder = save(tmp_path / "d", {"input_ids": IDS})
+    with pytest.raises(UsageError, match="none of the fields") as caught:
+        quick_build("parquet", folder, tmp_path / "s")
+    assert "parquet-tokens" in caught.value.hint
+    folder = save(tmp_path / "e", {"text": TEXTS})
+    with pytest.raises(UsageError, match="no column 'input_ids'") as caught:
+        quick_build("parquet-tokens", folder, tmp_path / "t")
+    assert "tokmill build parquet`" in caught.value.hint
