@@ -173,3 +173,18 @@ def test_rejects_lists_what_was_left_out(tmp_path: Path, tokmill: Any, here: Any
     found = json.loads(here("store", "rejects", "s", "--skipped", "--json")[0])
     assert [one["line"] for one in found["first"]] == [2, 3]
     assert found["skipped"] == {"empty": 1}
+
+
+def test_rejects_that_follow_one_another_are_listed_as_one(
+    tmp_path: Path, tokmill: Any, here: Any
+) -> None:
+    jsonl(tmp_path / "a.jsonl", [{"text": "one"}, *["{broken"] * 30, {"text": "two"}, "{broken"])
+    quick_build("jsonl", tmp_path / "a.jsonl", tmp_path / "s")
+    out, _ = here("store", "rejects", "s")
+    lines = out.splitlines()
+    assert "line 2, byte 16: rejected, json (30 to byte 248)" in lines[0]
+    assert "line 33, byte" in lines[1]
+    assert "31 left out, 31 listed" in lines[2]
+    out, _ = here("store", "rejects", "s", "--each", "--most", "25")
+    assert [f"line {n}, " in line for n, line in enumerate(out.splitlines()[:-1], 2)] == [True] * 25
+    assert "31 left out, 25 listed" in out

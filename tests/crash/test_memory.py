@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -103,3 +104,34 @@ def test_words_that_never_come_again_are_not_kept(fast_path: Path, tokenizer: Pa
     print(f"peak anonymous memory: {peak >> 20} MiB")
     assert json.loads(out)["records"] > 100_000
     assert peak < 300 * MIB
+
+
+BLANK = b"\n" * 50_000_000
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("blank.jsonl", BLANK),
+        ("blank.jsonl.gz", gzip.compress(BLANK)),
+        ("rejected.jsonl", b"x\n" * 2_000_000),
+        ("both.jsonl", b'{"text": "a"}\nx\n' * 1_000_000),
+        ("empty.jsonl", b"{}\n" * 3_000_000),
+    ],
+)
+def test_what_is_left_out_takes_no_memory(
+    fast_path: Path, tokenizer: Path, name: str, content: bytes
+) -> None:
+    """4 MB of newlines took 1.2 GB and a receipt of 202 MB, 100 KB of .gz took 4.2 GB."""
+    path = fast_path / name
+    path.write_bytes(content)
+    with (gzip.open if name.endswith(".gz") else open)(path, "ab") as handle:
+        handle.write(b'{"text": "the end"}\n')
+    command = [*build(path, fast_path / "store", tokenizer), "--max-rejects", 1]
+    peak, out = peak_anonymous(command)
+    print(f"{name}: peak anonymous memory: {peak >> 20} MiB")
+    assert json.loads(out)["records"] >= 1
+    assert peak < 300 * MIB
+    receipts = (fast_path / "store/shards").glob("*.json")
+    assert sum(receipt.stat().st_size for receipt in receipts) < 1 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -49,22 +50,23 @@ class Rejects:
     def add(self, receipts: Iterable[Receipt]) -> None:
         """Count more receipts; raise `TokmillError` when too large a share was rejected."""
         for receipt in receipts:
-            drops = [drop for drop in receipt.drops if drop[3]]
+            runs, reasons = receipt.rejects, dict(receipt.rejected)
             if self.unit == "records":
-                self.seen += receipt.records + len(drops)
+                self.seen += receipt.records + sum(reasons.values())
             elif receipt.part == 0:
                 self.seen += len(receipt.items)
-                # The first drop of an item without a record says why it has none.
-                first = {drop[0]: drop for drop in reversed(drops)}
-                drops = [first[i] for i in sorted(first) if not receipt.items[i].records]
+                # The first reject of an item without a record says why it has none.
+                first = {run.item: run for run in reversed(runs)}
+                runs = [first[i] for i in sorted(first) if not receipt.items[i].records]
+                reasons = dict(Counter(run.reason for run in runs))
             else:
-                drops = []
-            self.rejected += len(drops)
-            for number, offset, reason, _ in drops:
-                self.reasons[reason] = self.reasons.get(reason, 0) + 1
-                at = f", byte {offset}" if self.unit == "records" else ""
-                place = f"{receipt.items[number].name}{at} ({reason})"
-                self.example = self.example or place
+                runs, reasons = [], {}
+            self.rejected += sum(reasons.values())
+            for reason, count in reasons.items():
+                self.reasons[reason] = self.reasons.get(reason, 0) + count
+            if runs and not self.example:
+                at = f", byte {runs[0].first}" if self.unit == "records" else ""
+                self.example = f"{receipt.items[runs[0].item].name}{at} ({runs[0].reason})"
         judged = self.seen >= JUDGED_FROM[self.unit] or not self.most
         if judged and self.rejected > self.most * self.seen:
             counts = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.reasons.items()))

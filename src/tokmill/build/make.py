@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from tokmill import plugins
+from tokmill.build.runs import Runs
 from tokmill.build.source import Frozen, Item, Resources, Source
 from tokmill.errors import TokmillError
 from tokmill.files import inside, machine_errors, sampled_digest, stamp, write_file
@@ -95,19 +96,17 @@ class _Part:
     def __init__(self, source: Source, limits: Mapping[str, int], folder: Path) -> None:
         self.writer = ShardWriter(source.schema, dict(limits), folder)
         self.items: list[ItemReceipt] = []
-        self.drops: list[tuple[int, int, str, bool]] = []
-        self.skipped: Counter[str] = Counter()
+        # Whole programs are rejected for what is in them, at addresses that are no sequence.
+        self.left_out = Runs(joins=not getattr(source, "rejects_items", False))
         self.notes: Counter[str] = Counter()
         self.item_skipped = self.item_rejected = 0
 
     def add(self, batch: Records) -> None:
         number = len(self.items)
         self.writer.add(batch, number)
-        self.drops += [(number, d.offset, d.reason, d.rejected) for d in batch.drops]
-        rejected = sum(drop.rejected for drop in batch.drops)
+        skipped, rejected = self.left_out.add(number, batch)
+        self.item_skipped += skipped
         self.item_rejected += rejected
-        self.item_skipped += len(batch.drops) - rejected + sum(batch.skipped.values())
-        self.skipped.update(batch.skipped)
         self.notes.update(batch.notes)
 
     def end_item(self, item: Item, content: Content, before: tuple[int, int]) -> None:
@@ -140,8 +139,10 @@ class _Part:
             sha256=digest,
             ranges=self.writer.ranges,
             items=self.items,
-            drops=sorted(self.drops),
-            skipped=dict(sorted(self.skipped.items())),
+            rejects=self.left_out.listed,
+            rejected=dict(sorted(self.left_out.rejected.items())),
+            unlisted=self.left_out.unlisted,
+            skipped=dict(sorted(self.left_out.skipped.items())),
             notes=dict(sorted(self.notes.items())),
         )
         write_file(path.with_suffix(".json"), sealed(receipt))

@@ -268,10 +268,10 @@ def _refused(store: Store, chosen: BuildRecipe) -> dict[str, str]:
     named = {Path(path).name: path for path in chosen.inputs if not Path(path).is_dir()}
     refused = {}
     for receipt in read_receipts(store.path):
-        for number, _, reason, rejected in receipt.drops:
-            item = receipt.items[number]
-            if rejected and not item.records and item.name in named:
-                refused[named[item.name]] = reason
+        for rejects in receipt.rejects:
+            item = receipt.items[rejects.item]
+            if not item.records and item.name in named:
+                refused[named[item.name]] = rejects.reason
     return refused
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from msgspec import UNSET
 
 from tokmill import plugins, recipe
 from tokmill.cli.lazy import as_command, lazy_group
@@ -113,16 +115,29 @@ def locate(
 def rejects(
     store: StorePath,
     skipped: Annotated[
-        bool, typer.Option("--skipped", help="Also what was left out by rule.")
+        bool,
+        typer.Option(
+            "--skipped", help="Also what was left out by rule; reads the inputs again, as --each."
+        ),
+    ] = False,
+    each: Annotated[
+        bool, typer.Option("--each", help="Each record by itself: reads the inputs again.")
     ] = False,
     most: Annotated[int, typer.Option(help="How many to list.")] = 20,
     json: Json = False,
 ) -> None:
-    """List the records that were left out: input, line, byte, reason."""
+    """List the records that were left out: input, line, byte, reason.
+
+    Records that follow one another and were rejected for one reason are listed as one.
+    """
+    from tokmill.build.left_out import each_left_out
     from tokmill.store.locate import left_out
 
     opened = Store(store)
-    found = left_out(opened, rejected_only=not skipped, most=most)
+    if each or skipped:
+        found = list(islice(each_left_out(opened, rejected_only=not skipped), most))
+    else:
+        found = left_out(opened, most=most)
     if json:
         manifest = opened.manifest
         print_json({"rejected": manifest.rejected, "skipped": manifest.skipped, "first": found})
@@ -133,10 +148,14 @@ def rejects(
         place = f"{line}{place_in_words(one.byte, opened.manifest.source)}"
         # No code lies at address 0: it is the whole program.
         whole = one.byte == 0 and "address" in opened.schema
-        print(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}")
+        more = ""
+        if one.last is not UNSET:
+            more = f" ({one.count:,} to {place_in_words(one.last, opened.manifest.source)})"
+        print(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}{more}")
     total = sum(opened.manifest.rejected.values())
     total += sum(opened.manifest.skipped.values()) if skipped else 0
-    print(f"{store}: {total:,} left out, {len(found):,} listed")
+    listed = sum(one.count for one in found)
+    print(f"{store}: {total:,} left out, {listed:,} listed")
     if found and found[0].line:
         say(f"hint: --explain {found[0].path}:{found[0].line} with the build shows every stage")
 

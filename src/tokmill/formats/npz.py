@@ -23,7 +23,7 @@ from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.formats.npz_export import NpzExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
-from tokmill.store.schema import Array, Drop, Records
+from tokmill.store.schema import Array, Drops, Records
 
 BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
 
@@ -110,8 +110,7 @@ class NpzSource(TokenSource):
             return f"{path}, row {row + places[i] // width}, position {places[i] % width}"
 
         token = self.checked(ids.reshape(-1)[places], place)
-        empty = np.flatnonzero(lengths == 0) + row
-        drops = [Drop(number, "empty", False) for number in empty.tolist()]
+        drops = [Drops(np.flatnonzero(lengths == 0) + row, "empty", False)]
         return Records(offsets, {"token": token}, rows + row, drops)
 
 

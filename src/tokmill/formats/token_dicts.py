@@ -31,7 +31,7 @@ from tokmill.formats.token_dicts_export import (
 )
 from tokmill.store.schema import (
     Column,
-    Drop,
+    Drops,
     Phrases,
     Records,
     Schema,
@@ -372,12 +372,12 @@ class _Batch:
         self.keys: list[_Place] = []
         self.lengths: list[int] = []
         self.ids = array("I")
-        self.drops: list[Drop] = []
+        self.empty = array("q")
 
     def add(self, place: int, key: _Place, phrases: array[int]) -> None:
         """Add a sequence; one without instructions is skipped."""
         if not phrases:
-            self.drops.append(Drop(place, "empty", False))
+            self.empty.append(place)
             return
         self.places.append(place)
         self.keys.append(key)
@@ -397,7 +397,7 @@ class _Batch:
                 "variant": np.asarray([key.variant for key in self.keys], "u4"),
             },
             np.asarray(self.places, np.int64),
-            self.drops,
+            [Drops(np.array(self.empty, np.int64), "empty", False)],
             phrases=phrases,
             notes=notes,
             ends_part=ends_part,

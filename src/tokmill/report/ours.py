@@ -117,11 +117,10 @@ def shard(look: Look) -> Facts | None:
 
 def receipt(look: Look) -> Facts | None:
     """The receipt of a shard."""
-    found = _as(look, Receipt, {"shard", "part", "items", "drops"})
+    found = _as(look, Receipt, {"shard", "part", "items", "notes"})
     if found is None:
         return None
     facts = {"kind": "receipt", "what": "the receipt of a shard of a token store"}
-    drops = Counter(reason for _, _, reason, _ in found.drops)
     return facts | {
         "shard": found.name,
         "there": look.path.with_suffix(".safetensors").exists(),
@@ -129,7 +128,7 @@ def receipt(look: Look) -> Facts | None:
         "tokens": found.tokens,
         "bytes": found.bytes,
         "sha256": found.sha256,
-        "left_out": dict(drops),
+        "left_out": dict(Counter(found.rejected) + Counter(found.skipped)),
         "items": shorten([item.name for item in found.items]),
     }
 

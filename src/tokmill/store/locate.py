@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from tokmill.errors import UsageError, nearest
 from tokmill.store.store import Store, read_planned
@@ -97,22 +98,31 @@ class LeftOut(msgspec.Struct, frozen=True):
     """Counted from 1; None where the input is gone or compressed, or is no text."""
     reason: str
     rejected: bool
+    count: int = 1
+    """Records of the same reason that follow one another, this one the first."""
+    last: int | UnsetType = UNSET
+    """Where the last of several begins."""
 
 
-def left_out(store: Store, *, rejected_only: bool = True, most: int = 20) -> list[LeftOut]:
-    """Return the first records that were left out, with their places, in order of the inputs."""
-    paths = {planned.name: planned.path for planned in read_planned(store.path)}
+def input_paths(store: Store) -> dict[str, str]:
+    """Return the name of each input → its path when the build was planned."""
+    return {planned.name: planned.path for planned in read_planned(store.path)}
+
+
+def left_out(store: Store, most: int = 20) -> list[LeftOut]:
+    """Return the first runs of rejected records, with their places, in order of the inputs."""
+    paths = input_paths(store)
     found: list[LeftOut] = []
     for number in range(len(store.shards)):
         receipt = store.receipt(number)
-        for place, byte, reason, rejected in receipt.drops:
+        for run in receipt.rejects:
             if len(found) == most:
                 return found
-            if rejected or not rejected_only:
-                name = receipt.items[place].name
-                path = paths.get(name, "")
-                line = line_of(path, byte)
-                found.append(LeftOut(name, path, byte, line, reason, rejected))
+            name = receipt.items[run.item].name
+            path = paths.get(name, "")
+            line = line_of(path, run.first)
+            last = run.last if run.count > 1 else UNSET
+            found.append(LeftOut(name, path, run.first, line, run.reason, True, run.count, last))
     return found
 
 

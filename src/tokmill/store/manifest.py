@@ -110,6 +110,19 @@ class ItemReceipt(msgspec.Struct, frozen=True):
     rejected: int
 
 
+class Rejects(msgspec.Struct, frozen=True, array_like=True):
+    """Records that follow one another, of which all were rejected for one reason."""
+
+    item: int
+    """Number of the item in the receipt."""
+    first: int
+    """Where the first of them begins: a byte, a row."""
+    last: int
+    """Where the last one begins."""
+    count: int
+    reason: str
+
+
 class Receipt(msgspec.Struct, frozen=True):
     """The commit of a shard. Holds no time, path or worker: equal builds have equal receipts."""
 
@@ -122,13 +135,37 @@ class Receipt(msgspec.Struct, frozen=True):
     sha256: str
     ranges: dict[str, tuple[int | float, int | float]]
     items: list[ItemReceipt]
-    drops: list[tuple[int, int, str, bool]]
-    """(number of the item, byte offset, reason, rejected?) of each record left out."""
+    rejects: list[Rejects] = []
+    """The first 4,096 runs of rejected records."""
+    rejected: dict[str, int] = {}
+    """Reason → count of all rejected records."""
+    unlisted: tuple[int, int, int, int] | UnsetType = UNSET
+    """Where there are more runs: item and place of the first and of the last that is in none."""
     skipped: dict[str, int] = {}
-    """Reason → count of further records left out by rule, which are not listed one by one."""
+    """Reason → count of all records left out by rule."""
     notes: dict[str, int] = {}
     """Counts of what was changed on the way."""
     format: int = FORMAT
+    drops: list[tuple[int, int, str, bool]] | UnsetType = UNSET
+    """Of older stores: (number of the item, byte offset, reason, rejected?) of each record left
+    out. It is turned into the fields above when such a receipt is read."""
+
+    def __post_init__(self) -> None:
+        if self.drops is UNSET:
+            return
+        skipped, rejected = dict(self.skipped), dict(self.rejected)
+        for *_, reason, is_rejected in self.drops:
+            table = rejected if is_rejected else skipped
+            table[reason] = table.get(reason, 0) + 1
+        runs = [Rejects(item, at, at, 1, why) for item, at, why, bad in self.drops if bad]
+        modern = {
+            "rejects": [*self.rejects, *runs],
+            "rejected": dict(sorted(rejected.items())),
+            "skipped": dict(sorted(skipped.items())),
+            "drops": UNSET,
+        }
+        for name, value in modern.items():
+            msgspec.structs.force_setattr(self, name, value)
 
     @property
     def name(self) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -71,6 +71,31 @@ class Drop(msgspec.Struct, frozen=True, array_like=True):
     """False: skipped by rule (empty, placeholder). True: rejected, and counted as an error."""
 
 
+class Drops(NamedTuple):
+    """Records of a batch that did not enter the store for one reason, however many."""
+
+    offsets: Array
+    """(n,) int64, where each began, rising."""
+    reason: str
+    rejected: bool
+
+
+def drops_of(singles: Iterable[Drop]) -> list[Drops]:
+    """Return single drops by their reason."""
+    found: dict[tuple[str, bool], list[int]] = {}
+    for drop in singles:
+        found.setdefault((drop.reason, drop.rejected), []).append(drop.offset)
+    return [Drops(np.array(at, np.int64), *why) for why, at in found.items()]
+
+
+def each_drop(drops: Iterable[Drops]) -> Iterator[Drop]:
+    """Yield every drop by itself, in the order of the places."""
+    singles = [
+        Drop(at, some.reason, some.rejected) for some in drops for at in some.offsets.tolist()
+    ]
+    yield from sorted(singles, key=lambda drop: drop.offset)
+
+
 @dataclass(slots=True)
 class Records:
     """A batch of n records, flat.
@@ -83,10 +108,10 @@ class Records:
     offsets: Array
     columns: dict[str, Array | tuple[Array, Array]]
     starts: Array
-    drops: Sequence[Drop] = field(default_factory=tuple)
+    drops: Sequence[Drops] = field(default_factory=tuple)
     phrases: Phrases | None = None
     skipped: dict[str, int] = field(default_factory=dict)
-    """Reason → count of records skipped that need no place of their own (`drops` names each)."""
+    """Reason → count of further records skipped, whose places nobody asks for."""
     notes: dict[str, int] = field(default_factory=dict)
     """Counts of what was changed on the way, such as ids replaced by `unk`."""
     ends_part: bool = False

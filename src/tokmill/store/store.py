@@ -364,9 +364,8 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
         for name, (low, high) in receipt.ranges.items():
             before = ranges.get(name, (low, high))
             ranges[name] = (min(low, before[0]), max(high, before[1]))
-        for _, _, reason, is_rejected in receipt.drops:
-            table = rejected if is_rejected else skipped
-            table[reason] = table.get(reason, 0) + 1
+        for reason, count in receipt.rejected.items():
+            rejected[reason] = rejected.get(reason, 0) + count
         for reason, count in receipt.skipped.items():
             skipped[reason] = skipped.get(reason, 0) + count
         for note, count in receipt.notes.items():

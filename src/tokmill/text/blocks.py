@@ -12,8 +12,11 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
+
 from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.files import machine_errors
+from tokmill.store.schema import Array
 from tokmill.text.streams import inflate, is_stream
 
 MAX_RECORD = 64 << 20
@@ -34,8 +37,41 @@ class Block(NamedTuple):
     ends_part: bool
 
 
+MOST_RECORDS = 1 << 16
+"""Records of a block: a reader may hold some hundred bytes for each."""
+
+
 def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) -> Iterator[Block]:
-    """Yield an item's records in blocks of about `block_bytes`; hash all that they consist of."""
+    """Yield an item's records in blocks of about `block_bytes`; hash all that they consist of.
+
+    A block has no more than 65,536 records.
+    """
+    for block in _large_blocks(item, delimiter, digest, block_bytes):
+        yield from _few_records(block, delimiter)
+
+
+def _few_records(block: Block, delimiter: bytes) -> Iterator[Block]:
+    data, start = block.data, block.start
+    if data.count(delimiter) <= MOST_RECORDS:
+        yield block
+        return
+    place = 0
+    rest = data
+    while len(pieces := rest.split(delimiter, MOST_RECORDS)) > MOST_RECORDS:
+        stop = len(data) - len(pieces[-1])
+        last = stop == len(data)
+        yield Block(
+            data[place:stop],
+            start + place,
+            block.too_long if last else [],
+            block.ends_part and last,
+        )
+        place, rest = stop, pieces[-1]
+    if rest:
+        yield Block(rest, start + place, block.too_long, block.ends_part)
+
+
+def _large_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) -> Iterator[Block]:
     with machine_errors("read", item.path):
         if is_stream(item.path):
             chunks = _members(item, delimiter)
@@ -232,3 +268,14 @@ def _without_long(
                 start = stop
             place = stop
     yield Block(data[start:], position + start, lost, ends_part)
+
+
+WHITE = np.zeros(256, bool)
+"""Bytes that `bytes.strip` takes off."""
+WHITE[list(b" \t\n\r\v\f")] = True
+
+
+def blank_lines(data: bytes, starts: Array) -> Array:
+    """Say of each line whether it is all ASCII white space (bool; `starts` as int64)."""
+    solid = ~WHITE[np.frombuffer(data, np.uint8)]
+    return ~np.logical_or.reduceat(solid, starts)

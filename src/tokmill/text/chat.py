@@ -14,7 +14,16 @@ import numpy as np
 from tokmill.build.source import Frozen, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.mask import LOSS
-from tokmill.store.schema import Array, Column, Drop, Records, Schema, id_dtype, utf8_column
+from tokmill.store.schema import (
+    Array,
+    Column,
+    Drop,
+    Records,
+    Schema,
+    drops_of,
+    id_dtype,
+    utf8_column,
+)
 from tokmill.text import chat_templates
 from tokmill.text import tokenizer_json as files
 from tokmill.text.blocks import MAX_RECORD, Block
@@ -184,14 +193,16 @@ class ChatSource(JsonlSource):
         system, tools = (self.paths.values(records, path) for path in BESIDE)
         marked: list[str] = []
         kept: list[int] = []
+        left: list[Drop] = []
         for i, place in enumerate(starts.tolist()):
             value = next((values[i] for values in lists if values[i] is not None), None)
             try:
                 marked.append(self._marked(value, system[i], tools[i]))
                 kept.append(i)
             except Refused as why:
-                drops.append(Drop(place, why.reason, why.rejected))
-        drops += [Drop(place, "too long", True) for place in block.too_long]
+                left.append(Drop(place, why.reason, why.rejected))
+        left += [Drop(place, "too long", True) for place in block.too_long]
+        drops += drops_of(left)
         texts = [MARKS.sub("", text) for text in marked]
         carried = {
             name: [as_text(values[i]) for i in kept]
@@ -292,7 +303,7 @@ def _without_broken(chats: Chats) -> Chats:
     return Chats(
         [chats.texts[i] for i in kept],
         chats.starts[np.asarray(kept, np.int64)],
-        chats.drops + drops,
+        chats.drops + drops_of(drops),
         {name: [values[i] for i in kept] for name, values in chats.kept.items()},
         chats.ends_part,
         [chats.marked[i] for i in kept],

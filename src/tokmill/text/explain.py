@@ -14,6 +14,7 @@ from tokmill.build.source import Frozen, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.locate import find_input, locate
 from tokmill.store.mask import LOSS
+from tokmill.store.schema import each_drop
 from tokmill.store.store import Store, read_planned
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.prepare import Documents
@@ -63,7 +64,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
             before = int(np.searchsorted(starts, offset, side="right")) - 1
             if before >= 0 and starts[before] > begins:
                 begins, documents, index, outcome = int(starts[before]), batch, before, "kept"
-            for drop in batch.drops:
+            for drop in each_drop(batch.drops):
                 if begins < drop.offset <= offset:
                     begins, documents = drop.offset, None
                     verb = "rejected" if drop.rejected else "skipped"

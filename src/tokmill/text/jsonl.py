@@ -10,14 +10,15 @@ import msgspec
 import numpy as np
 
 from tokmill.build.source import Frozen, Hash, Item, Resources
-from tokmill.store.schema import Array, Drop
-from tokmill.text.blocks import Block, record_blocks
+from tokmill.store.schema import Array, Drop, Drops, drops_of
+from tokmill.text.blocks import Block, blank_lines, record_blocks
 from tokmill.text.documents import DocumentSource
 from tokmill.text.paths import Paths
 from tokmill.text.prepare import Documents, FieldOptions, join_fields, join_lists, select
 from tokmill.text.seen_keys import why_nothing
 
 NEWLINE, OPEN, CLOSE = 10, 123, 125
+SHORT = 64
 BOM = b"\xef\xbb\xbf"
 
 
@@ -70,23 +71,47 @@ class JsonlSource(DocumentSource):
             field: [as_text(value) for value in self.paths.values(records, field)]
             for field in self.config.keep
         }
-        drops += [Drop(place, "too long", True) for place in block.too_long]
+        if block.too_long:
+            drops.append(Drops(np.array(block.too_long, np.int64), "too long", True))
         return select(Documents(texts, starts, drops, kept, block.ends_part), reasons)
 
     def _column(self, records: Sequence[Any], field: str) -> list[str | None]:
         values = self.paths.values(records, field)
         return join_lists(values, self.config) if self.paths.has_lists(field) else values
 
-    def _decode(self, block: Block) -> tuple[list[Any], Array, list[Drop]]:
+    def _decode(self, block: Block) -> tuple[list[Any], Array, list[Drops]]:
         data, base = block.data, block.start
         if base == 0 and data.startswith(BOM):
             data, base = data[len(BOM) :], len(BOM)
         if not data:
             return [], np.zeros(0, np.int64), []
+        starts = _line_starts(data)
+        records = self._all(data)
+        if records is not None:
+            return records, starts + base, []
+        drops: list[Drops] = []
+        blank = blank_lines(data, starts)
+        if blank.any():
+            drops.append(Drops(starts[blank] + base, "blank line", False))
+            data = bytes(
+                np.frombuffer(data, np.uint8)[np.repeat(~blank, np.diff(starts, append=len(data)))]
+            )
+            starts = starts[~blank]
+            records = self._all(data) if data else []
+        if records is None:
+            records, kept, refused = self._line_by_line(data)
+            drops += drops_of(
+                Drop(base + place, reason, True)
+                for place, reason in zip(starts[~kept].tolist(), refused, strict=True)
+            )
+            starts = starts[kept]
+        return records, starts + base, drops
+
+    def _all(self, data: bytes) -> list[Any] | None:
+        """Return the records of lines of which none is blank or refused; else None."""
         flat = np.frombuffer(data, np.uint8)
         newlines = np.flatnonzero(flat == NEWLINE)
         inner = newlines[:-1] if data[-1] == NEWLINE else newlines
-        starts = np.concatenate([[0], inner + 1])
         # `decode_lines` alone would accept two records on a line, or one over two lines.
         regular = (
             data[0] == OPEN
@@ -98,28 +123,39 @@ class JsonlSource(DocumentSource):
                 records = self.decoder.decode_lines(data)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 records = []
-            if len(records) == len(starts):
-                return records, starts + base, []
-        return self._line_by_line(data, base, starts)
+            if len(records) == len(inner) + 1:
+                return records
+        return None
 
-    def _line_by_line(
-        self, data: bytes, base: int, starts: Array
-    ) -> tuple[list[Any], Array, list[Drop]]:
+    def _line_by_line(self, data: bytes) -> tuple[list[Any], Array, list[str]]:
+        """Return the records, which lines they are (bool, one a line), reasons of the others."""
         records: list[Any] = []
-        kept: list[int] = []
-        drops: list[Drop] = []
-        stops = [*starts[1:].tolist(), len(data)]
-        for start, stop in zip(starts.tolist(), stops, strict=True):
-            line = data[start:stop].strip()
-            if not line:
-                drops.append(Drop(base + start, "blank line", False))
-                continue
-            try:
-                records.append(self.decoder.decode(line))
-                kept.append(base + start)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                drops.append(Drop(base + start, refusal(line, error), True))
-        return records, np.asarray(kept, np.int64), drops
+        kept: list[bool] = []
+        refused: list[str] = []
+        lines = data.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        known: dict[bytes, str] = {}
+        for line in lines:
+            # A short line that is refused often comes again, and an exception is slow.
+            reason = known.get(line)
+            if reason is None:
+                try:
+                    records.append(self.decoder.decode(line.strip()))
+                    kept.append(True)
+                    continue
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    reason = refusal(line.strip(), error)
+                if len(line) < SHORT:
+                    known[line] = reason
+            refused.append(reason)
+            kept.append(False)
+        return records, np.array(kept, bool), refused
+
+
+def _line_starts(data: bytes) -> Array:
+    newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
+    return np.concatenate([[0], (newlines[:-1] if data[-1] == NEWLINE else newlines) + 1])
 
 
 def refusal(line: bytes, error: Exception) -> str:

@@ -15,7 +15,7 @@ from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.formats.arrow_files import ArrowFile, is_parquet
 from tokmill.formats.datasets_folders import expanded
-from tokmill.store.schema import Array, Drop
+from tokmill.store.schema import Array, each_drop
 from tokmill.text.blocks import MAX_RECORD
 from tokmill.text.documents import DocumentSource
 from tokmill.text.encoders import Utf8Texts, utf8_buffer
@@ -99,7 +99,7 @@ class ParquetSource(DocumentSource):
                 # The content is the text itself, not its compression.
                 digest.update(places.tobytes())
                 digest.update(content.data)
-                digest.update(msgspec.json.encode([found.kept, found.drops]))
+                digest.update(msgspec.json.encode([found.kept, [*each_drop(found.drops)]]))
             found.ends_part = taken >= (part + 1) * MAX_ITEM
             if part >= item.parts_done:
                 yield found
@@ -129,7 +129,7 @@ class ParquetSource(DocumentSource):
         reasons = [a or b for a, b in zip(refused, reasons, strict=True)]
         found = select(Documents(texts, starts, [], kept), reasons)
         found.drops = [
-            Drop(d.offset, d.reason, d.reason in ("too long", "utf8")) for d in found.drops
+            some._replace(rejected=some.reason in ("too long", "utf8")) for some in found.drops
         ]
         return found
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from tokmill.build.scan import FolderOptions
-from tokmill.store.schema import Array, Drop
+from tokmill.store.schema import Array, Drops
 
 
 class TextOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -45,7 +45,7 @@ class Documents:
 
     texts: Sequence[str]
     starts: Array
-    drops: list[Drop] = field(default_factory=list)
+    drops: list[Drops] = field(default_factory=list)
     kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ends_part: bool = False
 
@@ -114,8 +114,11 @@ def select(documents: Documents, reasons: Sequence[str], rejected: bool = False)
     if not any(reasons):
         return documents
     kept = [i for i, reason in enumerate(reasons) if not reason]
-    starts = documents.starts.tolist()
-    drops = [Drop(starts[i], reason, rejected) for i, reason in enumerate(reasons) if reason]
+    left: dict[str, list[int]] = {}
+    for i, reason in enumerate(reasons):
+        if reason:
+            left.setdefault(reason, []).append(i)
+    drops = [Drops(documents.starts[at], reason, rejected) for reason, at in left.items()]
     return Documents(
         [documents.texts[i] for i in kept],
         documents.starts[np.asarray(kept, np.int64)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
+from itertools import compress
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -13,8 +14,8 @@ import numpy as np
 from tokmill.build.scan import NOT_TEXT, Fits, suffix_of
 from tokmill.build.source import Hash, Item
 from tokmill.errors import TokmillError, UsageError
-from tokmill.store.schema import Drop
-from tokmill.text.blocks import Block, record_blocks
+from tokmill.store.schema import Drops
+from tokmill.text.blocks import Block, blank_lines, record_blocks
 from tokmill.text.documents import DocumentSource
 from tokmill.text.prepare import Documents, TextOptions, select
 from tokmill.text.streams import inflate, is_stream
@@ -63,17 +64,23 @@ class TextSource(DocumentSource):
 
     def _split(self, block: Block, delimiter: bytes, lines: bool) -> Documents:
         data, start = block.data, block.start
+        drops = []
+        if block.too_long:
+            drops.append(Drops(np.array(block.too_long, np.int64), "too long", True))
         pieces = data.split(delimiter)
         if not pieces[-1]:
             pieces.pop()
         starts = np.full(len(pieces), start, np.int64)
         if len(pieces) > 1:
             starts[1:] += np.cumsum([len(piece) + len(delimiter) for piece in pieces[:-1]])
-        if start == 0 and pieces and pieces[0].startswith(BOM):
+        if lines and pieces and (blank := blank_lines(data, starts - start)).any():
+            drops.append(Drops(starts[blank], "empty", False))
+            pieces = list(compress(pieces, ~blank))
+            starts = starts[~blank]
+        if len(starts) and starts[0] == 0 and pieces[0].startswith(BOM):
             pieces[0] = pieces[0][len(BOM) :]
         if lines:
             pieces = [piece[:-1] if piece.endswith(b"\r") else piece for piece in pieces]
-        drops = [Drop(place, "too long", True) for place in block.too_long]
         errors = "replace" if self.config.invalid_utf8 == "replace" else "strict"
         rejected = [""] * len(pieces)
         texts = []

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from tokmill.build.conditions import take_flat
-from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, utf8_column
+from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drops_of, utf8_column
 from tokmill.x86.graph import Graph
 from tokmill.x86.layout import Key
 from tokmill.x86.rules import DecodeError
@@ -75,7 +75,9 @@ def nothing(
     phrases = Phrases(
         none.astype(np.uint32), np.zeros(1, np.int64), *templates.table(), templates.growing
     )
-    return Records(np.zeros(1, np.int64), columns, none, drops, phrases=phrases, notes=notes or {})
+    return Records(
+        np.zeros(1, np.int64), columns, none, drops_of(drops), phrases=phrases, notes=notes or {}
+    )
 
 
 def _portions(graph: Graph) -> Iterator[tuple[int, int]]:
@@ -285,7 +287,7 @@ class _Portion:
             tokens[offsets],
             columns,
             address.astype(np.int64),
-            drops,
+            drops_of(drops),
             phrases=Phrases(ids, bounds[offsets], table.offsets, table.columns, self.growing),
             notes=_unknown(ids, table),
         )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from making import jsonl, quick_build
 from tokmill.build.source import Item, Resources
 from tokmill.errors import TokmillError, UsageError
+from tokmill.store.schema import each_drop
 from tokmill.text.jsonl import JsonlConfig, JsonlSource
 
 
@@ -31,7 +32,7 @@ def read(
     documents, drops, kept = [], [], {name: [] for name in config.keep}
     for batch in source.documents(item, NoHash()):
         documents += list(zip(batch.starts.tolist(), batch.texts, strict=True))
-        drops += [(drop.offset, drop.reason, drop.rejected) for drop in batch.drops]
+        drops += [(drop.offset, drop.reason, drop.rejected) for drop in each_drop(batch.drops)]
         for name, values in batch.kept.items():
             kept[name] += values
     return documents, sorted(drops), kept

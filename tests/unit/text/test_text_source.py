@@ -12,6 +12,7 @@ import pytest
 from making import EOT, TOKENIZER, ids_of, jsonl, quick_build
 from tokmill.build.source import Item, Resources
 from tokmill.errors import TokmillError, UsageError
+from tokmill.store.schema import each_drop
 from tokmill.store.store import Store
 from tokmill.text.documents import iter_documents, surround
 from tokmill.text.source import TextConfig, TextSource
@@ -32,7 +33,7 @@ def read(path: Path, content: bytes | str, **options: Any) -> tuple[list[Any], l
     documents, drops = [], []
     for batch in source.documents(item, NoHash()):
         documents += list(zip(batch.starts.tolist(), batch.texts, strict=True))
-        drops += [(drop.offset, drop.reason, drop.rejected) for drop in batch.drops]
+        drops += [(drop.offset, drop.reason, drop.rejected) for drop in each_drop(batch.drops)]
     return documents, drops
 
 
