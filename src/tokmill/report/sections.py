@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tokmill import plugins
+from tokmill.errors import TokmillError
 from tokmill.progress import human_bytes, human_count, human_time
 from tokmill.report import figures
 from tokmill.report.look import Facts, shorten
 from tokmill.report.plot import render
 from tokmill.report.records import Reader, fact_in_words, input_in_words
-from tokmill.report.runs import metrics, read_run
+from tokmill.report.runs import RunSummary, metrics, read_run
 from tokmill.store.stats import Counts, Statistics, count, summary
 from tokmill.store.store import Store
 
 SAMPLES = 3
 SAMPLE_TOKENS = 200
+PROMPT_TOKENS = 24
 SHAPE = ("model.dim", "model.layers", "model.heads", "task.length")
 """Keys of a run's recipe that say how large its model is."""
 UNTOLD = ("step", "seconds_left")
@@ -65,6 +69,7 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     figures: list[Picture] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    samples_title: str = "First records"
     provenance: Table | None = None
     recipe: str = ""
 
@@ -193,6 +198,12 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
     if any(entry.get("loss") is not None for entry in metrics(path)):
         caption = "Cross-entropy by step; dashed: validation rows."
         section.figures.append(picture(figures.loss([path]), section, caption))
+    section.samples_title = "Continued by the model"
+    try:
+        section.samples += run_samples(run)
+    except TokmillError as error:
+        # The page is about much else; that it lacks them is said.
+        section.problem = f"no samples: {error.what}"
     section.provenance = Table(
         [
             ["store", str(facts["store"])],
@@ -201,6 +212,41 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
         ]
     )
     section.recipe = _json(facts["recipe"])
+
+
+def run_samples(run: RunSummary) -> list[Sample]:
+    """Return beginnings of records as the model continues them; none of a run without weights.
+
+    The records are the first of the validation store, or else of the one that was learned from; of
+    a run whose stores are gone, texts from nothing.
+    """
+    if not run.sampling or run.final is None or find_spec("torch") is None:
+        return []
+    stores = [run.flat["data.val"], run.flat["data.train"]]
+    reader = None
+    for place in filter(None, stores):
+        with contextlib.suppress(TokmillError):
+            reader = Reader(Store(place if isinstance(place, str) else place[0]))
+            break
+    numbers = range(min(SAMPLES, reader.store.records)) if reader is not None else range(0)
+    prompts: list[Any] = [""]
+    texts, titles = [""], ["From nothing"]
+    if reader is not None and numbers:
+        records = [reader.store.record(number) for number in numbers]
+        prompts = [
+            {name: record[name][:PROMPT_TOKENS].tolist() for name in run.known.columns}
+            for record in records
+        ]
+        texts = [reader.show(number, PROMPT_TOKENS).get("text", "") for number in numbers]
+        titles = [f"The first {PROMPT_TOKENS} tokens of record {number:,}" for number in numbers]
+    generate = plugins.require("tokmill.inference.sample").generate
+    made = generate(run.path, prompts, SAMPLE_TOKENS // 2, temperature=0.8, seed=0)
+    return [
+        Sample(
+            f"{title}, and behind ▶ what the model adds (temperature 0.8)", f"{text} ▶{one.text}"
+        )
+        for title, text, one in zip(titles, texts, made, strict=True)
+    ]
 
 
 def metric_in_words(name: str, value: float) -> str:
