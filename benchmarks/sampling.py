@@ -1,7 +1,7 @@
 """Sampling: tokmill beside transformers' `generate` with its cache, on the same weights, in turns.
 
-A model is trained for a few steps, exported, and read by transformers. Both continue the same
-prompts greedily, and have to make the same ids: there is no figure without that.
+A model with random weights is exported, and read by transformers. Both continue the same prompts
+greedily, and have to make the same ids: there is no figure without that.
 
     python benchmarks/sampling.py CACHE
 """
@@ -16,17 +16,20 @@ from typing import Any
 
 import torch
 
-from decoder_training import tokens as stores
 from jsonl_store import remove
-from tokmill import Store, train_model
 from tokmill.inference.draw import Drawing
 from tokmill.inference.generate import Row, continue_rows
+from tokmill.inference.reading import reading
+from tokmill.store.schema import Column
 from tokmill.tasks.next_token import NextToken
-from tokmill.train.exchange import export_model
-from tokmill.train.run import load_task
+from tokmill.train.config import from_dict
+from tokmill.train.exchange import export_model, write_run
+from tokmill.train.run import Facts, make_task
 
 TOKENS = 250
-LENGTH = 512
+LENGTH, IDS = 512, 4096
+STD = 0.2
+"""Of weights: with the usual 0.02 a model would say one thing all the time."""
 PROMPTS = (48, 8, 33, 17, 64, 5, 24, 12, 40, 9, 56, 28, 20, 6, 36, 14)
 """Ids of each prompt; the first one is the single prompt."""
 GPT2 = {
@@ -44,25 +47,26 @@ MODELS: dict[str, dict[str, Any]] = {
 Generate = Callable[[Sequence[Sequence[int]]], list[list[int]]]
 
 
-def pair(folder: Path, model: dict[str, Any], steps: int) -> tuple[NextToken, Any]:
-    """Return the model of a short training, ours and as transformers reads it."""
+def pair(folder: Path, model: dict[str, Any]) -> tuple[NextToken, Any]:
+    """Return a model of large random weights, whose choices vary: ours, and in transformers."""
     from transformers import AutoModelForCausalLM
 
-    run, public = folder / "sampled", folder / "sampled-public"
-    remove(run)
-    remove(public)
-    recipe = {
-        "data": {"train": str(folder / "train"), "batch": 4},
-        "model": model,
-        "task": {"length": LENGTH},
-        "run": {"steps": steps, "device": "cpu", "checkpoint_every": 0},
-    }
-    train_model(recipe, run, quiet=True)
+    run, public = folder / "run", folder / "public"
+    remove(folder)
+    folder.mkdir(parents=True)
+    config = from_dict({"model": model, "task": {"length": LENGTH}})
+    facts = Facts(
+        fingerprint="", columns={"token": IDS}, schema={"token": Column("u2")}, vocabularies={}
+    )
+    task = make_task(config, facts.columns)
+    for name, weight in task.named_parameters():
+        if weight.ndim == 2:
+            torch.nn.init.normal_(weight, std=0.02 if "embeddings" in name else STD)
+    write_run(run, config, task, facts, None)
     export_model(run, public)
-    task = load_task(run)
     assert isinstance(task, NextToken)
     peer = AutoModelForCausalLM.from_pretrained(public, dtype=torch.float32).eval()
-    return task, peer
+    return task.eval(), peer
 
 
 def ours(task: NextToken) -> Generate:
@@ -117,17 +121,14 @@ def agree(left: list[list[int]], right: list[list[int]], task: NextToken, prompt
 
 def logits_after(task: NextToken, ids: list[int]) -> torch.Tensor:
     """Return the logits (1, V) after ids, all read at once."""
-    from tokmill.inference.reading import reading
-
     with torch.no_grad():
         return task.logits(reading(task).begin([{"token": ids}]))
 
 
-def main(cache: Path, rounds: int = 3, steps: int = 20) -> list[str]:
+def main(cache: Path, rounds: int = 3) -> list[str]:
     """Measure; return the section for RESULTS.md."""
-    folder = stores(cache, 100 * 256 + 1)
-    ids = Store(folder / "val").shard(0)["token"]
-    prompts = [ids[1000 * n : 1000 * n + size].tolist() for n, size in enumerate(PROMPTS)]
+    torch.manual_seed(0)
+    prompts = [torch.randint(0, IDS, (size,)).tolist() for size in PROMPTS]
     lines = [
         f"{TOKENS} tokens, greedy, float32, {torch.get_num_threads()} threads; weights loaded "
         f"before; prompts of {min(PROMPTS)} to {max(PROMPTS)} tokens; best of {rounds}, in turns. "
@@ -137,7 +138,7 @@ def main(cache: Path, rounds: int = 3, steps: int = 20) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for name, model in MODELS.items():
-        task, peer = pair(folder, model, steps)
+        task, peer = pair(cache / "sampling", model)
         for some in (prompts[:1], prompts):
             times: list[list[float]] = [[], []]
             made: list[list[list[int]]] = [[], []]
@@ -146,6 +147,7 @@ def main(cache: Path, rounds: int = 3, steps: int = 20) -> list[str]:
                     begun = time.perf_counter()
                     made[place] = generate(some)
                     times[place].append(time.perf_counter() - begun)
+            assert len(set(made[0][0])) > TOKENS // 10, "the model says too little"
             ties = agree(made[0], made[1], task, some)
             rates = [len(some) * TOKENS / min(part) for part in times]
             lines.append(

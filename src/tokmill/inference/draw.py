@@ -105,7 +105,7 @@ def choose(logits: Tensor, how: Drawing, numbers: Sequence[Numbers], seen: Tenso
         penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
         logits = torch.where(seen[:, : logits.shape[-1]], penalised, logits)
     # Of equal ones the first; a logit that is no number comes before all others.
-    likeliest = logits.argmax(-1, keepdim=True)
+    likeliest = first_highest(logits)
     highest = logits.gather(-1, likeliest)
     if not bool(highest.isfinite().all()):
         raise TokmillError(
@@ -130,6 +130,14 @@ def choose(logits: Tensor, how: Drawing, numbers: Sequence[Numbers], seen: Tenso
     if ids is not None:
         place = ids.gather(-1, place)
     return place[:, 0].to(logits.device)
+
+
+def first_highest(logits: Tensor) -> Tensor:
+    """Return the lowest id (B, 1) of the highest logit, or of one that is no number."""
+    if logits.device.type != "cpu" or logits.dtype == torch.bfloat16:
+        return logits.argmax(-1, keepdim=True)
+    # numpy takes a tenth of the time.
+    return torch.from_numpy(logits.numpy().argmax(-1, keepdims=True))
 
 
 def best(logits: Tensor, k: int, ordered: bool) -> tuple[Tensor, Tensor | None]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tokmill.inference.draw import Drawing, choose
 from tokmill.inference.reading import Ids, reading, window
+from tokmill.models.matmul import product_for
 from tokmill.tasks.next_token import NextToken
 
 End = Literal["eot", "stop", "tokens"]
@@ -90,7 +91,7 @@ def continue_rows(
         for count in range(1, tokens + 1):
             chosen = {
                 name: choose(
-                    task.logits(hidden, name)[:, : sizes[name]], how, numbers, seen[name].mask
+                    logits_of(task, hidden, name)[:, : sizes[name]], how, numbers, seen[name].mask
                 )
                 for name in names
             }
@@ -124,6 +125,12 @@ def continue_rows(
             # The last id was chosen from those before it, whether it is kept or ended the row.
             before = row.length + len(row.made[names[0]]) - (row.end != "eot")
             row.out_of_sight = max(0, before - size)
+
+
+def logits_of(task: NextToken, hidden: Tensor, name: str) -> Tensor:
+    """Return `task.logits` of a column, (B, V) from hidden states (B, D), for shapes that recur."""
+    weight = task.heads.weight(task.model, name)
+    return product_for(hidden, weight)(hidden, weight)
 
 
 class Seen:

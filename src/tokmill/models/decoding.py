@@ -26,9 +26,6 @@ from tokmill.models.layers import RMSNorm, gelu
 
 SLOTS = 64
 """Slots are made in multiples of this, and twice as many each time they are used up."""
-MANY_ROWS, MANY_WEIGHTS = 8, 1 << 16
-"""From so many rows and weights on, oneDNN multiplies faster even if it compiles a kernel first."""
-
 Weights = tuple[Tensor, Tensor | None]
 Function = Callable[[Tensor], Tensor]
 
@@ -118,7 +115,7 @@ class Decoding:
         else:
             x_BTD = x_BTD + model.positions(position_BT)
         x = x_BTD.reshape(rows * length, -1)
-        product = product_for(x, self.layers[0].qkv[0])
+        product = matmul.product_for(x, self.layers[0].qkv[0])
         filled = self.filled + length
         for layer, cache in zip(self.layers, self.caches, strict=True):
             qkv = product(layer.attention_norm(x), *layer.qkv)
@@ -225,11 +222,3 @@ def as_function(norm: nn.Module) -> Function:
     assert isinstance(norm, RMSNorm)
     scale, small = norm.weight, norm.eps
     return lambda x: torch.rms_norm(x, scale.shape, scale, small)
-
-
-def product_for(x: Tensor, weight: Tensor) -> Callable[..., Tensor]:
-    """Return what multiplies rows (N, D) with matrices about as large as a weight."""
-    many = len(x) >= MANY_ROWS and weight.numel() >= MANY_WEIGHTS
-    if many and matmul.ONEDNN and x.dtype == torch.float32 and x.device.type == "cpu":
-        return matmul.onednn
-    return F.linear

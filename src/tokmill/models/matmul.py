@@ -7,6 +7,7 @@ fast, and as exact. Its operator has no gradient of its own; `Linear` gives it o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,10 @@ ONEDNN = (
     and torch.backends.cpu.get_cpu_capability() == "AVX512"
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
+FEW_ROWS, MANY_WEIGHTS = 4, 1 << 16
+"""With fewer rows than these, or a smaller matrix, the other library is as fast in sampling too."""
+Product = Callable[..., Tensor]
+"""From x, weight and bias, as `linear`."""
 ROWS = 512
 """Fewer rows than these are multiplied as torch does it: oneDNN compiles a kernel for each shape,
 which takes about half a millisecond, and sampling has many shapes."""
@@ -55,6 +60,17 @@ def onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x · weightᵀ + bias; what is not contiguous is read as it lies."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
+
+
+def product_for(x: Tensor, weight: Tensor) -> Product:
+    """Return the faster `linear` for x (N, M) and matrices about as large as a weight.
+
+    It is for products of few rows whose shapes come again and again, so that a kernel may be
+    compiled first; without a gradient, and where no autocast is on.
+    """
+    many = x.shape[0] >= FEW_ROWS and weight.numel() >= MANY_WEIGHTS
+    same = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
+    return onednn if many and same and ONEDNN and torch.backends.mkldnn.enabled else F.linear
 
 
 class Linear(torch.autograd.Function):

@@ -48,8 +48,8 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """AdamW and the learning rate of each step."""
 
-    lr: float = 1e-3
-    """Largest learning rate."""
+    lr: float = 2e-3
+    """Largest learning rate; models wider than about 256 want less."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """How it falls after the warm-up; wsd: it stays, and falls linearly at the end."""
     decay: float = 0.2

@@ -51,7 +51,7 @@ def as_saved(config: TrainConfig) -> dict[str, Any]:
 def test_differences_are_of_what_decides_the_weights() -> None:
     config = from_dict({"run": {"track": ["tensorboard"], "steps": 7}, "optim": {"lr": 0.5}})
     before = as_saved(from_dict({}))
-    assert differences(before, config) == {"optim.lr": "0.001 → 0.5", "run.steps": "1000 → 7"}
+    assert differences(before, config) == {"optim.lr": "0.002 → 0.5", "run.steps": "1000 → 7"}
     assert not differences(as_saved(config), config)
 
 
