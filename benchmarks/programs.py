@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("bzip2", "zlib", "lua5.4", "sqlite3", "ninja-build")
+import languages
+
+PACKAGES = ("alex", "bzip2", "zlib", "lua5.4", "sqlite3", "ninja-build")
 RELEASE = "/etc/os-release"
 SOURCES = """\
 Types: deb-src
@@ -33,7 +35,9 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 LEVELS = ("O0", "O1", "O2", "O3", "Os")
 JUNK = 32
 """Random bytes between two functions: 1 to so many."""
-SYSTEM = ("bin/ls", "bin/bash", "bin/git", "lib/x86_64-linux-gnu/libcrypto.so.*")
+SYSTEM = (
+    "bin/ls", "bin/bash", "bin/git", "bin/shellcheck", "lib/x86_64-linux-gnu/libcrypto.so.*"
+)  # fmt: skip
 """Programs of the machine below /usr, without symbols."""
 FUNCTION = re.compile(
     # What is moved out of a function begins in the middle of its unwind information.
@@ -65,7 +69,7 @@ class Case:
 
     name: str
     kind: str
-    """C, C++, junk, PE or system."""
+    """C, C++, junk, PE, system, or another language."""
     stripped: Path
     whole: Path | None = None
     """With symbols; None for a system program."""
@@ -73,6 +77,8 @@ class Case:
     """Stripped, `.eh_frame` cut off; None where that makes no sense."""
     compiler: str = ""
     level: str = ""
+    own: tuple[int, int] | None = None
+    """First and last address of functions that all have symbols; None: all of them have."""
 
 
 @dataclass
@@ -263,6 +269,17 @@ def _case(folder: Path, sources: Path, name: str, kind: str, compiler: str, leve
     return Case(whole.name, kind, stripped, whole, bare, compiler, level)
 
 
+def _language_case(folder: Path, sources: Path, name: str, *how: str) -> Case:
+    language, compiler, level = how
+    whole = folder / f"{name}-{compiler}-{level}"
+    if not whole.exists():
+        languages.build(run, whole, sources / "alex", language, compiler, level)
+    stripped = strip(whole, folder / "stripped" / whole.name)
+    bare = strip(whole, folder / "bare" / whole.name, *UNWIND)
+    own = languages.own_code(whole)
+    return Case(whole.name, language, stripped, whole, bare, compiler, level, own)
+
+
 def system_programs() -> list[Path]:
     """Return programs of this machine that have no symbols."""
     found: list[Path] = []
@@ -285,10 +302,12 @@ def main(cache: Path) -> Programs:
             lost[package] = str(error)
             found.missing.append(f"source package {package}: {error}")
     wanted = [one for one in matrix() if PROGRAMS[one[0]].package not in lost]
+    wanted += [one for one in languages.MADE if one[1] != "Haskell" or "alex" not in lost]
 
     def make(one: tuple[str, str, str, str]) -> Case | str:
         try:
-            return _case(folder, sources, *one)
+            build_case = _language_case if one in languages.MADE else _case
+            return build_case(folder, sources, *one)
         except Failed as error:
             return f"{'-'.join((one[0], *one[2:]))} ({one[1]}): {error}"
 

@@ -27,6 +27,12 @@ make:make
 tclsh:tcl
 xz:xz-utils
 bzip2:bzip2
+ghc:ghc
+ocamlopt:ocaml-nox
+gdc:gdc
+ldc2:ldc
+gfortran:gfortran
+shellcheck:shellcheck
 "
 [ "${1:-}" = bench ] && WANTED="$WANTED$BENCH"
 

@@ -42,7 +42,7 @@ from tokmill.x86.starts import (
 )
 from tokmill.x86.windows import WINDOWED, called, is_cut, joined, windows
 
-VERSION = 4
+VERSION = 5
 """Raised when the graph of some program changes."""
 ROUNDS = 4096
 """Each round finds something new, and programs need less than 100; one that was made to be

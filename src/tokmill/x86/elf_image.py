@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from tokmill.errors import TokmillError
@@ -27,6 +29,9 @@ from tokmill.x86.stubs import find_stubs
 # Types of symbols.
 UNTYPED, FUNC, IFUNC = 0, 2, 10
 GLOBAL = 1
+
+PADDING = re.compile(rb"\xcc|(\x66*\x2e?\x0f\x1f|\x66*\x90)")
+"""Instructions of several bytes or one that do nothing."""
 
 # Relocation types that are alike on both machines, and those that are not.
 ABSOLUTE, SLOTS = 1, (6, 7)
@@ -175,6 +180,9 @@ def _name_functions(elf: Elf, program: Program, layout: Layout | None) -> None:
         names += [text(strings, at) for at in symbols["name"][rows].tolist()]
     address, size, rank = (np.concatenate(column) for column in columns)
     keep = (rank < 8) | ~_covered(address, address[rank < 8], size[rank < 8])
+    # The label of an end (OCaml's `code_end`) is no function: alignment lies there.
+    for row in np.flatnonzero(keep & (rank == 8)).tolist():
+        keep[row] = PADDING.match(program.read(int(address[row]), 8).tobytes()) is None
     kept = [name for name, wanted in zip(names, keep.tolist(), strict=True) if wanted]
     name_functions(program, address[keep], size[keep], rank[keep], kept)
 

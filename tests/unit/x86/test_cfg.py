@@ -262,3 +262,22 @@ def test_edges_of_a_call_whose_callee_lies_elsewhere(built: Path) -> None:
     calls = graph.edge_target[graph.edge_kind == Edge.CALL]
     assert stubs["rand"] in calls.tolist() or stubs["puts"] in calls.tolist()
     assert not any(reason == "leads out of the code" for _, reason in graph.unresolved)
+
+
+def test_the_label_of_an_end_is_no_function(built: Path) -> None:
+    """OCaml has global labels without a type where the code of a module begins and ends."""
+    text = """
+        .globl _start, code_begin, code_end, next
+        code_begin: _start: mov eax, 60
+        syscall
+        ret
+        code_end: .p2align 5
+        .type next, @function
+        next: nop
+        ret
+    """
+    path = assembled(built, "ends", text)
+    graph = lift(path)
+    where = symbols(path)
+    assert where["code_end"] < where["next"] and where["code_begin"] == where["_start"]
+    assert graph.function_address.tolist() == [where["_start"], where["next"]]
