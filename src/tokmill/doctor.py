@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from tokmill import __version__, plugins
+from tokmill.build.resources import machine_memory
 from tokmill.errors import MissingExtraError, TokmillError
 from tokmill.files import locked, write_file
 from tokmill.progress import human_bytes
@@ -94,7 +95,7 @@ def _python() -> Check:
 def _machine(folder: Path) -> list[Check]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     checks = [Check("cores", "note", f"{cores} that this process may use")]
-    total, free = memory()
+    total, free = machine_memory()
     if total:
         left = f"{human_bytes(free)} free of {human_bytes(total)}"
         checks.append(Check("memory", "note", left))
@@ -103,23 +104,6 @@ def _machine(folder: Path) -> list[Check]:
     hint = "a build needs about as much as its tokens: free some space" if full else ""
     found = f"{human_bytes(space)} free in {folder.absolute()}"
     return [*checks, Check("disk", "failed" if full else "ok", found, hint)]
-
-
-def memory() -> tuple[int, int]:
-    """Return (total, free) bytes that this process may use: the machine's or its cgroup's."""
-    total = free = 0
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-        total, free = table["MemTotal"], table["MemAvailable"]
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text().strip()
-        if limit.isdigit() and int(limit) < total:
-            used = int((group / "memory.current").read_text())
-            total, free = int(limit), min(free, int(limit) - used)
-    except (OSError, KeyError, ValueError, IndexError):
-        pass
-    return total, free
 
 
 def _tried(name: str, check: Callable[[], str]) -> Check:

@@ -132,6 +132,5 @@ class Progress:
             # A line that wraps cannot be written over.
             width = shutil.get_terminal_size().columns - 1
             text = text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
-            # Past the door that escapes what names of files hold.
-            getattr(sys.stderr, "inner", sys.stderr).write("\r\x1b[2K")
+            text = f"\r\x1b[2K{text}"
         print(text, file=sys.stderr, end=end, flush=True)

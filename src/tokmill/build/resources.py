@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -78,3 +79,20 @@ def parse_seconds(text: str) -> float:
     if not match:
         raise UsageError(f"{text!r} is no time", hint="such as 90s, 10m or 1.5h")
     return float(match[1]) * TIMES[match[2]]
+
+
+def machine_memory() -> tuple[int, int]:
+    """Return (total, free) bytes that this process may use: the machine's or its cgroup's."""
+    total = free = 0
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        table = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+        total, free = table["MemTotal"], table["MemAvailable"]
+        group = Path("/sys/fs/cgroup")
+        limit = (group / "memory.max").read_text().strip()
+        if limit.isdigit() and int(limit) < total:
+            used = int((group / "memory.current").read_text())
+            total, free = int(limit), min(free, int(limit) - used)
+    except (OSError, KeyError, ValueError, IndexError):
+        pass
+    return total, free

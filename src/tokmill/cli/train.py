@@ -117,6 +117,15 @@ def train(
     master: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="A free port of machine 0.")
     ] = "",
+    over_memory: Annotated[
+        bool,
+        typer.Option(
+            "--over-memory",
+            help="Begin where the machine has less memory than the training will take. "
+            "Sets run.over_memory.",
+            rich_help_panel=PANEL,
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -133,6 +142,7 @@ def train(
             "max_time": max_time,
             "device": device,
             "engine": engine,
+            "over_memory": over_memory or None,
         },
     }
     flags = {
@@ -163,10 +173,14 @@ def train(
         raise UsageError("--devices names GPUs, and run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
-        plan = plugins.require("tokmill.train.estimate").estimate(config, processes * nodes)
+        plan = plugins.require("tokmill.train.estimate").estimate(
+            config, processes * nodes, processes
+        )
         if not launching.place().rank and not resume:
             for note in plugins.require("tokmill.train.config").notes(config):
                 say(f"note: {note}")
+        if plan["room"]:
+            say(f"warning: {plan['room']}")
         more = {"gpus": ",".join(gpus)} if gpus else {}
         _print_plan({**plan, **more, **({"torchrun": line} if line else {})}, as_json)
         return

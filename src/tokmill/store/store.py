@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import MachineError, TokmillError, UsageError, nearest
-from tokmill.files import inside, machine_errors, path_from_text, sha256_file
+from tokmill.files import inside, machine_errors, sha256_file
 from tokmill.store import manifest as layout
 from tokmill.store.gather import Gather
 from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
@@ -83,6 +83,7 @@ class Store:
         self._record_ends = np.cumsum(self._shard_records)
         self._mapped: dict[int, Shard] = {}
         """Number → shard, the least recently used first."""
+        self._touched: dict[int, None] = {}
         self._offsets: Array | None = None
         self.overlays: dict[str, Store] = {}
         _OPEN.add(self)
@@ -121,6 +122,7 @@ class Store:
         # stays whole; an OrderedDict does not.
         shard = self._mapped.pop(number, None)
         if shard is None:
+            self._touched[number] = None
             while len(self._mapped) >= most_maps():
                 self._mapped.pop(next(iter(self._mapped.copy()), -1), None)
             shard = Shard(self.shard_file(number))
@@ -129,6 +131,10 @@ class Store:
                     shard.lay(name, overlay.shard(number)[name])
         self._mapped[number] = shard
         return shard
+
+    def touched(self) -> list[int]:
+        """Return the numbers of the shards that were mapped since the store was opened."""
+        return list(self._touched.copy())
 
     def offsets(self) -> Array:
         """Return the number of tokens before each record, and in all (int64, records + 1)."""
@@ -294,10 +300,7 @@ def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
     with machine_errors("read", path / "inputs.jsonl"), open(path / "inputs.jsonl", "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                item = decoder.decode(line)
-                if item.path.startswith("file:"):
-                    item = msgspec.structs.replace(item, path=path_from_text(item.path))
-                yield item
+                yield decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise TokmillError(
                     f"the line cannot be read: {error}",

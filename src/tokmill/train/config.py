@@ -35,6 +35,8 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Whether rows come in a random order, new each epoch."""
     partial: bool = False
     """Whether a store whose build has not finished may be used."""
+    verify: bool = True
+    """Whether shards are compared with their digests, each once, while the first steps are done."""
     overlays: tuple[str, ...] = ()
     """Overlays of the stores to learn from that are read as further columns, such as a `loss`; the
     store to evaluate on is read with those of them that it has."""
@@ -105,11 +107,14 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     track: tuple[str, ...] = ()
     """Trackers besides metrics.jsonl: tensorboard, wandb."""
     peak_flops: float = 0.0
-    """Operations a second that the device can do, for MFU; 0: known or measured."""
+    """Operations a second that the device can do, for MFU; 0: as known of the GPU; of a CPU there
+    is no MFU then."""
     max_time: str = ""
     """Time after which the run saves a checkpoint and stops, such as 90s, 10m or 2h."""
     prefetch: int = 2
     """Batches that are made ahead."""
+    over_memory: bool = False
+    """Whether to begin where the machine has less memory than the training will take."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -133,9 +138,9 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 DEFAULT_KINDS = {"model": "decoder", "task": "next_token"}
 
 FREE = {
-    "data.train", "data.val", "run.device", "run.log_every", "run.eval_every", "run.eval_rows",
-    "run.checkpoint_every", "run.keep", "run.max_time", "run.prefetch", "run.best", "run.track",
-    "run.peak_flops", "run.recompute", "run.engine",
+    "data.train", "data.val", "data.verify", "run.device", "run.log_every", "run.eval_every",
+    "run.eval_rows", "run.checkpoint_every", "run.keep", "run.max_time", "run.prefetch",
+    "run.best", "run.track", "run.peak_flops", "run.recompute", "run.engine", "run.over_memory",
 }  # fmt: skip
 """Keys that may change on `--resume`, as they do not decide the weights. What `data.train` holds is
 checked by its fingerprint; another device changes weights by rounding alone, and is reported."""
@@ -146,6 +151,13 @@ ENGINE = "engine."
 RATE = {"run.steps", "optim.lr", "optim.schedule", "optim.warmup", "optim.decay", "optim.floor"}
 """Keys that decide the learning rates and nothing else: they may change on `--resume` where the
 steps that are done had the same rates."""
+
+
+LARGEST = {"layers": 1_000, "dim": 1 << 18, "heads": 1 << 14, "hidden": 1 << 22,
+           "context": 1 << 24, "length": 1 << 24}  # fmt: skip
+"""Keys of models and tasks → the most that they may be: far above what anybody has trained."""
+LARGEST_NUMBER = 1 << 31
+"""The most of other whole numbers, and of those that decide how much is held at a time."""
 
 
 def config_type(model: str, task: str) -> type[TrainConfig]:
@@ -172,7 +184,22 @@ def config_type(model: str, task: str) -> type[TrainConfig]:
 def from_dict(value: Mapping[str, Any], where: str = "") -> TrainConfig:
     """Turn a recipe as nested dicts into a checked `TrainConfig`."""
     check_plain(value, where)
-    return recipe.convert(config_type(**kinds_of(value)), value, where)
+    config = recipe.convert(config_type(**kinds_of(value)), value, where)
+    for section in DEFAULT_KINDS:
+        check_sizes(section, getattr(config, section), where)
+    return config
+
+
+def check_sizes(section: str, table: Any, where: str = "") -> None:
+    """Refuse whole numbers of a model or a task that no machine could hold."""
+    for field in msgspec.structs.fields(table):
+        value, most = getattr(table, field.name), LARGEST.get(field.name, LARGEST_NUMBER)
+        if isinstance(value, int) and value > most:
+            raise UsageError(
+                f"{section}.{field.name}: {value} is above {most}",
+                where=where,
+                hint=f"--set {section}.{field.name}={most} is the most",
+            )
 
 
 def kinds_of(value: Mapping[str, Any]) -> dict[str, str]:
@@ -196,17 +223,17 @@ def check(config: TrainConfig, where: str = "") -> None:
     """Refuse numbers that make no training."""
     data, optim, run = config.data, config.optim, config.run
     limits: dict[str, tuple[float, float, float]] = {
-        "run.steps": (run.steps, 1, math.inf),
-        "run.micro_tokens": (run.micro_tokens, 1, math.inf),
+        "run.steps": (run.steps, 1, 10**15),
+        "run.micro_tokens": (run.micro_tokens, 1, LARGEST_NUMBER),
         "run.log_every": (run.log_every, 1, math.inf),
         "run.eval_every": (run.eval_every, 0, math.inf),
         "run.eval_rows": (run.eval_rows, 0, math.inf),
         "run.checkpoint_every": (run.checkpoint_every, 0, math.inf),
         "run.keep": (run.keep, 1, math.inf),
-        "run.prefetch": (run.prefetch, 1, math.inf),
+        "run.prefetch": (run.prefetch, 1, 10_000),
         "run.peak_flops": (run.peak_flops, 0, math.inf),
-        "data.batch": (data.batch, 1, math.inf),
-        "data.batch_tokens": (data.batch_tokens, 0, math.inf),
+        "data.batch": (data.batch, 1, LARGEST_NUMBER),
+        "data.batch_tokens": (data.batch_tokens, 0, 1 << 40),
         "data.shards": (data.shards, 0, math.inf),
         "optim.lr": (optim.lr, 0, math.inf),
         "optim.warmup": (optim.warmup, 0, math.inf),

@@ -12,7 +12,7 @@ from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
 from tokmill.train.config import TrainConfig
 from tokmill.train.data import make_feed, open_stores
-from tokmill.train.memory import process_bytes, tensor_bytes
+from tokmill.train.room import judge, step_bytes, whole_bytes
 from tokmill.train.run import facts_from, make_task
 from tokmill.train.start import start_facts
 
@@ -20,13 +20,14 @@ SAMPLE = 1000
 """Rows of a store that are looked at for the share that is padding."""
 
 
-def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
+def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[str, Any]:
     """Return the facts that `--dry-run` prints; weights are never made.
 
     `tensor_bytes` is what the tensors of one process take at most, reckoned for whole rows of one
     document; `memory.tensor_bytes` has the formula, with what engines split over `processes`.
     `memory_bytes` is an estimate of all that the process takes, or of its GPU's memory. A
-    micro-batch of shorter rows has more of them, and no more positions.
+    micro-batch of shorter rows has more of them, and no more positions. `room` says what is
+    remarkable beside the memory that is there, for the `local` processes of this machine (0: all).
     """
     stores = open_stores(config.data)
     facts = facts_from(stores)
@@ -40,9 +41,8 @@ def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
     micro = min(share, max(1, config.run.micro_tokens // task.length))
     a_step = feed.batch_size * task.length
     flops = task.flops_per_token(task.length)
-    tensors = tensor_bytes(config, columns, micro, -(-share // micro), processes)
-    cuda = torch.cuda.is_available() if config.run.device == "auto" else config.run.device != "cpu"
-    device = "cuda" if cuda else "cpu"
+    tensors = step_bytes(config, columns, micro, -(-share // micro), processes)
+    one, needed = whole_bytes(config, tensors, len(columns), share, local or processes)
     return {
         "model": config.model.kind,
         "task": config.task.kind,
@@ -63,7 +63,8 @@ def estimate(config: TrainConfig, processes: int = 1) -> dict[str, Any]:
         "flops_per_token": flops,
         "flops": flops * a_step * config.run.steps,
         "tensor_bytes": tensors,
-        "memory_bytes": round(process_bytes(tensors, device, config.run.recompute)),
+        "memory_bytes": round(one),
+        "room": judge(config, needed)[1],
     }
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from tokmill.errors import TokmillError
+from tokmill.store.check import ShardCheck
 from tokmill.tasks.next_token import BORDER, NextToken
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.train.breakdown import Breakdown, Groups, unigram
@@ -73,7 +74,12 @@ def evaluate(
         notes.append(f"without unigram losses, which the training store tells: {error.what}{where}")
     breakdown = Breakdown(baseline, groups)
     place = pick_device(device)
-    with torch.no_grad(), Precision(config.run.precision, place).autocast():
+    watched = [opened] if config.data.verify else []
+    with (
+        ShardCheck(watched),
+        torch.no_grad(),
+        Precision(config.run.precision, place).autocast(),
+    ):
         metrics, tokens = measure(
             task.to(place), validation, breakdown, config.run.micro_tokens, place
         )

@@ -5,14 +5,9 @@ Figures are the makers' data sheets: dense products, no sparsity, at the board's
 
 from __future__ import annotations
 
-import functools
-import time
-
 import torch
 
-from tokmill.models.matmul import product
 from tokmill.train.config import RunConfig
-from tokmill.train.precision import DTYPES
 
 PEAKS: dict[str, dict[str, float]] = {
     # "half": fp16, and bf16 where the device has it; "single": fp32. In 10¹² a second.
@@ -41,12 +36,14 @@ OTHER_BOARDS = {"laptop", "ti", "super", "d"}
 def peak_flops(config: RunConfig, device: torch.device) -> float:
     """Return the operations a second that a device can do in a recipe's precision; 0: not known.
 
-    `run.peak_flops` wins; then the table, and on a CPU a measurement.
+    `run.peak_flops` wins, then the table. Of a CPU nothing is known: what a product of matrices
+    reaches at the start depends on what else the machine does then, and steps were measured at more
+    than twice that.
     """
     if config.peak_flops:
         return config.peak_flops
     if device.type == "cpu":
-        return measured(DTYPES[config.precision], torch.get_num_threads())
+        return 0.0
     return known(torch.cuda.get_device_name(device), config.precision)
 
 
@@ -60,23 +57,3 @@ def known(name: str, precision: str) -> float:
         if all(word in words for word in part.lower().split()) and not OTHER_BOARDS & {*words}:
             return figures["single" if precision == "fp32" else "half"] * 1e12
     return 0.0
-
-
-@functools.cache
-def measured(dtype: torch.dtype, threads: int) -> float:
-    """Return the best rate of a matrix product on this CPU, within about a quarter of a second.
-
-    n³ products for n = 256, 512, 1024, at 2 n³ operations each; a size that would take too long is
-    left out. `threads` is part of what is remembered.
-    """
-    best = 0.0
-    for size in (256, 512, 1024):
-        left, right = torch.ones(2, size, size, dtype=dtype)
-        for _ in range(3):
-            begun = time.perf_counter()
-            product(left, right)
-            seconds = time.perf_counter() - begun
-            best = max(best, 2 * size**3 / seconds)
-        if 8 * seconds > 0.05:
-            break
-    return best

@@ -15,7 +15,10 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -30,6 +33,13 @@ LOST = 75
 """Exit code of a launched process whose peers are gone: its launcher knows more."""
 FLAGS = ("--processes", "--nodes", "--node-rank", "--master", "--devices")
 """What `Launch` holds, as it stands on the command line; the processes do without."""
+STANDALONE = "--standalone"
+SUPERVISED = "TORCHELASTIC_RUN_ID"
+"""Is set where torchrun looks after the processes."""
+PATIENCE = 20.0
+"""Seconds that a process which says nothing leaves to the one that tells the error."""
+HERE = "127.0.0.1"
+"""This machine, by an address that needs no name."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 """The variable by which CUDA knows which GPUs a process may use."""
 PR_SET_PDEATHSIG = 1
@@ -157,7 +167,7 @@ class Launch:
             if not skip and name not in (*FLAGS, "--dry-run"):
                 kept.append(argument)
             skip = not skip and name in FLAGS and not given
-        where = ["--standalone"]
+        where = [STANDALONE]
         if self.nodes > 1:
             host, _, port = self.master.rpartition(":")
             where = [f"--nnodes={self.nodes}", f"--node-rank={self.node_rank}"]
@@ -203,13 +213,21 @@ class Launch:
         os.environ[LAUNCHED] = "1"
         # At a signal that is left to it, torchrun gives the processes 30 seconds and forgets their
         # exit codes.
-        ours = ["--signals-to-handle=SIGQUIT"]
+        ours, given = ["--signals-to-handle=SIGQUIT"], self.torchrun(arguments)
         if self.nodes == 1:
             # The machine's name need not be known anywhere.
-            ours += ["--local-addr=127.0.0.1"]
+            ours += [f"--local-addr={HERE}", "--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:0"]
+            # It says the same of localhost, a name that a small system may not know.
+            given.remove(STANDALONE)
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            # torch asks which name an address has, for its messages: where nobody answers, the
+            # default is to wait for half a minute, and to warn.
+            os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        else:
+            check_host(self.master.rpartition(":")[0], "--master")
         with _quiet(), _handing_on() as signals:
-            codes = _torchrun([*ours, *self.torchrun(arguments)])
+            codes = _torchrun([*ours, *given])
         told = [code for code in codes.values() if code > 0 and code != LOST]
         if told or not codes:
             return told[0] if told else 0
@@ -244,8 +262,37 @@ def one_a_machine() -> Iterator[None]:
         yield
     except TokmillError as error:
         if place().local_rank:
+            if SUPERVISED in os.environ:
+                # torchrun ends all when one has ended, and the first may not have spoken yet. It
+                # ends this one too, before the time is over.
+                time.sleep(PATIENCE)
             sys.exit(error.exit_code)
         raise
+
+
+def check_host(host: str, where: str) -> None:
+    """Refuse the name of a machine that this one cannot find; torch would try for minutes."""
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise MachineError(
+            f"the machine {host!r} cannot be found: {error.strerror}",
+            where=where,
+            hint=f"give its address in numbers, such as {HERE} for this machine, or write the name "
+            "into the hosts file of each machine",
+        ) from error
+
+
+@contextlib.contextmanager
+def told_when_waiting(what: str, seconds: float = 5.0) -> Iterator[None]:
+    """Say on stderr what is waited for, if it takes longer than some seconds."""
+    timer = threading.Timer(seconds, lambda: print(f"waiting for {what}", file=sys.stderr))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _torchrun(arguments: list[str]) -> dict[int, int]:

@@ -16,20 +16,22 @@ from torch import Tensor
 from tokmill.errors import Interrupted, MachineError
 from tokmill.feed.feed import Feed
 from tokmill.progress import Progress, human_time
+from tokmill.store.check import ShardCheck
 from tokmill.tasks.task import Task
 from tokmill.train import run as runs
 from tokmill.train.checkpoint import State, load_checkpoint, moves, save_checkpoint
 from tokmill.train.config import TrainConfig, notes, seconds
-from tokmill.train.data import make_feed, open_stores
+from tokmill.train.data import make_feed, open_stores, rows_a_step
 from tokmill.train.engine import Engine, make_engine
 from tokmill.train.flops import peak_flops
 from tokmill.train.guard import PartLoss, not_finite
-from tokmill.train.launch import one_a_machine
+from tokmill.train.launch import one_a_machine, place
 from tokmill.train.loader import Loader, Micro, evened
 from tokmill.train.meter import Meter
 from tokmill.train.optim import learning_rate
 from tokmill.train.resolve import resolve, resume_command
 from tokmill.train.rng import seed_random_states, set_torch_states, torch_states
+from tokmill.train.room import check_room
 from tokmill.train.run import Run
 from tokmill.train.start import start_facts, start_from
 from tokmill.train.stop import Stop
@@ -39,6 +41,9 @@ from tokmill.train.trackers import open_trackers
 from tokmill.train.validation import Validation, validation_of
 from tokmill.train.weights import BEST, FINAL, drop_final, save_weights
 from tokmill.train.whole import newest_whole
+
+CHECKED = "checked.json"
+"""In a run: which shards of its stores were right when they were read."""
 
 
 def train_model(
@@ -78,6 +83,9 @@ def train_model(
         start = Path(config.run.start) if config.run.start and not newest else None
         if start:
             facts = start_facts(start, facts)
+        if engine.rank == 0:
+            rows = rows_a_step(config.data, config.task.length, engine.world)
+            check_room(config, facts.columns, rows, engine.world, place().local_world)
         seed_random_states(config.run.seed)
         task = runs.make_task(config, facts.columns)
         if start:
@@ -88,9 +96,16 @@ def train_model(
         if engine.rank == 0:
             runs.begin(out, config, stores[0], facts, engine.files)
         state = load_checkpoint(newest, engine, config.run.seed) if newest else State()
-        with room_for(out), open_trackers(out, config, state.step, engine.rank) as trackers:
+        read = [*stores, *([validation.feed.sources[0].store] if validation else [])]
+        # One of the processes that share a machine's files looks at them.
+        watched = read if config.data.verify and place().local_rank == 0 else []
+        with (
+            room_for(out),
+            open_trackers(out, config, state.step, engine.rank) as trackers,
+            ShardCheck(watched, out / CHECKED if engine.rank == 0 else None) as check,
+        ):
             Training(
-                config, out, task, feed, validation, engine, state, trackers, stop, quiet
+                config, out, task, feed, validation, engine, state, trackers, stop, quiet, check
             ).run()
         return Run(out, state.step, runs.last_metrics(out))
 
@@ -109,6 +124,7 @@ class Training:
     trackers: list[Tracker]
     stop: Stop
     quiet: bool
+    check: ShardCheck
 
     def run(self) -> None:
         """Do the steps that are left; then write a checkpoint and the final weights."""
@@ -140,6 +156,7 @@ class Training:
         with loader, progress:
             while state.step < run.steps:
                 parts, count = loader.next()
+                self.check.tell()
                 total, stopping = engine.total([count, bool(self.stop.reason)])
                 if stopping:
                     self.interrupt()
@@ -152,6 +169,7 @@ class Training:
                     self.evaluate(self.validation)
                 if last or due(state.step, run.checkpoint_every):
                     self.save()
+        self.check.finish()
         self.write(FINAL)
 
     def greet(self) -> None:

@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -26,11 +27,15 @@ from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.tasks.task import Task
 from tokmill.train.config import OptimConfig, RunConfig
 from tokmill.train.engine import Single
-from tokmill.train.launch import LAUNCHED, LOST, place
+from tokmill.train.launch import LAUNCHED, LOST, check_host, place, told_when_waiting
 from tokmill.train.rng import seed_for
 
 ENDED = "ended"
 """Where the first process to fail leaves "rank exit-code" for the others."""
+MASTER = "MASTER_ADDR"
+"""The variable in which torchrun says where the first process is."""
+WORD = timedelta(seconds=5)
+"""How long a process that lost another waits for that one's reason."""
 LOST_WORDS = ("gloo", "NCCL", "Connection", "Socket", "TCPStore")
 """Words of torch's errors about peers, which have no type of their own."""
 
@@ -51,11 +56,13 @@ class LostPeer(MachineError):
 class Several(Single):
     """One of `world` processes; of an error, which one tells and the others end in silence."""
 
+    store: PrefixStore | None = None
+
     def __init__(self, config: RunConfig) -> None:
         here = place()
         self.rank, self.world = here.rank, here.world
-        self._join()
         try:
+            self._join()
             super().__init__(config)
         except TokmillError as error:
             self._leave(error)
@@ -108,8 +115,11 @@ class Several(Single):
         """Meet the other processes, and find the store of names and values that all share."""
         store: Any = HashStore()
         if self.world > 1:
+            host, port = (os.environ.get(name, "") for name in (MASTER, "MASTER_PORT"))
+            if host:
+                check_host(host, MASTER)
             try:
-                with peers():
+                with peers(), told_when_waiting(f"the first process, at {host}:{port}"):
                     store, _, _ = next(rendezvous("env://", self.rank, self.world))
             except ValueError as error:
                 raise UsageError(
@@ -117,7 +127,7 @@ class Several(Single):
                 ) from error
         self.store = PrefixStore(f"tokmill/{next(_runs)}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        with peers():
+        with peers(), told_when_waiting(f"{self.world - 1} other processes"):
             dist.init_process_group(
                 backend, store=self.store, rank=self.rank, world_size=self.world
             )
@@ -136,6 +146,8 @@ class Several(Single):
         if "LOCAL_RANK" in os.environ and threading.current_thread() is threading.main_thread():
             # torchrun ends those that are left when one has ended; this one is about to.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.store is None:
+            return  # They never met.
         code = 3 if isinstance(error, KeyboardInterrupt) else 70
         if isinstance(error, TokmillError):
             code = error.exit_code
@@ -144,6 +156,10 @@ class Several(Single):
             if isinstance(error, Interrupted) and self.rank > 0:
                 # Rank 0 says it, when all that it has to write is written.
                 self.store.wait([ENDED])
+            if isinstance(error, LostPeer):
+                # The other one knows why it ends, if it was not killed.
+                with contextlib.suppress(dist.DistStoreError):
+                    self.store.wait([ENDED], WORD)
             teller, code = map(int, self.store.compare_set(ENDED, "", mine).decode().split())
         except RuntimeError:
             pass  # The store went with its process.

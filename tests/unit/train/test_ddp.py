@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import toy
 from processes import End, together, values
 from toy import cycles, losses, make_store, stop_after, weights
@@ -189,6 +190,32 @@ def test_a_process_that_fails_ends_all(
     assert values(together(2, train, value, tmp_path / "run", 0, True)) == [6, 6]
     train(value, tmp_path / "whole")
     same_training(tmp_path / "whole", tmp_path / "run")
+
+
+def refused_early(value: dict[str, Any], out: Path) -> None:
+    """Process 0 refuses as soon as it has met the other, which is still about to."""
+    if place().rank == 0:
+        train_model(value, out, quiet=True)
+        return
+    meet = dist.init_process_group
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        meet(*arguments, **options)
+        # It saw the end of process 0 while gloo was connecting, as on a busy machine.
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "init_process_group", slow)
+        train_model(value, out, quiet=True)
+
+
+def test_a_process_that_ends_while_another_meets_it(store: Path, tmp_path: Path) -> None:
+    train_model(recipe(store, 2), tmp_path / "run", quiet=True)
+    first, second = together(2, refused_early, recipe(store, 2), tmp_path / "run")
+    # Either may be the first to leave; the error comes once.
+    told = [type(end.error).__name__ for end in (first, second)]
+    assert told == ["TokmillError", "SystemExit"]
+    assert isinstance(second.error, SystemExit) and second.error.code == 1
 
 
 def test_a_loss_that_is_no_number_ends_all(store: Path, tmp_path: Path) -> None:

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.train import launch
 from tokmill.train.launch import (
     VISIBLE,
     Launch,
     Place,
+    check_host,
     gpus_of,
     one_a_machine,
     place,
     resume_flags,
+    told_when_waiting,
 )
 
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", VISIBLE):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        VISIBLE,
+        launch.SUPERVISED,
+    ):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -82,11 +94,11 @@ def test_the_line_passes_everything_else_on(given: list[str]) -> None:
 
 
 def test_the_line_of_several_machines() -> None:
-    launch = Launch(processes=4, nodes=2, node_rank=1, master="node-a:2900")
-    launch.check()
+    made = Launch(processes=4, nodes=2, node_rank=1, master="node-a:2900")
+    made.check()
     given = ["train", "S", "--processes", "4", "--nodes", "2", "--node-rank", "1"]
     given += ["--master", "node-a:2900", "--set", "run.steps=2", "-o", "R"]
-    assert launch.torchrun(given) == [
+    assert made.torchrun(given) == [
         *("--nnodes=2", "--node-rank=1", "--master-addr=node-a", "--master-port=2900"),
         *("--nproc-per-node=4", "-m", "tokmill"),
         *("train", "S", "--set", "run.steps=2", "-o", "R"),
@@ -201,3 +213,51 @@ def test_the_line_needs_no_torch() -> None:
         "place(); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
+def test_one_machine_needs_no_name(environment: pytest.MonkeyPatch) -> None:
+    """`--standalone` would look for localhost, which a small system may not know."""
+    given: list[str] = []
+    environment.setattr(launch, "_torchrun", lambda arguments: given.extend(arguments) or {})
+    for name in ("OMP_NUM_THREADS", launch.LAUNCHED, "GLOO_SOCKET_IFNAME", "RES_OPTIONS",
+                 "TORCH_CPP_LOG_LEVEL"):  # fmt: skip
+        environment.setenv(name, "1")  # put back afterwards
+    assert Launch(processes=2).run(["train", "S", "-o", "R"]) == 0
+    assert "--standalone" not in given and not any("localhost" in one for one in given)
+    assert {"--local-addr=127.0.0.1", "--rdzv-endpoint=127.0.0.1:0"} < {*given}
+
+
+def test_a_machine_that_nobody_knows(environment: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    check_host("127.0.0.1", "--master")
+    environment.setattr(socket, "getaddrinfo", unknown)
+    environment.setattr(launch, "_torchrun", lambda _: pytest.fail("it would wait for minutes"))
+    with pytest.raises(MachineError, match="'node-a' cannot be found") as found:
+        Launch(processes=2, nodes=2, master="node-a:29500").run(["train", "S", "-o", "R"])
+    assert found.value.where == "--master" and "hosts file" in found.value.hint
+
+
+def test_what_is_waited_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with told_when_waiting("the others", 60):
+        pass
+    assert capsys.readouterr().err == ""
+    with told_when_waiting("the others", 0.01):
+        until = time.monotonic() + 30
+        while not (said := capsys.readouterr().err):
+            assert time.monotonic() < until
+    assert said == "waiting for the others\n"
+
+
+def test_who_is_silent_leaves_the_word_to_the_first(environment: pytest.MonkeyPatch) -> None:
+    """torchrun ends all when one has ended: the first must have spoken by then."""
+    slept: list[float] = []
+    environment.setattr(time, "sleep", slept.append)
+    started_as(environment, Place(1, 2, 1, 2))
+    for supervised in (False, True):
+        if supervised:
+            environment.setenv(launch.SUPERVISED, "a run")
+        with pytest.raises(SystemExit), one_a_machine():
+            raise UsageError("wrong")
+    assert slept == [launch.PATIENCE]

@@ -84,9 +84,7 @@ def test_gpus_by_name(name: str, precision: str, peak: float) -> None:
     assert flops.known(name, precision) == pytest.approx(peak)
 
 
-def test_a_cpu_is_measured_once_and_the_recipe_wins() -> None:
+def test_of_a_cpu_nothing_is_known_and_the_recipe_wins() -> None:
     cpu = torch.device("cpu")
-    found = flops.peak_flops(RunConfig(), cpu)
-    assert 1e8 < found < 1e15
-    assert flops.peak_flops(RunConfig(), cpu) == found
+    assert flops.peak_flops(RunConfig(), cpu) == 0
     assert flops.peak_flops(RunConfig(peak_flops=5e12), cpu) == 5e12

@@ -1,0 +1,101 @@
+"""Shards whose bytes have changed are told while they are read, and each is hashed once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import tokmill
+from tokmill.errors import TokmillError
+from tokmill.store.check import Known, ShardCheck
+from tokmill.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    paths = []
+    for number in range(4):
+        path = tmp_path / f"{number}.txt"
+        path.write_text("".join(f"document {number} {i} of some words\n" for i in range(99)) * 60)
+        paths.append(path)
+    tokenizer = tokmill.train_tokenizer(["document of some words\n"], 260)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    folder = tmp_path / "store"
+    return tokmill.build_store("text", paths, folder, tokenizer=tmp_path / "tokenizer.json")
+
+
+def shard(store: Store, number: int) -> Path:
+    return store.path / "shards" / f"{store.shards[number].name}.safetensors"
+
+
+def flip(path: Path) -> None:
+    """Change a bit of what a shard holds, and leave its size and its header as they are."""
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+
+
+def test_whole_shards_are_remembered(store: Store, tmp_path: Path) -> None:
+    memory = tmp_path / "checked.json"
+    with ShardCheck([store], memory) as check:
+        store.offsets()
+        check.tell()
+    known = msgspec.json.decode(memory.read_bytes(), type=Known)
+    assert {*known} >= {str(shard(store, n).absolute()) for n in store.touched()}
+    before = memory.stat().st_mtime_ns
+    with ShardCheck([Store(store.path)], memory) as again:
+        again.stores[0].offsets()
+    assert not again.new and memory.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("remembered", [False, True])
+def test_a_changed_shard_is_told(remembered: bool, store: Store, tmp_path: Path) -> None:
+    memory = tmp_path / "checked.json"
+    if remembered:
+        with ShardCheck([store], memory):
+            store.offsets()
+    path = shard(store, len(store.shards) - 1)
+    flip(path)
+    opened = Store(store.path)
+    with pytest.raises(TokmillError, match="sha256 differs") as found, ShardCheck([opened], memory):
+        opened.offsets()
+    assert found.value.where == str(path.absolute())
+    assert f"tokmill store repair {store.path}" in found.value.hint
+    # It is not remembered as whole, whatever was.
+    with pytest.raises(TokmillError), ShardCheck([opened], memory):
+        opened.offsets()
+
+
+def test_damage_is_told_while_the_block_runs(store: Store) -> None:
+    flip(shard(store, 0))
+    opened = Store(store.path)
+    opened.offsets()
+    check = ShardCheck([opened])
+    with pytest.raises(TokmillError, match="sha256 differs"), check:
+        check._thread.join()
+        check.tell()
+        pytest.fail("it was told")
+
+
+def test_an_error_in_the_block_is_not_hidden(store: Store) -> None:
+    flip(shard(store, 0))
+    with pytest.raises(ZeroDivisionError), ShardCheck([store]):
+        store.offsets()
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b'{"a": 1}', b"[" * 10**5, os.urandom(99)])
+def test_a_memory_that_is_none(content: bytes, store: Store, tmp_path: Path) -> None:
+    memory = tmp_path / "checked.json"
+    memory.write_bytes(content)
+    with ShardCheck([store], memory):
+        store.offsets()
+    assert msgspec.json.decode(memory.read_bytes(), type=Known)
+
+
+def test_no_stores_are_fine() -> None:
+    with ShardCheck(iter(())) as check:
+        check.tell()
