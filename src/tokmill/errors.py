@@ -7,7 +7,26 @@ line prints it without a traceback; anything that is no `TokmillError` is a bug.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""Characters that a terminal obeys or that cannot be printed: controls, but tab and newline;
+marks of direction; bytes of names that are no UTF-8."""
+
+
+def plain(text: str) -> str:
+    """Return text as it may be printed: what `UNSAFE` names stands in it as `\\x1b`, `\\u202e`."""
+    return UNSAFE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    number = ord(match[0])
+    if 0xDC80 <= number <= 0xDCFF:
+        number -= 0xDC00
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
 
 
 class TokmillError(Exception):
@@ -22,8 +41,9 @@ class TokmillError(Exception):
         super().__init__(what, where, hint)
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\nhint: {self.hint}" if self.hint else text
+        where = self.where.replace("\n", "\\n")
+        text = f"{where}: {self.what}" if where else self.what
+        return plain(f"{text}\nhint: {self.hint}" if self.hint else text)
 
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword arguments do not survive the default reduction, and errors cross process borders.

@@ -16,6 +16,7 @@ import secrets
 import stat
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -315,6 +316,22 @@ def sha256_file(path: Path) -> str:
     """Return the sha256 of a file as hex."""
     with machine_errors("read", path), open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def path_to_text(path: str) -> str:
+    """Return a path as text that JSON can hold: itself, or as `file:///…%E9` if it is no UTF-8."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return Path(os.path.abspath(path)).as_uri()
+    return path
+
+
+def path_from_text(text: str) -> str:
+    """Return the path that `path_to_text` made a text of."""
+    if not text.startswith("file:///"):
+        return text
+    return os.fsdecode(urllib.parse.unquote_to_bytes(text.removeprefix("file://")))
 
 
 def stamp(facts: os.stat_result) -> tuple[int, int, int]:

@@ -132,5 +132,6 @@ class Progress:
             # A line that wraps cannot be written over.
             width = shutil.get_terminal_size().columns - 1
             text = text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
-            text = f"\r\x1b[2K{text}"
+            # Past the door that escapes what names of files hold.
+            getattr(sys.stderr, "inner", sys.stderr).write("\r\x1b[2K")
         print(text, file=sys.stderr, end=end, flush=True)

@@ -172,9 +172,9 @@ def said_of_inputs(plan: Plan, planned: Iterable[PlannedItem], why: Mapping[str,
     `why`: reason → records that were left out for it.
     """
     kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
-    fields_are_wrong = max(why, key=lambda reason: why[reason], default="") in ("missing", "type")
-    if not fields_are_wrong or not hasattr(kind, "why_nothing"):
-        return ""
+    reason = max(why, key=lambda reason: why[reason], default="")
+    if reason not in ("missing", "type") or not hasattr(kind, "why_nothing"):
+        return str(getattr(kind, "hints", {}).get(reason, ""))
     paths = list(islice(dict.fromkeys(item.path for item in planned), 4))
     options = msgspec.convert(plan.options, type=kind.Config)
     said: str = kind.why_nothing(options, paths)

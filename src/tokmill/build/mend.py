@@ -16,7 +16,7 @@ from tokmill.build.plan import digest_of, group_items, shard_of, write_inputs
 from tokmill.build.resources import Amount
 from tokmill.build.source import Frozen, Request
 from tokmill.errors import TokmillError
-from tokmill.files import inside, sha256_file, write_file
+from tokmill.files import inside, path_from_text, sha256_file, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.events import EVENTS, damaged_events, good_events
 from tokmill.store.manifest import Manifest, Plan, PlannedItem
@@ -89,7 +89,7 @@ def planned_work(store: Path, plan: Plan) -> Work:
     return Work(
         plan.recipe["source"],
         plan.options,
-        plan.roots,
+        plan.inputs(),
         plan.vocabularies,
         str(store),
         Amount().resources(),
@@ -131,13 +131,13 @@ def frozen_again(store: Path, plan: Plan) -> Mapping[str, Frozen]:
     """Freeze the vocabularies of a plan as its build did: from a file, or from the inputs."""
     kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
     config = msgspec.convert(plan.options, type=kind.Config)
-    tokenizer = plan.tokenizer if isinstance(plan.tokenizer, str) else None
+    tokenizer = path_from_text(plan.tokenizer) if isinstance(plan.tokenizer, str) else None
     roles = plan.roles if isinstance(plan.roles, dict) else {}
     try:
         with tempfile.TemporaryDirectory(prefix="tokmill-") as scratch:
             if (store / "vocab" / LEARNED).exists():
                 tokenizer = _learned_again(store, plan, Path(scratch))
-            request = Request(inputs=tuple(plan.roots), tokenizer=tokenizer, roles=roles)
+            request = Request(inputs=tuple(plan.inputs()), tokenizer=tokenizer, roles=roles)
             found: Mapping[str, Frozen] = kind.freeze(config, request)
     except TokmillError as error:
         wanted = ", ".join(f"{v.file} (sha256 {v.sha256})" for v in plan.vocabularies.values())
@@ -155,7 +155,7 @@ def _learned_again(store: Path, plan: Plan, scratch: Path) -> str:
     learn = plugins.require("tokmill.text.learn")
     options = learn.options_of(learn.read_note(store / "vocab"))
     path, _ = learn.learned_tokenizer(
-        scratch, plan.recipe["source"], plan.roots, plan.options, options
+        scratch, plan.recipe["source"], plan.inputs(), plan.options, options
     )
     return str(path)
 

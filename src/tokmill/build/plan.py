@@ -12,7 +12,7 @@ import msgspec
 from tokmill.build.scan import CHOICE
 from tokmill.build.source import Frozen, Item, Source
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, write_file
+from tokmill.files import machine_errors, path_to_text, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, canonical_digest
 from tokmill.store.schema import check_schema
@@ -80,7 +80,7 @@ def make_plan(
         input_bytes=sum(item.size for item in planned),
         shards=shards,
         options=msgspec.to_builtins(source.config),
-        roots=[str(Path(root).absolute()) for root in roots],
+        roots=[path_to_text(str(Path(root).absolute())) for root in roots],
         left_out=dict(getattr(source, "left_out", {})) or msgspec.UNSET,
         overlay=getattr(source, "overlay", msgspec.UNSET),
         command=getattr(source, "command", msgspec.UNSET),
@@ -161,7 +161,13 @@ def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool
 def _lines(planned: Sequence[PlannedItem]) -> Iterator[bytes]:
     encoder = msgspec.json.Encoder()
     for start in range(0, len(planned), 4096):
-        yield encoder.encode_lines(planned[start : start + 4096])
+        items = planned[start : start + 4096]
+        try:
+            yield encoder.encode_lines(items)
+        except UnicodeEncodeError:
+            yield encoder.encode_lines(
+                [msgspec.structs.replace(item, path=path_to_text(item.path)) for item in items]
+            )
 
 
 def difference(old: Any, new: Any, path: str = "") -> list[str]:

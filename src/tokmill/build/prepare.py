@@ -14,6 +14,7 @@ from tokmill.build.resources import Amount
 from tokmill.build.scan import OWN
 from tokmill.build.source import Frozen, Request, Source
 from tokmill.errors import UsageError
+from tokmill.files import path_to_text
 from tokmill.store.manifest import Plan, PlannedItem
 
 
@@ -91,7 +92,9 @@ def prepare(chosen: BuildRecipe) -> Prepared:
     finally:
         OWN.reset(own)
     if chosen.tokenizer is not None:
-        plan = msgspec.structs.replace(plan, tokenizer=str(Path(chosen.tokenizer).absolute()))
+        plan = msgspec.structs.replace(
+            plan, tokenizer=path_to_text(str(Path(chosen.tokenizer).absolute()))
+        )
     if chosen.roles:
         plan = msgspec.structs.replace(plan, roles=chosen.roles)
     return Prepared(chosen, config, frozen, plan, planned)

@@ -123,7 +123,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     work = Work(
         plan.recipe["source"],
         plan.options,
-        plan.roots,
+        plan.inputs(),
         plan.vocabularies,
         str(out),
         resources,

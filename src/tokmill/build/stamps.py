@@ -17,7 +17,15 @@ import msgspec
 from tokmill.build.make import Content
 from tokmill.build.source import Item, Source
 from tokmill.errors import MachineError, TokmillError
-from tokmill.files import inside, machine_errors, make_folder, stamp, write_file
+from tokmill.files import (
+    inside,
+    machine_errors,
+    make_folder,
+    path_from_text,
+    path_to_text,
+    stamp,
+    write_file,
+)
 from tokmill.progress import Progress, human_count
 from tokmill.store.manifest import PlannedItem, Receipt
 from tokmill.store.shard import SUFFIX
@@ -66,14 +74,14 @@ def read_stamps(store: Path) -> dict[str, Stamp]:
         lines = msgspec.json.Decoder(_Line).decode_lines((store / FILE).read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return {}
-    return {line.path: line.stamp for line in lines}
+    return {path_from_text(line.path): line.stamp for line in lines}
 
 
 def write_stamps(store: Path, stamps: Mapping[str, Stamp]) -> None:
     """Keep stamps, unless they are there already."""
     if read_stamps(store) != stamps:
         make_folder((store / FILE).parent)
-        lines = [_Line(path, found) for path, found in stamps.items()]
+        lines = [_Line(path_to_text(path), found) for path, found in stamps.items()]
         write_file(store / FILE, msgspec.json.Encoder().encode_lines(lines))
 
 

@@ -16,7 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 from tokmill.cli.lazy import as_command, lazy_group
-from tokmill.errors import Interrupted, TokmillError
+from tokmill.cli.output import behind_doors
+from tokmill.errors import Interrupted, TokmillError, plain
 from tokmill.files import HINTS, machine_error
 
 # typer carries its own click, whose names are private; these are its public faces.
@@ -57,7 +58,12 @@ def load_command(name: str) -> Any:
     value: Any = getattr(importlib.import_module(module), attribute)
     if isinstance(value, TyperGroup):
         return value
-    return typer.main.get_command(value) if isinstance(value, typer.Typer) else as_command(value)
+    if not isinstance(value, typer.Typer):
+        return as_command(value)
+    command: Any = typer.main.get_command(value)
+    for inner in command.commands.values():
+        inner.callback = behind_doors(inner.callback)
+    return command
 
 
 def application() -> TyperGroup:
@@ -136,9 +142,15 @@ def main(arguments: list[str] | None = None) -> int:
             _complain(str(found))
             sys.exit(found.exit_code)
         with tempfile.NamedTemporaryFile(
-            "w", prefix="tokmill-bug-", suffix=".txt", delete=False
+            "w",
+            prefix="tokmill-bug-",
+            suffix=".txt",
+            delete=False,
+            encoding="utf-8",
+            errors="backslashreplace",
         ) as handle:
             handle.write(" ".join(sys.argv) + "\n\n" + traceback.format_exc())
+        # The names in it may be no UTF-8.
         last = traceback.format_exc().strip().splitlines()[-1]
         _complain(
             f"this is a bug in tokmill: {last}\nhint: please report it with the file {handle.name}"
@@ -183,7 +195,7 @@ def _terminated(number: int, frame: object) -> None:
 
 
 def _complain(text: str, kind: tuple[str, str] = ERROR) -> None:
-    first, _, rest = text.partition("\nhint:")
+    first, _, rest = plain(text).partition("\nhint:")
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     label, hint = f"{kind[0]}:", "hint:"
     if colour:

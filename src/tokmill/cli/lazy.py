@@ -8,6 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from tokmill.cli.output import behind_doors
 from tokmill.errors import UsageError, nearest
 
 LISTING = "tokmill.listing"
@@ -58,5 +59,5 @@ def lazy_group(
 def as_command(function: Callable[..., Any], name: str | None = None) -> Any:
     """Turn a typed function into a command."""
     app = typer.Typer(add_completion=False)
-    app.command(name=name)(function)
+    app.command(name=name)(behind_doors(function))
     return typer.main.get_command(app)

@@ -2,10 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TextIO, TypeVar, cast
 
 import msgspec
+
+from tokmill.errors import UNSAFE, plain
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Door:
+    """A stream that escapes what a terminal would obey: names of files are anybody's text."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        """The stream itself, for control sequences of our own and for results that are raw text."""
+
+    def write(self, text: str) -> int:
+        """Write text with control characters escaped."""
+        self.inner.write(plain(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@contextlib.contextmanager
+def doors() -> Iterator[None]:
+    """Print through doors, for as long as a command runs."""
+    before = sys.stdout, sys.stderr
+    mine = Door(before[0]), Door(before[1])
+    sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", mine)
+    try:
+        yield
+    finally:
+        # Who put another stream in its place meanwhile keeps it.
+        for name, door, stream in zip(("stdout", "stderr"), mine, before, strict=True):
+            if getattr(sys, name) is door:
+                setattr(sys, name, stream)
+
+
+def behind_doors(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that prints through doors."""
+
+    @functools.wraps(function)
+    def run(*arguments: P.args, **options: P.kwargs) -> T:
+        with doors():
+            return function(*arguments, **options)
+
+    return run
+
+
+def print_text(text: str) -> None:
+    """Print a result that is text to the letter: escaped on a terminal, raw in a pipe or a file."""
+    stream = sys.stdout if sys.stdout.isatty() else getattr(sys.stdout, "inner", sys.stdout)
+    stream.write(text)
+    stream.flush()
 
 
 def say(text: str) -> None:
@@ -15,8 +72,23 @@ def say(text: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print a result as indented JSON to stdout."""
-    encoded = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    sys.stdout.write(encoded.decode() + "\n")
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        # A name that is no UTF-8 somewhere in it.
+        encoded = msgspec.json.encode(_plain_values(msgspec.to_builtins(value)))
+    text = msgspec.json.format(encoded, indent=2).decode()
+    # As JSON escapes them, before the door does it in its own way.
+    text = UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    sys.stdout.write(text + "\n")
+
+
+def _plain_values(value: Any) -> Any:
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, dict):
+        return {_plain_values(key): _plain_values(inner) for key, inner in value.items()}
+    return [_plain_values(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def print_table(headers: list[str], rows: list[list[Any]]) -> None:

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.cli.output import say
+from tokmill.cli.output import print_text, say
 from tokmill.errors import UsageError
 from tokmill.progress import human_count
 
@@ -115,7 +115,7 @@ def sample(
         else:
             if several:
                 print(f"{chr(10) if count else ''}--- {_name(found, samples)}")
-            print(_shown(found, before, as_ids), flush=True)
+            print_text(f"{_shown(found, before, as_ids)}\n")
         said["sliding"] = said.get("sliding", 0) + bool(found.out_of_sight)
         said["all"] = count + 1
     if given is not None and given.blank:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tokmill.cli.output import print_json, print_table, say
+from tokmill.cli.output import print_json, print_table, print_text, say
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors, make_folder, write_file
 from tokmill.progress import human_bytes, human_count, human_time
@@ -170,7 +170,7 @@ def decode(
     if out is not None:
         write_file(out, loaded.decode_bytes(numbers))
         return
-    sys.stdout.write(loaded.decode(numbers))
+    print_text(loaded.decode(numbers))
     if sys.stdout.isatty():
         sys.stdout.write("\n")
 

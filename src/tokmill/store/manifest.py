@@ -11,8 +11,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tokmill.errors import TokmillError
-from tokmill.files import machine_errors
+from tokmill.errors import TokmillError, UsageError, plain
+from tokmill.files import machine_errors, path_from_text
 from tokmill.store.schema import Schema
 from tokmill.store.seal import check_seal
 from tokmill.store.vocab import Vocabulary
@@ -64,6 +64,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Role → special token, where they were named."""
     inputs_sha256: str | UnsetType = UNSET
     """sha256 of `inputs.jsonl`; older plans have none."""
+
+    def inputs(self) -> list[str]:
+        """Return the INPUT arguments as paths."""
+        return [path_from_text(root) for root in self.roots]
 
 
 class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
@@ -223,7 +227,14 @@ def canonical_digest(value: Any) -> str:
 
 def encode(value: Any, indent: int = 1) -> bytes:
     """Return a value as JSON for people and machines; columns keep their order."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=indent) + b"\n"
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"a name is no UTF-8, which JSON cannot hold: {plain(error.object)}",
+            hint="rename that file or folder; inputs may be called so, and nothing else",
+        ) from None
+    return msgspec.json.format(encoded, indent=indent) + b"\n"
 
 
 def read_json(path: Path, kind: Any) -> Any:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import MachineError, TokmillError, UsageError, nearest
-from tokmill.files import inside, machine_errors, sha256_file
+from tokmill.files import inside, machine_errors, path_from_text, sha256_file
 from tokmill.store import manifest as layout
 from tokmill.store.gather import Gather
 from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
@@ -300,7 +300,10 @@ def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
     with machine_errors("read", path / "inputs.jsonl"), open(path / "inputs.jsonl", "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield decoder.decode(line)
+                item = decoder.decode(line)
+                if item.path.startswith("file:"):
+                    item = msgspec.structs.replace(item, path=path_from_text(item.path))
+                yield item
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise TokmillError(
                     f"the line cannot be read: {error}",

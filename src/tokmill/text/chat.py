@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
+from tokmill.build.scan import FolderOptions
 from tokmill.build.source import Frozen, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.mask import LOSS
@@ -42,7 +43,7 @@ BESIDE = ("system", "tools")
 """Keys beside the messages that are read."""
 
 
-class ChatConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ChatConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of chats."""
 
     messages: str = ""
@@ -85,6 +86,17 @@ class ChatSource(JsonlSource):
 
     Config: ClassVar[type[msgspec.Struct]] = ChatConfig
     version = 1
+    hints: ClassVar[dict[str, str]] = {
+        "no mask": "put {% generation %} and {% endgeneration %} around the answer in a copy of "
+        "the template, or --learn all",
+        "nothing to learn": "the assistant says nothing in them: --learn all learns everything",
+        "template": "the template refuses such chats, or is for another kind: another "
+        "--chat-template",
+        "tool calls": "--chat-template FILE with a template that writes calls of tools",
+        "role": "roles are system, developer, user or human, assistant or gpt, and tool",
+        "too many turns": "{% generation %} in a copy of the template marks any number of turns",
+    }
+    """Reason → what helps, where it is the most frequent one of those that end a build."""
     config: ChatConfig  # type: ignore[assignment]
 
     def __init__(

@@ -157,10 +157,10 @@ def mask(begins: Array, ends: Array, spans: Array) -> Array:
     spans = spans[spans[:, 0] < spans[:, 1]]
     first = np.searchsorted(ends, spans[:, 0], side="right")
     stop = np.searchsorted(begins, spans[:, 1], side="left")
-    change = np.zeros(len(begins) + 1, np.int64)
+    change = np.zeros(len(begins) + 1, np.int8)
     np.add.at(change, first, 1)
     np.add.at(change, np.maximum(first, stop), -1)
-    learned: Array = (np.cumsum(change)[:-1] > 0).astype(np.uint8)
+    learned: Array = (np.cumsum(change, dtype=np.int8)[:-1] > 0).astype(np.uint8)
     return learned
 
 

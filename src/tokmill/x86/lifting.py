@@ -81,6 +81,8 @@ class _Task(NamedTuple):
     lifter: str
     version: str
     levels: tuple[str, ...] | None
+    chosen: bool = True
+    """Whether the name of the graph is ours, and not one that the user gave."""
 
 
 def lift_files(
@@ -132,6 +134,7 @@ def lift_files(
             lifter,
             version,
             None if levels is None else tuple(levels),
+            not single,
         )
         for file in files
     ]
@@ -257,6 +260,9 @@ def _make(task: _Task) -> list[Outcome]:
         about = read_about(task.out)
         if about is not None and (about.digest, about.lifter) == (digest, task.version):
             return [Outcome(name, about=about)]
+        if about is None and task.chosen and task.out.exists():
+            what = "a file of the name of its graph is there, and is no graph"
+            return [Outcome(name, refused=what, hint="choose another folder")]
         graph = lift_file(task.file, task.lifter)
         make_folder(task.out.parent)
         about = write_graph(graph, task.out, digest, task.version)

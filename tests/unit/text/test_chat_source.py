@@ -202,8 +202,9 @@ def test_templates_that_rewrite_earlier_turns_are_refused_not_guessed(
         "{% if loop.last %}{{ loop.index }}{% endif %}{{ m.content + '<|im_end|>' }}{% endfor %}"
     )
     rows = [{"messages": [USER, HELLO]}]
-    with pytest.raises(TokmillError, match="1 no mask"):
+    with pytest.raises(TokmillError, match="1 no mask") as caught:
         build(tmp_path, tokenizer, rows, chat_template=template)
+    assert "{% generation %}" in caught.value.hint
     assert len(build(tmp_path, tokenizer, rows, chat_template=template, learn="all")) == 1
     template = "{{ raise_exception('no') }}"
     with pytest.raises(TokmillError, match="1 template"):

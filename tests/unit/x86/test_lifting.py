@@ -108,6 +108,19 @@ def test_options_that_do_not_exist(programs: Path, tmp_path: Path) -> None:
         lift_files([str(tmp_path / "nowhere")], tmp_path / "x")
 
 
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_a_file_that_is_no_graph_is_not_replaced(form: str, programs: Path, tmp_path: Path) -> None:
+    mine = tmp_path / f"graphs/first.{form}"
+    mine.parent.mkdir()
+    mine.write_text("mine\n")
+    (mine.parent / "thesis.tmp-1.doc").write_text("mine")
+    report = lift_files([str(programs)], mine.parent, form=form)
+    assert mine.read_text() == "mine\n" and (mine.parent / "thesis.tmp-1.doc").exists()
+    assert report.made == 2 and "first" in [one.program for one in report.refusals]
+    # A file that is named is what the user said.
+    assert lift_files([str(programs / "first")], mine, form=form).made == 1
+
+
 def test_two_writers_of_a_folder(programs: Path, tmp_path: Path) -> None:
     out = tmp_path / "graphs"
     out.mkdir()

@@ -1,0 +1,127 @@
+"""Files with odd names: bytes that are no UTF-8, escapes, newlines, very long ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from making import TOKENIZER, jsonl
+from tokmill.errors import TokmillError, plain
+from tokmill.files import path_from_text, path_to_text
+from tokmill.store.store import Store, read_planned
+
+ODD = {
+    "bytes": os.fsdecode(b"caf\xe9 \xff.jsonl"),
+    "escapes": "\x1b]0;owned\x07\x1b[2J\x1b[31mred.jsonl",
+    "newline": "a\nerror: forged\n.jsonl",
+    "direction": "evil‮lnosj.jsonl",
+    "c1": "a\x9b31mb.jsonl",
+    "spaces": "  a  b .jsonl",
+    "long": "n" * 249 + ".jsonl",
+    "quotes": "a'b\"c$(d)`e`;f.jsonl",
+    "percent": "100%25 %E9.jsonl",
+}
+
+
+def is_printable(text: str) -> bool:
+    """Whether a terminal only prints it."""
+    return text == plain(text)
+
+
+@pytest.fixture(params=ODD)
+def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder with a file of an odd name, in a folder of an odd name."""
+    folder = tmp_path / "in" / ODD[request.param].removesuffix(".jsonl")[:100]
+    folder.mkdir(parents=True)
+    return jsonl(folder / ODD[request.param], [{"text": f"record {i}"} for i in range(9)])
+
+
+def test_odd_names_are_inputs_like_any_other(odd: Path, tmp_path: Path, here: Any) -> None:
+    """As a file, in a folder, in every command that names it again."""
+    for number, given in enumerate((odd, odd.parent, tmp_path / "in")):
+        store = tmp_path / f"s{number}"
+        command = ("build", "jsonl", given, "-o", store, "--tokenizer", TOKENIZER, "--workers", 0)
+        for _ in range(2):
+            out, err = here(*command)
+            assert is_printable(out) and is_printable(err)
+        [item] = read_planned(store)
+        assert item.path == str(odd)
+        assert item.name.encode() and len(Store(store)) == 9
+        for more in (
+            ("store", "validate", store, "--deep", 1),
+            ("store", "repair", store, "--input", item.name),
+            ("store", "locate", store, 3),
+            ("store", "rejects", store, "--skipped"),
+            ("inspect", store),
+            ("build", "jsonl", "--explain", f"{odd}:2", "--tokenizer", TOKENIZER),
+            (*command, "--dry-run"),
+        ):
+            out, err = here(*more)
+            assert is_printable(out) and is_printable(err)
+        for more in (("store", "locate", store, 3, "--json"), ("inspect", store, "--json")):
+            out, _ = here(*more)
+            assert is_printable(out) and json.loads(out)
+    odd.write_text('{"text": "changed"}\n')
+    _, err = here(*command, code=1)
+    assert "changed: " in err and is_printable(err)
+    here(*command, "--yes")
+    odd.write_text("{\n" * 2000)
+    _, err = here(*command, "--yes", code=1)
+    assert is_printable(err)
+    odd.unlink()
+    _, err = here(*command, code=1)
+    assert is_printable(err) and "hint:" in err
+
+
+def test_odd_names_of_stores_and_missing_things(odd: Path, here: Any) -> None:
+    store = odd.with_suffix(".store") if len(odd.name) < 200 else odd.with_name("store")
+    here("build", "jsonl", odd, "-o", store, "--tokenizer", TOKENIZER, "--workers", 2)
+    out, err = here("inspect", store)
+    assert is_printable(out + err)
+    here("build", "select", store, "-o", f"{store}2", "--min-length", 1, "--workers", 0)
+    gone = f"{store}-gone"
+    for wrong in (
+        ("inspect", gone),
+        ("build", "text", gone, "-o", "x", "--tokenizer", TOKENIZER),
+        ("store", "validate", gone),
+        ("cfg", odd, "-o", "graphs"),
+        ("tokenizer", "encode", "-t", gone, "a"),
+    ):
+        out, err = here(*wrong, code=1)
+        assert is_printable(out) and is_printable(err) and "hint:" in err
+
+
+def test_a_bug_with_an_odd_name_is_reported_as_one(tmp_path: Path) -> None:
+    """The handler itself failed on such a name."""
+    code = (
+        "import sys, os, tokmill.cli as cli\n"
+        "def broken(): raise ValueError(os.fsdecode(b'\\xe9') + '\\x1b[2J')\n"
+        "cli.application = broken\n"
+        "cli.main(sys.argv[1:])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, b"\xff\x1b[2J"], capture_output=True, check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONIOENCODING": "utf-8:strict"},
+    )  # fmt: skip
+    assert done.returncode == 70, done.stderr
+    assert b"this is a bug" in done.stderr and is_printable(done.stderr.decode())
+    [report] = tmp_path.glob("tokmill-bug-*")
+    assert "ValueError" in report.read_text("utf-8")
+
+
+def test_paths_survive_in_json() -> None:
+    for path in ("/a b", "/é", "/100%25", os.fsdecode(b"/caf\xe9/\xff%20"), "/file:///x"):
+        text = path_to_text(path)
+        assert text.encode() and path_from_text(text) == path
+
+
+def test_errors_are_printable() -> None:
+    error = TokmillError("what\x1b[2J", where="a\nerror: b\r", hint="c‮")
+    assert is_printable(str(error))
+    assert str(error).splitlines() == ["a\\nerror: b\\x0d: what\\x1b[2J", "hint: c\\u202e"]
