@@ -118,7 +118,10 @@ class ChatSource(JsonlSource):
             text, needed = chat_templates.BUILT_IN[config.chat_template]
             self._check_tokens(needed)
         elif not chat_templates.is_text(text):
-            raise UsageError("the template was not read", hint="chat_templates.find reads it")
+            raise UsageError(
+                "no chat template was named, and there is no tokenizer that has one",
+                hint="`tokmill build chat … --vocab-size N` trains a tokenizer on chats",
+            )
         data = msgspec.json.decode(self.frozen.data) if self.frozen is not None else {}
         control = control_tokens(data, text)
         names = self._names(data) | config.tokens

@@ -17,6 +17,7 @@ from tokmill.build.source import Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.store import Store
 from tokmill.text.chat_encode import ChatEncoder, mask
+from tokmill.text.documents import iter_documents
 from tokmill.text.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "hi"}
@@ -268,6 +269,15 @@ def test_where_templates_are_found(tmp_path: Path, tokenizer: Path) -> None:
     (folder / "broken.jinja").write_text("{% if %}")
     with pytest.raises(UsageError, match="no Jinja template"):
         build(tmp_path, folder, rows, chat_template=str(folder / "broken.jinja"))
+
+
+def test_training_on_chats_needs_a_template(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "x.jsonl", [{"messages": [USER, HELLO]}])
+    with pytest.raises(UsageError, match="no chat template was named") as caught:
+        list(iter_documents([str(path)], "chat"))
+    assert "tokmill build chat" in caught.value.hint
+    found = list(iter_documents([str(path)], "chat", {"chat_template": "chatml"}))
+    assert found == [[CHATML]]
 
 
 def test_a_template_that_writes_the_day_needs_one(tmp_path: Path, tokenizer: Path) -> None:
