@@ -115,6 +115,8 @@ class Lifter:
         self._read: set[int] = set()
         self.computed: set[int] = set()
         """Offsets of jumps that stay in their function, though nobody knows where they lead."""
+        self.pointed = (-1, np.zeros(0, np.uint64))
+        """Instructions that were known, and what (u8) pointers in memory lead to with these."""
         self.cut_short: list[str] = []
         """What was not done to the end."""
         self._renew()

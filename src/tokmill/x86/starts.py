@@ -86,7 +86,11 @@ def pointed_starts(lifter: Lifter, functions: Array, *, doubtful: bool = False) 
     Such a pointer may be a label within a function, too. So those that do not look like a function
     wait until the code before them is known: one for each run of unknown code, if `doubtful`.
     """
-    found = np.concatenate([lifter.program.pointers, _words(lifter)])
+    # What is decoded decides which of them are jump tables; that changes in few rounds.
+    decoded = len(lifter.instructions.start)
+    if lifter.pointed[0] != decoded:
+        lifter.pointed = decoded, distinct(lifter.program.pointers, _words(lifter))
+    found = lifter.pointed[1]
     offsets, _ = _fresh(lifter, functions, found)
     begin, _ = gaps(lifter.ways)
     gap = np.searchsorted(begin, offsets, side="right") - 1
@@ -159,10 +163,16 @@ def _saves(code: Code, offsets: Array) -> Array:
 def tail_starts(lifter: Lifter, functions: Array) -> Array:
     """Return offsets outside the ranges that are only jumped to, and only across functions."""
     instructions, ways = lifter.instructions, lifter.ways
-    flow = instructions.flow[ways.source]
-    reached = ways.reached(ways.source)
-    source, target = ways.source[reached], ways.target[reached]
-    flow = flow[reached]
+    # Most ways lead to what cannot be one: they are left aside first.
+    wanted = np.zeros(len(instructions.start), bool)
+    wanted[ways.target[instructions.flow[ways.source] == Flow.JUMP]] = True
+    rows = np.flatnonzero(wanted)
+    offsets = instructions.start[rows].astype(np.int64)
+    wanted[rows] = (lifter.ranges.number(offsets) < 0) & ~member(offsets, functions)
+    kept = np.flatnonzero(wanted[ways.target])
+    kept = kept[ways.reached(ways.source[kept])]
+    source, target = ways.source[kept], ways.target[kept]
+    flow = instructions.flow[source]
     offset = instructions.start[target].astype(np.int64)
     from_ = instructions.start[source].astype(np.int64)
     crossing = np.searchsorted(functions, from_, side="right") != np.searchsorted(
@@ -181,8 +191,8 @@ def tail_starts(lifter: Lifter, functions: Array) -> Array:
     # Nothing may fall into it but padding.
     before = np.maximum(candidates - 1, 0)
     fallen = (ways.run(before) == ways.run(candidates)) & ~is_padding(instructions, before)
-    offsets: Array = instructions.start[candidates[~fallen]].astype(np.int64)
-    return offsets[(lifter.ranges.number(offsets) < 0) & ~member(offsets, functions)]
+    found: Array = instructions.start[candidates[~fallen]].astype(np.int64)
+    return found
 
 
 def gap_starts(lifter: Lifter, functions: Array) -> Array:
