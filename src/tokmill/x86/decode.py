@@ -17,6 +17,7 @@ from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image import Program
 from tokmill.x86.ranges import expand, member
+from tokmill.x86.register_calls import register_calls
 from tokmill.x86.return_addresses import CALL, leaving_returns, local_calls, retpolines
 
 LONGEST = 15
@@ -65,6 +66,7 @@ class Code:
     def __init__(self, program: Program) -> None:
         sections = [s for s in program.sections if s.execute and not s.stubs]
         self.bits = program.bits
+        self._executable = [(s.address, len(s.data)) for s in program.sections if s.execute]
         self.base = np.asarray([section.address for section in sections], np.uint64)
         self.edge = np.zeros(len(sections) + 1, np.int64)
         np.cumsum([len(section.data) for section in sections], out=self.edge[1:])
@@ -84,6 +86,13 @@ class Code:
         """(D,) i8, ascending: where data that is known to lie between code begins and ends."""
         own = program.import_target > 0
         self._stub, self._stub_target = program.import_address[own], program.import_target[own]
+
+    def executable(self, address: Array) -> Array:
+        """Return which addresses (u8) are those of code or of import stubs: bool."""
+        found = np.zeros(len(address), bool)
+        for low, size in self._executable:
+            found |= address - np.uint64(low) < np.uint64(size)
+        return found
 
     def address(self, offset: Array) -> Array:
         """Return the addresses (u8) of offsets (i8)."""
@@ -265,6 +274,10 @@ class Instructions:
         through = through[member(target[through], self.code.slot)]
         target[through] = self.code.slot_target[np.searchsorted(self.code.slot, target[through])]
         flow[through] = np.where(flow[through] == Flow.JUMP_INDIRECT, Flow.JUMP, Flow.CALL)
+        rows = np.flatnonzero(INDIRECT[flow] & (target == 0))
+        rows, address = register_calls(self.code, start, length, flow, rows)
+        flow[rows] = np.where(flow[rows] == Flow.JUMP_INDIRECT, Flow.JUMP, Flow.CALL)
+        target[rows] = address
         self._set_return_addresses(start, length, flow, target)
         return start, length, flow, target[flow > 0]
 

@@ -27,7 +27,10 @@ SHORT, LONG, LAST = 16, 64, 8
 """Instructions before the jump that are looked at: first, if they do not say enough, at last."""
 MOST_PATHS = 8
 MOST_BASES = 32
+MOST_LABELS = 4
 SCALES = (2, 4, 8)
+DISTANCES = (4, 2)
+"""Bytes of entries that are distances."""
 FAR = 1 << 12
 """No index has a number in it that moves a table so far."""
 
@@ -137,7 +140,7 @@ class Tables:
             if len({abs(f) for _, f in scaled}) != 1 or len(near) > 1 or len(far) > 1:
                 continue
             relative = bool(far) or target.number != 0
-            if load.size != (4 if relative else self.program.word):
+            if load.size not in (DISTANCES if relative else (self.program.word,)):
                 continue
             known = len(scaled) + len(near)
             if len(load.address.terms) != known or len(target.terms) != 1 + len(far):
@@ -145,16 +148,29 @@ class Tables:
             # Of an index that is a sum of unknowns, or counts down, no limits are known.
             single = len(scaled) == 1 and scaled[0][1] > 0
             index, scale = scaled[0] if single else (None, abs(scaled[0][1]))
-            if near and far and near != far:
-                continue
-            unknown = (near or far)[0] if near or far else None
-            for base in [0] if unknown is None else self._bases(unknown, row, low, high):
-                address = load.address.number + (base if near else 0)
-                added = target.number + (base if far else 0)
-                guessed = unknown is not None
-                yield _Form(
-                    address & self._mask, scale, load.size, added & self._mask, index, guessed
-                )
+            tables = self._bases(near[0], row, low, high) if near else [0]
+            for base in tables:
+                for other in self._far_bases(near, far, base, row, low, high):
+                    address = (load.address.number + base) & self._mask
+                    added = (target.number + other) & self._mask
+                    yield _Form(address, scale, load.size, added, index, bool(near or far))
+
+    def _far_bases(
+        self, near: list[Unknown], far: list[Unknown], base: int, row: int, low: int, high: int
+    ) -> list[int]:
+        """Return what is added to entries, where the table lies at `base`.
+
+        Most often that is the table itself; where another register is added, it holds a label.
+        """
+        if not far or near == far:
+            return [base if far else 0]
+        found = self._bases(far[0], row, low, high)
+        if not near:
+            return found
+        offsets = self.instructions.code.offset(np.asarray(found, np.uint64))
+        inside = (offsets >= low) & (offsets < high)
+        labels = [one for one, label in zip(found, inside.tolist(), strict=True) if label]
+        return labels[:MOST_LABELS]
 
     def _bases(self, unknown: Unknown, row: int, low: int, high: int) -> list[int]:
         """Return what an unknown base may be, the likeliest first.
@@ -217,8 +233,9 @@ class Tables:
         bounded &= bool(fits.all())
         cells = data[places[fits][:, None] + np.arange(form.size)]
         value = cells.view(f"<i{form.size}")[:, 0].astype(np.uint64)
-        # GHC writes 0 where the value never comes.
-        never = value == 0
+        # GHC writes 0 where the value never comes. From a label counted it is the label itself.
+        base = int(self.instructions.code.offset(np.asarray([form.base], np.uint64))[0])
+        never = (value == 0) & (not low <= base < high)
         value += np.uint64(form.base)
         value &= np.uint64(self._mask)
         offset = self.instructions.code.offset(value)
@@ -307,7 +324,8 @@ def _paths(ways: Ways, row: int) -> Iterator[list[int]]:
 def constants(program: Program, instructions: Instructions) -> tuple[Array, Array, Array]:
     """Return the addresses that instructions put into registers: offset (i8), register, value (u8).
 
-    `lea register, [rip + distance]`; where the program has a fixed place, `mov register, number`.
+    `lea register, [rip + distance]` and `movabs register, number`; where the program has a fixed
+    place, `mov register, number`.
     The register is its number in an instruction, 0 to 15.
     """
     data, start = instructions.code.linked, instructions.start
@@ -324,6 +342,14 @@ def constants(program: Program, instructions: Instructions) -> tuple[Array, Arra
     end = at + length[rows]
     distance = data[end[:, None] + np.arange(-4, 0)].view("<i4")[:, 0].astype(np.uint64)
     value = instructions.code.address(end - 1) + np.uint64(1) + distance
+    if program.bits == 64:
+        # movabs, of the large code model: a loader may have moved what it puts there.
+        wide = np.flatnonzero(((first & 0xFE) == 0x48) & ((second & 0xF8) == 0xB8) & (length == 10))
+        more = start[wide].astype(np.int64)
+        at = np.concatenate([at, more])
+        number = np.concatenate([number, second[wide] & 7 | (first[wide] & 1) << 3])
+        cells = data[more[:, None] + np.arange(2, 10)].view("<u8")[:, 0]
+        value = np.concatenate([value, cells])
     if program.fixed or program.kind == "relocatable":
         moved = np.flatnonzero(((first & 0xF8) == 0xB8) & (length == 5))
         more = start[moved].astype(np.int64)

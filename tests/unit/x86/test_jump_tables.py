@@ -104,6 +104,49 @@ def test_labels_as_values(built: Path, by: str, level: str, flags: tuple[str, ..
     assert tables and all(len(targets) == 4 for targets in tables)
 
 
+DISTANCES = r"""
+#include <stdio.h>
+int out;
+__attribute__((noinline)) int interpret(const unsigned char *code) {
+    static const %(type)s L[] = {&&a - &&base, &&b - &&base, &&c - &&base, &&d - &&base};
+    int acc = 0;
+    for (;;) {
+        goto *(&&base + L[*code++ & 3]);
+    base: acc ^= 5; puts("base");
+    a: acc += out; continue;
+    b: acc -= 3; puts("b"); continue;
+    c: acc *= 7; continue;
+    d: return acc ^ out;
+    }
+}
+int main(int argc, char **argv) { return interpret((const unsigned char *)argv[0]); }
+"""
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+@pytest.mark.parametrize("kind", ["int", "short"])
+@pytest.mark.parametrize("flags", [("-O1",), ("-O2",), ("-Os",), ("-O2", "-no-pie", "-fno-pic")])
+def test_distances_from_a_label(built: Path, by: str, kind: str, flags: tuple[str, ...]) -> None:
+    name = f"distances-{by}-{kind}{''.join(flags)}"
+    path = compiles(built, name, DISTANCES % {"type": kind}, *flags, by=by)
+    at = symbols(path)["interpret"]
+    for one in (path, stripped(path)):
+        tables = table_targets(lift(one), at)
+        assert tables and all(len(targets) == 4 for targets in tables)
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+def test_tables_of_the_large_code_model(built: Path, by: str) -> None:
+    source = SWITCH % {"type": "int", "mask": "", "low": "20", "default": "default: other();"}
+    flags = ("-O2", "-mcmodel=large", "-no-pie", "-fno-pic")
+    path = compiles(built, f"large-{by}", source, *flags, by=by)
+    at = symbols(path)
+    assert len(table_targets(lift(path), at["choose"])[0]) == 9
+    labels = compiles(built, f"large-labels-{by}", C_SOURCE, *flags, by=by)
+    tables = table_targets(lift(labels), symbols(labels)["interpret"])
+    assert tables and all(len(targets) == 4 for targets in tables)
+
+
 def test_the_same_tables_without_symbols(built: Path) -> None:
     source = SWITCH % {"type": "int", "mask": "", "low": "20", "default": "default: other();"}
     for flags in ((), ("-no-pie", "-fno-pic")):
