@@ -81,7 +81,7 @@ ROWS = [
     Row("PE, mingw-w64", lambda case: case.kind == "PE"),
     *(
         Row(language, lambda case, one=language: case.kind == one)
-        for language in ("Haskell", "OCaml", "D", "Fortran")
+        for language in ("Haskell", "OCaml", "D", "Fortran", "Go", *programs.OPTIONS)
     ),
 ]  # fmt: skip
 

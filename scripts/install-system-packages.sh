@@ -32,6 +32,7 @@ ocamlopt:ocaml-nox
 gdc:gdc
 ldc2:ldc
 gfortran:gfortran
+go:golang-go
 shellcheck:shellcheck
 "
 [ "${1:-}" = bench ] && WANTED="$WANTED$BENCH"

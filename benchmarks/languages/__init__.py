@@ -2,11 +2,12 @@
 
 Haskell: alex, from Debian's source package, with GHC, static and with shared libraries. Its
 libraries are linked in without the symbols of local functions, so only alex's own code counts.
-OCaml, D and Fortran: small programs in this folder, with what static libraries bring along.
+OCaml, D, Fortran and Go: small programs in this folder, with what static libraries bring along.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,8 +30,9 @@ MADE = [
     *(("words", "D", "gdc", level) for level in ("O0", "O2")),
     ("words", "D", "ldc2", "O2"),
     *(("shapes", "Fortran", "gfortran", level) for level in ("O0", "O2")),
+    *(("words", "Go", "go", mode) for mode in ("exe", "pie", "386")),
 ]
-"""Name, language, compiler and level of each program."""
+"""Name, language, compiler and level of each program; of Go the kind of program."""
 
 
 def build(
@@ -62,9 +64,18 @@ def _compile(
         words = [f"-{level}", "-w", *flags, *extensions, *folders, *assembler]
         run("ghc", *words, "-o", out, alex / "src" / "Main.hs")
         return
-    name = {"OCaml": "words.ml", "D": "words.d", "Fortran": "shapes.f90"}[language]
+    names = {"OCaml": "words.ml", "D": "words.d", "Fortran": "shapes.f90", "Go": "words.go"}
+    name = names[language]
     source = scratch / name
     source.write_bytes((HERE / name).read_bytes())
+    if language == "Go":
+        small = level == "386"
+        wanted = {"GOARCH": "386" if small else "amd64", "GO111MODULE": "off", "CGO_ENABLED": "0"}
+        wanted["GOCACHE"] = str(scratch.resolve() / "cache")
+        mode = "exe" if small else level
+        command = ["go", "build", f"-buildmode={mode}", "-o", out, source]
+        run(*command, env=os.environ | wanted)
+        return
     options = {
         "ocamlopt": ["-o", out],
         "gdc": [f"-{level}", "-o", out],
