@@ -12,6 +12,7 @@ from making import files_of, here, quick_build, rec, write_store
 from phrase_records import PHRASES
 from tokmill.build import plan
 from tokmill.build.prepare import How
+from tokmill.files import locked
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
@@ -221,6 +222,7 @@ def test_repeats_are_found_where_nothing_can_be_kept(tmp_path: Path) -> None:
     make(tmp_path / "p", rows)
     whole = quick_build("select", tmp_path / "p", tmp_path / "s", near_unique=0.9)
     (tmp_path / "full").mkdir()
-    (tmp_path / "full/cache").write_text("a file stands where the folder is needed")
+    with locked(tmp_path / "full/.lock", "", ""):
+        (tmp_path / "full/cache").write_text("a file stands where the folder is needed")
     built = quick_build("select", tmp_path / "p", tmp_path / "full", near_unique=0.9)
     assert files_of(built.path) == files_of(whole.path)
