@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
@@ -296,6 +297,13 @@ def _report(store: Store, json: bool) -> None:
         if counts:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
             print(f"{what}: {listed}")
+    if rejected := sum(manifest.rejected.values()):
+        # Few records end no build, whatever share of them is bad; so it is said how large that is.
+        seen = rejected + manifest.records
+        say(
+            f"{rejected:,} of {seen:,} were rejected ({rejected / seen:.1%}): "
+            f"`tokmill store rejects {shlex.quote(str(store.path))}` lists them"
+        )
     if manifest.notes:
         print(f"notes: {notes_in_words(manifest.notes, manifest.tokens)}")
     print(f"fingerprint {manifest.fingerprint}")
