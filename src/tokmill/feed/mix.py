@@ -74,7 +74,7 @@ def row_shares(rows: Sequence[Rows], weights: Sequence[float] = ()) -> list[Frac
     """Return each source's rows for every token of the feed, from shares of the tokens.
 
     A source of long rows has fewer of them. `weights` are in proportion to the wanted shares of
-    tokens; without them the shares are those of the stores' tokens, so that all end together.
+    tokens; without them each store's share is in proportion to its size.
     """
     if weights and len(weights) != len(rows):
         raise UsageError(
