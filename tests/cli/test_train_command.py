@@ -201,7 +201,7 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
         (["train", "--resume", "-o", "RUN"], 2, "there is no run to continue"),
         (["train", "STORE", "-o", "RUN", "--set", "data=3"], 2, "expected `object`"),
         (["train", "-o", "RUN"], 2, "neither a recipe nor a store"),
-        (["train", "missing.toml", "-o", "RUN"], 2, "no such recipe or store"),
+        (["train", "missing.toml", "-o", "RUN"], 2, "no such recipe"),
         (["train", "missing", "-o", "RUN"], 1, "no such recipe or store"),
         (["train", "STORE", "--val", "missing", "-o", "RUN"], 1, "no such store"),
         (["train", RECIPE, "-o", "RUN"], 2, "--data STORE"),
