@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from collections.abc import Callable, Generator, Iterable
 from multiprocessing.sharedctypes import Synchronized
 from typing import Protocol
 
-from tokmill.build.make import Task, TimeIsUp, Work, make_in_worker, start_worker
+from tokmill.build.make import Task, Work, make_in_worker, start_worker
 from tokmill.build.processes import in_processes
 from tokmill.store.manifest import Receipt
 
@@ -39,13 +40,8 @@ class Here:
     def map(self, tasks: Iterable[Task]) -> Made:
         """Make shards in order."""
         start_worker(self.work, self._count)
-        for number, task in enumerate(tasks):
-            try:
-                # The first is always finished: without a shard there is no rate to speak of.
-                made = make_in_worker(task, self.deadline if number else None)
-            except TimeIsUp:
-                return
-            yield task, made
+        for task in tasks:
+            yield task, make_in_worker(task, self.deadline)
 
     def _count(self, size: int) -> None:
         self.read += size
@@ -62,23 +58,26 @@ class Pool:
         workers: int,
         deadline: float | None = None,
         report: Report | None = None,
+        grace: float = 1.0,
     ) -> None:
         self.work, self.workers, self.deadline, self.report = work, workers, deadline, report
+        self.grace = grace
 
     def map(self, tasks: Iterable[Task]) -> Made:
         """Make shards, one more than there are workers under way.
 
-        At the deadline those under way are given up, if at least one is finished.
+        At the deadline each commits what is whole. One that does not within the time that there
+        is for it, as it is within a long step, is given up.
         """
         read = multiprocessing.get_context("spawn").Value("q")
         report = self.report
         yield from in_processes(
-            make_in_worker,
+            functools.partial(make_in_worker, deadline=self.deadline),
             tasks,
             self.workers,
             start=_start,
             argument=(self.work, read),
-            deadline=self.deadline,
+            deadline=None if self.deadline is None else self.deadline + self.grace,
             tick=None if report is None else lambda: report(read.value),
             hint="most often memory ran out: try --preset memory or --memory 1GB; "
             "run the same command again and it continues",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from tokmill import plugins
 from tokmill.build.folder import remove_shards, sweep, write_if_different
@@ -86,6 +87,8 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
     parts: dict[str, set[int]] = {}
     complete: dict[str, int] = {}
     for receipt in receipts:
+        if receipt.cut is not UNSET:
+            continue
         parts.setdefault(receipt.shard, set()).add(receipt.part)
         if receipt.last:
             complete[receipt.shard] = receipt.part + 1

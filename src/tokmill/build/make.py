@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from tokmill import plugins
 from tokmill.build.runs import Runs
@@ -21,6 +22,9 @@ from tokmill.store.schema import Records
 from tokmill.store.seal import sealed
 from tokmill.store.shard import SUFFIX, ShardWriter
 from tokmill.store.vocab import Vocabulary
+
+clock = time.monotonic
+"""What deadlines are compared with."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -126,7 +130,7 @@ class _Part:
         )
         self.item_skipped = self.item_rejected = 0
 
-    def commit(self, folder: Path, shard: str, part: int, last: bool) -> Receipt:
+    def commit(self, folder: Path, shard: str, part: int, last: bool, cut: bool = False) -> Receipt:
         path = inside(folder, f"{shard_name(shard, part)}{SUFFIX}")
         size, digest = self.writer.write(path)
         receipt = Receipt(
@@ -144,6 +148,7 @@ class _Part:
             unlisted=self.left_out.unlisted,
             skipped=dict(sorted(self.left_out.skipped.items())),
             notes=dict(sorted(self.notes.items())),
+            cut=cut or UNSET,
         )
         write_file(path.with_suffix(".json"), sealed(receipt))
         return receipt
@@ -151,10 +156,6 @@ class _Part:
 
 class InputChanged(TokmillError):
     """An input is no longer what the plan saw; the plan stands, and tells the next build so."""
-
-
-class TimeIsUp(Exception):
-    """A shard was given up at the deadline."""
 
 
 def make_shard(
@@ -168,7 +169,9 @@ def make_shard(
     """Read the items of a shard, write it into `folder`, and return its receipts.
 
     One receipt, unless an item is a long stream: that one gives a part, and a receipt, each time
-    its text has grown by 64 MiB. `count` is told the size of each item that was read.
+    its text has grown by 64 MiB. `count` is told the size of each item that was read. At the
+    deadline (monotonic seconds) what is whole is committed, in a receipt that says so; a step of a
+    source, at most 2 MiB of text or one program, is not divided.
     """
     limits = {
         name: vocabularies[column.vocab].size
@@ -182,9 +185,8 @@ def make_shard(
         found = check_unchanged(item)
         content = Content()
         before = (part.writer.records, part.writer.tokens)
-        for batch in source.read(item, content):
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeIsUp
+        batches = source.read(item, content)
+        for batch in batches:
             part.add(batch)
             if batch.ends_part:
                 part.end_item(item, content, before)
@@ -192,6 +194,12 @@ def make_shard(
                 number += 1
                 part = _Part(source, limits, folder)
                 before = (0, 0)
+            if deadline is not None and clock() > deadline:
+                # A thread that reads ahead ends before its digest is taken.
+                if isinstance(batches, Generator):
+                    batches.close()
+                part.end_item(item, content, before)
+                return [*receipts, part.commit(folder, task.shard, number, last=False, cut=True)]
         check_unchanged(item, found)
         part.end_item(item, content, before)
         if count is not None:

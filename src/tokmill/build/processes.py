@@ -21,6 +21,8 @@ from tokmill.errors import MachineError
 T = TypeVar("T")
 R = TypeVar("R")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE = 10.0
+"""Seconds after the deadline that a first result is waited for."""
 EVERY = 1.0
 """Seconds between two looks at what goes on."""
 
@@ -40,7 +42,7 @@ def in_processes(
 
     One more task than there are workers is under way; taking one from `tasks` is the promise to
     finish it. `start` prepares a process with `argument`. At `deadline` (monotonic seconds) tasks
-    under way are given up, if at least one is finished. `tick` is called once a second.
+    under way are given up, 10 seconds later where none is finished. `tick` is called once a second.
     Processes die when this one does, however it dies. A worker that is killed is a `MachineError`
     with `hint`.
     """
@@ -65,8 +67,10 @@ def in_processes(
             if not running:
                 break
             left = math.inf
-            if deadline is not None and finished:
-                left = max(0.0, deadline - time.monotonic())
+            if deadline is not None:
+                # Processes that have only begun get some time to have one result at all.
+                until = deadline if finished else deadline + PATIENCE
+                left = max(0.0, until - time.monotonic())
             pause = min(left, EVERY)
             done = wait(running, timeout=pause, return_when=FIRST_COMPLETED).done
             if tick is not None:

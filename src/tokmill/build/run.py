@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
+from tokmill.build import make
 from tokmill.build.executors import Executor, Here, Pool
 from tokmill.build.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
 from tokmill.build.folder import TAKEN, check_folder, clear, given_up, settle, sweep
@@ -25,7 +27,7 @@ from tokmill.build.watch import Watch
 from tokmill.errors import Interrupted, MachineError
 from tokmill.files import locked, machine_errors, new_folder
 from tokmill.progress import Progress, human_bytes, human_count, human_time
-from tokmill.store.manifest import Plan
+from tokmill.store.manifest import Plan, Receipt
 from tokmill.store.marks import LOCK
 from tokmill.store.store import Store, read_receipts
 
@@ -107,6 +109,8 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         what = human_count(len(damaged), "receipt")
         print(f"{what} damaged, made again with the shard: {damaged[0]}", file=sys.stderr)
     tasks = missing_tasks(planned, receipts)
+    # What a time limit cut is made anew, under the same name.
+    receipts = [receipt for receipt in receipts if receipt.cut is UNSET]
     if how.part is not None:
         mine, of = how.part
         tasks = [task for i, task in enumerate(tasks) if int(task.shard, 16) % of == mine - 1]
@@ -131,14 +135,16 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     watch.event("begin", workers=workers, shards=len(tasks), plan_id=plan.plan_id)
     total = plan.input_bytes
     todo = sum(task.size for task in tasks)
-    deadline = None if how.limit_seconds is None else time.monotonic() + how.limit_seconds
+    deadline = None if how.limit_seconds is None else make.clock() + how.limit_seconds
     bar = Progress("build", total, done=total - todo, extra=watch.text, quiet=how.quiet)
 
     def report(read: int) -> None:
         bar.reach(bar.already + read)
 
     executor: Executor = (
-        Pool(work, workers, deadline, report) if workers else Here(work, deadline, report)
+        Pool(work, workers, deadline, report, GRACE * (how.limit_seconds or 0))
+        if workers
+        else Here(work, deadline, report)
     )
     begun = {receipt.shard for receipt in receipts}
     rejects = Rejects(out, how.max_rejects, plan, planned)
@@ -150,7 +156,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
                     again = {receipt.name for receipt in made}
                     receipts = [receipt for receipt in receipts if receipt.name not in again]
                 receipts += made
-                bar.advance(task.size)
+                bar.advance(read_of(task, made))
                 watch.event("shard", shard=task.shard, bytes=task.size, rate=round(bar.rate))
                 rejects.add(made)
     except KeyboardInterrupt:
@@ -181,9 +187,34 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     return store
 
 
+GRACE = 0.1
+"""Share of a time limit that there is, when it is over, to commit what is whole."""
+
+
+EXPANDED = 5
+"""What compressed text usually grows by."""
+
+
+def read_of(task: Task, made: Sequence[Receipt]) -> int:
+    """Return about how many bytes of a task's input its receipts stand for."""
+    if made[-1].cut is UNSET:
+        return task.size
+    read: Counter[tuple[str, int]] = Counter()
+    for receipt in made:
+        for item in receipt.items:
+            read[item.name, item.start] += item.bytes
+    found = 0
+    for planned in task.items:
+        if (planned.name, planned.start) in read:
+            packed = planned.path.endswith((".gz", ".zst"))
+            content = read[planned.name, planned.start] // (EXPANDED if packed else 1)
+            found += min(planned.size, content)
+    return found
+
+
 def until(tasks: Iterable[Task], deadline: float | None) -> Iterator[Task]:
     """Yield tasks until the deadline has passed (always the first)."""
     for number, task in enumerate(tasks):
-        if number and deadline is not None and time.monotonic() >= deadline:
+        if number and deadline is not None and make.clock() >= deadline:
             return
         yield task

@@ -150,6 +150,8 @@ class Receipt(msgspec.Struct, frozen=True):
     notes: dict[str, int] = {}
     """Counts of what was changed on the way."""
     format: int = FORMAT
+    cut: bool | UnsetType = UNSET
+    """True where a time limit ended the shard: the build that goes on makes it anew."""
     drops: list[tuple[int, int, str, bool]] | UnsetType = UNSET
     """Of older stores: (number of the item, byte offset, reason, rejected?) of each record left
     out. It is turned into the fields above when such a receipt is read."""
