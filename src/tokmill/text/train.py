@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,6 +21,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
+from tokmill.progress import human_time
 from tokmill.text import tokenizer_json
 from tokmill.text.bpe import (
     BYTE_ORDER,
@@ -34,6 +38,10 @@ from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.train_child import BORDER
 
 ENGINES = ("auto", "gigatoken", "tokenizers", "python")
+MERGES_A_WORD = 0.5
+"""Ids a distinct word above which `tokenizers` trains faster than gigatoken, whose time explodes
+when most pairs have been joined: of 43,817 words it makes 20,000 ids in half the time of the other,
+26,000 in 1.2 times, 35,000 in 10 times and 50,257 in 30 times (2 cores, source code)."""
 _MOST_COUNTED = 2**31 - 1
 """Pairs that `tokenizers` counts in 32 bits; above that only the Python trainer is exact."""
 
@@ -194,6 +202,30 @@ def _with_library(
     return _with_tokenizers(spool, vocab_size, specials, pattern)
 
 
+@contextlib.contextmanager
+def ticking(engine: str) -> Iterator[None]:
+    """Say on a terminal's stderr, each second, what is done and for how long."""
+    ended = threading.Event()
+    begun = time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(1):
+            seconds = human_time(time.monotonic() - begun)
+            print(f"\rtraining with {engine}: {seconds} ", end="", file=sys.stderr, flush=True)
+
+    if not sys.stderr.isatty():
+        yield
+        return
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
 def _with_gigatoken(
     spool: Spool, vocab_size: int, specials: list[str], *, required: bool
 ) -> list[tuple[bytes, bytes]] | None:
@@ -211,7 +243,7 @@ def _with_gigatoken(
     answer = spool.path.with_name("merges.json")
     package = str(Path(__file__).resolve().parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
+    with subprocess.Popen(
         [
             sys.executable,
             "-m",
@@ -221,24 +253,37 @@ def _with_gigatoken(
             json.dumps(specials),
             str(answer),
         ],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        check=False,
-    )
-    if done.returncode != 0 or not answer.exists():
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    ) as child:
+        try:
+            words, output = 0, ""
+            assert child.stdout is not None
+            with ticking("gigatoken"):
+                for line in child.stdout:
+                    output += line
+                    if counted := re.search(r"(\d+) unique words", line):
+                        words = int(counted[1])
+                        if not required and vocab_size > MERGES_A_WORD * words:
+                            return None
+                child.wait()
+        finally:
+            # It is of no use to anybody else, also after Ctrl-C.
+            child.kill()
+    if child.returncode != 0 or not answer.exists():
+        last = (output.strip().splitlines() or ["no message"])[-1]
         raise MachineError(
-            f"the training process ended with {done.returncode}: {last}",
+            f"the training process ended with {child.returncode}: {last}",
             hint="it may have run out of memory; --engine python needs the least",
         )
     merges = [
         (bytes.fromhex(left), bytes.fromhex(right))
         for left, right in json.loads(answer.read_bytes())
     ]
-    counted = re.search(r"(\d+) unique words", done.stdout)
     joined = {left + right for left, right in merges}
-    if counted is None or int(counted[1]) <= len(merges) or len(joined) < len(merges):
+    if words <= len(merges) or len(joined) < len(merges):
         return None
     return merges
 
@@ -269,7 +314,22 @@ def _with_tokenizers(
         initial_alphabet=steps.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    failed: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            tokenizer.train_from_iterator(texts, trainer)
+        except BaseException as error:
+            failed.append(error)
+
+    # In a thread that ends with the process: the library hears no Ctrl-C.
+    thread = threading.Thread(target=train, daemon=True, name="tokmill-train")
+    with ticking("tokenizers"):
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.2)
+    if failed:
+        raise failed[0]
     data = tokenizer_json.parse(tokenizer.to_str(), "tokenizers")
     return [
         (tokenizer_json.unalias(left) or b"", tokenizer_json.unalias(right) or b"")
