@@ -14,6 +14,7 @@ import corpus
 import decoder_training
 import defaults
 import feed_batches
+import jsonl_hostile
 import jsonl_store
 import lifting
 import many_shards
@@ -63,6 +64,10 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
                 "",
                 *jsonl_store.parquet(cache, 400, 5),
             ],
+        ),
+        "jsonl-hostile": (
+            "JSON Lines that hardly repeat",
+            lambda: jsonl_hostile.main(cache),
         ),
         "shards": ("Many shards", lambda: many_shards.main(cache)),
         "batches": ("Batches", lambda: feed_batches.main(cache, peers_python)),
