@@ -92,7 +92,6 @@ def main(cache: Path) -> list[str]:
         remove(source)
         remove(store)
         growth = (peaks[1] - peaks[0]) / (SIZES[1] - SIZES[0]) * 1000
-        lines.append(
-            f"| {kind} | {peaks[0]:.0f} | {peaks[1]:.0f} | {growth:.0f} | {SIZES[1] / seconds:.0f} |"
-        )
+        rate = SIZES[1] / seconds
+        lines.append(f"| {kind} | {peaks[0]:.0f} | {peaks[1]:.0f} | {growth:.0f} | {rate:.0f} |")
     return lines
