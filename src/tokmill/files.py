@@ -57,6 +57,9 @@ def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
         errno.EISDIR: "a folder stands where a file is needed",
     }
     number = error.errno or 0
+    if doing == "make folder":
+        # Its parents are made too, so the place itself is one where nothing can be made.
+        hints |= {errno.ENOENT: "nothing can be made there: choose another place"}
     what = f"{doing} failed: {os.strerror(number)}"
     return MachineError(what, where=str(path), hint=hints.get(number, "see the system's message"))
 

@@ -218,7 +218,7 @@ def test_the_llmc_loader_reads_its_shards(tmp_path):
 
 
 def test_the_seeds_loader_reads_npz_folders(tmp_path):
-    """The validation and the loader of seed 004's guide, without torch."""
+    """The validation and the loader of the JSONL tokenization kit's guide, without torch."""
     documents = rows(300)
     store = token_store(tmp_path / "s", [documents])
     write("npz", store, tmp_path / "o", max_length=64, stride=64, pad_id=1, windows_per_file=50)

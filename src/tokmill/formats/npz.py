@@ -1,7 +1,7 @@
 """Padded windows in .npz files, as tokenization kits write them.
 
 `input_ids` and `attention_mask`, both int32 of shape (windows, width); the mask is 1 where a token
-stands. Beside them `tokenization_stats.json`. Source of the format: seed 004.
+stands. Beside them `tokenization_stats.json`. Source of the format: the JSONL tokenization kit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Stores as .npz files of padded windows, with the statistics that tokenization kits write.
 
-Source of the formats: seed 004 (`input_ids` and `attention_mask`, int32; tokenization_stats.json).
+Source of the formats (`input_ids` and `attention_mask`, int32; tokenization_stats.json): the JSONL
+tokenization kit.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from tokmill.errors import UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.formats.exports import expand
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases
+from tokmill.store.store import Store
 from tokmill.x86.inputs import graphs_of_path
 from tokmill.x86.layout import Key
 from tokmill.x86.records import Cutting, Unit, records_of
@@ -44,7 +45,7 @@ class X86Tokenizer:
 
     def __init__(
         self,
-        vocab: Path | str | Vocabularies | None = None,
+        vocab: Path | str | Store | Vocabularies | None = None,
         rules: str | None = None,
         *,
         separator: bool = False,
@@ -52,8 +53,8 @@ class X86Tokenizer:
         """Choose rules and vocabularies.
 
         Args:
-            vocab: a folder of vocabularies, a store, or column → list; None: the closed ones of
-                the rules `tokmill`.
+            vocab: a folder of vocabularies, a store or its path, or column → list; None: the
+                closed ones of the rules `tokmill`.
             rules: `tokmill` or `semanticbbv`; None: those that the lists name, of lists that
                 name none `semanticbbv`, and `tokmill` where no vocabulary is given.
             separator: whether each instruction ends in a `[SEP]`, in all columns.
@@ -62,6 +63,8 @@ class X86Tokenizer:
             UsageError: the rules are not known, or have no closed vocabularies.
             TokmillError: a vocabulary is missing, damaged or for other rules.
         """
+        if isinstance(vocab, Store):
+            vocab = vocab.path
         if isinstance(vocab, dict):
             given = vocab
         elif vocab is not None and rules is None:

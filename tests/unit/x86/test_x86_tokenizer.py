@@ -124,8 +124,9 @@ def test_functions_of_a_program_are_those_of_a_store(tmp_path: Path, program: Pa
         for column in (*COLUMNS, "border"):
             assert np.array_equal(one.columns[column], record[column])
     # The store's vocabularies do as well as those in the package.
-    again = next(iter(X86Tokenizer(store.path).encode_program(program)))
-    assert np.array_equal(again.columns["asm"], found[0].columns["asm"])
+    for place in (store.path, str(store.path), store):
+        again = next(iter(X86Tokenizer(place).encode_program(program)))
+        assert np.array_equal(again.columns["asm"], found[0].columns["asm"])
 
 
 def test_blocks_of_a_graph(tmp_path: Path, program: Path) -> None:
