@@ -38,8 +38,8 @@ class Vectors:
     """Makes the vectors of records with the model of a task.
 
     A record that is longer than `task.length` is read in segments of that many tokens. A model with
-    a state hands it on from one to the next; for another each is processed independently. Records are
-    read side by side in the order of their lengths, in groups of at most `batch_tokens` positions,
+    a state hands it on from one to the next; for another each is processed independently. Records
+    are read side by side in the order of their lengths, in groups of at most `batch_tokens` positions,
     or one that is longer alone: vectors do not depend on that, up to rounding.
 
     With pool = "attention" the query is the one that the task has learned, if it has an
