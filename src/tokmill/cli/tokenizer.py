@@ -76,6 +76,7 @@ def train(
 ) -> None:
     """Train a byte-level BPE tokenizer on the documents of text, JSON Lines or Parquet files."""
     from tokmill import recipe
+    from tokmill.text.tokenizer import check_beside
     from tokmill.text.train import records as read_records
     from tokmill.text.train import train_tokenizer
 
@@ -83,6 +84,7 @@ def train(
     path = Path(out)
     if path.is_dir() or not path.suffix:
         path = path / "tokenizer.json"
+    check_beside(path)
     make_folder(path.parent)
     begun = time.monotonic()
     options = recipe.overrides(set_ or []) | ({"fields": field} if field else {})

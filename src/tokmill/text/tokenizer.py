@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import make_folder, write_file
+from tokmill.files import machine_errors, make_folder, write_file
 from tokmill.store.vocab import Vocabulary, find_roles
 from tokmill.text import tokenizer_files, tokenizer_json
 from tokmill.text.patterns import resolve_pattern
 from tokmill.text.readable import ReadableEncoder
 
 Specials = Literal["special", "plain"]
+
+
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
+LONGEST_TEXT = 10**30
+"""What a tokenizer_config.json says where texts may have any length."""
 
 
 class Tokenizer:
@@ -228,10 +233,14 @@ class Tokenizer:
 
         Returns:
             The path of the tokenizer.json.
+
+        Raises:
+            UsageError: files of another program stand where those beside it belong.
         """
         path = Path(path)
         if path.is_dir() or not path.suffix:
             path = path / "tokenizer.json"
+        check_beside(path)
         make_folder(path.parent)
         *beside, (_, data) = self.files(roles).items()
         for name, content in beside:
@@ -254,7 +263,7 @@ class Tokenizer:
         named = {names[role]: tokens[number] for role, number in roles.items() if number in tokens}
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": 10**30,
+            "model_max_length": LONGEST_TEXT,
             "clean_up_tokenization_spaces": False,
             "added_tokens_decoder": {
                 str(token["id"]): {
@@ -281,3 +290,27 @@ class Tokenizer:
 
 def _json(value: object) -> bytes:
     return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode()
+
+
+def check_beside(path: Path) -> None:
+    """Refuse to write beside a tokenizer.json what would replace files that are not ours.
+
+    Ours are known by `model_max_length` of tokenizer_config.json: transformers writes 1e30 as a
+    float has it, and so another number.
+    """
+    config, named = (path.with_name(name) for name in BESIDE)
+    there = [file for file in (config, named) if file.exists()]
+    if not there:
+        return
+    with machine_errors("read", config):
+        data = config.read_bytes() if config.is_file() else b""
+    try:
+        ours = json.loads(data or b"{}").get("model_max_length") == LONGEST_TEXT
+    except (ValueError, AttributeError, RecursionError):
+        ours = False
+    if not ours:
+        raise UsageError(
+            "the file is not one of tokmill, and would be replaced",
+            where=str(there[0]),
+            hint="choose a new folder, as files that belong to a tokenizer are written beside it",
+        )

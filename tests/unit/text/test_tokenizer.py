@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from making import TOKENIZER
 from tokmill.errors import TokmillError, UsageError
 from tokmill.text import tokenizer_json
 from tokmill.text.bpe import train_bpe
@@ -249,3 +250,22 @@ def test_nothing_here_imports_torch_or_the_engines() -> None:
         "sys.exit(str(heavy) if heavy else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_files_of_others_beside_a_tokenizer_are_not_replaced(tmp_path: Path) -> None:
+    """Those of its own are, when it is written again."""
+    tokenizer = Tokenizer.from_file(TOKENIZER)
+    tokenizer.save(tmp_path / "ours/a.json")
+    tokenizer.save(tmp_path / "ours/b.json", {"pad": 1})
+    for name, text in (
+        ("tokenizer_config.json", '{"model_max_length": 1000000000000000019884624838656}'),
+        ("special_tokens_map.json", "{}"),
+        ("tokenizer_config.json", "no JSON"),
+    ):
+        folder = tmp_path / f"{name}-{len(text)}"
+        folder.mkdir()
+        (folder / name).write_text(text)
+        with pytest.raises(UsageError, match="not one of tokmill"):
+            tokenizer.save(folder)
+        assert [path.name for path in folder.iterdir()] == [name]
+        assert (folder / name).read_text() == text
