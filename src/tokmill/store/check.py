@@ -19,8 +19,7 @@ import msgspec
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, write_file
-from tokmill.store.shard import SUFFIX
-from tokmill.store.store import Store
+from tokmill.store.store import Store, shard_path
 
 BLOCK = 1 << 20
 """Bytes that are hashed between two looks at whether to stop."""
@@ -103,7 +102,7 @@ class ShardCheck:
 
     def _check(self, store: Store, number: int) -> None:
         entry = store.shards[number]
-        path = (store.path / "shards" / f"{entry.name}{SUFFIX}").absolute()
+        path = (shard_path(store.path, entry.name)).absolute()
         digest = hashlib.sha256()
         with machine_errors("read", path), open(path, "rb") as handle:
             stat = path.stat()
