@@ -39,8 +39,8 @@ class Vectors:
 
     A record that is longer than `task.length` is read in segments of that many tokens. A model with
     a state hands it on from one to the next; for another each is processed independently. Records
-    are read side by side in the order of their lengths, in groups of at most `batch_tokens` positions,
-    or one that is longer alone: vectors do not depend on that, up to rounding.
+    are read side by side in the order of their lengths, in groups of at most `batch_tokens`
+    positions, or one that is longer alone: vectors do not depend on that, up to rounding.
 
     With pool = "attention" the query is the one that the task has learned, if it has an
     `AttentionPooling`; else a record's own last state, for which longer records are read twice.
