@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from tokmill.errors import UsageError, nearest
 from tokmill.files import machine_errors
+from tokmill.headers import loads_toml
 
 T = TypeVar("T")
 
@@ -68,8 +68,8 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError("there is no such recipe", where=str(path), hint=other_recipe(path))
     try:
         with machine_errors("read", path):
-            value = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            value = loads_toml(path.read_text())
+    except ValueError as error:
         raise UsageError(
             f"the recipe is no TOML: {error}", where=str(path), hint="strings need quotes"
         ) from None
@@ -100,8 +100,8 @@ def overrides(settings: Sequence[str]) -> dict[str, Any]:
         if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key.strip()):
             raise UsageError(f"--set {setting!r} is not of the form a.b=value")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = loads_toml(f"value = {text}")["value"]
+        except ValueError:
             value = text
         nested: Any = value
         for part in reversed(key.strip().split(".")):

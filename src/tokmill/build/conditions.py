@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.errors import UsageError, nearest
+from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.store.schema import Array, Records, Schema
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -32,10 +32,16 @@ def record_values(batch: Records, name: str, schema: Schema) -> list[Any] | Arra
             raise UsageError(f"the column {name!r} does not hold one value a record")
         return value
     data, offsets = value[0].tobytes(), value[1].tolist()
-    return [
-        data[a:b].decode("utf-8", "surrogatepass")
-        for a, b in zip(offsets[:-1], offsets[1:], strict=True)
-    ]
+    try:
+        return [
+            data[a:b].decode("utf-8", "surrogatepass")
+            for a, b in zip(offsets[:-1], offsets[1:], strict=True)
+        ]
+    except UnicodeDecodeError:
+        raise TokmillError(
+            f"a string of the column {name!r} is no UTF-8: the store is damaged",
+            hint="`tokmill store validate STORE` finds it",
+        ) from None
 
 
 def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Array]:

@@ -17,6 +17,7 @@ from tokmill.build.overlay import OverlaySource
 from tokmill.build.source import Frozen, Hash, Item, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
+from tokmill.headers import ZIP_ERRORS, array_header
 from tokmill.store.manifest import Overlay
 from tokmill.store.mask import LOSS, check_mask
 from tokmill.store.schema import Array, Column, DType, Records, check_schema
@@ -178,7 +179,7 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
                 where=str(path),
                 hint='numpy.save("values.npy", values) writes one',
             )
-    except (ValueError, EOFError, zipfile.BadZipFile, KeyError) as error:
+    except ZIP_ERRORS as error:
         raise TokmillError(
             f"the file is damaged: {error}", where=str(path), hint="write or copy it again"
         ) from None
@@ -219,6 +220,8 @@ def _members(path: Path, column: str) -> dict[str, Array]:
                     hint="numpy.savez and numpy.save write arrays that can",
                 )
             # A local header: 30 bytes, of which the last four are two lengths; a name, more.
+            if entry.header_offset < 0:
+                raise ValueError(f"the array {name!r} is misplaced")
             handle.seek(entry.header_offset + 26)
             lengths = [int.from_bytes(handle.read(2), "little") for _ in range(2)]
             found[name] = _mapped(path, entry.header_offset + 30 + sum(lengths))
@@ -232,11 +235,7 @@ def _mapped(path: Path, start: int) -> Array:
     """
     with open(path, "rb") as handle:
         handle.seek(start)
-        version = np.lib.format.read_magic(handle)
-        read = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            read = np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(handle)
+        shape, fortran, dtype = array_header(handle)
         place = handle.tell()
     if dtype.hasobject:
         raise TokmillError(

@@ -27,7 +27,11 @@ def print_facts(facts: dict[str, Any]) -> None:
         if name == "vocabularies":
             shown = "\n".join(_vocabulary(key, one) for key, one in value.items())
         else:
-            shown = human_bytes(value) if name.endswith("bytes") else _text(value)
+            shown = (
+                human_bytes(value)
+                if name.endswith("bytes") and type(value) is int
+                else _text(value)
+            )
         rows.append([name.replace("_", " "), shown])
     width = max((len(row[0]) for row in rows), default=0)
     for name, shown in rows:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
+from tokmill.headers import arrow_errors
 
 
 def is_parquet(path: str) -> bool:
@@ -30,12 +31,13 @@ class ArrowFile:
         try:
             reader = self._open()
             self.schema = reader.schema
+            self.names: list[str] = list(self.schema.names)
             if hasattr(reader, "get_batch"):
                 batches: Any = map(reader.get_batch, range(reader.num_record_batches))
             else:
                 batches = reader
             self.rows = [len(batch) for batch in batches]
-        except (self._arrow.ArrowException, OSError) as error:
+        except arrow_errors(self._arrow) as error:
             raise self._broken(error) from None
 
     @property
@@ -55,14 +57,16 @@ class ArrowFile:
         try:
             for batch in self._wanted(numbers):
                 chosen = batch.select(list(names))
+                chosen.validate(full=True)
                 rows = max(1, min(8192, most * len(chosen) // max(chosen.nbytes, 1)))
                 for start in range(0, len(chosen), rows):
                     yield chosen.slice(start, rows)
-        except (self._arrow.ArrowException, OSError) as error:
+        except arrow_errors(self._arrow) as error:
             raise self._broken(error) from None
 
     def _wanted(self, numbers: Sequence[int]) -> Iterator[Any]:
-        reader = self._open()
+        # Not mapped: a damaged place would end the process where it leads out of the file.
+        reader = self._open(mapped=False)
         wanted = [number for number in numbers if number < len(self.rows)]
         if hasattr(reader, "get_batch"):
             yield from map(reader.get_batch, wanted)
@@ -73,8 +77,8 @@ class ArrowFile:
             if not wanted or number >= wanted[-1]:
                 return
 
-    def _open(self) -> Any:
-        source = self._arrow.memory_map(self.path)
+    def _open(self, *, mapped: bool = True) -> Any:
+        source = (self._arrow.memory_map if mapped else self._arrow.OSFile)(self.path)
         try:
             return self._ipc.open_file(source)
         except self._arrow.ArrowInvalid:

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import math
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, ClassVar
@@ -23,9 +22,8 @@ from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.formats.npz_export import NpzExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
+from tokmill.headers import ZIP_ERRORS, array_header
 from tokmill.store.schema import Array, Drops, Records
-
-BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
 
 
 class NpzOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -161,11 +159,7 @@ class _Member:
 
     def __init__(self, file: IO[bytes], name: str, path: Path) -> None:
         self.file, self.name, self.path = file, name, path
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0
-        if version != (1, 0):
-            read = np.lib.format.read_array_header_2_0
-        self.shape, fortran, self.dtype = read(file)
+        self.shape, fortran, self.dtype = array_header(file)
         if self.dtype.hasobject:
             raise TokmillError(
                 f"{name} is a pickled array, and nothing is unpickled",
@@ -201,7 +195,7 @@ def _open(path: Path) -> Iterator[_Arrays]:
         with machine_errors("read", path), contextlib.ExitStack() as opened:
             archive = opened.enter_context(zipfile.ZipFile(path))
             yield _Arrays(archive, path, opened)
-    except BROKEN as error:
+    except ZIP_ERRORS as error:
         raise TokmillError(
             f"the file is damaged or no .npz: {str(error) or type(error).__name__}",
             where=str(path),

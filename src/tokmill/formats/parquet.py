@@ -18,6 +18,7 @@ from tokmill.formats.arrow_files import ArrowFile, is_parquet
 from tokmill.formats.datasets_folders import expanded
 from tokmill.formats.parquet_export import ParquetExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
+from tokmill.headers import arrow_errors
 from tokmill.store.schema import Array, Column, Records, Schema
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -142,18 +143,20 @@ class _Rows:
                 self.file = plugins.require("pyarrow.parquet").ParquetFile(
                     path, page_checksum_verification=True
                 )
-            except (self.arrow.ArrowException, OSError) as error:
+                schema = self.file.schema_arrow
+                names = list(schema.names)
+            except arrow_errors(self.arrow) as error:
                 raise self._damaged(error) from None
-            schema = self.file.schema_arrow
         else:
             self.batched = ArrowFile(str(path))
             schema = self.batched.schema
+            names = self.batched.names
         for name in (config.column, *config.keep):
-            if name not in schema.names:
+            if name not in names:
                 raise UsageError(
                     f"the file has no column {name!r}",
                     where=str(path),
-                    hint=f"{nearest(name, schema.names)}; --column names the ids, text is read by "
+                    hint=f"{nearest(name, names)}; --column names the ids, text is read by "
                     "`tokmill build parquet`",
                 )
         kind = schema.field(config.column).type
@@ -216,7 +219,7 @@ class _Rows:
         count = min(max(1, block_bytes * rows // max(1, size)), ROWS)
         try:
             yield from self.file.iter_batches(count, row_groups=groups, columns=names)
-        except (self.arrow.ArrowException, OSError) as error:
+        except arrow_errors(self.arrow) as error:
             raise self._damaged(error) from None
 
     def lists(self, batch: Any, row: int) -> tuple[Array, Array]:

@@ -11,12 +11,12 @@ import zlib
 from collections.abc import Sequence
 from typing import IO, Any
 
-import msgspec
 import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import MissingExtraError
 from tokmill.files import machine_errors
+from tokmill.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
 from tokmill.report.look import HEAD, Facts, Look, Recogniser, shorten, tail
 from tokmill.report.pickles import read_pickle
 from tokmill.report.programs import graph, program
@@ -64,8 +64,12 @@ def npz(look: Look) -> Facts | None:
     arrays: list[Facts] = []
     with machine_errors("read", look.path), zipfile.ZipFile(look.path) as archive:
         for name in names:
-            with archive.open(name) as member:
-                arrays.append({"name": name.removesuffix(".npy"), **_array_header(member)})
+            try:
+                with archive.open(name) as member:
+                    found = _array_header(member)
+            except ZIP_ERRORS as error:
+                found = {"problem": f"it cannot be read: {error}"}
+            arrays.append({"name": name.removesuffix(".npy"), **found})
     facts: Facts = {"kind": "npz", "what": "a numpy archive", "bytes": look.size, "arrays": arrays}
     if {"input_ids", "attention_mask"} <= {array["name"] for array in arrays}:
         facts["what"] = "a numpy archive of padded windows"
@@ -160,13 +164,14 @@ def parquet(look: Look) -> Facts | None:
     try:
         with machine_errors("read", look.path):
             meta = reader.read_metadata(look.path)
-    except plugins.require("pyarrow").ArrowException as error:
+            schema = meta.schema.to_arrow_schema()
+            columns = [{"name": field.name, "type": str(field.type)} for field in schema]
+    except arrow_errors(plugins.require("pyarrow")) as error:
         return {**facts, "problem": f"it cannot be read: {error}"}
-    schema = meta.schema.to_arrow_schema()
     facts |= {
         "rows": meta.num_rows,
         "row_groups": meta.num_row_groups,
-        "columns": [{"name": field.name, "type": str(field.type)} for field in schema],
+        "columns": columns,
     }
     strings = [field.name for field in schema if str(field.type) in STRINGS]
     lists = [field.name for field in schema if str(field.type).startswith(("list", "large_list"))]
@@ -216,8 +221,8 @@ def jsonl(look: Look) -> Facts | None:
     line, newline, _ = head.partition(b"\n")
     named = bool({".jsonl", ".ndjson"} & {suffix.lower() for suffix in look.path.suffixes})
     try:
-        record = msgspec.json.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
+        record = loads_json(line)
+    except ValueError as error:
         if not named:
             return None
         cut = not newline and look.size > len(look.head)
@@ -313,17 +318,14 @@ def _members(look: Look) -> list[str]:
     try:
         with machine_errors("read", look.path), zipfile.ZipFile(look.path) as archive:
             return archive.namelist()
-    except zipfile.BadZipFile:
+    except ZIP_ERRORS:
         return []
 
 
 def _array_header(stream: IO[bytes]) -> Facts:
-    form: Any = np.lib.format
     try:
-        version = form.read_magic(stream)
-        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        shape, _, dtype = read(stream)
-    except (ValueError, OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        shape, _, dtype = array_header(stream)
+    except ZIP_ERRORS as error:
         return {"problem": f"its header cannot be read: {error}"}
     facts: Facts = {"shape": list(shape), "dtype": str(dtype)}
     if dtype.hasobject:

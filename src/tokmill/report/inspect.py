@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from tokmill import plugins
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.files import machine_errors
+from tokmill.headers import loads_toml
 from tokmill.progress import human_count
 from tokmill.report.foreign import FOREIGN, LOOSE
 from tokmill.report.look import ENTRIES, Facts, Look, Recogniser, open_look, shorten
@@ -200,8 +200,8 @@ def recipe(look: Look) -> Facts | None:
     facts: Facts = {"kind": "toml", "what": "TOML, but no recipe", "bytes": look.size}
     try:
         with machine_errors("read", look.path):
-            value = tomllib.loads(look.path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            value = loads_toml(look.path.read_text())
+    except ValueError as error:
         return {**facts, "what": "TOML by its name", "problem": str(error)}
     if "source" in value:
         facts |= {"kind": "recipe", "what": f"a recipe of a {value['source']} build",

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import asdict
 
 from tokmill.files import machine_errors
+from tokmill.headers import loads_json, tensor_header
 
 HEAD = 1 << 16
 MAX_JSON = 256 << 20
 """JSON files beyond this are not read whole only to say what they are."""
-MAX_HEADER = 100 << 20
-"""Headers of safetensors beyond this are damage."""
 ENTRIES = 3
 """Entries of a pickle that are shown, if nobody says how many."""
 SHOWN = 300
@@ -64,8 +62,8 @@ def open_look(path: Path) -> Look:
         if head.lstrip()[:1] in (b"{", b"[") and size <= MAX_JSON:
             handle.seek(0)
             try:
-                value = msgspec.json.decode(handle.read())
-            except (msgspec.DecodeError, RecursionError):
+                value = loads_json(handle.read())
+            except ValueError:
                 value = None
     return Look(path, head, size, value)
 
@@ -85,12 +83,10 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
         MachineError: it cannot be read.
     """
     with machine_errors("read", path), open(path, "rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        header = json.loads(handle.read(min(length, MAX_HEADER)))
-    if not isinstance(header, dict):
-        raise ValueError("the header is no JSON object")
-    header.pop("__metadata__", None)
-    return length, header
+        size = handle.seek(0, 2)
+        handle.seek(0)
+        header = tensor_header(handle, size)
+    return header.length, {name: asdict(entry) for name, entry in header.tensors.items()}
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:

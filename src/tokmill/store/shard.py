@@ -18,6 +18,7 @@ import numpy as np
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, write_file
+from tokmill.headers import tensor_header
 from tokmill.store.held import Held, Offsets, Part, pieces
 from tokmill.store.schema import (
     PHRASE_BIT,
@@ -32,7 +33,10 @@ from tokmill.store.schema import (
 SUFFIX = ".safetensors"
 TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32"}
 DTYPES = {name: np.dtype("<" + short) for short, name in TYPES.items()}
-MAX_HEADER = 100 << 20
+
+
+OFFSETS = {"offsets": "", "phrase_offsets": "phrase", "table_offsets": "table."}
+"""Arrays of offsets and what they divide; those of strings are called NAME.offsets."""
 
 
 class ShardWriter:
@@ -246,27 +250,28 @@ class Shard:
         with machine_errors("open", path), open(path, "rb") as handle:
             size = handle.seek(0, 2)
             if size < 8:
-                raise self._damaged(f"it is {size} bytes long")
+                raise self.damaged(f"it is {size} bytes long")
             self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
-        length = int.from_bytes(self._map[:8], "little")
-        if length > min(MAX_HEADER, size - 8):
-            raise self._damaged("its header is longer than the file")
         try:
-            header = json.loads(self._map[8 : 8 + length])
-            header.pop("__metadata__", None)
+            whole: Any = self._map
+            header = tensor_header(whole, size)
             self._tensors = {
-                name: (DTYPES[entry["dtype"]], entry["shape"], *entry["data_offsets"])
-                for name, entry in header.items()
+                name: (DTYPES[entry.dtype], entry.shape, *entry.data_offsets)
+                for name, entry in header.tensors.items()
             }
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._damaged("its header cannot be read") from error
-        self._data = 8 + length
+        except ValueError as error:
+            raise self.damaged(str(error)) from error
+        except KeyError as error:
+            raise self.damaged(f"it holds the type {error}, which no column has") from error
+        self._data = 8 + header.length
         end = max((entry[3] for entry in self._tensors.values()), default=0)
         if self._data + end != size:
-            raise self._damaged(f"{size} bytes where {self._data + end} are promised")
+            raise self.damaged(f"{size} bytes where {self._data + end} are promised")
         self._arrays: dict[str, Array] = {}
+        self._tokens: int | None = None
 
-    def _damaged(self, what: str) -> TokmillError:
+    def damaged(self, what: str) -> TokmillError:
+        """Return the error for a shard that is not what was written."""
         return TokmillError(
             f"the shard is damaged: {what}",
             where=str(self.path),
@@ -285,9 +290,45 @@ class Shard:
                 count = (stop - start) // dtype.itemsize
                 flat = np.frombuffer(self._map, dtype, count, self._data + start)
                 self._arrays[name] = flat.reshape(shape)
+                if name in OFFSETS or name.endswith(".offsets"):
+                    self._check_offsets(name)
             except (KeyError, ValueError) as error:
-                raise self._damaged(f"the array {name!r} is missing or misplaced") from error
+                raise self.damaged(f"the array {name!r} is missing or misplaced") from error
         return self._arrays[name]
+
+    def _check_offsets(self, name: str) -> None:
+        """Refuse offsets that fall or lead out of the array that they divide."""
+        offsets = self._arrays[name]
+        divided = OFFSETS.get(name, name.removesuffix(".offsets"))
+        names = [n for n in self._tensors if n.startswith(divided)] if divided == "table." else []
+        lengths = [self._tensors[n][1][0] for n in names or [divided] if n in self._tensors]
+        good = offsets.ndim == 1 and len(offsets) > 0 and bool((offsets[1:] >= offsets[:-1]).all())
+        if name == "offsets" and self._tokens is not None:
+            lengths = [self._tokens]
+        if not good or offsets[0] or any(offsets[-1] != length for length in lengths):
+            del self._arrays[name]
+            raise self.damaged(f"{name!r} falls, or leads out of the file")
+
+    def check_lengths(self, records: int, tokens: int, schema: Schema) -> None:
+        """Refuse a shard whose header promises other arrays than a manifest and its schema."""
+        self._tokens = tokens
+        wanted: dict[str, list[int]] = {"offsets": [records + 1], "item": [records]}
+        wanted["start"] = [records]
+        for name, column in schema.items():
+            if column.dtype == "utf8":
+                wanted[f"{name}.offsets"] = [records + 1]
+            elif not column.phrase:
+                length = tokens if column.per == "token" else records
+                wanted[name] = [length, column.width] if column.width else [length]
+        for name, shape in wanted.items():
+            if name in self._tensors and list(self._tensors[name][1]) != shape:
+                raise self.damaged(
+                    f"{name!r} has the shape {list(self._tensors[name][1])}, not {shape}"
+                )
+            if name in schema and name in self._tensors:
+                dtype = self._tensors[name][0]
+                if dtype != schema[name].numpy():
+                    raise self.damaged(f"{name!r} holds {dtype}, not {schema[name].dtype}")
 
     def lay(self, name: str, values: Array) -> None:
         """Show an array of an overlay as one of this shard."""
@@ -301,10 +342,13 @@ class Shard:
         offsets = self[f"{name}.offsets"][start : stop + 1].astype(np.int64)
         data = self[name][offsets[0] : offsets[-1]].tobytes()
         base = int(offsets[0])
-        return [
-            data[a - base : b - base].decode("utf-8", "surrogatepass")
-            for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-        ]
+        try:
+            return [
+                data[a - base : b - base].decode("utf-8", "surrogatepass")
+                for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
+            ]
+        except UnicodeDecodeError as error:
+            raise self.damaged(f"a string of {name!r} is no UTF-8") from error
 
     def phrase_tokens(self, record: int, start: int, stop: int, columns: list[str]) -> list[Array]:
         """Return token columns of a part of a record that is stored as phrases.
@@ -314,9 +358,9 @@ class Shard:
         try:
             found = self._phrase_tokens(record, start, stop, columns)
         except (IndexError, ValueError) as error:
-            raise self._damaged("it holds phrases that its table does not") from error
+            raise self.damaged("it holds phrases that its table does not") from error
         if found and len(found[0]) != stop - start:
-            raise self._damaged("its phrases are not as many tokens as its records have")
+            raise self.damaged("its phrases are not as many tokens as its records have")
         return found
 
     def _phrase_tokens(self, record: int, start: int, stop: int, columns: list[str]) -> list[Array]:
@@ -358,8 +402,11 @@ class Shard:
         phrases = None
         if has_phrases(schema):
             ends = self["phrase_offsets"][start : stop + 1].astype(np.int64)
+            ids = self["phrase"][int(ends[0]) : int(ends[-1])]
+            if len(ids) and int((ids & ~PHRASE_BIT).max()) >= len(self["table_offsets"]) - 1:
+                raise self.damaged("it holds phrases that its table does not")
             phrases = Phrases(
-                ids=self["phrase"][int(ends[0]) : int(ends[-1])],
+                ids=ids,
                 offsets=ends - ends[0],
                 table_offsets=self["table_offsets"].astype(np.int64),
                 table={name: self[f"table.{name}"] for name in phrase_columns(schema)},

@@ -187,6 +187,7 @@ def count(
         offsets = shard["offsets"].astype(np.int64)
         lengths, records = _merge(lengths, records, np.diff(offsets))
         for name in names:
+            _check_ids(shard, name, store)
             for part in _id_counts(shard, name, store.schema[name]):
                 ids[name] = _add(ids[name], part)
         empty += _empty(shard, offsets, ending, store)
@@ -271,6 +272,20 @@ def _add(total: Array, part: Array) -> Array:
         total, part = part.astype(np.int64), total
     total[: len(part)] += part
     return total
+
+
+def _check_ids(shard: Shard, name: str, store: Store) -> None:
+    """Refuse ids beyond the vocabulary, or beyond what is counted: their table is as long."""
+    phrase = store.schema[name].phrase
+    values = shard[f"table.{name}"] if phrase else shard[name]
+    most = _vocabulary_size(store, name) or LARGEST
+    if len(values) and int(values.max()) >= most:
+        raise shard.damaged(f"column {name!r} holds the id {values.max()}; ids are below {most}")
+    if not phrase:
+        return
+    phrases = shard["phrase"]
+    if len(phrases) and int((phrases & ~PHRASE_BIT).max()) >= len(shard["table_offsets"]) - 1:
+        raise shard.damaged("it holds phrases that its table does not")
 
 
 def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:

@@ -72,7 +72,7 @@ class Store:
                 where=str(self.path),
                 hint="install a newer tokmill",
             )
-        self.schema = self.manifest.schema
+        self.schema = self._own = self.manifest.schema
         self.vocabularies = self.manifest.vocabularies
         self.fingerprint = self.manifest.fingerprint
         self.partial = not self.manifest.complete
@@ -126,6 +126,8 @@ class Store:
             while len(self._mapped) >= most_maps():
                 self._mapped.pop(next(iter(self._mapped.copy()), -1), None)
             shard = Shard(self.shard_file(number))
+            entry = self.shards[number]
+            shard.check_lengths(entry.records, entry.tokens, self._own)
             for overlay in self.overlays.values():
                 for name in overlay.schema:
                     shard.lay(name, overlay.shard(number)[name])

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tokmill import plugins
 from tokmill.errors import MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.headers import no_panic
 from tokmill.text import gigatoken_limits as limits
 from tokmill.text import tokenizer_json as files
 from tokmill.text.cutting import segments
@@ -134,7 +135,8 @@ class TokenizersEncoder:
         self.threads = threads
         self._data = data
         try:
-            self.tokenizer = library.Tokenizer.from_str(_as_json(data))
+            with no_panic():
+                self.tokenizer = library.Tokenizer.from_str(_as_json(data))
         except Exception as error:
             raise TokmillError(
                 f"this tokenizer.json cannot be loaded: {error}",
@@ -186,13 +188,21 @@ class TokenizersEncoder:
 
     def _encode(self, texts: list[str]) -> tuple[Array, Array]:
         try:
-            if self.threads:
-                found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            else:
-                found = [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
+            with no_panic():
+                if self.threads:
+                    found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+                else:
+                    found = [self.tokenizer.encode(t, add_special_tokens=False) for t in texts]
         except (TypeError, UnicodeEncodeError):
             _utf8(texts)
             raise
+        except Exception as error:
+            raise TokmillError(
+                f"this tokenizer.json cannot encode a text: {error}",
+                where="tokenizer.json",
+                hint="a pattern that takes endless time, or a model that lacks its `unk` token, "
+                "ends so: mend the file",
+            ) from None
         parts = [np.array(encoding.ids, np.uint32) for encoding in found]
         lengths = np.array([len(part) for part in parts], np.int64)
         return np.concatenate(parts) if parts else np.zeros(0, np.uint32), lengths

@@ -15,6 +15,7 @@ from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.formats.arrow_files import ArrowFile, is_parquet
 from tokmill.formats.datasets_folders import expanded
+from tokmill.headers import arrow_errors
 from tokmill.store.schema import Array, each_drop
 from tokmill.text.blocks import MAX_RECORD
 from tokmill.text.documents import DocumentSource
@@ -196,7 +197,7 @@ class _Groups:
         if not is_parquet(path):
             self._arrow = ArrowFile(path)
             self._schema, self.count = self._arrow.schema, self._arrow.count
-            self.names = list(self._schema.names)
+            self.names = self._arrow.names
             return
         try:
             open_file = plugins.require("pyarrow.parquet").ParquetFile
@@ -205,15 +206,15 @@ class _Groups:
                 # Read in pieces: slower, but the column is never whole in memory.
                 self._parquet = open_file(path, pre_buffer=False, buffer_size=1 << 20)
             self._schema = self._parquet.schema_arrow
+            self.names = list(self._schema.names)
             self.count = self._parquet.metadata.num_row_groups
-        except (pyarrow.ArrowException, OSError) as error:
+        except arrow_errors(pyarrow) as error:
             raise TokmillError(
                 f"the file is damaged or no Parquet or Arrow file: {str(error).splitlines()[0]}",
                 where=path,
                 hint="its writer was killed or its copy cut off: make or fetch it again",
             ) from None
         self.count = max(1, self.count)
-        self.names = list(self._schema.names)
 
     def type(self, name: str) -> Any:
         """Return a column's Arrow type."""
@@ -238,7 +239,7 @@ class _Groups:
                 size, rows = meta.row_group(group).total_byte_size, meta.row_group(group).num_rows
                 most = max(1, min(8192, BATCH * rows // max(size, 1)))
                 yield from self._parquet.iter_batches(most, row_groups=[group], columns=names)
-        except (pyarrow.ArrowException, OSError) as error:
+        except arrow_errors(pyarrow) as error:
             raise TokmillError(
                 f"the file is damaged: {str(error).splitlines()[0]}", where=self.path
             ) from None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
+from tokmill.headers import loads_json
 from tokmill.text import sentencepiece_model, tekken, tokenizer_json
 from tokmill.text.patterns import CL100K_TIKTOKEN, GPT2, O200K, PATTERNS, resolve_pattern
 
@@ -105,7 +105,7 @@ def read_pair(path: Path) -> dict[str, Any]:
     with machine_errors("read", merges_path):
         lines = merges_path.read_bytes()
     try:
-        spelled = json.loads(raw)
+        spelled = loads_json(raw)
         if not isinstance(spelled, dict) or not all(
             isinstance(number, int) for number in spelled.values()
         ):

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tokmill.errors import TokmillError
+from tokmill.headers import loads_json
 from tokmill.text.bpe import BYTE_ORDER
 from tokmill.text.patterns import GPT2
 
@@ -156,8 +157,8 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     Raises `TokmillError` for bytes that are no JSON, and for a file without model or vocabulary.
     """
     try:
-        data: Any = json.loads(raw)
-    except (ValueError, RecursionError) as error:
+        data: Any = loads_json(raw)
+    except ValueError as error:
         why = "it is no text" if isinstance(error, UnicodeDecodeError) else error
         raise TokmillError(
             f"this is no tokenizer.json: {why}",
@@ -195,7 +196,61 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
             or not isinstance(token.get("content"), str)
         ):
             raise TokmillError(f"an added token has no id or content: {token!r}", where=where)
+    _check_vocabulary(data, where)
+    for key, parts in STEPS.items():
+        if not _is_step(data.get(key), parts):
+            raise TokmillError(
+                f"its {key} is no step with a type", where=where, hint="it is broken"
+            )
     return dict(data)
+
+
+STEPS = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "post_processor": "processors",
+    "decoder": "decoders",
+}
+"""The steps of a file, and the key of the parts of one that is a `Sequence`."""
+SPARSE, FEW = 16, 1 << 20
+"""Ids that may be left out for each token, and the size up to which nobody looks."""
+
+
+def _check_vocabulary(data: Mapping[str, Any], where: str) -> None:
+    """Refuse tokens without an id, and ids that are no numbers or far beyond the tokens."""
+    vocab, added = data["model"]["vocab"], data.get("added_tokens") or []
+    if isinstance(vocab, dict):
+        ids = list(vocab.values())
+        if not all(type(number) is int for number in ids):
+            token = next(token for token, number in vocab.items() if type(number) is not int)
+            raise TokmillError(
+                f"the id of {token[:80]!r} is no whole number", where=where, hint="it is broken"
+            )
+    else:
+        if not all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str) for e in vocab):
+            raise TokmillError(
+                "the vocabulary is no list of tokens and scores", where=where, hint="it is broken"
+            )
+        ids = list(range(len(vocab)))
+    ids += [token["id"] for token in added]
+    low, high = min(ids, default=0), max(ids, default=0)
+    if low < 0 or high >= max(FEW, SPARSE * len(ids)):
+        raise TokmillError(
+            f"the id {low if low < 0 else high} does not fit {len(ids):,} tokens",
+            where=where,
+            hint="ids are numbered from 0; tables of them have an entry for each",
+        )
+
+
+def _is_step(step: Any, parts: str, deep: int = 0) -> bool:
+    if step is None and not deep:
+        return True
+    if not isinstance(step, dict) or not isinstance(step.get("type"), str) or deep > 20:
+        return False
+    if step["type"] != "Sequence":
+        return True
+    inside = step.get(parts)
+    return isinstance(inside, list) and all(_is_step(part, parts, deep + 1) for part in inside)
 
 
 def _is_pair(merge: object) -> bool:
@@ -259,6 +314,17 @@ def template_tokens(tokenizer_json: bytes | str | Mapping[str, Any]) -> tuple[li
         if isinstance(tokenizer_json, Mapping)
         else parse(tokenizer_json, "tokenizer.json")
     )
+    try:
+        return _template_tokens(data)
+    except (KeyError, TypeError, IndexError, AttributeError):
+        raise TokmillError(
+            "the post-processor is broken: it names tokens without ids",
+            where="tokenizer.json",
+            hint='set "post_processor" to null to encode without it',
+        ) from None
+
+
+def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     prefix: list[int] = []
     suffix: list[int] = []
     for step in flatten(data.get("post_processor"), "processors"):

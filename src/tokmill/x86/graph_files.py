@@ -20,6 +20,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.files import write_file
+from tokmill.headers import arrow_errors
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.program import demangle
@@ -110,7 +111,7 @@ def read_graph(path: Path | str) -> Graph:
         kinds = columns["kinds"].flatten().dictionary_encode()
         kind_of = [KINDS.index(kind) for kind in kinds.dictionary.to_pylist()]
         lengths, successors = columns["lengths"], columns["successors"]
-        return Graph(
+        graph = Graph(
             program=facts.program,
             bits=facts.bits,
             function_address=address,
@@ -132,6 +133,26 @@ def read_graph(path: Path | str) -> Graph:
             level=facts.level,
             cut_short=facts.cut_short,
         )
+        _check(graph)
+        return graph
+
+
+def _check(graph: Graph) -> None:
+    """Raise `ValueError` where the columns of a graph do not fit one another."""
+    blocks = len(graph.block_address)
+    ends = np.append(0, np.cumsum(graph.lengths, dtype=np.int64))
+    good = (
+        all(
+            len(offsets) == blocks + 1 and (np.diff(offsets) >= 0).all()
+            for offsets in (graph.block_bytes, graph.block_instructions, graph.block_edges)
+        )
+        and graph.block_instructions[-1] == len(graph.lengths)
+        and graph.block_edges[-1] == len(graph.edge_target) == len(graph.edge_kind)
+        and graph.block_bytes[-1] == len(graph.code)
+        and (ends[graph.block_instructions] == graph.block_bytes).all()
+    )
+    if not good:
+        raise ValueError("its columns do not fit one another")
 
 
 def read_about(path: Path) -> About | None:
@@ -267,6 +288,9 @@ def _facts(file: Any, path: Path) -> About:
     return facts
 
 
+MALFORMED: tuple[type[Exception], ...] = (KeyError, ValueError, IndexError, TypeError)
+
+
 @contextlib.contextmanager
 def _arrow_errors(path: Path) -> Iterator[None]:
     arrow = plugins.require("pyarrow")
@@ -276,7 +300,7 @@ def _arrow_errors(path: Path) -> Iterator[None]:
         raise TokmillError(
             "there is no such file", where=str(path), hint="check the path"
         ) from None
-    except (arrow.ArrowException, OSError, KeyError, ValueError) as error:
+    except MALFORMED + arrow_errors(arrow) as error:
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise TokmillError(
             f"the graph cannot be read: {what}", where=str(path), hint="make it again"

@@ -162,6 +162,11 @@ class _Coded:
         for column, ids in maps.items():
             if column in self.table:
                 old = self.table[column]
+                if len(old) and int(old.max()) >= len(ids):
+                    raise TokmillError(
+                        f"column {column!r} holds the id {old.max()}; ids are 0 to {len(ids) - 1}",
+                        hint="the shard is damaged: `tokmill store validate STORE` finds it",
+                    )
                 sums = np.append(0, np.cumsum(_lost(ids)[old]))
                 self.lost[column] = np.diff(sums[phrases.table_offsets])
                 self.table[column] = ids[old]

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from tokmill.errors import TokmillError
+from tokmill.headers import loads_json
 from tokmill.store.vocab import Vocabulary, find_roles
 from tokmill.x86.rules import COLUMNS
 
@@ -75,7 +76,7 @@ class TokenList:
     def from_json(cls, raw: bytes, where: str = "") -> Self:
         """Read a frozen file; raises `TokmillError` when it is none."""
         try:
-            data = json.loads(raw)
+            data = loads_json(raw)
             made = cls(data["column"], data["rules"], data["tokens"], data.get("counts"))
             good = (
                 made.column in COLUMNS

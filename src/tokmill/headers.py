@@ -1,0 +1,146 @@
+"""The doors for what files say of themselves: JSON, TOML, and the headers of tensors and arrays.
+
+Each returns checked values or raises `ValueError` with what is wrong, whatever the bytes are, and
+believes no length beyond what is there. Callers add the file's name and a hint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tokenize
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+MAX_HEADER = 100 << 20
+ZIP_ERRORS = (
+    zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, NotImplementedError,
+    RuntimeError, ValueError, KeyError,
+)  # fmt: skip
+"""What `zipfile` raises for archives that are damaged, encrypted or of a kind it does not know."""
+SIZES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2,
+    "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+"""Bytes of a value of the dtypes of safetensors."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class TensorHeader(NamedTuple):
+    """The header of a safetensors file."""
+
+    length: int
+    """Bytes of the JSON header; data begins 8 bytes behind them."""
+    tensors: dict[str, Entry]
+    metadata: dict[str, str]
+
+
+def loads_json(raw: bytes | str) -> Any:
+    """Return a JSON value; raises `ValueError`, also for nesting without end and for surrogates."""
+    try:
+        return msgspec.json.decode(raw)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def loads_toml(text: str) -> dict[str, Any]:
+    """Return TOML as a dict; raises `ValueError`, also for nesting without end."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def tensor_header(handle: IO[bytes], size: int) -> TensorHeader:
+    """Read the header of a safetensors file of `size` bytes, which stands at its beginning.
+
+    Shapes, types and places of tensors fit each other and the file. Raises `ValueError`.
+    Format: https://github.com/huggingface/safetensors
+    """
+    length = int.from_bytes(handle.read(8), "little")
+    if size < 8 or length > min(MAX_HEADER, size - 8):
+        raise ValueError("its header is longer than the file")
+    value = loads_json(handle.read(length))
+    if not isinstance(value, dict):
+        raise ValueError("its header is no JSON object")
+    metadata = msgspec.convert(value.pop("__metadata__", None) or {}, dict[str, str])
+    tensors = msgspec.convert(value, dict[str, Entry])
+    for name, entry in tensors.items():
+        start, stop = entry.data_offsets
+        if entry.dtype not in SIZES:
+            raise ValueError(f"the type {entry.dtype!r} of {name!r} is not known")
+        if min(entry.shape, default=0) < 0 or not 0 <= start <= stop <= size - 8 - length:
+            raise ValueError(f"{name!r} lies outside of the file")
+        if math.prod(entry.shape) * SIZES[entry.dtype] != stop - start:
+            raise ValueError(f"{name!r} has another size than its shape")
+    return TensorHeader(length, tensors, metadata)
+
+
+class ArrayHeader(NamedTuple):
+    """The header of an .npy file."""
+
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype[Any]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def array_header(handle: IO[bytes]) -> ArrayHeader:
+    """Read the header of an .npy file; the array begins behind it. Raises `ValueError`.
+
+    Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
+    """
+    try:
+        version = np.lib.format.read_magic(handle)
+        read = np.lib.format.read_array_header_1_0
+        if version != (1, 0):
+            read = np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(handle)
+    except (ValueError, EOFError):
+        raise
+    except (TypeError, KeyError, SyntaxError, RecursionError, MemoryError, OverflowError,
+            IndexError, AttributeError, tokenize.TokenError, UnicodeError) as error:  # fmt: skip
+        # numpy reads it as Python, by way of what was for old files.
+        raise ValueError(f"its header cannot be read: {type(error).__name__}") from None
+    if min(shape, default=0) < 0 or math.prod(shape) * max(1, dtype.itemsize) >= 1 << 63:
+        raise ValueError(f"no array has the shape {shape}")
+    return ArrayHeader(tuple(int(n) for n in shape), bool(fortran), dtype)
+
+
+def arrow_errors(arrow: Any) -> tuple[type[Exception], ...]:
+    """Return what pyarrow (as a module) raises for damaged files, of names and values too."""
+    return (arrow.ArrowException, OSError, UnicodeDecodeError, SystemError, OverflowError)
+
+
+@contextlib.contextmanager
+def no_panic() -> Iterator[None]:
+    """Turn what a library in Rust raises when it gives up, which is no `Exception`, into one.
+
+    Raises `ValueError` with the first line of its message.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        lines = str(error).splitlines() or ["it gave up"]
+        raise ValueError(lines[0][:300]) from None

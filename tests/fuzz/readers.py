@@ -1,0 +1,719 @@
+"""Every reader of files: how a good file is made, and how it is read whole.
+
+A line a reader. `digests`: the files are bound by digests, so a result that differs from that of
+the good ones is wrong; the other formats have no redundancy, and many a damaged file is another
+good one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from making import TOKENIZER, jsonl, quick_build, rec, write_store
+from phrase_records import PHRASES
+from tokmill import plugins, recipe
+from tokmill.build.prepare import BuildRecipe
+from tokmill.build.resources import Amount
+from tokmill.build.source import Frozen, Request
+from tokmill.errors import TokmillError
+from tokmill.store.schema import Column
+from tokmill.store.shard import ShardWriter
+from tokmill.store.stats import statistics
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+
+for _name in ("unit/train", "unit/x86", "unit/report"):
+    sys.path.append(str(Path(__file__).parent.parent / _name))
+
+Make = Callable[[Path], Iterable[Path]]
+"""Writes good files into a folder and returns those that are to be damaged."""
+Read = Callable[[Path], Any]
+"""Reads what `Make` wrote in the folder, all of it, and returns something to compare."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A line of the table."""
+
+    make: Make
+    read: Read
+    digests: bool = False
+    source: str = ""
+    """The kind of source in `plugins` that is read."""
+    export: str = ""
+    """The export in `plugins` whose folder is read."""
+    share: float = 1
+    """Share of the mutations that it gets, where one takes longer."""
+    restore: Callable[[Path, Path], None] | None = None
+    """Puts back what reading may have changed: (folder, good folder)."""
+
+
+TEXTS = [
+    "The first text, of two sentences. This one ends.",
+    "Grüße, 日本語 🦊",
+    "x = [1, 2]\n  y",
+] * 4
+SPECIAL = b"\n<|endoftext|>\n"
+
+
+# ---- sources ---------------------------------------------------------------------------------
+
+
+@cache
+def frozen_tokenizer() -> dict[str, Frozen]:
+    kind = plugins.load(plugins.SOURCES, "jsonl")
+    return dict(kind.freeze(msgspec.convert({}, kind.Config), request(["x"], str(TOKENIZER))))
+
+
+def request(inputs: Sequence[str], tokenizer: str | None = None) -> Request:
+    return Request(inputs=tuple(inputs), tokenizer=tokenizer, roles={})
+
+
+def read_source(name: str, inputs: Sequence[Path], **options: Any) -> Any:
+    """Freeze, plan and read as a build does, in this process and without writing a store."""
+    kind = plugins.load(plugins.SOURCES, name)
+    config = recipe.convert(kind.Config, options, "options")
+    paths = [str(path) for path in inputs]
+    text = name in ("text", "jsonl", "parquet")
+    named = str(TOKENIZER) if name == "chat" else None
+    frozen = frozen_tokenizer() if text else kind.freeze(config, request(paths, named))
+    source = kind(config, paths, frozen, Amount(workers=0).resources())
+    limits = {
+        column: frozen[what.vocab].vocabulary.size
+        for column, what in source.schema.items()
+        if what.vocab in frozen
+    }
+    read = hashlib.sha256()
+    writer = ShardWriter(source.schema, limits)
+    drops: list[Any] = []
+    notes: dict[str, int] = {}
+    for number, item in enumerate(source.items()):
+        for batch in source.read(item, read):
+            writer.add(batch, number)
+            drops += list(batch.drops)
+            notes |= batch.notes
+    made = Path(inputs[0]).parent / ".made"
+    size, digest = writer.write(made)
+    made.unlink()
+    return writer.records, writer.tokens, size, digest, len(drops), notes, read.hexdigest()
+
+
+def file_of(name: str, data: bytes) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        (folder / name).write_bytes(data)
+        return [folder / name]
+
+    return make
+
+
+def of_source(kind: str, make: Make, name: str, **options: Any) -> Reader:
+    return Reader(make, lambda folder: read_source(kind, [folder / name], **options), source=kind)
+
+
+def make_jsonl(folder: Path) -> Iterable[Path]:
+    return [
+        jsonl(folder / "a.jsonl", [{"text": t, "id": i, "u": [1]} for i, t in enumerate(TEXTS)])
+    ]
+
+
+def make_chats(folder: Path) -> Iterable[Path]:
+    roles = ("system", "user", "assistant", "user", "assistant")
+    rows = [{"messages": [{"role": r, "content": f"{t} {r}"} for r in roles]} for t in TEXTS]
+    return [jsonl(folder / "a.jsonl", rows)]
+
+
+def compressed(how: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        data = "".join(json.dumps({"text": t}) + "\n" for t in TEXTS).encode()
+        import gzip
+
+        import zstandard
+
+        parts = [data[:300], data[300:]]
+        pack = (
+            gzip.compress if how == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress
+        )
+        path = folder / f"a.jsonl.{how}"
+        path.write_bytes(b"".join(pack(part) for part in parts))
+        return [path]
+
+    return make
+
+
+def text_table() -> Any:
+    import pyarrow as arrow
+
+    return arrow.table({"text": TEXTS, "id": list(range(len(TEXTS)))})
+
+
+def make_parquet(folder: Path) -> Iterable[Path]:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(text_table(), folder / "a.parquet", row_group_size=5)
+    return [folder / "a.parquet"]
+
+
+def make_arrow(folder: Path) -> Iterable[Path]:
+    import pyarrow.feather
+
+    pyarrow.feather.write_feather(text_table(), folder / "a.arrow", compression="uncompressed")
+    return [folder / "a.arrow"]
+
+
+IDS = [[5, 6, 7, 0], [9, 0], [], [40, 41, 42, 43, 44, 0], [5, 5, 5, 0]] * 6
+
+
+def ids_store(path: Path) -> Store:
+    data = TOKENIZER.read_bytes()
+    from tokmill.text.tokenizer import Tokenizer
+
+    vocabulary, data = Tokenizer.from_file(TOKENIZER).vocabulary()
+    schema = {"token": Column("u2", vocab="token"), "name": Column("utf8", per="record"),
+              "level": Column("u4", per="record")}  # fmt: skip
+    rows = [rec(ids, name=f"n{i}é", level=i) for i, ids in enumerate(IDS)]
+    store = write_store(path, schema, [rows[:12], rows[12:]], vocabularies={"token": vocabulary})
+    (path / "vocab" / vocabulary.file).write_bytes(data)
+    return store
+
+
+def export(name: str, folder: Path, out: str, **options: Any) -> Path:
+    kind = plugins.load(plugins.EXPORTS, name)
+    target = folder / out
+    kind(recipe.convert(kind.Config, options)).write(ids_store(folder.parent / f"{name}-s"), target)
+    return target
+
+
+def exported(name: str, out: str, hurt: Sequence[str], **options: Any) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        export(name, folder, out, **options)
+        return [folder / path for path in hurt]
+
+    return make
+
+
+NPZ = {"max_length": 8, "stride": 4, "pad_id": 1, "windows_per_file": 40}
+
+
+def make_dicts(folder: Path) -> Iterable[Path]:
+    path = folder / "a_tokens.pkl"
+    one = {
+        "asm": ["MOV", "EAX", "RBP", "-", "IMM"], "mne": "MOV",
+        "type": [("[PAD]", 1), ("R32_REG", 1), ("R32_OR_MEM", 3)],
+        "reg": ["[PAD]", "RAX", "RBP", "[PAD]", "[PAD]"],
+        "rw": [("[PAD]", 1), ("WRITE", 1), ("READ", 3)], "eflag": "[PAD]",
+    }  # fmt: skip
+    path.write_bytes(pickle.dumps({"main": [[one, one], [one]], "other": [[one]]}, 4))
+    return [path]
+
+
+def make_elf(folder: Path) -> Iterable[Path]:
+    from x86_programs import compiles
+
+    source = "int f(int x){return x*3+1;}int g(int x){return x?f(x):2;}void _start(){g(1);}"
+    flags = ("-Os", "-nostdlib", "-static", "-fno-asynchronous-unwind-tables")
+    path = compiles(folder, "program", source, *flags)
+    (folder / "program-source.c").unlink()
+    return [path]
+
+
+def small_graph() -> Any:
+    from tokmill.x86.graph import Edge
+    from x86_graphs import Block, graph_of
+
+    nop, ret = b"\x90", b"\xc3"
+    return graph_of({
+        0x1000: [Block(0x1000, [nop, b"\x31\xc0"], [(Edge(1), 0x1003)]), Block(0x1003, [ret])],
+        0x2000: [Block(0x2000, [b"\x55", ret])],
+    }, ["main", ""])  # fmt: skip
+
+
+def make_graph(suffix: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        from tokmill.x86.graph_files import write_graph
+
+        write_graph(small_graph(), folder / f"a{suffix}")
+        return [folder / f"a{suffix}"]
+
+    return make
+
+
+def read_graph_file(name: str) -> Read:
+    def read(folder: Path) -> Any:
+        from tokmill.x86.graph_files import read_graph
+
+        graph = read_graph(folder / name)
+        return [np.asarray(getattr(graph, field)).tolist() for field in (
+            "function_address", "function_blocks", "block_address", "code", "lengths",
+            "block_edges", "edge_target", "edge_kind")], graph.function_name  # fmt: skip
+
+    return read
+
+
+def make_index(folder: Path) -> Iterable[Path]:
+    from test_saved_index import small
+
+    functions = {f"f{i}": [small(0x1000 * (i + 1))] for i in range(3)}
+    (folder / "saved_index.pkl").write_bytes(pickle.dumps(functions, 4))
+    return [folder / "saved_index.pkl"]
+
+
+def read_index(folder: Path) -> Any:
+    from tokmill.x86.saved_index import graphs_of
+
+    return [
+        (graph.program, graph.block_address.tolist(), graph.code.tobytes())
+        for graph in graphs_of(folder / "saved_index.pkl", ["O2"])
+    ]
+
+
+def x86_store(path: Path) -> Path:
+    from tokmill.x86.graph_files import write_graph
+
+    path.parent.mkdir(exist_ok=True)
+    write_graph(small_graph(), path.parent / "g.cfg.parquet")
+    quick_build("x86", path.parent / "g.cfg.parquet", path)
+    return path
+
+
+def make_x86_store(folder: Path) -> Iterable[Path]:
+    made = x86_store(folder / "s")
+    return sorted(made.glob("shards/*.safetensors"))
+
+
+def read_recode(folder: Path) -> Any:
+    return read_source("recode", [folder / "s"])
+
+
+def make_vocabularies(folder: Path) -> Iterable[Path]:
+    store = x86_store(folder.parent / "x" / "s")
+    shutil.copytree(store / "vocab", folder / "vocab")
+    return sorted((folder / "vocab").iterdir())
+
+
+def read_vocabularies(folder: Path) -> Any:
+    from tokmill.x86.vocabulary_files import read_vocabularies as read
+
+    return {name: tokens.tokens for name, tokens in read(folder / "vocab").items()}
+
+
+def make_count_pickle(folder: Path) -> Iterable[Path]:
+    for name in ("asm", "mne"):
+        counts = {"[PAD]": 9, "[UNK]": 8, "[SEP]": 7, "[CLS]": 6, "[MASK]": 5, "MOV": 4, "RAX": 3}
+        (folder / f"{name}_vocab.pkl").write_bytes(pickle.dumps(counts, 4))
+    return sorted(folder.iterdir())
+
+
+def read_lists(folder: Path) -> Any:
+    from tokmill.x86.vocabulary_files import read_list
+
+    return [read_list(path).tokens.tokens for path in sorted(folder.iterdir())]
+
+
+# ---- stores ----------------------------------------------------------------------------------
+
+
+def make_store(folder: Path) -> None:
+    jsonl(folder / "in.jsonl", [{"text": text, "id": str(i)} for i, text in enumerate(TEXTS)])
+    quick_build("jsonl", folder / "in.jsonl", folder / "s", keep=["id"])
+
+
+def store_files(*patterns: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        make_store(folder)
+        return [path for pattern in patterns for path in sorted((folder / "s").glob(pattern))]
+
+    return make
+
+
+class Refused(TokmillError):
+    """What a report of problems is here: an answer that tells of damage."""
+
+
+def contents(store: Store) -> Any:
+    return [{name: np.asarray(v).tolist() if not isinstance(v, str) else v
+             for name, v in record.items()} for record in store]  # fmt: skip
+
+
+def read_validated(folder: Path) -> Any:
+    """`store validate`, and what the store then holds."""
+    store = Store(folder / "s")
+    report = validate(store)
+    if not report.ok:
+        raise Refused(report.problems[0].what)
+    return contents(store)
+
+
+def read_store(folder: Path) -> Any:
+    """All that reads a store without checking it first: records, figures, a feed's columns."""
+    store = Store(folder / "s")
+    found = contents(store)
+    figures = statistics(store)
+    batches = [len(batch) for _, _, batch in store.batches(5)]
+    offsets = store.offsets().tolist()
+    return found, msgspec.json.encode(figures), batches, offsets
+
+
+def make_phrases(folder: Path) -> Iterable[Path]:
+    table = {"asm": [[1], [2, 3], [4, 5, 6]], "type": [[0], [1, 1], [2, 0, 2]]}
+    rows = []
+    for number in range(12):
+        phrases = [(i % 3, i % 2 == 0) for i in range(number % 5)]
+        length = sum(len(table["asm"][i]) for i, _ in phrases)
+        rows.append({"phrases": phrases, "side": [1] * length, "address": number})
+    write_store(folder / "s", PHRASES, [rows], table=table)
+    return sorted((folder / "s/shards").glob("*.safetensors"))
+
+
+def read_repaired(folder: Path) -> Any:
+    from tokmill.build.repair import repair
+
+    done = repair(folder / "s")
+    if done.remaining:
+        raise Refused(done.remaining[0].what)
+    return contents(Store(folder / "s"))
+
+
+def whole_again(folder: Path, kept: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+
+
+def read_built(folder: Path) -> Any:
+    """The same build again over a damaged store."""
+    return contents(quick_build("jsonl", folder / "in.jsonl", folder / "s", keep=["id"]))
+
+
+def read_looked_up(folder: Path) -> Any:
+    from tokmill.store.locate import left_out, locate
+
+    store = Store(folder / "s")
+    return str([locate(store, 0), *left_out(store, rejected_only=False)])
+
+
+def make_overlay(suffix: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        ids_store(folder / "s")
+        values = np.arange(len(IDS), dtype=np.int32)
+        path = folder / f"values.{suffix}"
+        np.save(path, values) if suffix == "npy" else np.savez(path, a=values, b=values * 0.5)
+        return [path]
+
+    return make
+
+
+def read_overlay(suffix: str) -> Read:
+    def read(folder: Path) -> Any:
+        return read_source("overlay", [folder / "s"], values=str(folder / f"values.{suffix}"))
+
+    return read
+
+
+# ---- tokenizers and recipes ------------------------------------------------------------------
+
+
+def tokenizer_file(name: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        from tokmill.text.tokenizer import Tokenizer
+
+        if name == "tokenizer.json":
+            (folder / name).write_bytes(TOKENIZER.read_bytes())
+            return [folder / name]
+        tokenizer = Tokenizer.from_file(TOKENIZER)
+        if name == "gpt2.tiktoken":
+            import base64
+
+            plain = {
+                n: t for n, t in tokenizer.vocab.items() if t not in (b"<|endoftext|>", b"<|pad|>")
+            }
+            lines = [base64.b64encode(t) + b" %d" % n for n, t in enumerate(plain.values())]
+            (folder / name).write_bytes(b"\n".join(lines))
+            return [folder / name]
+        from tokmill.text.tokenizer_json import alias
+
+        vocab = {alias(token): number for number, token in tokenizer.vocab.items()}
+        (folder / "vocab.json").write_text(json.dumps(vocab))
+        lines2 = [f"{alias(a)} {alias(b)}" for a, b in tokenizer.merges]
+        (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(lines2) + "\n")
+        return [folder / "vocab.json", folder / "merges.txt"]
+
+    return make
+
+
+def make_sentencepiece(folder: Path) -> Iterable[Path]:
+    import sentencepiece
+
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=data, vocab_size=290, byte_fallback=True,
+        model_type="bpe", normalization_rule_name="identity", minloglevel=9, hard_vocab_limit=False,
+    )  # fmt: skip
+    (folder / "a.model").write_bytes(data.getvalue())
+    return [folder / "a.model"]
+
+
+def read_tokenizer(name: str) -> Read:
+    def read(folder: Path) -> Any:
+        from tokmill.text.encoders import make_encoder
+        from tokmill.text.tokenizer import Tokenizer
+
+        found = Tokenizer.from_file(folder / name)
+        vocabulary, data = found.vocabulary()
+        ids, lengths = make_encoder(data, threads=False)(TEXTS[:3])
+        texts = found.decode(ids[: int(lengths[0])].tolist())
+        return vocabulary, data, ids.tolist(), texts, found.merges, found.specials
+
+    return read
+
+
+RECIPE = b"""extends = "base.toml"
+source = "jsonl"
+inputs = ["a", "b"]
+out = "s"
+tokenizer = "t.json"
+
+[options]
+fields = ["text"]
+keep = ["id"]
+
+[roles]
+eot = "<|endoftext|>"
+"""
+
+
+def make_recipe(folder: Path) -> Iterable[Path]:
+    (folder / "base.toml").write_bytes(b'[options]\nspecials_in_text = "plain"\n')
+    (folder / "r.toml").write_bytes(RECIPE)
+    return [folder / "r.toml", folder / "base.toml"]
+
+
+def read_recipe(folder: Path) -> Any:
+    found = recipe.load(BuildRecipe, folder / "r.toml", ["options.x.y=3"])
+    kind = plugins.load(plugins.SOURCES, "jsonl")
+    options = {key: value for key, value in found.options.items() if key != "x"}
+    return found, recipe.convert(kind.Config, options)
+
+
+TRAINING = b"""[data]
+train = "s"
+batch = 8
+[model]
+kind = "decoder"
+dim = 16
+layers = 2
+heads = 2
+[task]
+length = 16
+[optim]
+lr = 1e-2
+[run]
+steps = 10
+seed = 3
+"""
+
+
+def read_training_recipe(folder: Path) -> Any:
+    from tokmill.recipe import read_toml
+    from tokmill.train import config
+
+    return repr(config.from_dict(read_toml(folder / "r.toml"), "r.toml"))
+
+
+# ---- looking ---------------------------------------------------------------------------------
+
+
+def read_inspected(*names: str) -> Read:
+    def read(folder: Path) -> Any:
+        from tokmill.cli.facts import print_facts
+        from tokmill.report.inspect import describe
+
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            for name in names:
+                print_facts(describe(folder / name))
+        return "inspected"
+
+    return read
+
+
+def make_everything(folder: Path) -> Iterable[Path]:
+    """One file of each kind that `inspect` knows."""
+    made = [*make_jsonl(folder), *make_parquet(folder), *make_dicts(folder)]
+    (folder / "a.txt").write_text("\n".join(TEXTS))
+    np.save(folder / "a.npy", np.arange(9))
+    np.savez_compressed(folder / "a.npz", input_ids=np.ones((2, 3)), attention_mask=np.ones((2, 3)))
+    (folder / "a.bin").write_bytes(np.arange(900, dtype="<u2").tobytes())
+    made += [*compressed("gz")(folder), *compressed("zst")(folder)]
+    made += [*make_graph(".cfg.parquet")(folder), *make_graph(".cfg.jsonl")(folder)]
+    made += [*tokenizer_file("tokenizer.json")(folder), *tokenizer_file("gpt2.tiktoken")(folder)]
+    made += [*make_recipe(folder), *tokenizer_file("vocab.json")(folder)]
+    head = np.zeros(256, "<i4")
+    head[:3] = 20240520, 1, 50
+    (folder / "llmc.bin").write_bytes(head.tobytes() + bytes(100))
+    export("megatron", folder, "m")
+    export("datatrove", folder, "d.ds")
+    store = ids_store(folder / "s").path
+    for path in (*store.glob("shards/*"), store / "plan.json", store / "manifest.json"):
+        shutil.copy(path, folder / path.name)
+    shutil.rmtree(store)
+    return sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def read_everything(folder: Path) -> Any:
+    from tokmill.cli.facts import print_facts
+    from tokmill.report.inspect import describe
+
+    # What was damaged is the newest file; all others are as they were.
+    newest = max((p for p in folder.iterdir() if p.is_file()), key=lambda p: p.stat().st_mtime_ns)
+    with contextlib.redirect_stdout(io.StringIO()):
+        print_facts(describe(newest))
+    return "inspected"
+
+
+def make_run(folder: Path) -> Path:
+    import torch
+    from small_runs import train
+    from toy import cycles
+    from toy import make_store as toy_store
+
+    torch.set_num_threads(1)
+    for name, seed in (("train", 0), ("val", 1)):
+        toy_store(folder / name, cycles(10, seed=seed))
+    return train(folder, folder / "run", run={"steps": 2, "eval_every": 2, "checkpoint_every": 1})
+
+
+def run_files(*patterns: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        run = make_run(folder)
+        return [path for pattern in patterns for path in sorted(run.glob(pattern))]
+
+    return make
+
+
+def read_summary(folder: Path) -> Any:
+    from tokmill.report.runs import read_run
+
+    found = read_run(folder / "run")
+    read_inspected("run")(folder)
+    return found.step, repr(found.flat)
+
+
+def read_page(folder: Path) -> Any:
+    """`compare`, `plot` and `report` of a run and its stores."""
+    from tokmill.report.compare import compare
+    from tokmill.report.page import page
+
+    compare([folder / "run"])
+    page([folder / "run"], folder / "page.html")
+    return "a page"
+
+
+def read_tensor_file(folder: Path) -> Any:
+    from tokmill.train.tensors import read_metadata, read_tensors
+
+    found = read_tensors(folder / "a.safetensors")
+    read_metadata(folder / "a.safetensors")
+    return {name: tensor.tolist() for name, tensor in found.items()}
+
+
+def make_tensor_file(folder: Path) -> Iterable[Path]:
+    import torch
+
+    from tokmill.train.tensors import write_tensors
+
+    tensors = {"a": torch.arange(6).reshape(2, 3), "b.c": torch.ones(4), "e": torch.zeros(0)}
+    write_tensors(folder / "a.safetensors", tensors, {"step": "3"})
+    return [folder / "a.safetensors"]
+
+
+def read_resumed(folder: Path) -> Any:
+    from tokmill.train.run import load_run
+    from tokmill.train.weights import weights_at
+
+    return str(weights_at(folder / "run", "last"))[-5:], load_run(folder / "run") is not None
+
+
+RUN = ("*.json", "metrics.jsonl", "checkpoints/*/state.json", "model/*")
+
+READERS: dict[str, Reader] = {
+    # sources
+    "text": of_source("text", file_of("a.txt", SPECIAL.join(t.encode() for t in TEXTS)), "a.txt"),
+    "jsonl": of_source("jsonl", make_jsonl, "a.jsonl", keep=["id"]),
+    "chat": of_source("chat", make_chats, "a.jsonl", chat_template="plain"),
+    "jsonl gz": of_source("jsonl", compressed("gz"), "a.jsonl.gz"),
+    "jsonl zst": of_source("jsonl", compressed("zst"), "a.jsonl.zst"),
+    "parquet": of_source("parquet", make_parquet, "a.parquet", keep=["id"]),
+    "arrow": of_source("parquet", make_arrow, "a.arrow"),
+    "x86": of_source("x86", make_elf, "program"),
+    "x86 graph": of_source("x86", make_graph(".cfg.parquet"), "a.cfg.parquet"),
+    "graph parquet": Reader(make_graph(".cfg.parquet"), read_graph_file("a.cfg.parquet")),
+        "saved_index": Reader(make_index, read_index),
+    "token-dicts": of_source("token-dicts", make_dicts, "a_tokens.pkl"),
+    "recode": Reader(make_x86_store, read_recode, source="recode"),
+    "select": Reader(
+        store_files("shards/*.safetensors"),
+        lambda folder: read_source("select", [folder / "s"], unique=True),
+        source="select",
+    ),
+    "overlay npy": Reader(make_overlay("npy"), read_overlay("npy"), source="overlay"),
+    "overlay npz": Reader(make_overlay("npz"), read_overlay("npz"), source="overlay"),
+    "npz": of_source("npz", exported("npz", "d", ["d/tokenized_data_part001.npz"], **NPZ), "d"),
+    "bin": of_source("bin", exported("bin", "a.bin", ["a.bin"]), "a.bin", separator_id=0),
+    "llmc": of_source(
+        "bin", exported("llmc", "d", ["d/tokens_train_000000.bin"]), "d", separator_id=0
+    ),
+    "megatron": of_source("megatron", exported("megatron", "m", ["m.idx", "m.bin"]), "m"),
+    "datatrove": of_source(
+        "datatrove", exported("datatrove", "a.ds", ["a.ds.index", "a.ds.metadata", "a.ds"]), "a.ds"
+    ),
+    "parquet-tokens": of_source(
+        "parquet-tokens", exported("parquet", "a.parquet", ["a.parquet"]), "a.parquet",
+        keep=["name", "level"],
+    ),
+    # stores
+    "store metadata": Reader(
+        store_files("*.json*", "shards/*.json", "vocab/*"), read_validated, digests=True
+    ),
+    "store shard": Reader(store_files("shards/*.safetensors"), read_validated, digests=True),
+    "store unchecked": Reader(
+        store_files("manifest.json", "shards/*.safetensors", "shards/*.safetensors"), read_store
+    ),
+    "store phrases": Reader(make_phrases, read_store),
+    "store locate": Reader(store_files("*.json*", "shards/*.json"), read_looked_up),
+    "store repair": Reader(
+        store_files("*.json*", "shards/*", "vocab/*"), read_repaired, digests=True,
+        restore=whole_again,
+    ),
+    "store build": Reader(
+        store_files("*.json*", "shards/*.json", "vocab/*"), read_built, digests=True,
+        restore=whole_again,
+    ),
+    # tokenizers, vocabularies, recipes
+    "tokenizer.json": Reader(tokenizer_file("tokenizer.json"), read_tokenizer("tokenizer.json")),
+    "vocab.json": Reader(tokenizer_file("vocab.json"), read_tokenizer("vocab.json")),
+    "tiktoken": Reader(tokenizer_file("gpt2.tiktoken"), read_tokenizer("gpt2.tiktoken")),
+    "sentencepiece": Reader(make_sentencepiece, read_tokenizer("a.model")),
+    "vocabularies": Reader(make_vocabularies, read_vocabularies),
+    "vocabulary counts": Reader(make_count_pickle, read_lists),
+    "recipe": Reader(make_recipe, read_recipe),
+    "recipe of a training": Reader(file_of("r.toml", TRAINING), read_training_recipe),
+    # looking
+    "inspect": Reader(make_everything, read_everything),
+    # runs
+    "tensors": Reader(make_tensor_file, read_tensor_file),
+    "run": Reader(run_files(*RUN), read_summary),
+    "report": Reader(run_files(*RUN), read_page, share=0.05),
+}  # fmt: skip
