@@ -422,6 +422,43 @@ def read_overlay(suffix: str) -> Read:
     return read
 
 
+# ---- exports -----------------------------------------------------------------------------------
+
+
+def make_exported(name: str, out: str, **options: Any) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        if name == "token-dicts":
+            make_dicts(folder.parent)
+            path = folder.parent / "a_tokens.pkl"
+            store = quick_build("token-dicts", path, folder.parent / "x")
+            kind = plugins.load(plugins.EXPORTS, name)
+            kind(recipe.convert(kind.Config, options)).write(store, folder / out)
+        else:
+            export(name, folder, out, **options)
+        return sorted(path for path in folder.rglob("*") if path.is_file())
+
+    return make
+
+
+def read_exported(folder: Path) -> Any:
+    """`store validate` of what an export wrote."""
+    from tokmill.formats.notes import check, find_notes
+
+    inside = folder / "d"
+    place = inside if inside.is_dir() else folder
+    if not find_notes(place):
+        raise Refused("there is no note")
+    found = check(place)
+    if not found.ok:
+        raise Refused(found.problems[0].what)
+    return found.files, found.bytes
+
+
+def of_export(name: str, out: str, **options: Any) -> Reader:
+    make = make_exported(name, out, **options)
+    return Reader(make, read_exported, digests=True, export=name)
+
+
 # ---- tokenizers and recipes ------------------------------------------------------------------
 
 
@@ -683,6 +720,14 @@ READERS: dict[str, Reader] = {
         "parquet-tokens", exported("parquet", "a.parquet", ["a.parquet"]), "a.parquet",
         keep=["name", "level"],
     ),
+    # exports
+    "export bin": of_export("bin", "a.bin"),
+    "export llmc": of_export("llmc", "d", shard_tokens=40),
+    "export npz": of_export("npz", "d", **NPZ),
+    "export megatron": of_export("megatron", "m"),
+    "export datatrove": of_export("datatrove", "a.ds"),
+    "export parquet": of_export("parquet", "a.parquet"),
+    "export token-dicts": of_export("token-dicts", "d", sequences_per_file=1),
     # stores
     "store metadata": Reader(
         store_files("*.json*", "shards/*.json", "vocab/*"), read_validated, digests=True

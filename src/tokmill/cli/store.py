@@ -29,10 +29,14 @@ def validate(
     deep: Annotated[int, typer.Option(help="Also make N shards again and compare.")] = 0,
     json: Json = False,
 ) -> int:
-    """Check hashes, shapes, ids, counts and receipts; exit code 1 if something is wrong."""
+    """Check a store, or what an export wrote, wholly; exit code 1 if something is wrong."""
     from tokmill.build.repair import deep_check
+    from tokmill.formats import notes
     from tokmill.store import validate as checks
+    from tokmill.store.marks import is_store
 
+    if not is_store(store) and notes.find_notes(store):
+        return _validate_exports(store, json=json)
     opened = Store(store)
     report = checks.validate(opened, quiet=False)
     problems = list(report.problems)
@@ -56,6 +60,30 @@ def validate(
         for mend in dict.fromkeys(one.mend or f"tokmill store repair {store}" for one in problems):
             say(f"hint: {mend}")
     return 0 if report.ok else 1
+
+
+def _validate_exports(path: Path, *, json: bool) -> int:
+    """Check what exports wrote into a folder, or a file, against what they wrote down."""
+    from tokmill.formats.notes import check
+
+    found = check(path)
+    if json:
+        print_json({**msgspec.to_builtins(found), "ok": found.ok})
+    else:
+        for problem in found.problems:
+            print(f"{problem.where}: {problem.what}")
+        state = "ok" if found.ok else human_count(len(found.problems), "problem")
+        kinds = ", ".join(dict.fromkeys(found.exports)) or "unknown"
+        print(
+            f"{path}: {state}, export ({kinds}), {human_count(found.files, 'file')}, "
+            f"{human_bytes(found.bytes)}"
+        )
+    if not found.ok:
+        say(
+            "hint: the same `tokmill store export` writes again what is missing or damaged, and "
+            "leaves the rest as it is"
+        )
+    return 0 if found.ok else 1
 
 
 def repair(

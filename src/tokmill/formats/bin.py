@@ -15,9 +15,10 @@ import numpy as np
 
 from tokmill.build.source import MAX_ITEM, Frozen, Hash, Item, Request
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, write_file
+from tokmill.files import machine_errors
 from tokmill.formats import exports
 from tokmill.formats.llmc import HEADER, LlmcExport, read_header
+from tokmill.formats.notes import exporting
 from tokmill.formats.tokens import (
     IdType,
     TokenOptions,
@@ -290,7 +291,8 @@ class BinExport:
         if config.dtype != "auto":
             dtype = np.dtype(f"<{config.dtype}")
         path = exports.output_file(out, ".bin")
-        write_file(path, exports.raw(exports.pieces(store, config.column, dtype)))
+        with exporting(store, "bin", config, path.parent, path.name) as export:
+            export.put(path, exports.raw(exports.pieces(store, config.column, dtype)))
         return exports.summary([path], store.tokens, dtype=dtype.name)
 
 

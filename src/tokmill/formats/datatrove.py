@@ -18,9 +18,10 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors, remove, write_file
+from tokmill.files import machine_errors, remove
 from tokmill.formats import exports
 from tokmill.formats.indexed import Index, IndexedSource
+from tokmill.formats.notes import exporting
 from tokmill.formats.tokens import TokenOptions
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -142,11 +143,13 @@ class DatatroveExport:
         data = exports.output_file(out, ".ds", config.name)
         index, metadata = (data.with_name(data.name + s) for s in (".index", ".metadata"))
         # The index is the commit: while the .ds is being replaced there is none.
-        remove(index)
-        write_file(data, exports.raw(exports.pieces(store, config.column, dtype)))
-        lines = [f"{name}|{dtype.itemsize}", str(store.tokens), _readable(store.tokens)]
-        write_file(metadata, "\n".join(lines))
-        write_file(index, exports.raw(_ends(store)))
+        with exporting(store, "datatrove", config, data.parent, data.name) as export:
+            if not export.stands(data):
+                remove(index)
+            export.put(data, exports.raw(exports.pieces(store, config.column, dtype)))
+            lines = [f"{name}|{dtype.itemsize}", str(store.tokens), _readable(store.tokens)]
+            export.put(metadata, "\n".join(lines))
+            export.put(index, exports.raw(_ends(store)))
         return exports.summary(
             [data, index, metadata], store.tokens, documents=store.records, dtype=dtype.name
         )

@@ -129,22 +129,6 @@ def output_file(out: Path, suffix: str, name: str = "tokens") -> Path:
     return path
 
 
-def output_folder(out: Path, pattern: str) -> Path:
-    """Make a folder for numbered files; files of another export in it are refused.
-
-    Raises `TokmillError` when a file fits `pattern`: a reader takes all that it finds.
-    """
-    make_folder(out)
-    found = sorted(out.glob(pattern))
-    if found:
-        raise TokmillError(
-            f"the folder holds {pattern} files already ({found[0].name} …)",
-            where=str(out),
-            hint="remove them, or choose a new folder",
-        )
-    return out
-
-
 def summary(files: Iterable[Path], tokens: int, **more: Any) -> dict[str, Any]:
     """Return what an export says of itself: files, tokens and bytes."""
     paths = list(files)

@@ -7,6 +7,7 @@ Header: [0] magic, [1] version, [2] number of tokens, the rest 0. Magic 20240520
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -16,8 +17,9 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import inside, write_file
+from tokmill.files import inside, make_folder
 from tokmill.formats import exports
+from tokmill.formats.notes import exporting
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
@@ -107,16 +109,24 @@ class LlmcExport:
         exports.check_column(store, config)
         dtype = exports.wide_dtype(store, config.column)
         magic, version = next((m, v) for m, (v, d) in MAGICS.items() if d == dtype)
-        folder = exports.output_folder(out, f"{config.name}_{config.split}_*.bin")
+        folder = make_folder(out)
+        name = f"{config.name}_{config.split}"
+        own = f"{name}_{'[0-9]' * 6}*.bin"
         ids = _Cutter(exports.pieces(store, config.column, dtype))
         files = []
-        for number, start in enumerate(range(0, store.tokens, config.shard_tokens)):
-            count = min(config.shard_tokens, store.tokens - start)
-            header = np.zeros(HEADER // 4, "<i4")
-            header[:3] = magic, version, count
-            path = inside(folder, f"{config.name}_{config.split}_{number:06d}.bin")
-            write_file(path, exports.raw(chain([header], ids.take(count))))
-            files.append(path)
+        starts = range(0, store.tokens, config.shard_tokens)
+        with exporting(
+            store, "llmc", config, folder, name, others=(f"{name}_*.bin", own)
+        ) as export:
+            for number, start in enumerate(starts):
+                count = min(config.shard_tokens, store.tokens - start)
+                header = np.zeros(HEADER // 4, "<i4")
+                header[:3] = magic, version, count
+                taken = ids.take(count)
+                path = inside(folder, f"{name}_{number:06d}.bin")
+                files.append(export.put(path, exports.raw(chain([header], taken))))
+                # Of a file that stands nothing was taken yet.
+                collections.deque(taken, maxlen=0)
         return exports.summary(files, store.tokens)
 
 

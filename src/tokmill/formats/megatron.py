@@ -20,9 +20,10 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, make_folder, remove, write_file
+from tokmill.files import machine_errors, make_folder, remove
 from tokmill.formats import exports
 from tokmill.formats.indexed import Index, IndexedSource
+from tokmill.formats.notes import exporting
 from tokmill.formats.tokens import TokenOptions
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -189,9 +190,6 @@ class MegatronExport:
             prefix = prefix.with_suffix("")
         make_folder(prefix.parent)
         data, index = (prefix.with_name(prefix.name + suffix) for suffix in (".bin", ".idx"))
-        # The index is the commit: while the .bin is being replaced there is none.
-        remove(index)
-        write_file(data, exports.raw(exports.pieces(store, self.config.column, dtype)))
         head = np.frombuffer(
             HEADER.pack(MAGIC, 1, code, store.records, store.records + 1), np.uint8
         )
@@ -201,7 +199,12 @@ class MegatronExport:
             _pointers(store, dtype.itemsize),
             _document_numbers(store.records),
         )
-        write_file(index, exports.raw(arrays))
+        with exporting(store, "megatron", self.config, prefix.parent, prefix.name) as export:
+            # The index is the commit: while the .bin is being replaced there is none.
+            if not export.stands(data):
+                remove(index)
+            export.put(data, exports.raw(exports.pieces(store, self.config.column, dtype)))
+            export.put(index, exports.raw(arrays))
         return exports.summary(
             [data, index], store.tokens, documents=store.records, dtype=dtype.name
         )

@@ -10,6 +10,7 @@ import io
 import resource
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,8 +19,9 @@ import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.rows import Windows
-from tokmill.files import inside, write_file
+from tokmill.files import inside, make_folder
 from tokmill.formats import exports
+from tokmill.formats.notes import exporting
 from tokmill.store.manifest import encode
 from tokmill.store.schema import Array
 from tokmill.store.store import Store, read_planned
@@ -62,7 +64,7 @@ class NpzExport:
         """Write the parts into the folder `out`; return files, tokens, bytes and statistics.
 
         Raises `TokmillError` when there is no id to pad with, an id is above 2^31 - 1, or the
-        folder holds .npz files already.
+        folder holds .npz files that are not of this very export.
         """
         began = time.monotonic()
         config = self.config
@@ -79,28 +81,31 @@ class NpzExport:
         windows = Windows(store, config.max_length, config.stride, across=False)
         if not len(windows):
             raise TokmillError("the store holds no tokens", where=str(store.path))
-        folder = exports.output_folder(out, "*.npz")
+        folder, name = make_folder(out), f"tokenized_{config.name}"
         parts = -(-len(windows) // config.windows_per_file)
         digits = max(3, len(str(parts)))
         files, tokens, size = [], 0, 0
-        for part in range(parts):
-            first = part * config.windows_per_file
-            rows = np.arange(first, min(first + config.windows_per_file, len(windows)))
-            ids, mask = self._arrays(store, windows, rows, pad)
-            tokens += int(mask.sum())
-            size += ids.nbytes + mask.nbytes
-            path = inside(folder, f"tokenized_{config.name}_part{part + 1:0{digits}d}.npz")
-            write_file(path, deterministic_npz({"input_ids": ids, "attention_mask": mask}))
-            files.append(path)
-        written = sum(path.stat().st_size for path in files)
-        stats = statistics(
-            sequences=len(windows),
-            tokens=tokens,
-            seconds=time.monotonic() - began,
-            inputs=len({item.name for item in read_planned(store.path)}),
-            ratio=written / size,
-        )
-        files.append(write_file(folder / STATS, encode(stats)))
+        own = f"{name}_part*.npz"
+        with exporting(store, "npz", config, folder, name, others=("*.npz", own)) as export:
+            for part in range(parts):
+                first = part * config.windows_per_file
+                rows = np.arange(first, min(first + config.windows_per_file, len(windows)))
+                ids, mask = self._arrays(store, windows, rows, pad)
+                tokens += int(mask.sum())
+                size += ids.nbytes + mask.nbytes
+                path = inside(folder, f"{name}_part{part + 1:0{digits}d}.npz")
+                files.append(export.put(path, _packed(ids, mask)))
+            written = sum(path.stat().st_size for path in files)
+            stats = statistics(
+                sequences=len(windows),
+                tokens=tokens,
+                seconds=time.monotonic() - began,
+                inputs=len({item.name for item in read_planned(store.path)}),
+                ratio=written / size,
+            )
+            if export.changed:
+                export.before.pop(STATS, None)
+            files.append(export.put(folder / STATS, encode(stats)))
         return exports.summary(files, tokens, windows=len(windows), statistics=stats)
 
     def _pad(self, store: Store) -> int:
@@ -129,6 +134,11 @@ class NpzExport:
         spans = windows.spans(rows)
         store.fill(spans, shape[1], ids, document, shape[0], [self.config.column])
         return ids[self.config.column], (document >= 0).astype("<i4")
+
+
+def _packed(ids: Array, mask: Array) -> Iterator[bytes]:
+    """Yield the file of a part, which is made when it is asked for."""
+    yield deterministic_npz({"input_ids": ids, "attention_mask": mask})
 
 
 def statistics(

@@ -12,8 +12,8 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.files import write_file
 from tokmill.formats import exports
+from tokmill.formats.notes import exporting
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
@@ -35,7 +35,8 @@ class ParquetExport:
         """Write `out` (or `out/tokens.parquet`) and return files, tokens, bytes and rows."""
         exports.check_column(store, self.config)
         path = exports.output_file(out, ".parquet")
-        write_file(path, self._chunks(store))
+        with exporting(store, "parquet", self.config, path.parent, path.name) as export:
+            export.put(path, self._chunks(store))
         return exports.summary([path], store.tokens, rows=store.records)
 
     def _chunks(self, store: Store) -> Iterator[bytes]:

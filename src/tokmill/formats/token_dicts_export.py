@@ -16,8 +16,9 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import UsageError, nearest
-from tokmill.files import inside, write_file
+from tokmill.files import inside, make_folder
 from tokmill.formats import exports
+from tokmill.formats.notes import exporting
 from tokmill.store.schema import PHRASE_BIT, Array
 from tokmill.store.store import Store
 
@@ -84,21 +85,25 @@ class TokenDictsExport:
         if config.sequences_per_file < 0:
             raise UsageError(f"sequences_per_file = {config.sequences_per_file} is no number")
         groups = self._groups(store)
+        others: tuple[str, str] | None
         count = len(groups) if config.key else store.records
         size = config.sequences_per_file or max(1, count)
         if config.sequences_per_file:
-            folder = exports.output_folder(out, f"{config.name}_*.pkl")
+            folder, name = make_folder(out), config.name
+            others = (f"{name}_*.pkl", f"{name}_*.pkl")
             paths = [inside(folder, f"{config.name}_{i}.pkl") for i in range(-(-count // size))]
         else:
             paths = [exports.output_file(out, ".pkl", config.name)]
-        for number, path in enumerate(paths):
-            chosen = range(number * size, min((number + 1) * size, count))
-            writer = _Writer(store)
-            if config.key:
-                keys = list(groups)[chosen.start : chosen.stop]
-                write_file(path, writer.dict_of_lists({key: groups[key] for key in keys}))
-            else:
-                write_file(path, writer.list_of(chosen))
+            folder, name, others = paths[0].parent, paths[0].name, None
+        with exporting(store, "token-dicts", config, folder, name, others=others) as export:
+            for number, path in enumerate(paths):
+                chosen = range(number * size, min((number + 1) * size, count))
+                writer = _Writer(store)
+                if config.key:
+                    keys = list(groups)[chosen.start : chosen.stop]
+                    export.put(path, writer.dict_of_lists({key: groups[key] for key in keys}))
+                else:
+                    export.put(path, writer.list_of(chosen))
         return exports.summary(paths, store.tokens, sequences=store.records)
 
     def _groups(self, store: Store) -> dict[str, list[int]]:

@@ -1,0 +1,237 @@
+"""What an export wrote down of itself: a small hidden file beside what it wrote.
+
+`.NAME.tokmill.json` holds what was exported and each file's size and sha256. It is begun before the
+first file and finished after the last one, so the same export completes what was cut short, and
+`tokmill store validate` checks a folder of exports. Readers of the formats look for other names.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tokmill.errors import TokmillError
+from tokmill.files import TEMPORARY, inside, is_private, remove, sha256_file, write_file
+from tokmill.store.manifest import canonical_digest, read_sealed
+from tokmill.store.seal import sealed
+from tokmill.store.store import Store
+
+SUFFIX = ".tokmill.json"
+FORMAT = 1
+
+
+class Written(msgspec.Struct, frozen=True, array_like=True):
+    """A file of an export."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    """What an export says of itself."""
+
+    format: int = FORMAT
+    export: str
+    """Its kind: npz, bin, …"""
+    identity: str
+    """Digest of the kind, the options and the store's content: equal ones write equal files."""
+    complete: bool
+    files: list[Written]
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong with an export."""
+
+    where: str
+    what: str
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """The result of a check."""
+
+    path: str
+    files: int
+    bytes: int
+    exports: list[str]
+    """Kinds of the exports."""
+    problems: list[Problem]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def note_path(folder: Path, name: str) -> Path:
+    """Return the path of the note of an export called `name`."""
+    return inside(folder, f".{name}{SUFFIX}")
+
+
+class Export:
+    """Writes the files of one export; those that stand as they were noted are left alone."""
+
+    def __init__(self, folder: Path, name: str, kind: str, identity: str) -> None:
+        self.folder, self.kind, self.identity = folder, kind, identity
+        self.path = note_path(folder, name)
+        self.written: list[Written] = []
+        self.changed = False
+        """Whether a file was written that did not stand already."""
+        self.before: dict[str, Written] = {}
+        self.known: Note | None = None
+        if self.path.exists():
+            try:
+                self.known = read_sealed(self.path, Note)
+            except TokmillError:
+                # A damaged note says nothing; the files are written again.
+                self.changed = True
+        if self.is_same:
+            assert self.known is not None
+            self.before = {file.name: file for file in self.known.files}
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the folder holds this very export, or a part of it."""
+        return self.known is not None and self.known.identity == self.identity
+
+    def refuse_others(self, pattern: str, own: str) -> None:
+        """Refuse files that fit `pattern` and are not this export's: readers take all they find.
+
+        `own`: the pattern of this export's files.
+        """
+        found = sorted(path.name for path in self.folder.glob(pattern))
+        other = [name for name in found if not (self.is_same and fnmatch.fnmatchcase(name, own))]
+        if other:
+            what = "of another store or with other options" if self.known else "already"
+            raise TokmillError(
+                f"the folder holds {pattern} files {what} ({other[0]} …)",
+                where=str(self.folder),
+                hint="remove them, or choose a new folder",
+            )
+
+    def begin(self) -> None:
+        """Write down that the export has begun, and what was written before."""
+        _sweep(self.path)
+        self._note(complete=False, files=list(self.before.values()))
+
+    def put(self, path: Path, chunks: bytes | str | Iterable[bytes | memoryview]) -> Path:
+        """Write a file atomically, unless it stands as noted; then `chunks` are not asked for."""
+        _sweep(path)
+        if not self.stands(path):
+            self.changed = True
+            if isinstance(chunks, str):
+                chunks = chunks.encode()
+            if isinstance(chunks, bytes):
+                chunks = [chunks]
+            digest, size = hashlib.sha256(), 0
+
+            def hashed(parts: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+                nonlocal size
+                for part in parts:
+                    digest.update(part)
+                    size += memoryview(part).nbytes
+                    yield part
+
+            write_file(path, hashed(chunks))
+            self.before[path.name] = Written(path.name, size, digest.hexdigest())
+            self.begin()
+        self.written.append(self.before[path.name])
+        return path
+
+    def stands(self, path: Path) -> bool:
+        """Say whether a file is there and is what was noted."""
+        known = self.before.get(path.name)
+        return known is not None and not problem_of(self.folder, known)
+
+    def end(self) -> None:
+        """Write down what was written, when all of it was."""
+        self._note(complete=True, files=self.written)
+
+    def _note(self, *, complete: bool, files: list[Written]) -> None:
+        note = Note(export=self.kind, identity=self.identity, complete=complete, files=files)
+        if note != self.known or not self.path.exists():
+            write_file(self.path, sealed(note))
+            self.known = note
+
+
+def _sweep(path: Path) -> None:
+    """Remove what killed writers of a file left beside it."""
+    for left in path.parent.iterdir():
+        if left.name.startswith(f"{TEMPORARY}{path.name}-") and is_private(left.name):
+            remove(left)
+
+
+@contextmanager
+def exporting(
+    store: Store,
+    kind: str,
+    config: msgspec.Struct,
+    folder: Path,
+    name: str,
+    *,
+    others: tuple[str, str] | None = None,
+) -> Iterator[Export]:
+    """Write an export called `name` into a folder; see `Export`.
+
+    `others`: a pattern of files that a reader would take, and that of this export's own.
+    """
+    identity = canonical_digest([kind, msgspec.to_builtins(config), store.content])
+    export = Export(folder, name, kind, identity)
+    if others is not None:
+        export.refuse_others(*others)
+    export.begin()
+    yield export
+    export.end()
+
+
+def problem_of(folder: Path, file: Written) -> str:
+    """Return what is wrong with a file; empty: nothing."""
+    path = inside(folder, file.name)
+    if not path.is_file():
+        return "the file is missing"
+    size = path.stat().st_size
+    if size != file.bytes:
+        return f"{size} bytes instead of {file.bytes}"
+    return "" if sha256_file(path) == file.sha256 else "the bytes have changed (sha256 differs)"
+
+
+def find_notes(path: Path) -> list[Path]:
+    """Return the notes of the exports in a folder, or of the one that wrote a file."""
+    if path.is_dir():
+        return sorted(path.glob(f".*{SUFFIX}"))
+    notes = sorted(path.parent.glob(f".*{SUFFIX}")) if path.parent.is_dir() else []
+    return [note for note in notes if _names(note, path.name)]
+
+
+def _names(note: Path, name: str) -> bool:
+    try:
+        return name in {file.name for file in read_sealed(note, Note).files}
+    except TokmillError:
+        return note.name == f".{name}{SUFFIX}"
+
+
+def check(path: Path) -> Checked:
+    """Compare the exports in a folder, or the one of a file, with what they wrote down."""
+    files: list[Written] = []
+    kinds: list[str] = []
+    problems: list[Problem] = []
+    folder = path if path.is_dir() else path.parent
+    for place in find_notes(path):
+        try:
+            note = read_sealed(place, Note)
+            kinds.append(note.export)
+            files += note.files
+            if not note.complete:
+                problems.append(Problem(str(place), "the export has not ended"))
+            for file in note.files:
+                if what := problem_of(folder, file):
+                    problems.append(Problem(str(folder / file.name), what))
+        except TokmillError as error:
+            problems.append(Problem(error.where, error.what))
+    size = sum(file.bytes for file in files)
+    return Checked(str(path), len(files), size, kinds, problems)

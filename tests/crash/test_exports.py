@@ -1,0 +1,187 @@
+"""Exports that are killed or damaged: the same one again completes them, `store validate` tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from making import quick_build, rec, write_store
+from tokmill import plugins, recipe
+from tokmill.errors import TokmillError
+from tokmill.formats import notes
+from tokmill.formats.notes import check
+from tokmill.store.schema import Column
+from tokmill.store.store import Store
+
+EXPORTS: dict[str, tuple[str, dict[str, Any]]] = {
+    # kind: (where to, options)
+    "bin": ("out.bin", {}),
+    "llmc": ("out", {"shard_tokens": 100}),
+    "npz": ("out", {"max_length": 8, "stride": 8, "pad_id": 0, "windows_per_file": 12}),
+    "megatron": ("out", {}),
+    "datatrove": ("out", {}),
+    "parquet": ("out.parquet", {}),
+    "token-dicts": ("out", {"sequences_per_file": 3}),
+}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
+    folder = tmp_path_factory.mktemp("exports")
+    rows = [rec(range(i % 13), name=f"n{i}") for i in range(60)]
+    schema = {"token": Column("u2"), "name": Column("utf8", per="record")}
+    plain = write_store(folder / "s", schema, [rows[:40], rows[40:]])
+    import pickle
+
+    one = {
+        "asm": ["MOV", "EAX", "IMM"], "mne": "MOV", "type": [("[PAD]", 1), ("R32_REG", 2)],
+        "reg": ["[PAD]", "RAX", "[PAD]"], "rw": [("[PAD]", 1), ("WRITE", 2)], "eflag": "[PAD]",
+    }  # fmt: skip
+    (folder / "a.pkl").write_bytes(pickle.dumps([[one] * (1 + i) for i in range(10)], 4))
+    code = quick_build("token-dicts", folder / "a.pkl", folder / "x")
+    return {kind: code if kind == "token-dicts" else plain for kind in EXPORTS}
+
+
+def write(kind: str, store: Store, folder: Path, **more: Any) -> None:
+    out, options = EXPORTS[kind]
+    export = plugins.load(plugins.EXPORTS, kind)
+    export(recipe.convert(export.Config, {**options, **more})).write(store, folder / out)
+
+
+def place(kind: str, folder: Path) -> Path:
+    """Where the files and the note of an export are."""
+    return folder / "out" if (folder / "out").is_dir() else folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return all files but those that hold times."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "tokenization_stats.json"
+    }
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """The files of an export without its note."""
+    found = contents(folder)
+    return {name: data for name, data in found.items() if notes.SUFFIX not in name}
+
+
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_an_export_that_is_killed_anywhere_is_completed(
+    kind: str, stores: dict[str, Store], tmp_path: Path
+) -> None:
+    """Killed in the middle of its first, second, … file: the same export ends equal."""
+    write(kind, stores[kind], tmp_path / "whole")
+    wanted = files(tmp_path / "whole")
+    assert len(wanted) > (0 if kind in ("bin", "parquet") else 1)
+    for number in range(1, 2 * len(wanted) + 4):
+        folder = tmp_path / f"killed-{number}"
+        if killed_at(number, kind, stores[kind], folder):
+            assert not check(place(kind, folder)).ok or not files(folder)
+            write(kind, stores[kind], folder)
+        assert files(folder) == wanted, number
+        assert check(place(kind, folder)).ok
+        assert not [path for path in folder.rglob("*") if path.name.startswith(".tmp-")]
+
+
+def killed_at(number: int, kind: str, store: Store, folder: Path) -> bool:
+    """Export in a process that kills itself inside its n-th file; say if it came to that."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    try:
+        seen = 0
+        write_file = notes.write_file
+
+        def dying(path: Path, chunks: Any, **more: Any) -> Path:
+            nonlocal seen
+            seen += 1
+
+            def parts(inside: Iterable[Any]) -> Iterator[Any]:
+                yield from list(inside)[:1]
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            if seen == number:
+                return write_file(path, parts([chunks] if isinstance(chunks, bytes) else chunks))
+            return write_file(path, chunks, **more)
+
+        notes.write_file = dying  # type: ignore[assignment]
+        write(kind, store, folder)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_a_damaged_file_is_told_and_written_again_alone(
+    kind: str, damage: str, stores: dict[str, Store], tmp_path: Path
+) -> None:
+    write(kind, stores[kind], tmp_path)
+    wanted = files(tmp_path)
+    where = place(kind, tmp_path)
+    assert check(where).ok and check(where).files >= len(wanted)
+    for name in wanted:
+        path = tmp_path / name
+        stamps = {n: (tmp_path / n).stat().st_mtime_ns for n in wanted if n != name}
+        if damage == "missing":
+            path.unlink()
+        elif damage == "cut":
+            path.write_bytes(wanted[name][: len(wanted[name]) // 2])
+        else:
+            path.write_bytes(bytes([wanted[name][0] ^ 1]) + wanted[name][1:])
+        assert str(path) in [problem.where for problem in check(where).problems]
+        write(kind, stores[kind], tmp_path)
+        assert files(tmp_path) == wanted and check(where).ok
+        if kind in ("llmc", "npz", "token-dicts"):
+            assert stamps == {n: (tmp_path / n).stat().st_mtime_ns for n in stamps}
+
+
+def test_the_files_of_another_export_are_refused(stores: dict[str, Store], tmp_path: Path) -> None:
+    """A reader takes all that it finds; a damaged note makes no stranger of its files."""
+    write("npz", stores["npz"], tmp_path)
+    with pytest.raises(TokmillError, match="other options"):
+        write("npz", stores["npz"], tmp_path, max_length=9)
+    (tmp_path / "out" / "other.npz").write_bytes(b"")
+    with pytest.raises(TokmillError, match=r"other\.npz"):
+        write("npz", stores["npz"], tmp_path)
+
+
+def test_the_command_checks_an_export(
+    stores: dict[str, Store], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokmill.cli import main
+
+    def run(*arguments: object) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return int(str(ended.value.code)), said.out + said.err
+
+    write("bin", stores["bin"], tmp_path)
+    write("parquet", stores["parquet"], tmp_path)
+    assert run("store", "validate", tmp_path)[0] == 0
+    assert "2 files" in run("store", "validate", tmp_path)[1]
+    assert "1 file" in run("store", "validate", tmp_path / "out.bin")[1]
+    (tmp_path / "out.bin").write_bytes(b"")
+    code, said = run("store", "validate", tmp_path)
+    assert code == 1 and "out.bin: 0 bytes instead of" in said and "store export" in said
+    assert run("store", "validate", tmp_path / "out.parquet")[0] == 0
+
+
+def test_readers_of_the_formats_do_not_see_the_note(
+    stores: dict[str, Store], tmp_path: Path
+) -> None:
+    import pyarrow.dataset
+
+    write("parquet", stores["parquet"], tmp_path)
+    assert pyarrow.dataset.dataset(tmp_path, format="parquet").count_rows() == 60
+    write("npz", stores["npz"], tmp_path)
+    built = quick_build("npz", tmp_path / "out", tmp_path / "built")
+    assert built.records > 0
