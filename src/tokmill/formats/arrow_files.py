@@ -78,11 +78,11 @@ class ArrowFile:
                 return
 
     def _open(self, *, mapped: bool = True) -> Any:
-        source = (self._arrow.memory_map if mapped else self._arrow.OSFile)(self.path)
+        open_ = self._arrow.memory_map if mapped else self._arrow.OSFile
         try:
-            return self._ipc.open_file(source)
+            return self._ipc.open_file(open_(self.path))
         except self._arrow.ArrowInvalid:
-            return self._ipc.open_stream(source)
+            return self._ipc.open_stream(open_(self.path))
 
     def _broken(self, error: Exception) -> TokmillError:
         lines = str(error).splitlines() or [type(error).__name__]

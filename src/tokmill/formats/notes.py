@@ -185,7 +185,13 @@ def exporting(
     if others is not None:
         export.refuse_others(*others)
     export.begin()
-    yield export
+    try:
+        yield export
+    except Exception:
+        if not export.before:
+            # It failed where it began, and leaves nothing behind.
+            remove(export.path)
+        raise
     export.end()
 
 

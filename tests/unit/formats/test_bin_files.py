@@ -68,7 +68,7 @@ def test_llmc_bytes(tmp_path):
         for ids in ([1, 2, 3], [4, 5, 6], [7])
     ]
     assert [Path(f).read_bytes() for f in written["files"]] == expected
-    with pytest.raises(TokmillError, match=r"holds a_train_\*.bin files already"):
+    with pytest.raises(TokmillError, match=r"holds a_train_\*.bin files of another"):
         LlmcExport(LlmcExport.Config(shard_tokens=4, name="a")).write(store, tmp_path / "o")
     again = quick_build("bin", tmp_path / "o", tmp_path / "again")
     assert ids_of(again) == [[1, 2, 3], [4, 5, 6], [7]]

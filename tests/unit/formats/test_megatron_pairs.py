@@ -58,7 +58,7 @@ def test_the_pair_byte_for_byte(tmp_path):
     assert written["dtype"] == "uint16" and written["documents"] == 3
     MegatronExport(MegatronExport.Config()).write(store, tmp_path / "out/my.set.bin")
     MegatronExport(MegatronExport.Config()).write(store, tmp_path / "out")
-    names = sorted(p.name for p in (tmp_path / "out").iterdir())
+    names = sorted(p.name for p in (tmp_path / "out").iterdir() if p.name[0] != ".")
     assert names == ["my.set.bin", "my.set.idx", "tokens.bin", "tokens.idx"]
 
 

@@ -235,7 +235,7 @@ def test_files_in_chunks(tmp_path: Path) -> None:
     dicts = export(store, tmp_path / "d", sequences_per_file=2, key="function")
     assert [list(plain(path)) for path in dicts["files"]] == [["f0", "f1"], ["f2", "f3"], ["f4"]]
     assert {k: v for path in dicts["files"] for k, v in plain(path).items()} == functions
-    with pytest.raises(TokmillError, match=r"holds tokens_\*.pkl files already"):
+    with pytest.raises(TokmillError, match=r"holds tokens_\*.pkl files of another"):
         export(store, tmp_path / "d", sequences_per_file=2)
     # A folder of chunks is one input, whose files are read by name.
     again = quick_build("token-dicts", tmp_path / "l", tmp_path / "t")
