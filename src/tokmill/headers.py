@@ -67,7 +67,8 @@ def loads_toml(text: str) -> dict[str, Any]:
 def tensor_header(handle: IO[bytes], size: int) -> TensorHeader:
     """Read the header of a safetensors file of `size` bytes, which stands at its beginning.
 
-    Shapes, types and places of tensors fit each other and the file. Raises `ValueError`.
+    Shapes, types and places of tensors fit each other; where the last one ends, so that the file
+    is whole, is the caller's to compare. Raises `ValueError`.
     Format: https://github.com/huggingface/safetensors
     """
     length = int.from_bytes(handle.read(8), "little")
@@ -82,8 +83,8 @@ def tensor_header(handle: IO[bytes], size: int) -> TensorHeader:
         start, stop = entry.data_offsets
         if entry.dtype not in SIZES:
             raise ValueError(f"the type {entry.dtype!r} of {name!r} is not known")
-        if min(entry.shape, default=0) < 0 or not 0 <= start <= stop <= size - 8 - length:
-            raise ValueError(f"{name!r} lies outside of the file")
+        if min(entry.shape, default=0) < 0 or not 0 <= start <= stop:
+            raise ValueError(f"{name!r} has no possible place")
         if math.prod(entry.shape) * SIZES[entry.dtype] != stop - start:
             raise ValueError(f"{name!r} has another size than its shape")
     return TensorHeader(length, tensors, metadata)

@@ -22,27 +22,40 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from small_recipes import (
+    TEXTS,
+    TRAINING,
+    Make,
+    Read,
+    make_recipe,
+    make_sentencepiece,
+    read_recipe,
+    read_tokenizer,
+    read_training_recipe,
+    tokenizer_file,
+)
+from whole_stores import (
+    Refused,
+    make_phrases,
+    read_built,
+    read_looked_up,
+    read_repaired,
+    read_store,
+    read_validated,
+    store_files,
+    whole_again,
+)
 
 from making import TOKENIZER, jsonl, quick_build, rec, write_store
-from phrase_records import PHRASES
 from tokmill import plugins, recipe
-from tokmill.build.prepare import BuildRecipe
 from tokmill.build.resources import Amount
 from tokmill.build.source import Frozen, Request
-from tokmill.errors import TokmillError
 from tokmill.store.schema import Column
 from tokmill.store.shard import ShardWriter
-from tokmill.store.stats import statistics
 from tokmill.store.store import Store
-from tokmill.store.validate import validate
 
 for _name in ("unit/train", "unit/x86", "unit/report"):
     sys.path.append(str(Path(__file__).parent.parent / _name))
-
-Make = Callable[[Path], Iterable[Path]]
-"""Writes good files into a folder and returns those that are to be damaged."""
-Read = Callable[[Path], Any]
-"""Reads what `Make` wrote in the folder, all of it, and returns something to compare."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +75,6 @@ class Reader:
     """Puts back what reading may have changed: (folder, good folder)."""
 
 
-TEXTS = [
-    "The first text, of two sentences. This one ends.",
-    "Grüße, 日本語 🦊",
-    "x = [1, 2]\n  y",
-] * 4
 SPECIAL = b"\n<|endoftext|>\n"
 
 
@@ -323,87 +331,6 @@ def read_lists(folder: Path) -> Any:
     return [read_list(path).tokens.tokens for path in sorted(folder.iterdir())]
 
 
-# ---- stores ----------------------------------------------------------------------------------
-
-
-def make_store(folder: Path) -> None:
-    jsonl(folder / "in.jsonl", [{"text": text, "id": str(i)} for i, text in enumerate(TEXTS)])
-    quick_build("jsonl", folder / "in.jsonl", folder / "s", keep=["id"])
-
-
-def store_files(*patterns: str) -> Make:
-    def make(folder: Path) -> Iterable[Path]:
-        make_store(folder)
-        return [path for pattern in patterns for path in sorted((folder / "s").glob(pattern))]
-
-    return make
-
-
-class Refused(TokmillError):
-    """What a report of problems is here: an answer that tells of damage."""
-
-
-def contents(store: Store) -> Any:
-    return [{name: np.asarray(v).tolist() if not isinstance(v, str) else v
-             for name, v in record.items()} for record in store]  # fmt: skip
-
-
-def read_validated(folder: Path) -> Any:
-    """`store validate`, and what the store then holds."""
-    store = Store(folder / "s")
-    report = validate(store)
-    if not report.ok:
-        raise Refused(report.problems[0].what)
-    return contents(store)
-
-
-def read_store(folder: Path) -> Any:
-    """All that reads a store without checking it first: records, figures, a feed's columns."""
-    store = Store(folder / "s")
-    found = contents(store)
-    figures = statistics(store)
-    batches = [len(batch) for _, _, batch in store.batches(5)]
-    offsets = store.offsets().tolist()
-    return found, msgspec.json.encode(figures), batches, offsets
-
-
-def make_phrases(folder: Path) -> Iterable[Path]:
-    table = {"asm": [[1], [2, 3], [4, 5, 6]], "type": [[0], [1, 1], [2, 0, 2]]}
-    rows = []
-    for number in range(12):
-        phrases = [(i % 3, i % 2 == 0) for i in range(number % 5)]
-        length = sum(len(table["asm"][i]) for i, _ in phrases)
-        rows.append({"phrases": phrases, "side": [1] * length, "address": number})
-    write_store(folder / "s", PHRASES, [rows], table=table)
-    return sorted((folder / "s/shards").glob("*.safetensors"))
-
-
-def read_repaired(folder: Path) -> Any:
-    from tokmill.build.repair import repair
-
-    done = repair(folder / "s")
-    if done.remaining:
-        raise Refused(done.remaining[0].what)
-    return contents(Store(folder / "s"))
-
-
-def whole_again(folder: Path, kept: Path) -> None:
-    shutil.rmtree(folder)
-    shutil.copytree(kept, folder)
-
-
-def read_built(folder: Path) -> Any:
-    """The same build again over a damaged store."""
-    return contents(quick_build("jsonl", folder / "in.jsonl", folder / "s", keep=["id"]))
-
-
-def read_looked_up(folder: Path) -> Any:
-    from tokmill.store.locate import left_out, locate
-
-    store = Store(folder / "s")
-    return str([locate(store, 0), *left_out(store, rejected_only=False)])
-
-
 def make_overlay(suffix: str) -> Make:
     def make(folder: Path) -> Iterable[Path]:
         ids_store(folder / "s")
@@ -457,116 +384,6 @@ def read_exported(folder: Path) -> Any:
 def of_export(name: str, out: str, **options: Any) -> Reader:
     make = make_exported(name, out, **options)
     return Reader(make, read_exported, digests=True, export=name)
-
-
-# ---- tokenizers and recipes ------------------------------------------------------------------
-
-
-def tokenizer_file(name: str) -> Make:
-    def make(folder: Path) -> Iterable[Path]:
-        from tokmill.text.tokenizer import Tokenizer
-
-        if name == "tokenizer.json":
-            (folder / name).write_bytes(TOKENIZER.read_bytes())
-            return [folder / name]
-        tokenizer = Tokenizer.from_file(TOKENIZER)
-        if name == "gpt2.tiktoken":
-            import base64
-
-            plain = {
-                n: t for n, t in tokenizer.vocab.items() if t not in (b"<|endoftext|>", b"<|pad|>")
-            }
-            lines = [base64.b64encode(t) + b" %d" % n for n, t in enumerate(plain.values())]
-            (folder / name).write_bytes(b"\n".join(lines))
-            return [folder / name]
-        from tokmill.text.tokenizer_json import alias
-
-        vocab = {alias(token): number for number, token in tokenizer.vocab.items()}
-        (folder / "vocab.json").write_text(json.dumps(vocab))
-        lines2 = [f"{alias(a)} {alias(b)}" for a, b in tokenizer.merges]
-        (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(lines2) + "\n")
-        return [folder / "vocab.json", folder / "merges.txt"]
-
-    return make
-
-
-def make_sentencepiece(folder: Path) -> Iterable[Path]:
-    import sentencepiece
-
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=data, vocab_size=290, byte_fallback=True,
-        model_type="bpe", normalization_rule_name="identity", minloglevel=9, hard_vocab_limit=False,
-    )  # fmt: skip
-    (folder / "a.model").write_bytes(data.getvalue())
-    return [folder / "a.model"]
-
-
-def read_tokenizer(name: str) -> Read:
-    def read(folder: Path) -> Any:
-        from tokmill.text.encoders import make_encoder
-        from tokmill.text.tokenizer import Tokenizer
-
-        found = Tokenizer.from_file(folder / name)
-        vocabulary, data = found.vocabulary()
-        ids, lengths = make_encoder(data, threads=False)(TEXTS[:3])
-        texts = found.decode(ids[: int(lengths[0])].tolist())
-        return vocabulary, data, ids.tolist(), texts, found.merges, found.specials
-
-    return read
-
-
-RECIPE = b"""extends = "base.toml"
-source = "jsonl"
-inputs = ["a", "b"]
-out = "s"
-tokenizer = "t.json"
-
-[options]
-fields = ["text"]
-keep = ["id"]
-
-[roles]
-eot = "<|endoftext|>"
-"""
-
-
-def make_recipe(folder: Path) -> Iterable[Path]:
-    (folder / "base.toml").write_bytes(b'[options]\nspecials_in_text = "plain"\n')
-    (folder / "r.toml").write_bytes(RECIPE)
-    return [folder / "r.toml", folder / "base.toml"]
-
-
-def read_recipe(folder: Path) -> Any:
-    found = recipe.load(BuildRecipe, folder / "r.toml", ["options.x.y=3"])
-    kind = plugins.load(plugins.SOURCES, "jsonl")
-    options = {key: value for key, value in found.options.items() if key != "x"}
-    return found, recipe.convert(kind.Config, options)
-
-
-TRAINING = b"""[data]
-train = "s"
-batch = 8
-[model]
-kind = "decoder"
-dim = 16
-layers = 2
-heads = 2
-[task]
-length = 16
-[optim]
-lr = 1e-2
-[run]
-steps = 10
-seed = 3
-"""
-
-
-def read_training_recipe(folder: Path) -> Any:
-    from tokmill.recipe import read_toml
-    from tokmill.train import config
-
-    return repr(config.from_dict(read_toml(folder / "r.toml"), "r.toml"))
 
 
 # ---- looking ---------------------------------------------------------------------------------

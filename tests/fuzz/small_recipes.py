@@ -1,0 +1,131 @@
+"""Good tokenizers and recipes, and how they are read whole."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from making import TOKENIZER
+from tokmill import plugins, recipe
+from tokmill.build.prepare import BuildRecipe
+
+Make = Callable[[Path], Iterable[Path]]
+"""Writes good files into a folder and returns those that are to be damaged."""
+Read = Callable[[Path], Any]
+"""Reads what `Make` wrote in the folder, all of it, and returns something to compare."""
+
+TEXTS = [
+    "The first text, of two sentences. This one ends.",
+    "Grüße, 日本語 🦊",
+    "x = [1, 2]\n  y",
+] * 4
+
+
+def tokenizer_file(name: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        from tokmill.text.tokenizer import Tokenizer
+
+        if name == "tokenizer.json":
+            (folder / name).write_bytes(TOKENIZER.read_bytes())
+            return [folder / name]
+        tokenizer = Tokenizer.from_file(TOKENIZER)
+        if name == "gpt2.tiktoken":
+            import base64
+
+            plain = {
+                n: t for n, t in tokenizer.vocab.items() if t not in (b"<|endoftext|>", b"<|pad|>")
+            }
+            lines = [base64.b64encode(t) + b" %d" % n for n, t in enumerate(plain.values())]
+            (folder / name).write_bytes(b"\n".join(lines))
+            return [folder / name]
+        from tokmill.text.tokenizer_json import alias
+
+        vocab = {alias(token): number for number, token in tokenizer.vocab.items()}
+        (folder / "vocab.json").write_text(json.dumps(vocab))
+        lines2 = [f"{alias(a)} {alias(b)}" for a, b in tokenizer.merges]
+        (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(lines2) + "\n")
+        return [folder / "vocab.json", folder / "merges.txt"]
+
+    return make
+
+
+def make_sentencepiece(folder: Path) -> Iterable[Path]:
+    import sentencepiece
+
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=data, vocab_size=290, byte_fallback=True,
+        model_type="bpe", normalization_rule_name="identity", minloglevel=9, hard_vocab_limit=False,
+    )  # fmt: skip
+    (folder / "a.model").write_bytes(data.getvalue())
+    return [folder / "a.model"]
+
+
+def read_tokenizer(name: str) -> Read:
+    def read(folder: Path) -> Any:
+        from tokmill.text.encoders import make_encoder
+        from tokmill.text.tokenizer import Tokenizer
+
+        found = Tokenizer.from_file(folder / name)
+        vocabulary, data = found.vocabulary()
+        ids, lengths = make_encoder(data, threads=False)(TEXTS[:3])
+        texts = found.decode(ids[: int(lengths[0])].tolist())
+        return vocabulary, data, ids.tolist(), texts, found.merges, found.specials
+
+    return read
+
+
+RECIPE = b"""extends = "base.toml"
+source = "jsonl"
+inputs = ["a", "b"]
+out = "s"
+tokenizer = "t.json"
+
+[options]
+fields = ["text"]
+keep = ["id"]
+
+[roles]
+eot = "<|endoftext|>"
+"""
+
+
+def make_recipe(folder: Path) -> Iterable[Path]:
+    (folder / "base.toml").write_bytes(b'[options]\nspecials_in_text = "plain"\n')
+    (folder / "r.toml").write_bytes(RECIPE)
+    return [folder / "r.toml", folder / "base.toml"]
+
+
+def read_recipe(folder: Path) -> Any:
+    found = recipe.load(BuildRecipe, folder / "r.toml", ["options.x.y=3"])
+    kind = plugins.load(plugins.SOURCES, "jsonl")
+    options = {key: value for key, value in found.options.items() if key != "x"}
+    return found, recipe.convert(kind.Config, options)
+
+
+TRAINING = b"""[data]
+train = "s"
+batch = 8
+[model]
+kind = "decoder"
+dim = 16
+layers = 2
+heads = 2
+[task]
+length = 16
+[optim]
+lr = 1e-2
+[run]
+steps = 10
+seed = 3
+"""
+
+
+def read_training_recipe(folder: Path) -> Any:
+    from tokmill.recipe import read_toml
+    from tokmill.train import config
+
+    return repr(config.from_dict(read_toml(folder / "r.toml"), "r.toml"))

@@ -1,0 +1,97 @@
+"""A small store, and all that reads one whole."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from small_recipes import TEXTS, Make
+
+from making import jsonl, quick_build, write_store
+from phrase_records import PHRASES
+from tokmill.errors import TokmillError
+from tokmill.store.stats import statistics
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+
+
+def make_store(folder: Path) -> None:
+    jsonl(folder / "in.jsonl", [{"text": text, "id": str(i)} for i, text in enumerate(TEXTS)])
+    quick_build("jsonl", folder / "in.jsonl", folder / "s", keep=["id"])
+
+
+def store_files(*patterns: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        make_store(folder)
+        return [path for pattern in patterns for path in sorted((folder / "s").glob(pattern))]
+
+    return make
+
+
+class Refused(TokmillError):
+    """What a report of problems is here: an answer that tells of damage."""
+
+
+def contents(store: Store) -> Any:
+    return [{name: np.asarray(v).tolist() if not isinstance(v, str) else v
+             for name, v in record.items()} for record in store]  # fmt: skip
+
+
+def read_validated(folder: Path) -> Any:
+    """`store validate`, and what the store then holds."""
+    store = Store(folder / "s")
+    report = validate(store)
+    if not report.ok:
+        raise Refused(report.problems[0].what)
+    return contents(store)
+
+
+def read_store(folder: Path) -> Any:
+    """All that reads a store without checking it first: records, figures, a feed's columns."""
+    store = Store(folder / "s")
+    found = contents(store)
+    figures = statistics(store)
+    batches = [len(batch) for _, _, batch in store.batches(5)]
+    offsets = store.offsets().tolist()
+    return found, msgspec.json.encode(figures), batches, offsets
+
+
+def make_phrases(folder: Path) -> Iterable[Path]:
+    table = {"asm": [[1], [2, 3], [4, 5, 6]], "type": [[0], [1, 1], [2, 0, 2]]}
+    rows = []
+    for number in range(12):
+        phrases = [(i % 3, i % 2 == 0) for i in range(number % 5)]
+        length = sum(len(table["asm"][i]) for i, _ in phrases)
+        rows.append({"phrases": phrases, "side": [1] * length, "address": number})
+    write_store(folder / "s", PHRASES, [rows], table=table)
+    return sorted((folder / "s/shards").glob("*.safetensors"))
+
+
+def read_repaired(folder: Path) -> Any:
+    from tokmill.build.repair import repair
+
+    done = repair(folder / "s")
+    if done.remaining:
+        raise Refused(done.remaining[0].what)
+    return contents(Store(folder / "s"))
+
+
+def whole_again(folder: Path, kept: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+
+
+def read_built(folder: Path) -> Any:
+    """The same build again over a damaged store."""
+    return contents(quick_build("jsonl", folder / "in.jsonl", folder / "s", keep=["id"]))
+
+
+def read_looked_up(folder: Path) -> Any:
+    from tokmill.store.locate import left_out, locate
+
+    store = Store(folder / "s")
+    return str([locate(store, 0), left_out(store)])
