@@ -22,20 +22,25 @@ from tokmill.build import plan  # noqa: E402
 from tokmill.store import manifest as layout  # noqa: E402
 from tokmill.store.seal import unsealed  # noqa: E402
 from tokmill.store.store import Store  # noqa: E402
+from tokmill.text.jsonl import JsonlSource  # noqa: E402
 
 INPUT = HERE / "input"
-NO_CONTENT = (".lock", "events.jsonl", ".gitattributes", "plan.copy.json")
+NO_CONTENT = (".lock", "events.jsonl", ".gitattributes", "plan.copy.json", "stamps.jsonl")
 SHARD_BYTES = 1 << 9
 """Input bytes of a shard, so that a small input makes several."""
 
 
 def build(out: Path) -> Store:
-    """Build the golden input."""
-    before, plan.SHARD_BYTES = plan.SHARD_BYTES, SHARD_BYTES
+    """Build the golden input as version 1 of the source did, which stripped by default.
+
+    Version 2 gives other names to the same shards, as the version is a part of the recipe.
+    """
+    before = plan.SHARD_BYTES, JsonlSource.version
+    plan.SHARD_BYTES, JsonlSource.version = SHARD_BYTES, 1
     try:
-        return quick_build("jsonl", INPUT, out, keep=["id", "url"])
+        return quick_build("jsonl", INPUT, out, strip=True, keep=["id", "url"])
     finally:
-        plan.SHARD_BYTES = before
+        plan.SHARD_BYTES, JsonlSource.version = before
 
 
 def without_paths(store: Path) -> dict[str, bytes]:
@@ -54,8 +59,9 @@ def without_paths(store: Path) -> dict[str, bytes]:
         if name.startswith("shards/") and name.endswith(".json"):
             # Receipts once named each record that was left out, and count them now.
             found[name] = layout.encode(msgspec.json.decode(found[name], type=layout.Receipt))
-    # What plans say since then: where the tokenizer lies, and the digest of the inputs' file.
-    later = rb',\n "(tokenizer|inputs_sha256)": "[^"]*"'
+    # What plans say since then: where the tokenizer lies, the digest of the inputs' file, and
+    # options that are at their defaults here.
+    later = rb',\n "(tokenizer|inputs_sha256)": "[^"]*"|\n  "(suffix|glob)": \[\],'
     found["plan.json"] = re.sub(later, b"", found["plan.json"])
     for name in ("plan.json", "inputs.jsonl"):
         here = json.dumps(str(INPUT.absolute()))[1:-1].encode()

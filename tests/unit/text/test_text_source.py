@@ -195,6 +195,8 @@ def test_surround_against_plain_lists() -> None:
 
 def test_training_sees_the_documents_of_the_build(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "x.jsonl", [{"text": " a "}, "{", {"text": ""}, {"title": "t"}])
-    assert [t for batch in iter_documents([str(path)], "jsonl") for t in batch] == ["a", "t"]
+    assert [t for batch in iter_documents([str(path)], "jsonl") for t in batch] == [" a ", "t"]
+    stripped = iter_documents([str(path)], "jsonl", {"strip": True})
+    assert [t for batch in stripped for t in batch] == ["a", "t"]
     with pytest.raises(UsageError, match="no such key"):
         list(iter_documents([str(path)], "jsonl", {"strpi": 1}))
