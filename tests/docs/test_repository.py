@@ -99,3 +99,9 @@ def test_a_linked_environment_is_ignored(tmp_path: Path) -> None:
     (tmp_path / ".venv").symlink_to("elsewhere")
     done = subprocess.run(["git", "check-ignore", ".venv"], cwd=tmp_path, capture_output=True)
     assert done.stdout == b".venv\n"
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports test files by their name alone."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
