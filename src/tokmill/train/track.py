@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tokmill.files import append_line, write_file
+from tokmill.headers import loads_json
 
 METRICS = "metrics.jsonl"
 
@@ -51,8 +52,8 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     entries: list[dict[str, float]] = []
     for line in path.read_text(errors="replace").splitlines():
         try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
+            entry = loads_json(line)
+        except ValueError:
             continue
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             entries.append(entry)
