@@ -26,6 +26,7 @@ from tokmill.files import machine_errors, make_folder, sha256_file, write_file
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors
 from tokmill.models.pooling import Pool, check_pool
 from tokmill.progress import Progress
+from tokmill.store.check import ShardCheck
 from tokmill.store.manifest import Overlay, canonical_digest
 from tokmill.store.schema import Array, Column, Records
 from tokmill.store.store import read_receipts
@@ -89,8 +90,8 @@ def embed(
         quiet: show no progress.
 
     Raises:
-        TokmillError: there are no such weights, the file is there, the store is not finished, or
-            its ids mean something else than the run's.
+        TokmillError: there are no such weights, the file is there, the store is not finished, a
+            shard is damaged, or its ids mean something else than the run's.
         UsageError: an option is not known, a file has a name, or `npy` is no place for one.
         Interrupted: it was stopped; an overlay goes on when the same is called again.
     """
@@ -205,13 +206,20 @@ class EmbedSource(OverlaySource):
     def vectors(self, number: int, scratch: Path) -> Array:
         """Return the vectors of one shard's records, (records, D) float32, in a file that is lost.
 
-        The file lies in `scratch`: what a shard needs may be larger than the memory.
+        The file lies in `scratch`: what a shard needs may be larger than the memory. Raises
+        `TokmillError` where the shard is not what was built.
         """
         if self._vectors is None:
             self._vectors = self._load()
         vectors = lost_array(scratch, (self.base.shards[number].records, self.model.width))
         bar = _bar.get()
-        self._vectors.fill(self.base, number, vectors, bar.advance if bar else lambda tokens: None)
+        watched = [self.base] if self.model.verify else []
+        # The shard is compared with its digest before anybody gets vectors of it: once committed,
+        # they would stay when the shard is repaired.
+        with ShardCheck(watched, shards=[number]):
+            self._vectors.fill(
+                self.base, number, vectors, bar.advance if bar else lambda tokens: None
+            )
         return vectors
 
     def tokens_done(self, folder: Path) -> int:
@@ -245,6 +253,7 @@ class Known(NamedTuple):
     step: int
     width: int
     precision: str
+    verify: bool
     facts: Facts
 
 
@@ -270,6 +279,7 @@ def known_model(config: EmbedConfig) -> Known:
         step_of(place),
         recipe.model.dim,
         recipe.run.precision,
+        recipe.data.verify,
         facts,
     )
 

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import shlex
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,12 +31,19 @@ class ShardCheck:
     """Hashes the shards of some stores, their overlays too, in a thread of a `with` block.
 
     `memory` is a file that remembers which shards were right: as long as size, time and inode stay,
-    they are not read again; None: nothing is remembered. A damaged shard is told by `tell`, and at
-    the end of the block, which waits for the shards that were touched in it.
+    they are not read again; None: nothing is remembered. `shards`: numbers of those that are of
+    interest, in each store; None: all. A damaged shard is told by `tell`, and at the end of the
+    block, which waits for the shards that were touched in it.
     """
 
-    def __init__(self, stores: Iterable[Store], memory: Path | None = None) -> None:
+    def __init__(
+        self,
+        stores: Iterable[Store],
+        memory: Path | None = None,
+        shards: Collection[int] | None = None,
+    ) -> None:
         given = list(stores)
+        self.shards = shards
         self.stores = [*given, *(laid for store in given for laid in store.overlays.values())]
         self.memory = memory
         self.known = recall(memory)
@@ -86,13 +93,18 @@ class ShardCheck:
 
     def _next(self) -> Iterator[tuple[int, int]]:
         """Yield (store, shard): those that are touched, as soon as they are; then the others."""
-        every = [(n, i) for n, store in enumerate(self.stores) for i in range(len(store.shards))]
+        every = {
+            (n, i): None
+            for n, store in enumerate(self.stores)
+            for i in range(len(store.shards))
+            if self.shards is None or i in self.shards
+        }
         rest, seen = iter(every), set[tuple[int, int]]()
         while not self._ended.is_set() and len(seen) < len(every):
             # Looked at first: what is touched after the end is of no interest.
             last = self._last
             touched = ((n, i) for n, store in enumerate(self.stores) for i in store.touched())
-            chosen = next((one for one in touched if one not in seen), None)
+            chosen = next((one for one in touched if one in every and one not in seen), None)
             if chosen is None and last:
                 return
             if chosen is None:

@@ -222,6 +222,31 @@ def test_a_store_that_has_grown_costs_its_new_shards(
     assert made == [3] and len(Store(store, [found.overlay]).column("embedding")) == 10
 
 
+def test_a_damaged_shard_has_no_vectors(folder: Path, store: Path, tmp_path: Path) -> None:
+    """One id has become another that is in range too: only the shard's digest knows."""
+    path, whole = Store(store).shard_file(2), Store(store).shard_file(2).read_bytes()
+    data = bytearray(whole)
+    ids = Store(store).shard(2)["token"]
+    place = data.index(ids.tobytes()) + 3 * ids.itemsize
+    data[place] = (data[place] + 1) % SIZES["token"]
+    path.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(TokmillError, match="sha256 differs") as error:
+            embed(folder / "decoder", store, name="x")
+        assert error.value.where == str(path.absolute())
+        assert "tokmill store repair" in error.value.hint
+        # What was right before it stays, and nothing was committed of it.
+        assert len(list((store / "overlays/x/shards").glob("*.json"))) == 2
+    with pytest.raises(TokmillError, match="sha256 differs"):
+        embed(folder / "decoder", store, npy=tmp_path / "v.npy")
+    assert not (tmp_path / "v.npy").exists()
+    path.write_bytes(whole)
+    embed(folder / "decoder", store, name="x")
+    found = np.stack([record["embedding"] for record in Store(store, ["x"])])
+    right = embed(folder / "decoder", make_store(tmp_path / "r", SHARDS), npy=tmp_path / "v.npy")
+    assert right.records == 9 and np.array_equal(found, np.load(tmp_path / "v.npy"))
+
+
 def test_groups_waste_little() -> None:
     lengths = np.asarray([3, 0, 9, 4, 30, 4, 1, 0])
     found = [group.tolist() for group in groups(lengths, 12)]
