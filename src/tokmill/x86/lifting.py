@@ -262,7 +262,8 @@ def _make(task: _Task) -> list[Outcome]:
             return [Outcome(name, about=about)]
         if about is None and task.chosen and task.out.exists():
             what = "a file of the name of its graph is there, and is no graph"
-            return [Outcome(name, refused=what, hint="choose another folder")]
+            hint = "remove it if it is a damaged graph, or choose another folder"
+            return [Outcome(name, refused=what, hint=hint)]
         graph = lift_file(task.file, task.lifter)
         make_folder(task.out.parent)
         about = write_graph(graph, task.out, digest, task.version)

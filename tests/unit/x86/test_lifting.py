@@ -74,7 +74,14 @@ def test_what_is_there_is_kept_and_what_changed_is_made_again(
     report = lift_files([str(programs)], out)
     assert (report.made, report.kept) == (1, 2)
     assert len(read_graph(out / "third.exe.parquet").lengths) == 2
+    # Damage that leaves nothing to know a graph by is told; the hint says what to do.
     (out / "first.parquet").write_bytes(b"damaged")
+    report = lift_files([str(programs)], out)
+    assert report.made == 0 and (out / "first.parquet").read_bytes() == b"damaged"
+    assert [one.hint for one in report.refusals if one.program == "first"] == [
+        "remove it if it is a damaged graph, or choose another folder"
+    ]
+    (out / "first.parquet").unlink()
     assert lift_files([str(programs)], out).made == 1
     assert graphs(out)["first.parquet"] == before["first.parquet"]
     # Another lifter, or another version of it, finds something else.
