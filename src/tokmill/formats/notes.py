@@ -236,7 +236,7 @@ def check(path: Path) -> Checked:
                 problems.append(Problem(str(place), "the export has not ended"))
             for file in note.files:
                 if what := problem_of(folder, file):
-                    problems.append(Problem(str(folder / file.name), what))
+                    problems.append(Problem(str(inside(folder, file.name)), what))
         except TokmillError as error:
             problems.append(Problem(error.where, error.what))
     size = sum(file.bytes for file in files)
