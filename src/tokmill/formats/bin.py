@@ -6,17 +6,22 @@ ids, and nothing else. Source of the format: nanoGPT, `data/openwebtext/prepare.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
+from tokmill.build.make import InputChanged
+from tokmill.build.scan import InputFile
 from tokmill.build.source import MAX_ITEM, Frozen, Hash, Item, Request
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import machine_errors
+from tokmill.files import machine_errors, sampled_digest
 from tokmill.formats import exports
+from tokmill.formats.bin_files import MAX_RECORD, Ids, Layout, Place, in_order, places
 from tokmill.formats.llmc import HEADER, LlmcExport, read_header
 from tokmill.formats.notes import exporting
 from tokmill.formats.tokens import (
@@ -31,9 +36,7 @@ from tokmill.store.schema import Array, Records
 from tokmill.store.store import Store
 
 RECORD_TOKENS = 1 << 20
-MAX_RECORD = 64 << 20
 SAMPLE = 128 << 10
-SEARCH = 1 << 20
 
 
 class BinOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -47,23 +50,18 @@ class BinOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """Cut records of so many tokens instead; 1,048,576 where no separator is known."""
 
 
-class Layout(NamedTuple):
-    """Where the ids of a file begin (byte), how wide they are, how many there are."""
-
-    header: int
-    dtype: np.dtype[Any]
-    tokens: int
-
-
 class BinSource(TokenSource):
     """Headerless token files and llm.c shards, told apart by the magic number.
 
     A record ends after each `separator_id`, or with the file; the separator stays in the record,
-    as the `eot` of the store's own text does. An item holds the documents that begin in its range.
-    Without a separator a file is cut into records of `record_tokens`.
+    as the `eot` of the store's own text does. An item holds the documents that begin in its range,
+    of shards that follow one another also what the next files hold of its last document. The path
+    of such an item is the folder, as more than one file belongs to it. Without a separator a file
+    is cut into records of `record_tokens`.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = BinOptions
+    version = 2
     suffixes = (".bin",)
     config: BinOptions
 
@@ -135,8 +133,20 @@ class BinSource(TokenSource):
             )
         return Layout(0, dtype, size // dtype.itemsize)
 
+    def found(self) -> list[InputFile]:
+        """Return the files of the inputs, numbered ones by their numbers."""
+        return in_order(super().found())
+
+    @cached_property
+    def _places(self) -> dict[str, Place]:
+        """Name of a file → where it stands; empty where records are cut by number."""
+        if self.separator is None:
+            return {}
+        return {p.file.name: p for p in places(self.found(), self.layout, self.separator)}
+
     def items(self) -> Iterator[Item]:
         """Yield the files in ranges of at most 64 MiB of whole ids (and of whole records)."""
+        places = self._places
         for file in self.found():
             header, dtype, tokens = self.layout(file.path)
             step = MAX_ITEM
@@ -144,9 +154,19 @@ class BinSource(TokenSource):
                 record = self._record_tokens * dtype.itemsize
                 step = max(1, MAX_ITEM // record) * record
             end = header + tokens * dtype.itemsize
-            path = str(file.path.absolute())
+            path, digest = file.path.absolute(), file.digest
+            if places and not places[file.name].alone:
+                path, digest = path.parent, self._digest(places[file.name], digest)
             for start in range(header, max(end, header + 1), step):
-                yield Item(file.name, path, start, min(start + step, end), file.digest)
+                yield Item(file.name, str(path), start, min(start + step, end), digest)
+
+    def _digest(self, place: Place, own: str) -> str:
+        """Return the digest of a file and of all that other files say of its records."""
+        assert self.separator is not None
+        digest = hashlib.sha256(f"{own} {place.continues}".encode())
+        for _, _, ids in place.rest(self.separator):
+            digest.update(ids.tobytes())
+        return digest.hexdigest()[:32]
 
     @property
     def _record_tokens(self) -> int:
@@ -155,87 +175,67 @@ class BinSource(TokenSource):
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the documents that begin in the item, or the records that it is cut into."""
         path = Path(item.path)
-        header, dtype, tokens = self.layout(path)
+        if not path.is_dir():
+            yield from self._read(item, digest, path, None)
+            return
+        place = self._places.get(item.name)
+        if place is None:
+            raise changed(path)
+        path = place.file.path
+        self._check_unchanged(item, place)
+        yield from self._read(item, digest, path, place)
+        self._check_unchanged(item, place)
+
+    def _read(self, item: Item, digest: Hash, path: Path, place: Place | None) -> Iterator[Records]:
+        layout = self.layout(path)
+        header, dtype, tokens = layout
         size = dtype.itemsize
         first, last = (item.start - header) // size, (item.stop - header) // size
         with machine_errors("read", path), open(path, "rb") as file:
-            part = _Part(file, path, header, dtype)
+            part = Ids(file, path, layout)
             if self.separator is None:
                 found = part.even(first, last, self._record_tokens, self.resources.block_bytes)
             else:
-                first = part.border(first, tokens, self.separator)
-                last = part.border(last, tokens, self.separator)
+                first, last = (
+                    part.behind(max(at - 1, 0), self.separator)
+                    if at or (place and place.continues)
+                    else 0
+                    for at in (first, last)
+                )
                 found = part.documents(first, last, self.separator, self.resources.block_bytes)
             for start, ids, offsets in found:
+                token = self.checked(ids, at_byte(path, part.byte(start), size))
                 digest.update(ids.tobytes())
-                byte = header + start * size
-                token = self.checked(ids, at_byte(path, byte, size))
-                yield Records(offsets, {"token": token}, byte + offsets[:-1] * size)
+                if place is not None and start + len(ids) == tokens:
+                    rest = self._rest(place, digest)
+                    token = np.concatenate([token, *rest])
+                    offsets[-1] += sum(map(len, rest))
+                yield Records(offsets, {"token": token}, part.byte(start) + offsets[:-1] * size)
+
+    def _rest(self, place: Place, digest: Hash) -> list[Array]:
+        """Return what other files hold of the last document of a file, and hand it to `digest`."""
+        assert self.separator is not None
+        found = []
+        for path, byte, ids in place.rest(self.separator):
+            found.append(self.checked(ids, at_byte(path, byte, ids.itemsize)))
+            digest.update(ids.tobytes())
+        return found
+
+    def _check_unchanged(self, item: Item, place: Place) -> None:
+        path = place.file.path
+        with machine_errors("read", path):
+            size = path.stat().st_size
+        if self._digest(place, sampled_digest(path, size)) != item.digest:
+            raise changed(path)
 
 
-class _Part:
-    """The ids of an open file, by their numbers."""
-
-    def __init__(self, file: BinaryIO, path: Path, header: int, dtype: np.dtype[Any]) -> None:
-        self.file, self.path, self.header, self.dtype = file, path, header, dtype
-
-    def ids(self, first: int, last: int) -> Array:
-        """Return the ids first … last - 1."""
-        start, stop = (self.header + place * self.dtype.itemsize for place in (first, last))
-        return np.frombuffer(read_exactly(self.file, start, stop, self.path), self.dtype)
-
-    def border(self, place: int, tokens: int, separator: int) -> int:
-        """Return the first id at or after `place` with which a document begins, or the end."""
-        at = place - 1
-        limit = min(tokens, place + MAX_RECORD // self.dtype.itemsize)
-        if place == 0:
-            return 0
-        while at < limit:
-            ids = self.ids(at, min(at + SEARCH, limit))
-            found = np.flatnonzero(ids == separator)
-            if len(found):
-                return at + int(found[0]) + 1
-            at += len(ids)
-        if limit < tokens:
-            raise TokmillError(
-                f"no document ends within 64 MiB: the id {separator} does not occur",
-                where=f"{self.path}, byte {self.header + place * self.dtype.itemsize}",
-                hint="is separator_id right? --record-tokens 1048576 cuts records by number",
-            )
-        return tokens
-
-    def documents(
-        self, first: int, last: int, separator: int, block_bytes: int
-    ) -> Iterator[tuple[int, Array, Array]]:
-        """Yield (first id, ids, offsets) of whole documents in first … last - 1."""
-        step = max(1, block_bytes // self.dtype.itemsize)
-        pending: list[Array] = []
-        begin, held = first, 0
-        for at in range(first, last, step):
-            ids = self.ids(at, min(at + step, last))
-            ends = np.flatnonzero(ids == separator) + 1
-            if at + len(ids) == last and not (len(ends) and ends[-1] == len(ids)):
-                ends = np.append(ends, len(ids))
-            if not len(ends):
-                pending.append(ids)
-                held += len(ids)
-                continue
-            cut = int(ends[-1])
-            yield (
-                begin,
-                np.concatenate([*pending, ids[:cut]]),
-                np.concatenate([[0], ends + held]).astype(np.int64),
-            )
-            pending, held, begin = [ids[cut:]], len(ids) - cut, at + cut
-
-    def even(
-        self, first: int, last: int, record: int, block_bytes: int
-    ) -> Iterator[tuple[int, Array, Array]]:
-        """Yield (first id, ids, offsets) of records of equal length; the last may be shorter."""
-        step = max(1, block_bytes // self.dtype.itemsize // record) * record
-        for at in range(first, last, step):
-            ids = self.ids(at, min(at + step, last))
-            yield at, ids, np.append(np.arange(0, len(ids), record), len(ids)).astype(np.int64)
+def changed(path: Path) -> InputChanged:
+    """Return what is raised where a shard, or one after it, is not what the plan saw."""
+    return InputChanged(
+        "the file, or one that goes on where it ends, has changed since the build was planned",
+        where=str(path),
+        hint="the same `tokmill build` with --yes plans anew and makes what changed again",
+    )
 
 
 def look_alike(sample: Array) -> str:

@@ -176,7 +176,7 @@ def test_items_tile_the_file_whatever_their_size(tmp_path_factory, ids, item, bl
     size = 4 if wide else 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokmill.formats.bin.MAX_ITEM", item * 4)
-        patch.setattr("tokmill.formats.bin.SEARCH", 3)
+        patch.setattr("tokmill.formats.bin_files.SEARCH", 3)
         dtype = "u4" if wide else "u2"
         items, records, starts = read_all(path, block * size, dtype=dtype, separator_id=0)
         assert records == documents
@@ -189,9 +189,9 @@ def test_items_tile_the_file_whatever_their_size(tmp_path_factory, ids, item, bl
 
 def test_a_file_without_its_separator_is_refused_beyond_64_mib(tmp_path, monkeypatch):
     monkeypatch.setattr("tokmill.formats.bin.MAX_ITEM", 40)
-    monkeypatch.setattr("tokmill.formats.bin.MAX_RECORD", 80)
+    monkeypatch.setattr("tokmill.formats.bin_files.MAX_RECORD", 80)
     np.arange(1, 100, dtype="<u2").tofile(tmp_path / "t.bin")
-    with pytest.raises(TokmillError, match="byte 40: no document ends within 64 MiB"):
+    with pytest.raises(TokmillError, match="byte 38: no document ends within 64 MiB"):
         quick_build("bin", tmp_path / "t.bin", tmp_path / "s", separator_id=0)
 
 
