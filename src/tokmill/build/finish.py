@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from tokmill.build.make import Task
 from tokmill.build.prepare import BuildRecipe, How, Prepared
 from tokmill.build.source import Item
 from tokmill.build.watch import Watch
+from tokmill.build.why import hint, hint_of_source
 from tokmill.errors import TokmillError
 from tokmill.files import locked, remove, write_file
 from tokmill.progress import Progress, human_bytes, human_time
@@ -75,7 +76,7 @@ class Rejects:
                 f"{self.rejected:,} of {self.seen:,} {self.unit} were rejected ({counts}), more "
                 f"than {self.most:.1%}; the first: {self.example}",
                 where=str(self.out),
-                hint=said_of_inputs(self.plan, self.planned, self.reasons)
+                hint=hint_of_source(*_source_of(self.plan, self.planned), self.reasons)
                 or "is it the right kind of input?"
                 if 2 * self.rejected > self.seen
                 else "mend the input, or allow more with --max-rejects 0.1",
@@ -146,7 +147,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
                 where=", ".join(prepared.recipe.inputs),
                 hint="no record fits all conditions: ask for less"
                 if prepared.recipe.source == "select"
-                else said_of_inputs(plan, prepared.planned, why) or _why_nothing(why, plan.options),
+                else hint(*_source_of(plan, prepared.planned), why),
             )
         write_if_different(out / "manifest.json", sealed(manifest))
         remove(out / "projection.json")
@@ -169,32 +170,11 @@ def finish_parts(out: Path, max_rejects: float = 0.01) -> int:
     return len(missing)
 
 
-def said_of_inputs(plan: Plan, planned: Iterable[PlannedItem], why: Mapping[str, int]) -> str:
-    """Return what the source has to say of inputs that give (nearly) no record; "" for nothing.
-
-    `why`: reason → records that were left out for it.
-    """
+def _source_of(plan: Plan, planned: Iterable[PlannedItem]) -> tuple[Any, Any, list[str]]:
+    """Return the class of a plan's source, its options and the first files."""
     kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
-    reason = max(why, key=lambda reason: why[reason], default="")
-    if reason not in ("missing", "type") or not hasattr(kind, "why_nothing"):
-        return str(getattr(kind, "hints", {}).get(reason, ""))
     paths = list(islice(dict.fromkeys(item.path for item in planned), 4))
-    options = msgspec.convert(plan.options, type=kind.Config)
-    said: str = kind.why_nothing(options, paths)
-    return said
-
-
-def _why_nothing(why: Mapping[str, int], options: Mapping[str, Any]) -> str:
-    if "missing" in why:
-        fields = ", ".join(map(repr, options.get("fields", ())))
-        return f"no record has one of the fields {fields}: name yours with --field"
-    if "json" in why:
-        return "is this JSON Lines? Plain text is built with `tokmill build text`"
-    if "too long" in why:
-        return "records end at the separator, which never comes: --record line takes lines"
-    if "too short" in why:
-        return "nothing is as long as was asked for: allow shorter records"
-    return "is it the right kind of input?"
+    return kind, msgspec.convert(plan.options, type=kind.Config), paths
 
 
 def stop_early(

@@ -17,6 +17,7 @@ from tokmill.report.ours import checkpoint, manifest, plan, receipt, run, shard,
 from tokmill.report.programs import vocabulary, vocabulary_folder
 from tokmill.report.runs import listing
 from tokmill.store.vocab import find_roles
+from tokmill.text.seen_keys import how_to_split
 
 
 def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) -> Facts:
@@ -188,8 +189,11 @@ def other_json(look: Look) -> Facts | None:
         keys = list(look.json)
         return {"kind": "json", "what": "a JSON object", "bytes": look.size, "keys": keys[:30]}
     if isinstance(look.json, list):
-        return {"kind": "json", "what": "a JSON list", "bytes": look.size,
-                "entries": len(look.json)}  # fmt: skip
+        facts = {"kind": "json", "what": "a JSON list", "bytes": look.size,
+                 "entries": len(look.json)}  # fmt: skip
+        if look.json and isinstance(look.json[0], dict):
+            facts["next"] = how_to_split(str(look.path))
+        return facts
     return None
 
 

@@ -148,7 +148,12 @@ class ChatSource(JsonlSource):
     @classmethod
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
         """Return what is to be said where (nearly) no line of the files makes a record."""
-        said = why_nothing(paths, [config.messages] if config.messages else USUAL)
+        lists = [config.messages] if config.messages else USUAL
+        said = why_nothing(paths, lists)
+        if any(f"(the list {name})" in said for name in lists):
+            return "a chat is a list of messages: objects with role and content, or from and value"
+        if "JSON Lines" in said:
+            return said
         if "tokmill build chat" in said:
             return said.replace("build them with `tokmill build chat`", "name it with --messages")
         return said.partition(": ")[2].replace("--field", "tokmill build jsonl --field")

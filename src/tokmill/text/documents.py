@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -23,6 +24,7 @@ from tokmill.build.source import (
     Resources,
     cut,
 )
+from tokmill.build.why import hint
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import (
     RESERVED,
@@ -275,18 +277,24 @@ def iter_documents(
 ) -> Iterator[list[str]]:
     """Yield the documents that a build of this kind would see, in batches of texts.
 
-    Raises `TokmillError` where there are none, if the source can say why.
+    Raises `TokmillError` where all of them were left out: for which reasons, and what helps.
     """
     source_kind = plugins.load(plugins.SOURCES, kind)
     config = recipe.convert(source_kind.Config, dict(options or {}), f"options of {kind}")
     source: DocumentSource = source_kind(config, list(inputs), {}, Resources())
     found, paths = False, []
+    why = Counter[str]()
     for item in source.items():
         paths.append(item.path)
         for documents in source.documents(item, NoHash()):
             found = found or len(documents.texts) > 0
+            for drops in documents.drops if not found else ():
+                why[drops.reason] += len(drops.offsets)
             yield list(documents.texts)
-    if not found and hasattr(source_kind, "why_nothing"):
-        hint = source_kind.why_nothing(config, paths[:4])
-        if hint:
-            raise TokmillError("not one document was found", where=", ".join(inputs), hint=hint)
+    if why and not found:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())
+        raise TokmillError(
+            f"not one document was found ({counts})",
+            where=", ".join(inputs),
+            hint=hint(source_kind, config, list(dict.fromkeys(paths))[:4], why),
+        )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -87,14 +90,20 @@ def chat_key(seen: Seen) -> str:
 def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
     """Return the hint for lines that have none of the fields, or other values than text in them.
 
-    It names the keys that the files have; "" where no line of them is an object.
+    It names the keys that the files have; "" where no line of them is an object, or a line has
+    text in one of the fields.
     """
     for path in paths:
         try:
+            if is_list(path):
+                return (
+                    "this is one JSON list, not JSON Lines; a line of each entry makes: "
+                    f"{how_to_split(path)}"
+                )
             seen = seen_keys(path)
         except (OSError, TokmillError):
             continue
-        if not seen.lines:
+        if not seen.lines or any(field in seen.texts for field in fields):
             continue
         if key := chat_key(seen):
             return f"the lines are chats (the list {key}): build them with `tokmill build chat`"
@@ -103,6 +112,23 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
         named = " or ".join(map(repr, fields))
         return f"no line has text in {named}: {choose}{seen.in_words()}"
     return ""
+
+
+def is_list(path: str) -> bool:
+    """Return whether a file is one JSON list of objects, as far as its beginning tells."""
+    head = b"".join(islice(_lines(path), 3))
+    return re.match(rb"\s*\[\s*\{", head) is not None
+
+
+def how_to_split(path: str) -> str:
+    """Return the command that makes JSON Lines of a file that is one JSON list."""
+    read = {".gz": "zcat", ".zst": "zstdcat"}.get(Path(path).suffix, "")
+    name = path.removesuffix(".gz").removesuffix(".zst").removesuffix(".json")
+    made = shlex.quote(f"{name}.jsonl" if f"{name}.jsonl" != path else f"{name}.lines.jsonl")
+    given = f"{read} {shlex.quote(path)} | " if read else ""
+    taken = "" if read else f" < {shlex.quote(path)}"
+    each = "print(json.dumps(entry)) for entry in json.load(sys.stdin)"
+    return f"{given}python3 -c 'import json, sys; [{each}]'{taken} > {made}"
 
 
 def _shell(path: str) -> str:
