@@ -165,3 +165,19 @@ def test_mistakes_are_answered_without_a_traceback(
     said = capsys.readouterr()
     assert message in said.err and said.out == ""
     assert not (tmp_path / "t.json").exists()
+
+
+def test_a_vocabulary_that_a_build_does_not_reach_is_said(tokmill: Run, tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("only a few words, a few")
+    done = tokmill("build", "text", "few.txt", "-o", "s", "--vocab-size", 5000)
+    assert "not 5,000: every word of the text is one token" in done.stderr
+    again = tokmill("build", "text", "few.txt", "-o", "s", "--vocab-size", 5000)
+    assert "kept from before" in again.stderr and "not 5,000" not in again.stderr
+
+
+@pytest.mark.parametrize("engine", ["auto", "python", "tokenizers"])
+def test_a_vocabulary_above_32_bits_is_refused(tokmill: Run, tmp_path: Path, engine: str) -> None:
+    (tmp_path / "few.txt").write_text("only a few words, a few")
+    train = ["tokenizer", "train", "few.txt", "-o", "t.json", "--engine", engine]
+    done = tokmill(*train, "--vocab-size", 2**32, code=2)
+    assert "4,294,967,296 is too large" in done.stderr and "hint: " in done.stderr

@@ -16,7 +16,7 @@ from tokmill import plugins
 from tokmill.build.folder import check_folder, claimed
 from tokmill.build.prepare import BuildRecipe, How
 from tokmill.build.run import run
-from tokmill.cli.output import print_json, say
+from tokmill.cli.output import print_json, say, say_not_reached
 from tokmill.errors import UsageError
 from tokmill.files import machine_errors, new_folder
 from tokmill.formats import exports
@@ -106,6 +106,7 @@ def _learn(
     folder: Path, chosen: BuildRecipe, inputs: list[str], more: dict[str, Any], how: How
 ) -> Path:
     from tokmill.text.learn import learned_tokenizer
+    from tokmill.text.tokenizer import Tokenizer
 
     given = more.get("special") or ["<|endoftext|>"]
     specials = tuple(dict.fromkeys([*given, *_template_tokens(chosen)]))
@@ -114,6 +115,8 @@ def _learn(
         folder, chosen.source, inputs, chosen.options, options, again=how.fresh
     )
     say(f"tokenizer: {path} ({'trained now' if made else 'kept from before'})")
+    if made:
+        say_not_reached(Tokenizer.from_file(path).size, options.vocab_size)
     return path
 
 

@@ -70,6 +70,15 @@ def say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
+def say_not_reached(size: int, asked: int) -> None:
+    """Say why a tokenizer that was trained has fewer ids than was asked for, where it has."""
+    if size < asked:
+        say(
+            f"{size:,} ids, not {asked:,}: every word of the text is one token, no pair is left "
+            "to merge (more text gives more)"
+        )
+
+
 def print_json(value: Any) -> None:
     """Print a result as indented JSON to stdout."""
     try:

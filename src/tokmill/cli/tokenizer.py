@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tokmill.cli.output import print_json, print_table, print_text, say
+from tokmill.cli.output import print_json, print_table, print_text, say, say_not_reached
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors, make_folder, write_file
 from tokmill.progress import human_bytes, human_count, human_time
@@ -106,11 +106,7 @@ def train(
         f"{human_count(seen.records, 'record')}, {human_count(seen.characters, 'character')}, "
         f"{human_time(time.monotonic() - begun)}"
     )
-    if tokenizer.size < vocab_size:
-        say(
-            f"{tokenizer.size:,} ids, not {vocab_size:,}: every word of the text is one token, no "
-            "pair is left to merge (more text gives more)"
-        )
+    say_not_reached(tokenizer.size, vocab_size)
     if as_json:
         print_json(facts)
     else:

@@ -28,6 +28,8 @@ BYTE_ORDER = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTE_ORDER += [byte for byte in range(256) if byte not in BYTE_ORDER]
 """The 256 bytes in the order in which they get ids."""
 
+MOST_IDS = 2**32 - 1
+"""Ids that 32 bits tell apart, which is what stores and engines hold."""
 _INVERTED = bytes(255 - byte for byte in range(256))
 
 
@@ -87,6 +89,11 @@ def check_request(vocab_size: int, special_tokens: Sequence[str]) -> None:
             f"a vocabulary of {vocab_size} is too small: 256 bytes and {len(special_tokens)} "
             "special tokens",
             hint=f"--vocab-size {least} or more",
+        )
+    if vocab_size > MOST_IDS:
+        raise UsageError(
+            f"a vocabulary of {vocab_size:,} is too large: ids have 32 bits",
+            hint="usual are 8192 to 262144",
         )
 
 
