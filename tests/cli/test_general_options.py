@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,3 +44,21 @@ def test_a_key_that_is_taken_for_an_option(
 
 def test_an_option_that_is_no_key(tokmill: Callable[..., Any]) -> None:
     assert "--frobnicate" in tokmill("train", "store", "--frobnicate", "1", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (["validate", "s"], "did you mean `tokmill store validate`?"),
+        (["export", "s"], "`tokmill store export` or `tokmill model export`?"),
+        (["build", "here.txt"], "before the path comes one of: bin, chat, "),
+        (["store", "export", "here.txt"], "before the path comes one of: bin, datatrove, "),
+        (["trian", "s"], "did you mean 'train'?"),
+    ],
+)
+def test_an_unknown_command_names_the_one_that_was_meant(
+    here: Any, tmp_path: Path, typed: list[str], hint: str
+) -> None:
+    (tmp_path / "here.txt").write_text("text")
+    _, err = here(*typed, code=2)
+    assert "knows no" in err and hint in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -32,10 +33,22 @@ class LazyGroup(TyperGroup):
         command = self.load(cmd_name)
         if command is None:
             raise UsageError(
-                f"`{ctx.command_path}` knows no {cmd_name!r}", hint=nearest(cmd_name, self.table())
+                f"`{ctx.command_path}` knows no {cmd_name!r}", hint=self._hint(ctx, cmd_name)
             )
         command.name = cmd_name
         return command
+
+    def _hint(self, ctx: Any, name: str) -> str:
+        """Return what helps: a group that has the command, what comes before a path, or names."""
+        deeper = {inner: self.load(inner) for inner in self.table()}
+        groups = {inner: found.list_commands(ctx) for inner, found in deeper.items()
+                  if isinstance(found, TyperGroup)}  # fmt: skip
+        if holders := [inner for inner, names in groups.items() if name in names]:
+            named = (f"`{ctx.command_path} {holder} {name}`" for holder in holders)
+            return f"did you mean {' or '.join(named)}?"
+        if os.path.exists(name):
+            return f"before the path comes one of: {', '.join(sorted(self.table()))}"
+        return nearest(name, self.table())
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands without importing them."""
