@@ -39,3 +39,15 @@ def test_a_run_whose_store_is_gone_and_one_whose_weights_are(
     (tmp_path / "run/model/model.safetensors").write_bytes(b"damaged")
     tokmill("report", "run", "-o", "page.html")
     assert "no samples: " in (tmp_path / "page.html").read_text()
+
+
+def test_what_a_folder_left_out_stands_in_the_report(
+    tmp_path: Path, here: Callable[..., Any]
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("some words")
+    (tmp_path / "in/b.png").write_bytes(b"\x89PNG\0")
+    here("build", "text", "in", "-o", "s", "--vocab-size", 270)
+    here("report", "s", "-o", "page.html")
+    html = (tmp_path / "page.html").read_text()
+    assert re.search(r"left out of folders</th>\s*<td>[^<]*1 \.png", html)

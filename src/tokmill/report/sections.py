@@ -100,6 +100,7 @@ def store_section(
             ["source", facts["source"]],
             ["built by", facts["producer"]],
             ["inputs", "\n".join(facts.get("inputs", [])) or "not recorded"],
+            *[[k.replace("_", " "), facts[k]] for k in ("left_out_of_folders",) if k in facts],
         ]
     )
     if "recipe" in facts:
