@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 EVERY = 30.0
@@ -36,6 +38,33 @@ def human_count(number: int, noun: str, nouns: str = "") -> str:
     `nouns` is the plural where it is not `noun` and s.
     """
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+@contextlib.contextmanager
+def elapsed(what: str) -> Iterator[None]:
+    """Say what is done and for how long, where nobody knows how far it has come.
+
+    On a terminal once a second, elsewhere a line every 30 seconds.
+    """
+    terminal = sys.stderr.isatty()
+    ended = threading.Event()
+    begun = time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(1 if terminal else EVERY):
+            text = f"{what}: {human_time(time.monotonic() - begun)}"
+            print(*(["\r", text, " "] if terminal else [text, "\n"]), sep="", end="",
+                  file=sys.stderr, flush=True)  # fmt: skip
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        if terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 class Progress:

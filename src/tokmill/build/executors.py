@@ -78,6 +78,7 @@ class Pool:
             start=_start,
             argument=(self.work, read),
             deadline=None if self.deadline is None else self.deadline + self.grace,
+            patience=0,
             tick=None if report is None else lambda: report(read.value),
             hint="most often memory ran out: try --preset memory or --memory 1GB; "
             "run the same command again and it continues",

@@ -188,6 +188,16 @@ def stop_early(
     """End a build at its time limit: a partial store, and what the whole would take."""
     manifest = make_manifest(prepared.plan, in_order(prepared.planned, receipts), complete=False)
     write_if_different(out / "manifest.json", sealed(manifest))
+    if not manifest.records:
+        remove(out / "projection.json")
+        if not how.quiet:
+            faster = "" if how.amount.workers == 0 else ", or --workers 0, which begins at once"
+            print(
+                f"time limit reached after {human_time(bar.seconds)}, before one record was whole: "
+                f"nothing is kept.\nhint: give it more time{faster}",
+                file=sys.stderr,
+            )
+        return Store(out)
     share = max(bar.done, 1) / max(bar.total, 1)
     projection = {
         "share": round(share, 4),

@@ -130,7 +130,15 @@ class _Part:
         )
         self.item_skipped = self.item_rejected = 0
 
-    def commit(self, folder: Path, shard: str, part: int, last: bool, cut: bool = False) -> Receipt:
+    def commit(
+        self,
+        folder: Path,
+        shard: str,
+        part: int,
+        last: bool,
+        cut: bool = False,
+        done: float | None = None,
+    ) -> Receipt:
         path = inside(folder, f"{shard_name(shard, part)}{SUFFIX}")
         size, digest = self.writer.write(path)
         receipt = Receipt(
@@ -149,6 +157,7 @@ class _Part:
             skipped=dict(sorted(self.left_out.skipped.items())),
             notes=dict(sorted(self.notes.items())),
             cut=cut or UNSET,
+            done=UNSET if done is None else round(done, 6),
         )
         write_file(path.with_suffix(".json"), sealed(receipt))
         return receipt
@@ -199,7 +208,10 @@ def make_shard(
                 if isinstance(batches, Generator):
                     batches.close()
                 part.end_item(item, content, before)
-                return [*receipts, part.commit(folder, task.shard, number, last=False, cut=True)]
+                made = part.commit(
+                    folder, task.shard, number, last=False, cut=True, done=batch.done
+                )
+                return [*receipts, made]
         check_unchanged(item, found)
         part.end_item(item, content, before)
         if count is not None:

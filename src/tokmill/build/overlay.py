@@ -97,7 +97,10 @@ class OverlaySource:
                 for name, value in values.items()
             }
             yield Records(
-                offsets[start : stop + 1] - offsets[start], columns, np.arange(start, stop)
+                offsets[start : stop + 1] - offsets[start],
+                columns,
+                np.arange(start, stop),
+                done=stop / (len(offsets) - 1),
             )
 
 

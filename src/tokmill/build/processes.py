@@ -36,15 +36,16 @@ def in_processes(
     start: Callable[[Any], None] | None = None,
     argument: Any = None,
     deadline: float | None = None,
+    patience: float = PATIENCE,
     tick: Callable[[], None] | None = None,
 ) -> Iterator[tuple[T, R]]:
     """Yield each task and what `function` makes of it, in whatever order they are done.
 
     One more task than there are workers is under way; taking one from `tasks` is the promise to
     finish it. `start` prepares a process with `argument`. At `deadline` (monotonic seconds) tasks
-    under way are given up, 10 seconds later where none is finished. `tick` is called once a second.
-    Processes die when this one does, however it dies. A worker that is killed is a `MachineError`
-    with `hint`.
+    under way are given up, `patience` seconds later where none is finished. `tick` is called once a
+    second. Processes die when this one does, however it dies. A worker that is killed is a
+    `MachineError` with `hint`.
     """
     waiting = iter(tasks)
     pool = ProcessPoolExecutor(
@@ -69,7 +70,7 @@ def in_processes(
             left = math.inf
             if deadline is not None:
                 # Processes that have only begun get some time to have one result at all.
-                until = deadline if finished else deadline + PATIENCE
+                until = deadline if finished else deadline + patience
                 left = max(0.0, until - time.monotonic())
             pause = min(left, EVERY)
             done = wait(running, timeout=pause, return_when=FIRST_COMPLETED).done

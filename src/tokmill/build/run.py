@@ -142,7 +142,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         bar.reach(bar.already + read)
 
     executor: Executor = (
-        Pool(work, workers, deadline, report, GRACE * (how.limit_seconds or 0))
+        Pool(work, workers, deadline, report, grace_of(how.limit_seconds or 0))
         if workers
         else Here(work, deadline, report)
     )
@@ -187,8 +187,15 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     return store
 
 
-GRACE = 0.1
-"""Share of a time limit that there is, when it is over, to commit what is whole."""
+GRACE = 0.2
+"""Share of a time limit that workers have, when it is over, to commit what is whole."""
+LEAST_GRACE = 1.0
+"""Seconds that they have at least."""
+
+
+def grace_of(limit: float) -> float:
+    """Return the seconds after a time limit at which workers are given up."""
+    return max(LEAST_GRACE, GRACE * limit)
 
 
 EXPANDED = 5
@@ -197,8 +204,15 @@ EXPANDED = 5
 
 def read_of(task: Task, made: Sequence[Receipt]) -> int:
     """Return about how many bytes of a task's input its receipts stand for."""
-    if made[-1].cut is UNSET:
+    last = made[-1]
+    if last.cut is UNSET:
         return task.size
+    if last.done is not UNSET:
+        ended = last.items[-1]
+        place = [(item.name, item.start) for item in task.items].index((ended.name, ended.start))
+        return sum(item.size for item in task.items[:place]) + round(
+            task.items[place].size * last.done
+        )
     read: Counter[tuple[str, int]] = Counter()
     for receipt in made:
         for item in receipt.items:

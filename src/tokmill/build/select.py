@@ -188,6 +188,7 @@ class SelectSource:
             places = np.flatnonzero(keep)
             chosen = take(batch, places, self.schema)
             chosen.starts = places + start
+            chosen.done = (first - begin) / store.shards[place].records
             # The parent holds what was left out, so its number is enough.
             chosen.skipped = dict(Counter(reasons[~keep].tolist()))
             yield self.mapped(chosen) if self.config.map_oov else chosen

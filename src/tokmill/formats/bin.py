@@ -206,11 +206,13 @@ class BinSource(TokenSource):
             for start, ids, offsets in found:
                 token = self.checked(ids, at_byte(path, part.byte(start), size))
                 digest.update(ids.tobytes())
+                done = (start + len(ids) - first) / max(1, last - first)
                 if place is not None and start + len(ids) == tokens:
                     rest = self._rest(place, digest)
                     token = np.concatenate([token, *rest])
                     offsets[-1] += sum(map(len, rest))
-                yield Records(offsets, {"token": token}, part.byte(start) + offsets[:-1] * size)
+                starts = part.byte(start) + offsets[:-1] * size
+                yield Records(offsets, {"token": token}, starts, done=done)
 
     def _rest(self, place: Place, digest: Hash) -> list[Array]:
         """Return what other files hold of the last document of a file, and hand it to `digest`."""

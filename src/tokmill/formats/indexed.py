@@ -135,7 +135,8 @@ class IndexedSource(TokenSource):
                 digest.update(data)
                 ids = np.frombuffer(data, index.dtype)
                 token = self.checked(ids, at_byte(path, byte, size))
-                yield Records(starts - starts[0], {"token": token}, starts[:-1] * size)
+                done = min(1.0, (stop - item.start) / max(1, item.size))
+                yield Records(starts - starts[0], {"token": token}, starts[:-1] * size, done=done)
         self._check_unchanged(path, item)
 
     def _check_unchanged(self, path: Path, item: Item) -> None:

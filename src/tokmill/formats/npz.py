@@ -69,7 +69,7 @@ class NpzSource(TokenSource):
             size = path.stat().st_size
             edges = [size * i // count for i in range(count + 1)]
             number = edges.index(item.start)
-            row = number * arrays.rows_of_item
+            row = first = number * arrays.rows_of_item
             last = min(arrays.rows, row + arrays.rows_of_item)
             block = max(1, self.resources.block_bytes // max(1, arrays.ids.row_bytes))
             arrays.skip(row, block)
@@ -79,8 +79,10 @@ class NpzSource(TokenSource):
                 ids, mask = arrays.take(min(block, last - row))
                 digest.update(ids.tobytes())
                 masks.update(mask.tobytes())
-                yield self._records(ids, mask, row, path)
+                found = self._records(ids, mask, row, path)
                 row += len(ids)
+                found.done = (row - first) / (last - first)
+                yield found
             digest.update(masks.digest())
             if last == arrays.rows:
                 arrays.finish()

@@ -105,7 +105,8 @@ class ParquetTokensSource(TokenSource):
         rows = _Rows(path, self.config)
         edges = rows.edges(path.stat().st_size)
         mine = [i for i, edge in enumerate(edges[:-1]) if item.start <= edge < item.stop]
-        row = rows.rows_before(mine[0]) if mine else 0
+        row = first = rows.rows_before(mine[0]) if mine else 0
+        last = rows.rows_before(mine[-1] + 1) if mine else 0
         # One digest a column: a mixed one would depend on the blocks.
         beside = [hashlib.sha256() for _ in range(1 + 2 * len(self.config.keep))]
         for batch in rows.batches(mine, self.resources.block_bytes):
@@ -121,8 +122,8 @@ class ParquetTokensSource(TokenSource):
                 for part, hashed in zip(parts, beside[1 + 2 * number :], strict=False):
                     hashed.update(part.tobytes())
             starts = np.arange(row, row + len(batch), dtype=np.int64)
-            yield Records(offsets, columns, starts)
             row += len(batch)
+            yield Records(offsets, columns, starts, done=(row - first) / max(1, last - first))
         for hashed in beside:
             digest.update(hashed.digest())
 
@@ -202,7 +203,8 @@ class _Rows:
         """Return the number of rows in the groups before one."""
         if self.batched is not None:
             return self.batched.rows_before(group)
-        return sum(self.file.metadata.row_group(i).num_rows for i in range(group))
+        meta = self.file.metadata
+        return sum(meta.row_group(i).num_rows for i in range(min(group, meta.num_row_groups)))
 
     def batches(self, groups: list[int], block_bytes: int) -> Iterator[Any]:
         """Yield record batches of about `block_bytes` (a row at least)."""

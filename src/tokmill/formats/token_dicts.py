@@ -166,7 +166,9 @@ class TokenDictsSource:
                         raw.seek(position)
                     else:
                         _digest(raw, position, digest)
-                        yield batch.records(table, ends_part)
+                        found = batch.records(table, ends_part)
+                        found.done = min(1.0, position / max(1, item.size))
+                        yield found
                     part += ends_part
                     batch = _Batch()
                     table.keep_small()

@@ -197,30 +197,40 @@ class EmbedSource(OverlaySource):
         number, _ = self.place(item)
         digest.update(self.base.shards[number].sha256.encode())
         scratch = make_folder(self.folder(self.config, [str(self.base.path)]) / "cache")
-        vectors = self.vectors(number, scratch)
+        vectors = self.empty(number, scratch)
+        none = np.zeros(0, np.int64)
+        for _ in self.fill(number, vectors):
+            # No record is whole before all are, but a time limit may end the shard here.
+            nothing = np.zeros((0, self.model.width), np.float32)
+            yield Records(np.zeros(1, np.int64), {COLUMN: nothing}, none, done=0.0)
         for batch in self.records(number, {COLUMN: vectors}):
             if empty := int(np.count_nonzero(np.diff(batch.offsets) == 0)):
                 batch.notes = {EMPTY: empty}
             yield batch
 
-    def vectors(self, number: int, scratch: Path) -> Array:
-        """Return the vectors of one shard's records, (records, D) float32, in a file that is lost.
+    def empty(self, number: int, scratch: Path) -> Array:
+        """Return room for the vectors of one shard's records, (records, D) float32.
 
-        The file lies in `scratch`: what a shard needs may be larger than the memory. Raises
-        `TokmillError` where the shard is not what was built.
+        It is a file in `scratch` that is lost: what a shard needs may be larger than the memory.
+        """
+        return lost_array(scratch, (self.base.shards[number].records, self.model.width))
+
+    def fill(self, number: int, vectors: Array) -> Iterator[None]:
+        """Fill the vectors of one shard's records; yields after each batch of them.
+
+        Raises `TokmillError` where the shard is not what was built.
         """
         if self._vectors is None:
             self._vectors = self._load()
-        vectors = lost_array(scratch, (self.base.shards[number].records, self.model.width))
         bar = _bar.get()
         watched = [self.base] if self.model.verify else []
         # The shard is compared with its digest before anybody gets vectors of it: once committed,
         # they would stay when the shard is repaired.
         with ShardCheck(watched, shards=[number]):
-            self._vectors.fill(
-                self.base, number, vectors, bar.advance if bar else lambda tokens: None
-            )
-        return vectors
+            for tokens in self._vectors.fill(self.base, number, vectors):
+                if bar:
+                    bar.advance(tokens)
+                yield
 
     def tokens_done(self, folder: Path) -> int:
         """Return the tokens of the shards whose vectors stand in an overlay's folder."""
@@ -340,7 +350,10 @@ def write_npy(source: EmbedSource, path: Path) -> int:
         yield head.getvalue()
         for number in range(len(base.shards)):
             empty += int(np.count_nonzero(np.diff(base.shard(number)["offsets"]) == 0))
-            vectors = np.ascontiguousarray(source.vectors(number, path.parent), "<f4")
+            found = source.empty(number, path.parent)
+            for _ in source.fill(number, found):
+                pass
+            vectors = np.ascontiguousarray(found, "<f4")
             yield vectors.reshape(-1).view(np.uint8).data
 
     try:

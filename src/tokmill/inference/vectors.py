@@ -5,7 +5,7 @@ Names of tensors carry their shape: B rows, T positions, D width of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -55,13 +55,11 @@ class Vectors:
         learned = [module for module in task.modules() if isinstance(module, AttentionPooling)]
         self.query: Tensor | None = learned[0].query.detach() if learned else None
 
-    def fill(
-        self, store: Store, number: int, vectors: Array, advance: Callable[[float], None]
-    ) -> None:
+    def fill(self, store: Store, number: int, vectors: Array) -> Iterator[int]:
         """Fill the vectors of a shard's records, (records, D) float32; of one without tokens: 0.
 
-        `advance` is told the tokens that are done. Raises `TokmillError` where the shard holds ids
-        that the model does not know: it is damaged.
+        Yields the tokens of each batch of records that is done, the longest first. Raises
+        `TokmillError` where the shard holds ids that the model does not know: it is damaged.
         """
         first = sum(entry.records for entry in store.shards[:number])
         lengths = np.diff(store.shard(number)["offsets"].astype(np.int64))
@@ -72,7 +70,7 @@ class Vectors:
             self._check_ids(store, columns)
             with torch.no_grad():
                 vectors[records] = self.pooled(columns, here).cpu().numpy()
-            advance(int(here.sum()))
+            yield int(here.sum())
 
     def pooled(self, columns: dict[str, Array], lengths: Array) -> Tensor:
         """Return the vectors (B, D) of rows, from name → (B, longest) ids.

@@ -152,6 +152,8 @@ class Receipt(msgspec.Struct, frozen=True):
     format: int = FORMAT
     cut: bool | UnsetType = UNSET
     """True where a time limit ended the shard: the build that goes on makes it anew."""
+    done: float | UnsetType = UNSET
+    """Share of the last item that is in a cut part, where the source says it."""
     drops: list[tuple[int, int, str, bool]] | UnsetType = UNSET
     """Of older stores: (number of the item, byte offset, reason, rejected?) of each record left
     out. It is turned into the fields above when such a receipt is read."""

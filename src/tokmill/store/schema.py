@@ -116,6 +116,8 @@ class Records:
     """Counts of what was changed on the way, such as ids replaced by `unk`."""
     ends_part: bool = False
     """The shard is to be cut after these records (an item that is a long stream)."""
+    done: float | None = None
+    """Share of the item that ends with these records; None: what its digest has seen says it."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

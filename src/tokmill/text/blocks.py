@@ -35,6 +35,8 @@ class Block(NamedTuple):
     too_long: list[int]
     """Offsets of records above 64 MiB, which are not in `data`."""
     ends_part: bool
+    done: float = 0.0
+    """Share of the item that ends with this block."""
 
 
 MOST_RECORDS = 1 << 16
@@ -46,8 +48,33 @@ def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) 
 
     A block has no more than 65,536 records.
     """
-    for block in _large_blocks(item, delimiter, digest, block_bytes):
-        yield from _few_records(block, delimiter)
+    read = _Read(item)
+    for block in _large_blocks(item, delimiter, digest, block_bytes, read):
+        before, after = read.done, read.after(block)
+        share = (after - before) / max(1, len(block.data))
+        for piece in _few_records(block, delimiter):
+            end = piece.start + len(piece.data) - block.start
+            yield piece._replace(done=before + share * end if piece.data else after)
+
+
+class _Read:
+    """How much of an item has been read, in bytes of the file."""
+
+    def __init__(self, item: Item) -> None:
+        self.item, self.packed = item, is_stream(item.path)
+        self.place, self.done = item.start, 0.0
+        """Of a compressed item the byte up to which it is inflated."""
+
+    def inflated(self, place: int) -> None:
+        self.place = place
+
+    def after(self, block: Block) -> float:
+        """Return the share that ends with a block, the last that was made."""
+        if not self.packed:
+            self.place = block.start + len(block.data)
+        share = (self.place - self.item.start) / max(1, self.item.size)
+        self.done = max(self.done, min(1.0, share))
+        return self.done
 
 
 def _few_records(block: Block, delimiter: bytes) -> Iterator[Block]:
@@ -71,10 +98,12 @@ def _few_records(block: Block, delimiter: bytes) -> Iterator[Block]:
         yield Block(rest, start + place, block.too_long, block.ends_part)
 
 
-def _large_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) -> Iterator[Block]:
+def _large_blocks(
+    item: Item, delimiter: bytes, digest: Hash, block_bytes: int, read: _Read
+) -> Iterator[Block]:
     with machine_errors("read", item.path):
         if is_stream(item.path):
-            chunks = _members(item, delimiter)
+            chunks = _members(item, delimiter, read)
             inside = item.start > 0
             yield from _cut(chunks, 0, delimiter, digest, block_bytes, inside, item, True)
             return
@@ -166,10 +195,10 @@ def _read(file: BinaryIO, left: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _members(item: Item, delimiter: bytes) -> Iterator[bytes]:
+def _members(item: Item, delimiter: bytes, read: _Read) -> Iterator[bytes]:
     """Yield the content of an item's members, and of the next ones up to the first delimiter."""
     size = Path(item.path).stat().st_size
-    yield from inflate(item.path, item.start, item.stop)
+    yield from inflate(item.path, item.start, item.stop, read.inflated)
     if item.stop < size:
         for chunk in inflate(item.path, item.stop):
             found = chunk.find(delimiter)

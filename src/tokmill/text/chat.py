@@ -230,7 +230,7 @@ class ChatSource(JsonlSource):
         }
         notes, places = dict(self.notes), starts[np.asarray(kept, np.int64)]
         self.notes.clear()
-        return Chats(texts, places, drops, carried, block.ends_part, marked, notes)
+        return Chats(texts, places, drops, carried, block.ends_part, block.done, marked, notes)
 
     def _marked(self, value: Any, system: Any, tools: Any) -> str:
         messages, learned = self.reader.chat(value, system)
@@ -306,6 +306,7 @@ class EncodeChats:
             documents.drops,
             notes={note: count for note, count in notes.items() if count},
             ends_part=documents.ends_part,
+            done=documents.done,
         )
 
 
@@ -326,6 +327,7 @@ def _without_broken(chats: Chats) -> Chats:
         chats.drops + drops_of(drops),
         {name: [values[i] for i in kept] for name, values in chats.kept.items()},
         chats.ends_part,
+        chats.done,
         [chats.marked[i] for i in kept],
         chats.notes,
     )

@@ -230,7 +230,12 @@ class Encode:
         for name, values in documents.kept.items():
             columns[column_name(name)] = utf8_column(values)
         return Records(
-            offsets, columns, documents.starts, documents.drops, ends_part=documents.ends_part
+            offsets,
+            columns,
+            documents.starts,
+            documents.drops,
+            ends_part=documents.ends_part,
+            done=documents.done,
         )
 
 

@@ -73,7 +73,7 @@ class JsonlSource(DocumentSource):
         }
         if block.too_long:
             drops.append(Drops(np.array(block.too_long, np.int64), "too long", True))
-        return select(Documents(texts, starts, drops, kept, block.ends_part), reasons)
+        return select(Documents(texts, starts, drops, kept, block.ends_part, block.done), reasons)
 
     def _column(self, records: Sequence[Any], field: str) -> list[str | None]:
         values = self.paths.values(records, field)

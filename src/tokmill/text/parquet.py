@@ -89,11 +89,13 @@ class ParquetSource(DocumentSource):
                     hint=nearest(name, [n for n in groups.names if n != name]),
                 )
         row, taken, part = groups.rows_before(mine[0]) if mine else 0, 0, 0
+        first, last = row, groups.rows_before(mine[-1] + 1) if mine else 0
         for batch in groups.batches(mine, present):
             columns = {name: batch.column(i) for i, name in enumerate(present)}
             starts = np.arange(row, row + len(batch), dtype=np.int64)
             row += len(batch)
             found = self._prepared(columns, starts)
+            found.done = (row - first) / max(1, last - first)
             content, places = utf8_buffer(found.texts)
             taken += len(content)
             if part >= item.parts_done:
@@ -225,7 +227,7 @@ class _Groups:
         if self._parquet is None:
             return self._arrow.rows_before(group)
         meta = self._parquet.metadata
-        return sum(meta.row_group(i).num_rows for i in range(group))
+        return sum(meta.row_group(i).num_rows for i in range(min(group, meta.num_row_groups)))
 
     def batches(self, groups: list[int], names: list[str]) -> Iterator[Any]:
         """Yield record batches of about 2 MiB with the named columns."""

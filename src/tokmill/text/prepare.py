@@ -48,6 +48,8 @@ class Documents:
     drops: list[Drops] = field(default_factory=list)
     kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ends_part: bool = False
+    done: float | None = None
+    """Share of the item that ends with these documents."""
 
     def one(self, index: int) -> Documents:
         """Return a batch of one of the documents, without what is carried along."""
@@ -125,4 +127,5 @@ def select(documents: Documents, reasons: Sequence[str], rejected: bool = False)
         documents.drops + drops,
         {name: [values[i] for i in kept] for name, values in documents.kept.items()},
         documents.ends_part,
+        documents.done,
     )

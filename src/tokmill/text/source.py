@@ -91,7 +91,9 @@ class TextSource(DocumentSource):
                 texts.append("")
                 rejected[i] = "utf8"
         found = select(
-            Documents(texts, starts, drops, ends_part=block.ends_part), rejected, rejected=True
+            Documents(texts, starts, drops, ends_part=block.ends_part, done=block.done),
+            rejected,
+            rejected=True,
         )
         if self.config.strip:
             found.texts = [text.strip() for text in found.texts]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from tokmill import plugins
@@ -39,8 +39,15 @@ def suffix(path: str) -> str:
     return next(ending for ending in SUFFIXES if path.lower().endswith(ending))
 
 
-def inflate(path: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
+def inflate(
+    path: str,
+    start: int = 0,
+    stop: int | None = None,
+    tell: Callable[[int], None] | None = None,
+) -> Iterator[bytes]:
     """Yield the content of the members or frames between two bytes of a compressed file.
+
+    `tell` is told the byte of the file at which what was yielded ends.
 
     Raises `TokmillError` when a member is damaged, or does not end at `stop` or the file's end.
     """
@@ -76,6 +83,8 @@ def inflate(path: str, start: int = 0, stop: int | None = None) -> Iterator[byte
             if current.eof:
                 current = None
             if out:
+                if tell is not None:
+                    tell(file.tell() - len(data))
                 yield out
         if current is not None:
             raise _broken(path, "it ends in the middle of a member")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,7 +19,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
-from tokmill.progress import human_time
+from tokmill.progress import elapsed
 from tokmill.text import tokenizer_json
 from tokmill.text.bpe import (
     BYTE_ORDER,
@@ -202,30 +200,6 @@ def _with_library(
     return _with_tokenizers(spool, vocab_size, specials, pattern)
 
 
-@contextlib.contextmanager
-def ticking(engine: str) -> Iterator[None]:
-    """Say on a terminal's stderr, each second, what is done and for how long."""
-    ended = threading.Event()
-    begun = time.monotonic()
-
-    def tell() -> None:
-        while not ended.wait(1):
-            seconds = human_time(time.monotonic() - begun)
-            print(f"\rtraining with {engine}: {seconds} ", end="", file=sys.stderr, flush=True)
-
-    if not sys.stderr.isatty():
-        yield
-        return
-    thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
 def _with_gigatoken(
     spool: Spool, vocab_size: int, specials: list[str], *, required: bool
 ) -> list[tuple[bytes, bytes]] | None:
@@ -261,7 +235,7 @@ def _with_gigatoken(
         try:
             words, output = 0, ""
             assert child.stdout is not None
-            with ticking("gigatoken"):
+            with elapsed("training with gigatoken"):
                 for line in child.stdout:
                     output += line
                     if counted := re.search(r"(\d+) unique words", line):
@@ -324,7 +298,7 @@ def _with_tokenizers(
 
     # In a thread that ends with the process: the library hears no Ctrl-C.
     thread = threading.Thread(target=train, daemon=True, name="tokmill-train")
-    with ticking("tokenizers"):
+    with elapsed("training with tokenizers"):
         thread.start()
         while thread.is_alive():
             thread.join(0.2)

@@ -133,6 +133,7 @@ class RecodeSource:
         digest.update(f"{store.fingerprint} {store.shards[place].sha256}".encode())
         for start, batch in batches(store, place):
             batch.starts = np.arange(start, start + len(batch))
+            batch.done = (start + len(batch)) / store.shards[place].records
             for column, ids in self.maps.items():
                 value = batch.columns.get(column)
                 if isinstance(value, np.ndarray):

@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from making import TOKENIZER, files_of, here, ids_of, jsonl, quick_build
 from tokmill.build import make, plan
+from tokmill.build import run as run_module
 from tokmill.build.executors import Here, Pool
 from tokmill.build.finish import finish_parts
 from tokmill.build.make import Task, Work
@@ -185,8 +186,9 @@ def test_another_recipe_is_refused_with_its_difference(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_time_limit_leaves_a_partial_store_that_completes_to_the_same_bytes(
-    tmp_path: Path, inputs: Path, reference: Path, workers: int
+    tmp_path: Path, inputs: Path, reference: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(run_module, "grace_of", lambda limit: 60.0)
     how = How(quiet=True, amount=Amount(workers=workers), limit_seconds=0)
     partial = quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], how=how)
     assert partial.partial
@@ -201,6 +203,23 @@ def test_a_time_limit_leaves_a_partial_store_that_completes_to_the_same_bytes(
     quick_build("jsonl", inputs, tmp_path / "s", keep=["id"])
     assert files_of(tmp_path / "s") == whole
     assert not (tmp_path / "s/projection.json").exists()
+
+
+def test_workers_that_have_only_begun_at_the_limit_are_given_up(
+    tmp_path: Path,
+    inputs: Path,
+    reference: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run_module, "grace_of", lambda limit: 0.0)
+    how = How(amount=Amount(workers=2), limit_seconds=0)
+    partial = quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], how=how)
+    assert partial.partial and len(partial) == 0
+    assert "before one record was whole" in (said := capsys.readouterr().err)
+    assert "--workers 0" in said
+    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"])
+    assert files_of(tmp_path / "s") == files_of(reference)
 
 
 def test_parts_make_the_same_store_in_any_order(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_a_query_that_was_learned(folder: Path, store: Path) -> None:
     opened, found = Store(store), []
     for number, entry in enumerate(opened.shards):
         part = np.full((entry.records, 8), np.nan, np.float32)
-        made.fill(opened, number, part, lambda tokens: None)
+        assert sum(made.fill(opened, number, part)) == opened.shards[number].tokens
         found.append(part)
     reached = wanted(task, store, "attention", pooling.query)
     np.testing.assert_allclose(np.concatenate(found), reached, rtol=1e-4, atol=1e-5)
@@ -179,12 +180,12 @@ def test_a_stopped_one_goes_on_to_the_same_bytes(
     assert files_of(path) == whole
     fill, numbers = Vectors.fill, []
 
-    def stopped(self: Vectors, base: Store, number: int, *more: Any) -> None:
+    def stopped(self: Vectors, base: Store, number: int, *more: Any) -> Iterator[int]:
         if number == 2 and not numbers.count(2):
             numbers.append(number)
             raise KeyboardInterrupt
         numbers.append(number)
-        fill(self, base, number, *more)
+        yield from fill(self, base, number, *more)
 
     monkeypatch.setattr(Vectors, "fill", stopped)
     with pytest.raises(Interrupted):
@@ -213,9 +214,9 @@ def test_a_store_that_has_grown_costs_its_new_shards(
     made: list[int] = []
     fill = Vectors.fill
 
-    def noted(self: Vectors, base: Store, number: int, *rest: Any) -> None:
+    def noted(self: Vectors, base: Store, number: int, *rest: Any) -> Iterator[int]:
         made.append(number)
-        fill(self, base, number, *rest)
+        yield from fill(self, base, number, *rest)
 
     monkeypatch.setattr(Vectors, "fill", noted)
     assert embed(folder / "decoder", store).records == 10

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
 from tokmill.text import train
@@ -45,3 +51,36 @@ def test_an_error_in_the_thread_is_an_error_here(monkeypatch: pytest.MonkeyPatch
 def test_both_engines_give_one_tokenizer() -> None:
     made = [train_tokenizer(TEXTS, 330, [], engine=e).to_json() for e in ("auto", "tokenizers")]
     assert made[0] == made[1]
+
+
+COMMAND = (
+    "from tokmill import progress; progress.EVERY = 0.2; from tokmill.cli import entry; entry()"
+)
+
+
+@pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])
+def test_progress_is_told_without_a_terminal_and_ctrl_c_ends_it(
+    tmp_path: Path, engine: str
+) -> None:
+    """The input takes an engine minutes, and the test waits for half of one."""
+    letters = np.random.default_rng(0).integers(97, 123, 16_000_000, dtype=np.uint8)
+    letters[::8] = 32
+    (tmp_path / "x.txt").write_bytes(letters.tobytes())
+    words = ["tokenizer", "train", str(tmp_path / "x.txt"), "--vocab-size", "200000"]
+    words += ["--engine", engine, "-o", str(tmp_path / "t.json")]
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *words], stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stderr is not None
+            said = next(line for line in process.stderr if line.startswith("training with"))
+            assert said.startswith(f"training with {engine}: ")
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert bool(children) == (engine == "gigatoken")
+            process.send_signal(signal.SIGINT)
+            _, rest = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 3 and "Traceback" not in rest, rest
+    assert not any(child.is_running() for child in children)
+    assert not (tmp_path / "t.json").exists()
