@@ -9,6 +9,7 @@ from pathlib import Path
 from tokmill import plugins
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.files import machine_errors
+from tokmill.formats.datasets_folders import DICT, STATE
 from tokmill.headers import loads_toml
 from tokmill.progress import human_count
 from tokmill.report.foreign import FOREIGN, LOOSE
@@ -18,6 +19,13 @@ from tokmill.report.programs import vocabulary, vocabulary_folder
 from tokmill.report.runs import listing
 from tokmill.store.vocab import find_roles
 from tokmill.text.seen_keys import how_to_split
+
+KINDS = {
+    **dict.fromkeys([".jsonl", ".ndjson"], "jsonl"),
+    **dict.fromkeys([".parquet", ".arrow", ".feather"], "parquet"),
+    **dict.fromkeys([".txt", ".md", ".rst", ".py", ".c", ".h", ".rs", ".go", ".js"], "text"),
+}
+"""Suffix of most files in a folder → what builds from it."""
 
 
 def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) -> Facts:
@@ -121,6 +129,13 @@ def other_folder(look: Look) -> Facts:
         facts["first"] = names[:10]
     if roots:
         facts["next"] = f"tokmill compare {look.quoted}"
+    elif not inside and (DICT in names or {STATE, "dataset_info.json"} <= set(names)):
+        facts["what"] = "a folder that `datasets` saved"
+        facts["next"] = f"tokmill build parquet {look.quoted} --vocab-size 8192 -o STORE"
+    elif not inside:
+        most = Counter(Path(name).suffix.lower() for name in names).most_common(1)
+        if most and (kind := KINDS.get(most[0][0])):
+            facts["next"] = f"tokmill build {kind} {look.quoted} --vocab-size 8192 -o STORE"
     return {**facts, **inside}
 
 

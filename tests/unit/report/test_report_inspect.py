@@ -223,3 +223,23 @@ def test_without_pyarrow_the_extra_is_named(
     found = describe(tmp_path / "a.parquet")
     assert found["kind"] == "parquet"
     assert "pyarrow" in found["problem"]
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["dataset_dict.json", "train/state.json"], "parquet"),
+        (["state.json", "dataset_info.json", "data-00000-of-00001.arrow"], "parquet"),
+        (["a.jsonl", "b.JSONL", "README"], "jsonl"),
+        (["a.md", "b.md", "c.png"], "text"),
+        (["a.png", "state.json"], ""),
+    ],
+)
+def test_a_folder_of_inputs_says_what_builds_from_it(
+    tmp_path: Path, names: list[str], kind: str
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    following = f"tokmill build {kind} {tmp_path} --vocab-size 8192 -o STORE"
+    assert describe(tmp_path).get("next", "") == (following if kind else "")
