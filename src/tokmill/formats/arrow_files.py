@@ -6,11 +6,13 @@ them, and again to the ones that are wanted.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
+from tokmill.files import machine_errors
 from tokmill.headers import arrow_errors
 
 
@@ -89,5 +91,13 @@ class ArrowFile:
         return TokmillError(
             f"the file is damaged or no Parquet or Arrow file: {lines[0]}",
             where=self.path,
-            hint="its writer was killed or its copy cut off: make or fetch it again",
+            hint="its writer was killed or its copy cut off: make or fetch it again"
+            if self._is_arrow()
+            else f"it begins like neither: `tokmill inspect {shlex.quote(self.path)}` says what "
+            "it is",
         )
+
+    def _is_arrow(self) -> bool:
+        """Return whether the file begins as Arrow files, or their streams, do."""
+        with machine_errors("read", self.path), open(self.path, "rb") as file:
+            return file.read(6).startswith((b"ARROW1", b"\xff\xff\xff\xff"))

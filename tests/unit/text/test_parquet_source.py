@@ -151,3 +151,17 @@ def test_a_large_row_group_is_cut_into_parts_and_goes_on(
     (tmp_path / "s/manifest.json").unlink()
     quick_build("parquet", path, tmp_path / "s")
     assert files_of(tmp_path / "s") == whole
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_file_of_another_kind_is_told_from_a_damaged_one(tmp_path: Path, cut: bool) -> None:
+    path = tmp_path / "a file"
+    if cut:
+        data = write(path, pa.table({"text": ["a"] * 99}), "stream").read_bytes()
+        path.write_bytes(data[:100])
+    else:
+        jsonl(path, [{"text": "a"}] * 9)
+    with pytest.raises(TokmillError) as found:
+        quick_build("parquet", path, tmp_path / "s")
+    assert ("make or fetch it again" in str(found.value)) == cut
+    assert (f"tokmill inspect '{path}'" in str(found.value)) == (not cut)
