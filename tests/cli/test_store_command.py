@@ -169,7 +169,8 @@ def test_rejects_lists_what_was_left_out(tmp_path: Path, tokmill: Any, here: Any
     assert "line 2, byte" in out
     assert "rejected, json" in out
     assert "1 left out, 1 listed" in out
-    assert "--explain" in err
+    assert "--explain" in err and "1 more were skipped by rule: --skipped lists them" in err
+    assert "more were" not in here("store", "rejects", "s", "--skipped")[1]
     found = json.loads(here("store", "rejects", "s", "--skipped", "--json")[0])
     assert [one["line"] for one in found["first"]] == [2, 3]
     assert found["skipped"] == {"empty": 1}

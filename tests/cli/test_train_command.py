@@ -226,6 +226,7 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
         (["train", "STORE", "-o", "RUN", "--from", "none"], 1, "no run to start from"),
         (["train", "STORE", "-o", "RUN", "--from", "STORE"], 1, "no run with weights"),
         (["sample", "STORE"], 1, "holds no run"),
+        (["sample", "nowhere"], 1, "there is no such folder"),
         (["eval", "STORE", "STORE"], 1, "holds no run"),
     ],
 )

@@ -184,6 +184,8 @@ def rejects(
     total += sum(opened.manifest.skipped.values()) if skipped else 0
     listed = sum(one.count for one in found)
     print(f"{store}: {total:,} left out, {listed:,} listed")
+    if not skipped and (by_rule := sum(opened.manifest.skipped.values())):
+        say(f"{by_rule:,} more were skipped by rule: --skipped lists them")
     if found and found[0].line:
         say(f"hint: --explain {found[0].path}:{found[0].line} with the build shows every stage")
 

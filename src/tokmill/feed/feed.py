@@ -258,7 +258,7 @@ def rows_a_process(batch_size: int, world: int) -> int:
 def nearest_sizes(size: int, unit: int) -> str:
     """Return a hint that names the multiples of `unit` next to a size that is none."""
     below, above = size // unit * unit, -(-size // unit) * unit
-    return f"the nearest sizes are {below} and {above}" if below else f"the least is {above}"
+    return f"the nearest sizes are {below} and {above}" if below else f"the least size is {above}"
 
 
 def id_counts(store: Store) -> dict[str, int]:

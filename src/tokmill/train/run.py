@@ -254,7 +254,9 @@ def read_run(run: Path) -> tuple[TrainConfig, Facts]:
     """Return the recipe of a run, and what it remembers of its store."""
     if not (run / RECIPE).exists():
         raise TokmillError(
-            "the folder holds no run", where=str(run), hint="`tokmill train STORE -o RUN` makes one"
+            "the folder holds no run" if run.exists() else "there is no such folder",
+            where=str(run),
+            hint="`tokmill train STORE -o RUN` makes one",
         )
     config = configs.from_dict(read_recipe(run), str(run / RECIPE))
     facts: Facts = read_json(run / FACTS, Facts)

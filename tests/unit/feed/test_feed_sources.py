@@ -251,4 +251,4 @@ def test_feeds_that_cannot_be(stores: list[Store]) -> None:
 
 def test_the_nearest_sizes() -> None:
     assert nearest_sizes(10, 4) == "the nearest sizes are 8 and 12"
-    assert nearest_sizes(3, 4) == "the least is 4"
+    assert nearest_sizes(3, 4) == "the least size is 4"
