@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -35,8 +36,11 @@ class Edited:
     def run(self, *arguments: object) -> Ran:
         return self.forked("store", *arguments)
 
-    def edit(self, *, unseen: bool = False) -> None:
-        """Change a letter between the samples; `unseen`: and set the time back."""
+    def edit(self, *, set_back: bool = False, unseen: bool = False) -> None:
+        """Change a letter between the samples.
+
+        `set_back`: and set the time back; `unseen`: and lose what the store knew of the file.
+        """
         facts = self.path.stat()
         with self.path.open("r+b") as handle:
             handle.seek(PLACE)
@@ -44,8 +48,10 @@ class Edited:
             letter = next(i for i, byte in enumerate(data) if chr(byte) in "aeiou")
             handle.seek(PLACE + letter)
             handle.write(b"y")
-        if unseen:
+        if set_back or unseen:
             os.utime(self.path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        if unseen:
+            (self.store / "cache/stamps.jsonl").unlink()
 
     def is_as_built_anew(self) -> bool:
         new = self.store.with_name("new")
@@ -60,9 +66,10 @@ def edited(fast_path: Path, tokenizer: Path, forked: Forked) -> Edited:
     return Edited(fast_path, tokenizer, forked)
 
 
-def test_an_edit_of_equal_size_is_told_and_taken_with_yes(edited: Edited) -> None:
+@pytest.mark.parametrize("set_back", [False, True])
+def test_an_edit_of_equal_size_is_told_and_taken_with_yes(set_back: bool, edited: Edited) -> None:
     before = contents(edited.store)
-    edited.edit()
+    edited.edit(set_back=set_back)
     ran = edited.build()
     assert ran.code == 1 and "changed: a.jsonl" in ran.err and "--yes" in ran.err
     assert is_clean(ran.err) and contents(edited.store) == before
@@ -112,6 +119,18 @@ def test_stamps_may_be_lost_or_damaged(damage: bytes | None, edited: Edited) -> 
         path.write_bytes(damage)
     assert edited.build().code == 0
     assert "nothing was left to do" in edited.build().err
+
+
+def test_stamps_of_earlier_versions_are_read(edited: Edited) -> None:
+    """They had three numbers: nothing is read again because of it, and an edit is seen."""
+    path = edited.store / "cache/stamps.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps([name, found[:3]]) + "\n" for name, found in lines))
+    assert "touched" not in edited.build().err
+    path.write_text("".join(json.dumps([name, found[:3]]) + "\n" for name, found in lines))
+    edited.edit()
+    ran = edited.build()
+    assert ran.code == 1 and "changed: a.jsonl" in ran.err
 
 
 def test_stamps_are_no_part_of_the_store(edited: Edited) -> None:

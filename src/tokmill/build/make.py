@@ -220,9 +220,7 @@ def make_shard(
     return receipts
 
 
-def check_unchanged(
-    item: Item, before: tuple[int, int, int] | None = None
-) -> tuple[int, int, int] | None:
+def check_unchanged(item: Item, before: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
     """Refuse an input that is no longer what the plan saw, or was written to since `before`.
 
     Returns its `stamp`; None for a folder.

@@ -1,6 +1,6 @@
 """Whether input files are still those that were read, where their sampled digests are equal.
 
-A store keeps size, time and inode of each file in `cache/stamps.jsonl`: a hint that is part of no
+A store keeps size, times and inode of each file in `cache/stamps.jsonl`: a hint that is part of no
 identity, and may be lost. Where it differs, the file is read again, and its content compared with
 the digests in the receipts.
 """
@@ -33,10 +33,11 @@ from tokmill.store.shard import SUFFIX
 from tokmill.store.store import read_receipts
 
 FILE = "cache/stamps.jsonl"
-DOUBTED = (-1, -1, -1)
+DOUBTED = (-1,)
 """The stamp of a file that is known to have changed, though nothing shows it."""
 
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, ...]
+"""What `stamp` gives; stores of earlier versions keep its first three numbers alone."""
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):
@@ -117,7 +118,7 @@ def changed_shards(
     touched = []
     for item in planned if receipts else ():
         file = str(file_of(item)) if item.shard in receipts else ""
-        if file in stamps and before.get(file) != stamps[file]:
+        if file in stamps and not _untouched(before.get(file), stamps[file]):
             touched.append(item)
     if not touched:
         return {}
@@ -136,6 +137,10 @@ def changed_shards(
             file=sys.stderr,
         )
     return changed
+
+
+def _untouched(before: Stamp | None, now: Stamp) -> bool:
+    return bool(before) and before == now[: len(before or ())]
 
 
 def _same(source: Source, item: PlannedItem, receipts: Sequence[Receipt]) -> bool:
