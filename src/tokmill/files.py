@@ -195,10 +195,23 @@ def nameless_file(folder: Path) -> BinaryIO:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line with one write; for logs. A last line that a crash cut short is dropped."""
+    """Append one line with one write; for logs. A last line that a crash cut short is dropped.
+
+    What has this name and another place too is not written to: a link is an error, and of a file
+    with several names (`cp -al`) a copy is made first.
+    """
     line = line.rstrip(b"\n") + b"\n"
+    if path.is_symlink():
+        raise TokmillError(
+            "is a link; a log is written beside what it tells of",
+            where=str(path),
+            hint="remove the link",
+        )
     with machine_errors("append", path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        if path.exists() and path.stat().st_nlink > 1:
+            write_file(path, path.read_bytes())
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o644)
         try:
             _drop_torn_line(descriptor)
             if os.write(descriptor, line) < len(line):
@@ -337,9 +350,12 @@ def path_from_text(text: str) -> str:
     return os.fsdecode(urllib.parse.unquote_to_bytes(text.removeprefix("file://")))
 
 
-def stamp(facts: os.stat_result) -> tuple[int, int, int]:
-    """Return what changes when a file is written to or replaced: size, time (ns) and inode."""
-    return facts.st_size, facts.st_mtime_ns, facts.st_ino
+def stamp(facts: os.stat_result) -> tuple[int, ...]:
+    """Return what changes when a file is written to or replaced: size, times (ns) and inode.
+
+    The time of writing can be set back, that of the change of the inode cannot.
+    """
+    return facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns
 
 
 def sampled_digest(path: Path, size: int, block: int = 4096) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from tokmill.errors import MachineError, UsageError
-from tokmill.files import locked, new_folder, write_file
+from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.files import append_line, locked, new_folder, write_file
 
 
 def test_a_new_folder_that_stays_empty_goes_again(tmp_path: Path) -> None:
@@ -69,3 +70,23 @@ def test_a_path_without_a_name_is_no_file(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(UsageError, match="no name to write to"):
             write_file(path, b"data")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_line_is_not_appended_behind_a_link(tmp_path: Path) -> None:
+    """A store of somebody else may hold one that leads to a file of the user."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine\n")
+    (tmp_path / "events.jsonl").symlink_to(mine)
+    with pytest.raises(TokmillError, match="is a link"):
+        append_line(tmp_path / "events.jsonl", b"{}")
+    assert mine.read_text() == "mine\n"
+
+
+def test_a_line_is_not_appended_to_a_copy_of_hard_links(tmp_path: Path) -> None:
+    mine, log = tmp_path / "mine", tmp_path / "events.jsonl"
+    mine.write_text("one\ntorn")
+    os.link(mine, log)
+    append_line(log, b"two")
+    append_line(log, b"three")
+    assert mine.read_text() == "one\ntorn"
+    assert log.read_text() == "one\ntwo\nthree\n"

@@ -220,7 +220,7 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
             write_vocabularies(out, prepared.frozen)
             write_stamps(out, stamps)
             return
-    elif any(out.glob(f"shards/*{SUFFIX}")):
+    elif any(SHARD_FILE.fullmatch(path.name) for path in out.glob(f"shards/*{SUFFIX}")):
         raise TokmillError(
             "there are shards but no plan.json", where=str(out), hint="start over with --fresh"
         )

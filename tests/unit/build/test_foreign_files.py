@@ -161,3 +161,14 @@ def texts(tmp_path: Path) -> tuple[Path, Path]:
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("some words of a text\n" * 40)
     return tmp_path / "a.txt", tmp_path / "b.txt"
+
+
+def test_a_file_of_the_user_in_shards_does_not_block_starting_over(
+    source: Path, tmp_path: Path
+) -> None:
+    """--fresh removed the store, kept the file, and then asked for --fresh."""
+    store = quick_build("jsonl", source, tmp_path / "s")
+    mine = store.path / "shards/thesis.safetensors"
+    mine.write_text("mine")
+    assert quick_build("jsonl", source, tmp_path / "s", how=FRESH).records == 20
+    assert mine.read_text() == "mine"
