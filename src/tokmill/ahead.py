@@ -9,6 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _END = object()
+PATIENCE = 5.0
+"""Seconds that the thread may take to end. One that takes longer (a template without end) is left
+behind, so that Ctrl-C ends the program."""
 
 
 def ahead(source: Iterable[T], most: int = 1) -> Generator[T, None, None]:
@@ -46,7 +49,7 @@ def ahead(source: Iterable[T], most: int = 1) -> Generator[T, None, None]:
             yield result  # type: ignore[misc]
     finally:
         ended.set()
-        thread.join()
+        thread.join(PATIENCE)
 
 
 class _Failed:

@@ -3,7 +3,8 @@
 Templates are Jinja programs in the dialect of Hugging Face transformers (`apply_chat_template`):
 white space around blocks is trimmed, `{% generation %}` encloses what the assistant writes, and
 `raise_exception`, `strftime_now`, `tojson`, `break` and `continue` are known. They run in Jinja's
-sandbox.
+sandbox, which keeps them from this program's objects. Their time and memory are bounded here, as
+anybody may have written a template that comes with a tokenizer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import datetime
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+import resource
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +86,14 @@ MOST_TURNS = 1000
 """Turns of the assistant that are found by rendering a chat again up to each of them."""
 
 
+STEPS, STEPS_OF_MESSAGE = 200_000, 1_000
+"""Turns of loops and calls of macros that a template may make for a chat, and more a message."""
+MEMORY = 2 << 30
+"""Bytes of address space that a template may take beyond what the process has."""
+DIGITS = 1 << 16
+"""Bits of a whole number that a template may reckon with."""
+
+
 class NoMask(Exception):
     """What the assistant wrote cannot be told from the rest."""
 
@@ -113,32 +125,35 @@ class Template:
             )
         errors = plugins.require("jinja2.exceptions")
         try:
-            self._compiled = _environment(date).from_string(text)
-        except errors.TemplateError as error:
+            with _little_memory():
+                # What is constant is reckoned here already.
+                self._compiled = _environment(date).from_string(text)
+        except (errors.TemplateError, MemoryError, RecursionError, OverflowError) as error:
             raise UsageError(
-                f"the chat template is no Jinja template: {error}",
+                f"the chat template is no Jinja template: {error or type(error).__name__}",
                 hint="--chat-template takes chatml, llama3, plain, a .jinja file or a "
                 "tokenizer_config.json",
             ) from None
         self.marks = re.search(r"\{%-?\+?\s*generation\b", text) is not None
         self._failed = (errors.TemplateError, TypeError, ValueError, KeyError, OverflowError,
-                        AttributeError, IndexError, ArithmeticError, RecursionError)  # fmt: skip
+                        AttributeError, IndexError, ArithmeticError, RecursionError,
+                        MemoryError)  # fmt: skip
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None, prompt: bool = False
     ) -> str:
         """Return the text of a chat, with `OPEN` and `CLOSE` around what `generation` encloses.
 
-        Raises `TemplateFailed` where the template refuses the chat.
+        Raises `TemplateFailed` where the template refuses the chat, or asks for more time or memory
+        than any chat needs.
         """
+        names = {"messages": messages, "tools": tools, "documents": None}
+        steps = _Steps(STEPS + STEPS_OF_MESSAGE * len(messages))
         try:
-            text: str = self._compiled.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=prompt,
-                **self.names,
-            )
+            with _little_memory():
+                text: str = self._compiled.render(
+                    **{**self.names, **names, "add_generation_prompt": prompt, STEP: steps}
+                )
         except self._failed as error:
             raise TemplateFailed(str(error).partition("\n")[0]) from None
         return text
@@ -181,6 +196,48 @@ class TemplateFailed(Exception):
     """A template refuses a chat, or fails at it."""
 
 
+STEP = "tokmill_step"
+"""What the name of the counter of steps is in a template."""
+
+
+class _Steps:
+    """Counts down with each call."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise OverflowError("its loops do not end")
+
+
+_limited = threading.Lock()
+
+
+@contextmanager
+def _little_memory() -> Iterator[None]:
+    """Let allocations fail that would take the process `MEMORY` beyond what it has.
+
+    One thread at a time, so that each puts back what was before.
+    """
+    with _limited:
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm", "rb") as handle:
+            limit = int(handle.read().split()[0]) * resource.getpagesize() + MEMORY
+        if before[0] != resource.RLIM_INFINITY:
+            limit = min(limit, before[0])
+        resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _bits(value: Any) -> int:
+    return value.bit_length() if isinstance(value, int) else 0
+
+
 @functools.cache
 def _environment(date: str) -> Any:
     """Return Jinja's sandbox with what chat templates expect."""
@@ -203,7 +260,27 @@ def _environment(date: str) -> Any:
         def _mark(self, caller: Callable[[], str]) -> str:
             return f"{OPEN}{caller()}{CLOSE}"
 
-    environment = sandbox.ImmutableSandboxedEnvironment(
+    class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc, name-defined]
+        """A sandbox whose loops, macros and numbers have an end."""
+
+        intercepted_binops = frozenset(("*", "**"))
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            """Return a product or a power, unless it is a number that takes long."""
+            bits = _bits(left) * right if operator == "**" else _bits(left) + _bits(right)
+            if isinstance(left, int) and isinstance(right, int) and bits > DIGITS:
+                raise OverflowError("its numbers are too large")
+            return super().call_binop(context, operator, left, right)
+
+        def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
+            tree = super()._parse(source, name, filename)
+            for node in tree.find_all((jinja.nodes.For, jinja.nodes.Macro, jinja.nodes.CallBlock)):
+                counter = jinja.nodes.Name(STEP, "load", lineno=node.lineno)
+                call = jinja.nodes.Call(counter, [], [], None, None, lineno=node.lineno)
+                node.body.insert(0, jinja.nodes.ExprStmt(call, lineno=node.lineno))
+            return tree
+
+    environment = Sandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[Generation, extension.loopcontrols],
@@ -227,6 +304,8 @@ def _environment(date: str) -> Any:
             sort_keys=sort_keys,
         )
 
+    # Chance has no place in a store.
+    del environment.filters["random"], environment.globals["lipsum"]
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     if date:
