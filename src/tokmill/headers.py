@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import tokenize
 import tomllib
 import zipfile
@@ -24,6 +25,11 @@ ZIP_ERRORS = (
     RuntimeError, ValueError, KeyError,
 )  # fmt: skip
 """What `zipfile` raises for archives that are damaged, encrypted or of a kind it does not know."""
+_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+LONG_KEY = re.compile(
+    rf"(?:^[ \t]*\[*|[{{,])[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{100}}", re.MULTILINE
+)
+"""A dotted key of TOML with more than 100 parts: of a line, a table or an inline table."""
 SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2,
     "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
@@ -57,7 +63,13 @@ def loads_json(raw: bytes | str) -> Any:
 
 
 def loads_toml(text: str) -> dict[str, Any]:
-    """Return TOML as a dict; raises `ValueError`, also for nesting without end."""
+    """Return TOML as a dict; raises `ValueError`, also for nesting without end.
+
+    So are dotted keys of very many parts, for which `tomllib` takes memory and time that grow with
+    their square.
+    """
+    if LONG_KEY.search(text):
+        raise ValueError("a key has more than 100 parts")
     try:
         return tomllib.loads(text)
     except RecursionError:
