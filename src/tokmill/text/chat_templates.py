@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import json
 import re
 import resource
@@ -213,6 +214,16 @@ class _Steps:
 
 
 _limited = threading.Lock()
+_renders = itertools.count()
+AGAIN = 256
+"""Chats after which it is looked up again how much memory the process has."""
+
+
+@functools.lru_cache(maxsize=1)
+def _address_space(time: int) -> int:
+    """Return the bytes of address space that the process has; looked up once for each `time`."""
+    with open("/proc/self/statm", "rb") as handle:
+        return int(handle.read().split()[0]) * resource.getpagesize()
 
 
 @contextmanager
@@ -223,8 +234,7 @@ def _little_memory() -> Iterator[None]:
     """
     with _limited:
         before = resource.getrlimit(resource.RLIMIT_AS)
-        with open("/proc/self/statm", "rb") as handle:
-            limit = int(handle.read().split()[0]) * resource.getpagesize() + MEMORY
+        limit = _address_space(next(_renders) // AGAIN) + MEMORY
         if before[0] != resource.RLIM_INFINITY:
             limit = min(limit, before[0])
         resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
