@@ -16,6 +16,7 @@ import numpy as np
 from tokmill.store.schema import Array
 from tokmill.x86 import noreturn
 from tokmill.x86.blocks import Blocks
+from tokmill.x86.data_uses import DataUses
 from tokmill.x86.decode import Code, Instructions
 from tokmill.x86.functions import assemble
 from tokmill.x86.gaps import Ranges, range_gaps
@@ -42,7 +43,7 @@ from tokmill.x86.starts import (
 )
 from tokmill.x86.windows import WINDOWED, called, is_cut, joined, windows
 
-VERSION = 5
+VERSION = 6
 """Raised when the graph of some program changes."""
 ROUNDS = 4096
 """Each round finds something new, and programs need less than 100; one that was made to be
@@ -94,6 +95,7 @@ class Lifter:
         self.code.data_begin, self.code.data_end = self.info_tables[:2]
         self.instructions = Instructions(self.code)
         self.instructions.sweep()
+        self.data_uses = DataUses(self.code)
         self.ranges = Ranges(program, self.instructions)
         self.silent = noreturn.Silent(program)
         self.tables = Tables(program, self.instructions)
@@ -234,9 +236,17 @@ class Lifter:
                 self._jumps.append(np.full(len(table.targets), offset))
                 self._targets.append(table.targets)
                 found.append(table.targets)
+                self._add_roots(table.others)
+                self._note_data(table.address, table.size)
             elif self.tables.computed or offset in tabled:
                 self.computed.add(offset)
         return np.concatenate(found) if len(found) > 1 else None
+
+    def _note_data(self, address: int, size: int) -> None:
+        """Take a table that lies between code for data."""
+        begin = self.code.offset(np.asarray([address], np.uint64))
+        if size and begin[0] >= 0:
+            self.code.add_data(begin, begin + size)
 
     def _range_gaps(self) -> bool:
         """Take code of known ranges that nothing leads to: it is there for a reason."""

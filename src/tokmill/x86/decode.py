@@ -121,6 +121,15 @@ class Code:
         found: Array = offset < np.append(0, self.data_end)[at]
         return found
 
+    def add_data(self, begin: Array, end: Array) -> None:
+        """Take the bytes between some offsets for data, too."""
+        begin, end = np.append(self.data_begin, begin), np.append(self.data_end, end)
+        order = np.argsort(begin, kind="stable")
+        begin, end = begin[order], np.maximum.accumulate(end[order])
+        apart = begin[1:] > end[:-1]
+        self.data_begin = begin[np.append(True, apart)]
+        self.data_end = end[np.append(apart, True)]
+
     def to_decode(self) -> Array:
         """Return the bytes as they are decoded: known data is instructions that do nothing."""
         if not len(self.data_begin):

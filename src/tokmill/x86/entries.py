@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.decode import Code
@@ -64,6 +66,14 @@ def nearest_entries(code: Code, functions: Array, offsets: Array, stop: Array) -
         usual = best > at and begins[entries.first(best)] >= FEWEST
         moved[row] = best if usual else NOWHERE
     return moved
+
+
+def possible_entries(code: Code, offsets: Array) -> Array:
+    """Return at which offsets (i8) a function may be entered: bool; nowhere in 32-bit code."""
+    if code.bits != 64 or not len(offsets):
+        return np.zeros(len(offsets), bool)
+    entries = _Entries(code)
+    return np.asarray([entries.possible(at) for at in offsets.tolist()], bool)
 
 
 class _Entries:

@@ -17,7 +17,7 @@ from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.decode import Flow, Instructions
 from tokmill.x86.image import Program
-from tokmill.x86.ranges import distinct
+from tokmill.x86.ranges import distinct, without
 from tokmill.x86.reach import Ways
 from tokmill.x86.return_addresses import overwrites, retpolines
 from tokmill.x86.symbolic import Limits, Load, Path, Start, Unknown, Value
@@ -33,6 +33,11 @@ DISTANCES = (4, 2)
 """Bytes of entries that are distances."""
 FAR = 1 << 12
 """No index has a number in it that moves a table so far."""
+NEIGHBOURS = 64
+"""Entries on each side of a known one that are looked at."""
+CONSTANT = (".rodata", ".data.rel.ro")
+"""Sections that nothing changes once the program is loaded."""
+NO_OFFSETS = np.zeros(0, np.int64)
 
 
 class Table(NamedTuple):
@@ -43,6 +48,10 @@ class Table(NamedTuple):
     """i8, offsets, each once, ascending."""
     sure: bool
     """A comparison says how many entries there are, and all of them lead into the function."""
+    size: int = 0
+    """Bytes, as far as entries were read."""
+    others: Array = NO_OFFSETS
+    """i8, offsets that further entries name: the jump goes through one that is known."""
 
 
 class _Form(NamedTuple):
@@ -102,6 +111,7 @@ class Tables:
         None where the jump goes through no table, or one that cannot be found.
         """
         best: Table | None = None
+        single: Table | None = None
         self.computed = False
         known: set[int] = set()
         for rows in _paths(ways, row):
@@ -111,6 +121,10 @@ class Tables:
                 return None
             if not target.terms:
                 known.add(target.number & self._mask)
+            elif (entry := self._known(target, low, high)) is not None:
+                single = entry if single is None else _both(single, entry)
+                if not _entered(ways, rows):
+                    return single
             elif self.program.section_at(target.number) is not None:
                 self.computed = True
                 self.labels.add(target.number)
@@ -124,10 +138,41 @@ class Tables:
         if best is not None:
             self._read.add(best.address)
             return best
+        if single is not None:
+            return single
         # No table, but places that were named before the jump.
         places = self.instructions.code.offset(np.asarray(sorted(known), np.uint64))
         places = places[places >= 0]
         return Table(0, places, False) if len(places) else None
+
+    def _known(self, target: Value, low: int, high: int) -> Table | None:
+        """Return the table of a jump whose index is a number: one target, and others beside it.
+
+        Hand-written code has such jumps. Pointers that may change, or stand alone, are variables.
+        """
+        word = self.program.word
+        load, factor = target.terms[0]
+        alone = len(target.terms) == 1 and factor == 1 and not target.number
+        if not alone or not isinstance(load, Load) or load.address.terms or load.size != word:
+            return None
+        address = load.address.number & self._mask
+        section = self.program.section_at(address)
+        if section is None or not (section.execute or section.name.startswith(CONSTANT)):
+            return None
+        before = min(NEIGHBOURS, (address - section.address) // word)
+        data = self.program.read(address - before * word, (before + NEIGHBOURS) * word)
+        words = data[: len(data) // word * word].view(f"<u{word}").astype(np.uint64)
+        offset = self.instructions.code.offset(words)
+        outside = np.flatnonzero((offset < low) | (offset >= high))
+        middle = np.searchsorted(outside, before)
+        first = int(outside[middle - 1]) + 1 if middle else 0
+        last = int(outside[middle]) if middle < len(outside) else len(offset)
+        if last - first < 2:
+            return None
+        begin = address + (first - before) * word
+        size = (last - first) * word
+        others = without(offset[first:last], offset[before : before + 1])
+        return Table(begin, offset[before : before + 1], False, size, others)
 
     def _forms(self, target: Value, row: int, low: int, high: int) -> Iterator[_Form]:
         """Yield the tables that a sum may stand for."""
@@ -246,10 +291,11 @@ class Tables:
         # A case may lie in a part that was moved out of the function.
         likely = inside.all() if form.guessed else (inside | synced).all() and inside.any()
         if bounded and likely:
-            return Table(first, distinct(offset), True)
+            return Table(first, distinct(offset), True, span)
         inside &= synced
         length = len(inside) if inside.all() else int(np.argmin(inside))
-        return Table(first, distinct(offset[:length]), False) if length > 1 else None
+        size = form.scale * length
+        return Table(first, distinct(offset[:length]), False, size) if length > 1 else None
 
     def _inner(self, index: Unknown | None, limits: dict[Unknown, Limits]) -> Array | None:
         """Return the rows that a table of rows names: switches of many cases and few targets."""
@@ -265,6 +311,25 @@ class Tables:
         if len(data) < count * scale:
             return None
         return distinct(data.view(f"<u{scale}")).astype(np.int64)
+
+
+def _entered(ways: Ways, rows: list[int]) -> bool:
+    """Return whether known code leads into the middle of rows, or they do not run straight on.
+
+    Data that looks like code may lead anywhere.
+    """
+    if rows[-1] - rows[0] + 1 != len(rows):
+        return True
+    sources = [source for source, _ in ways.into(rows[0] + 1, rows[-1])]
+    return bool(ways.reached(np.asarray(sources, np.int64)).any())
+
+
+def _both(one: Table, other: Table) -> Table:
+    """Return a table that is reached with two known indices."""
+    if one.address != other.address:
+        return one
+    targets = distinct(one.targets, other.targets)
+    return one._replace(targets=targets, others=without(one.others, targets))
 
 
 def _usable(limits: dict[Unknown, Limits], unknown: Unknown | None) -> Limits | None:

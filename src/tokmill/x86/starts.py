@@ -12,7 +12,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.decode import INT3, Code, Flow, Instructions
-from tokmill.x86.entries import nearest_entries
+from tokmill.x86.entries import nearest_entries, possible_entries
 from tokmill.x86.gaps import ALIGNMENT, gaps, is_padding, opcodes, skip_padding
 from tokmill.x86.image import Program
 from tokmill.x86.jump_tables import indirect_jumps, scaled_tables
@@ -54,15 +54,17 @@ def hidden_starts(lifter: Lifter) -> Array:
 
     Bytes before them that are no code may have put the first pass out of step.
     """
-    code, program, ways = lifter.code, lifter.program, lifter.ways
-    offsets = distinct(code.offset(np.concatenate([_taken(lifter), program.pointers])))
+    code, ways = lifter.code, lifter.ways
+    offsets = distinct(code.offset(np.concatenate([_taken(lifter), _pointed(lifter)])))
     offsets = offsets[offsets >= 0]
     offsets = offsets[(lifter.ranges.number(offsets) < 0) & (lifter.instructions.row(offsets) < 0)]
     begin, end = gaps(ways)
     at = np.searchsorted(begin, offsets, side="right") - 1
-    inside = (at >= 0) & (offsets < np.append(end, 0)[at])
+    offsets = offsets[(at >= 0) & (offsets < np.append(end, 0)[at])]
     begins = (code.address(offsets) % ALIGNMENT == 0) | _looks(code, offsets)
-    found: Array = offsets[inside & begins]
+    # Hand-written functions begin anywhere, behind data.
+    begins[~begins] = possible_entries(code, offsets[~begins])
+    found: Array = offsets[begins]
     return found
 
 
@@ -86,18 +88,22 @@ def pointed_starts(lifter: Lifter, functions: Array, *, doubtful: bool = False) 
     Such a pointer may be a label within a function, too. So those that do not look like a function
     wait until the code before them is known: one for each run of unknown code, if `doubtful`.
     """
-    # What is decoded decides which of them are jump tables; that changes in few rounds.
-    decoded = len(lifter.instructions.start)
-    if lifter.pointed[0] != decoded:
-        lifter.pointed = decoded, distinct(lifter.program.pointers, _words(lifter))
-    found = lifter.pointed[1]
-    offsets, _ = _fresh(lifter, functions, found)
+    offsets, _ = _fresh(lifter, functions, _pointed(lifter))
     begin, _ = gaps(lifter.ways)
     gap = np.searchsorted(begin, offsets, side="right") - 1
     first = np.ones(len(gap), bool)
     first[1:] = gap[1:] != gap[:-1]
     no_label = _no_jump_between(lifter.instructions, begin[gap], offsets)
     return offsets[(first & doubtful) | no_label | _looks(lifter.code, offsets)]
+
+
+def _pointed(lifter: Lifter) -> Array:
+    """Return what pointers in memory lead to (u8)."""
+    # What is decoded decides which of them are jump tables; that changes in few rounds.
+    decoded = len(lifter.instructions.start)
+    if lifter.pointed[0] != decoded:
+        lifter.pointed = decoded, distinct(lifter.program.pointers, _words(lifter))
+    return lifter.pointed[1]
 
 
 def _words(lifter: Lifter) -> Array:
@@ -138,7 +144,7 @@ def _fresh(lifter: Lifter, functions: Array, address: Array) -> tuple[Array, Arr
     rows = lifter.instructions.row(offsets)
     offsets, rows = offsets[rows >= 0], rows[rows >= 0]
     ways = lifter.ways
-    keep = ~ways.reached(rows) & _sound(ways, rows) & ~is_padding(lifter.instructions, rows)
+    keep = ~ways.reached(rows) & _sound(lifter, rows) & ~is_padding(lifter.instructions, rows)
     return offsets[keep], rows[keep]
 
 
@@ -242,7 +248,7 @@ def gap_starts(lifter: Lifter, functions: Array) -> Array:
     # The little that lies between two ranges is code as a whole, or something else.
     between = member(end, lifter.ranges.start) & (end - begin <= FEW)
     found &= plausible[gap] | ~between[gap]
-    found &= _sound(ways, rows) & (instructions.flow[rows] != Flow.STOP)
+    found &= _sound(lifter, rows) & (instructions.flow[rows] != Flow.STOP)
     # Where random bytes lie between functions, nothing is plausible as a whole.
     lone = first & ~found & ~plausible[gap] & (end[gap] - start > FEW)
     guessed = ((found & ~looks) | lone) & ~member(start, lifter.no_entries)
@@ -277,7 +283,7 @@ def silent_gaps(lifter: Lifter, functions: Array) -> Array:
     begin = begin[~member(begin, functions) & ~_looks(lifter.code, begin)]
     rows = lifter.instructions.row(begin)
     begin, rows = begin[rows >= 0], rows[rows >= 0]
-    return begin[~is_padding(lifter.instructions, rows) & _sound(lifter.ways, rows)]
+    return begin[~is_padding(lifter.instructions, rows) & _sound(lifter, rows)]
 
 
 def _behind_quiet(lifter: Lifter) -> Array:
@@ -317,8 +323,13 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
     return found
 
 
-def _sound(ways: Ways, rows: Array) -> Array:
-    """Return which rows begin code that goes on to a sound end."""
+def _sound(lifter: Lifter, rows: Array) -> Array:
+    """Return which rows begin code that goes on to a sound end, none of which is used as data."""
+    instructions, ways = lifter.instructions, lifter.ways
     last = ways.last[ways.run(rows)] if len(rows) else rows
-    found: Array = ways.instructions.flow[last] != Flow.INVALID
+    found: Array = instructions.flow[last] != Flow.INVALID
+    if found.any():
+        used = lifter.data_uses.find(lifter)
+        end = instructions.start[last].astype(np.int64) + instructions.length[last]
+        found &= np.searchsorted(used, instructions.start[rows]) == np.searchsorted(used, end)
     return found
