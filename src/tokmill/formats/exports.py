@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,34 @@ def raw(arrays: Iterable[Array]) -> Iterator[memoryview]:
 def wide_dtype(store: Store, name: str) -> np.dtype[Any]:
     """Return uint16, or uint32 above 65,536 ids (nanoGPT, CS336, llm.c, datatrove)."""
     return np.dtype("<u2" if id_count(store, name) <= 1 << 16 else "<u4")
+
+
+class Sink(io.RawIOBase):
+    """Gathers what a writer of another library writes until it is taken; it cannot be sought in."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._place = 0
+
+    def writable(self) -> bool:
+        """Say that it can be written to."""
+        return True
+
+    def tell(self) -> int:
+        """Return the number of bytes that were written."""
+        return self._place
+
+    def write(self, data: Any, /) -> int:
+        """Keep bytes."""
+        self._parts.append(bytes(data))
+        self._place += len(self._parts[-1])
+        return len(self._parts[-1])
+
+    def take(self) -> bytes:
+        """Return what was written since the last call."""
+        data = b"".join(self._parts)
+        self._parts = []
+        return data
 
 
 def output_file(out: Path, suffix: str, name: str = "tokens") -> Path:

@@ -20,7 +20,7 @@ import numpy as np
 from tokmill.build.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
-from tokmill.formats.npz_export import NpzExport
+from tokmill.formats.npz_export import IDS, MASK, NpzExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
 from tokmill.headers import ZIP_ERRORS, array_header
 from tokmill.store.schema import Array, Drops, Records
@@ -29,6 +29,11 @@ from tokmill.store.schema import Array, Drops, Records
 class NpzOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of .npz files of padded windows."""
 
+    ids_name: str = IDS
+    """Name of the array of ids."""
+    mask_name: str = MASK
+    """Name of the array that is 1 where a token stands."""
+
 
 class NpzSource(TokenSource):
     """.npz files of padded windows: a record is a window without its padding.
@@ -36,24 +41,28 @@ class NpzSource(TokenSource):
     Windows that overlap stay as they are: which of them belong to one document is not in the
     files. A window without tokens is skipped, one whose mask has a hole is an error. A file is cut
     into items of at most 64 MiB of decoded ids; a record's place is its row. Arrays of other names
-    are not read. Nothing is unpickled.
+    than `ids_name` and `mask_name` are not read. Nothing is unpickled.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = NpzOptions
     suffixes = (".npz",)
+    config: NpzOptions
+
+    def _open(self, path: Path) -> contextlib.AbstractContextManager[_Arrays]:
+        return _open(path, (self.config.ids_name, self.config.mask_name))
 
     def file_dtype(self) -> IdType:
         """Return the widest dtype of the files, 32 bits at most."""
         dtypes = []
         for file in self.found():
-            with _open(file.path) as arrays:
+            with self._open(file.path) as arrays:
                 dtypes.append(arrays.ids.dtype)
         return store_dtype(dtypes)
 
     def items(self) -> Iterator[Item]:
         """Yield runs of rows; `start` and `stop` are their share of the file's bytes."""
         for file in self.found():
-            with _open(file.path) as arrays:
+            with self._open(file.path) as arrays:
                 count = max(1, math.ceil(arrays.rows / arrays.rows_of_item))
                 expands = max(1, round(arrays.rows * arrays.ids.row_bytes / file.size))
             path = str(file.path.absolute())
@@ -64,7 +73,7 @@ class NpzSource(TokenSource):
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the windows of an item's rows."""
         path = Path(item.path)
-        with _open(path) as arrays:
+        with self._open(path) as arrays:
             count = max(1, math.ceil(arrays.rows / arrays.rows_of_item))
             size = path.stat().st_size
             edges = [size * i // count for i in range(count + 1)]
@@ -117,24 +126,31 @@ class NpzSource(TokenSource):
 class _Arrays:
     """The two arrays of a file, read from the front a few rows at a time."""
 
-    def __init__(self, archive: zipfile.ZipFile, path: Path, opened: contextlib.ExitStack) -> None:
+    def __init__(
+        self,
+        archive: zipfile.ZipFile,
+        path: Path,
+        opened: contextlib.ExitStack,
+        arrays: tuple[str, str],
+    ) -> None:
         self.path = path
         names = set(archive.namelist())
-        for name in ("input_ids", "attention_mask"):
+        for name, flag in zip(arrays, ("--ids-name", "--mask-name"), strict=True):
             if f"{name}.npy" not in names:
                 found = ", ".join(sorted(n.removesuffix(".npy") for n in names)) or "nothing"
                 raise TokmillError(
                     f"the file has no array {name!r}; it holds {found}",
                     where=str(path),
-                    hint="without a mask, tokens and padding cannot be told apart",
+                    hint=f"{flag} says another name; "
+                    "without a mask, tokens and padding cannot be told apart",
                 )
         self.ids, self.mask = (
             _Member(opened.enter_context(archive.open(f"{name}.npy")), name, path)
-            for name in ("input_ids", "attention_mask")
+            for name in arrays
         )
         if self.ids.shape != self.mask.shape:
             raise TokmillError(
-                f"input_ids have shape {self.ids.shape}, attention_mask {self.mask.shape}",
+                f"{arrays[0]} has shape {self.ids.shape}, {arrays[1]} {self.mask.shape}",
                 where=str(path),
             )
         self.rows = self.ids.shape[0]
@@ -191,12 +207,12 @@ class _Member:
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[_Arrays]:
+def _open(path: Path, names: tuple[str, str]) -> Iterator[_Arrays]:
     """Open a file; whatever zip, deflate or the array headers object to names it."""
     try:
         with machine_errors("read", path), contextlib.ExitStack() as opened:
             archive = opened.enter_context(zipfile.ZipFile(path))
-            yield _Arrays(archive, path, opened)
+            yield _Arrays(archive, path, opened, names)
     except ZIP_ERRORS as error:
         raise TokmillError(
             f"the file is damaged or no .npz: {str(error) or type(error).__name__}",

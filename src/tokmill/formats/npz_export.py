@@ -6,12 +6,12 @@ tokenization kit.
 
 from __future__ import annotations
 
-import io
 import resource
 import time
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import Any, ClassVar
 
 import msgspec
@@ -27,7 +27,14 @@ from tokmill.store.schema import Array
 from tokmill.store.store import Store, read_planned
 
 STATS = "tokenization_stats.json"
+IDS, MASK = "input_ids", "attention_mask"
 LEVEL = 6
+WINDOWS = 10_000
+PACKED = (".gz", ".zst")
+Runs = list[tuple[int, int]]
+"""Windows of a file: (first, last + 1) of each run."""
+LONGEST = 200
+"""Bytes of an input's name in the name of a file."""
 
 
 class NpzExportOptions(
@@ -41,10 +48,16 @@ class NpzExportOptions(
     """Tokens from the beginning of a window to the next (a step, not an overlap)."""
     pad_id: int | None = None
     """Id that fills up windows; if none is given, the vocabulary's pad token."""
-    windows_per_file: int = 10_000
-    """Windows of a file; the last one has what is left."""
+    windows_per_file: int | None = None
+    """Windows of a file, 10,000 if nothing is said; the last one has what is left."""
+    per_input: bool = False
+    """One file for each input of the store, called tokenized_INPUT.npz."""
     name: str = "data"
     """The files are called tokenized_NAME_part001.npz …"""
+    ids_name: str = IDS
+    """Name of the array of ids."""
+    mask_name: str = MASK
+    """Name of the array that is 1 where a token stands."""
 
 
 class NpzExport:
@@ -69,12 +82,7 @@ class NpzExport:
         began = time.monotonic()
         config = self.config
         exports.check_column(store, config)
-        if not 0 < config.stride <= config.max_length or config.windows_per_file < 1:
-            raise UsageError(
-                f"stride = {config.stride}, max_length = {config.max_length}, windows_per_file = "
-                f"{config.windows_per_file}: windows would leave tokens out",
-                hint="stride is 1 to max_length",
-            )
+        self._check()
         pad = self._pad(store)
         if exports.id_count(store, config.column) > 1 << 31:
             raise TokmillError("the ids do not fit into int32", where=str(store.path))
@@ -82,31 +90,66 @@ class NpzExport:
         if not len(windows):
             raise TokmillError("the store holds no tokens", where=str(store.path))
         folder, name = make_folder(out), f"tokenized_{config.name}"
-        parts = -(-len(windows) // config.windows_per_file)
-        digits = max(3, len(str(parts)))
-        files, tokens, size = [], 0, 0
-        own = f"{name}_part*.npz"
+        parts, own = self._parts(windows, name)
+        inputs = {item.name for item in read_planned(store.path)}
+        files, tokens = [], 0
         with exporting(store, "npz", config, folder, name, others=("*.npz", own)) as export:
-            for part in range(parts):
-                first = part * config.windows_per_file
-                rows = np.arange(first, min(first + config.windows_per_file, len(windows)))
-                ids, mask = self._arrays(store, windows, rows, pad)
-                tokens += int(mask.sum())
-                size += ids.nbytes + mask.nbytes
-                path = inside(folder, f"{name}_part{part + 1:0{digits}d}.npz")
-                files.append(export.put(path, _packed(ids, mask)))
+            for file, runs in parts:
+                counts = [_lengths(windows, rows) for rows in _blocks(runs, config.max_length)]
+                tokens += sum(int(lengths.sum()) for lengths in counts)
+                path = inside(folder, file)
+                files.append(export.put(path, self._npz(store, windows, runs, pad)))
             written = sum(path.stat().st_size for path in files)
             stats = statistics(
                 sequences=len(windows),
                 tokens=tokens,
                 seconds=time.monotonic() - began,
-                inputs=len({item.name for item in read_planned(store.path)}),
-                ratio=written / size,
+                inputs=len(inputs),
+                ratio=written / (len(windows) * config.max_length * 8),
             )
             if export.changed:
                 export.before.pop(STATS, None)
             files.append(export.put(folder / STATS, encode(stats)))
-        return exports.summary(files, tokens, windows=len(windows), statistics=stats)
+        more = {"inputs_without_tokens": len(inputs) - len(parts)} if config.per_input else {}
+        return exports.summary(files, tokens, windows=len(windows), **more, statistics=stats)
+
+    def _check(self) -> None:
+        config = self.config
+        size = WINDOWS if config.windows_per_file is None else config.windows_per_file
+        if not 0 < config.stride <= config.max_length or size < 1:
+            raise UsageError(
+                f"stride = {config.stride}, max_length = {config.max_length}, windows_per_file = "
+                f"{size}: windows would leave tokens out",
+                hint="stride is 1 to max_length",
+            )
+        if config.per_input and config.windows_per_file is not None:
+            raise UsageError(
+                "per_input and windows_per_file are two ways to cut files", hint="choose one"
+            )
+        names = (config.ids_name, config.mask_name)
+        bad = [name for name in names if not name.isprintable() or not name or {*name} & {*"/\\"}]
+        if bad or names[0] == names[1]:
+            raise UsageError(
+                f"ids_name = {names[0]!r}, mask_name = {names[1]!r}: no two names of arrays",
+                hint="such as --ids-name tokens --mask-name mask",
+            )
+
+    def _parts(self, windows: Windows, name: str) -> tuple[list[tuple[str, Runs]], str]:
+        """Return (file, its windows) of all files, and the pattern of their names."""
+        if self.config.per_input:
+            inputs = {n: r for n, r in _inputs(windows).items() if any(b > a for a, b in r)}
+            names = file_names(inputs)
+            return [(names[n], runs) for n, runs in inputs.items()], "tokenized_*.npz"
+        size = self.config.windows_per_file or WINDOWS
+        count = -(-len(windows) // size)
+        digits = max(3, len(str(count)))
+        parts = [
+            (f"{name}_part{part + 1:0{digits}d}.npz", [(part * size, (part + 1) * size)])
+            for part in range(count)
+        ]
+        last, ((start, _),) = parts[-1]
+        parts[-1] = last, [(start, len(windows))]
+        return parts, f"{name}_part*.npz"
 
     def _pad(self, store: Store) -> int:
         vocabulary = store.vocabularies.get(store.schema[self.config.column].vocab or "")
@@ -127,18 +170,90 @@ class NpzExport:
             raise UsageError(f"pad_id = {pad} is none of the ids 0 to {size - 1}")
         return pad
 
-    def _arrays(self, store: Store, windows: Windows, rows: Array, pad: int) -> tuple[Array, Array]:
-        shape = (len(rows), self.config.max_length)
-        ids = {self.config.column: np.full(shape, pad, "<i4")}
-        document = np.full(shape, -1, "<i4")
-        spans = windows.spans(rows)
-        store.fill(spans, shape[1], ids, document, shape[0], [self.config.column])
-        return ids[self.config.column], (document >= 0).astype("<i4")
+    def _npz(self, store: Store, windows: Windows, runs: Runs, pad: int) -> Iterator[bytes]:
+        """Yield a file, which is made when it is asked for."""
+        width = self.config.max_length
+        shape = (sum(last - first for first, last in runs), width)
+
+        def ids() -> Iterator[Array]:
+            for rows in _blocks(runs, width):
+                found = {self.config.column: np.full((len(rows), width), pad, "<i4")}
+                document = np.full((len(rows), width), -1, "<i4")
+                spans = windows.spans(rows)
+                store.fill(spans, width, found, document, len(rows), [self.config.column])
+                yield found[self.config.column]
+
+        def masks() -> Iterator[Array]:
+            for rows in _blocks(runs, width):
+                yield (np.arange(width) < _lengths(windows, rows)[:, None]).astype("<i4")
+
+        arrays = {self.config.ids_name: ids(), self.config.mask_name: masks()}
+        yield from deterministic_npz(arrays, shape)
 
 
-def _packed(ids: Array, mask: Array) -> Iterator[bytes]:
-    """Yield the file of a part, which is made when it is asked for."""
-    yield deterministic_npz({"input_ids": ids, "attention_mask": mask})
+def _blocks(runs: Runs, width: int) -> Iterator[Array]:
+    """Yield the windows of a file, about a million ids at a time."""
+    size = max(1, exports.BLOCK // width)
+    for first, last in runs:
+        for start in range(first, last, size):
+            yield np.arange(start, min(start + size, last))
+
+
+def _lengths(windows: Windows, rows: Array) -> Array:
+    spans = windows.spans(rows)
+    return spans.stop - spans.start
+
+
+def _inputs(windows: Windows) -> dict[str, Runs]:
+    """Return the name of each input → its windows, in the order in which they stand."""
+    store, base = windows.store, 0
+    found: dict[str, Runs] = {}
+    for number, entry in enumerate(store.shards):
+        items = store.receipt(number).items
+        item = store.shard(number)["item"]
+        begins = np.flatnonzero(np.diff(item, prepend=-1)) if len(item) else item
+        for begin, end in zip(begins, [*begins[1:], entry.records], strict=True):
+            run = tuple(int(windows.firsts[base + place]) for place in (begin, end))
+            found.setdefault(items[int(item[begin])].name, []).append((run[0], run[1]))
+        base += entry.records
+    return found
+
+
+def file_names(inputs: Iterable[str]) -> dict[str, str]:
+    """Return the name of each input → that of its file, each another one.
+
+    `data/a.jsonl` gives `tokenized_data_a.npz`; with the suffix where two would be called so, and
+    with a number where that is not enough.
+    """
+    plain = {name: _plain(name) for name in inputs}
+    times = Counter(_stem(name).lower() for name in plain.values())
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name, text in plain.items():
+        stem = _stem(text)
+        wanted = stem if times[stem.lower()] == 1 else text
+        chosen, number = wanted, 1
+        while chosen.lower() in taken:
+            number += 1
+            chosen = f"{wanted}_{number}"
+        taken.add(chosen.lower())
+        found[name] = f"tokenized_{chosen}.npz"
+    return found
+
+
+def _plain(name: str) -> str:
+    """Return the name of an input as a part of the name of a file."""
+    text = "".join(sign if sign.isprintable() else "_" for sign in name.replace("/", "_"))
+    data = text.encode("utf-8", "replace")
+    if len(data) <= LONGEST:
+        return data.decode()
+    return data[-LONGEST:].decode("utf-8", "ignore")
+
+
+def _stem(name: str) -> str:
+    """Return a name without its suffix, and without that of a packed file."""
+    path = PurePath(name)
+    return (path.with_suffix("") if path.suffix in PACKED else path).stem
 
 
 def statistics(
@@ -165,15 +280,24 @@ def statistics(
     }
 
 
-def deterministic_npz(arrays: dict[str, Array]) -> bytes:
-    """Return arrays as a compressed .npz whose bytes depend on nothing but them (and zlib)."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
-        for name, array in arrays.items():
+def deterministic_npz(
+    arrays: Mapping[str, Iterator[Array]], shape: tuple[int, ...]
+) -> Iterator[bytes]:
+    """Yield int32 arrays of one shape as a compressed .npz; its bytes depend on them and on zlib.
+
+    The rows of each array come in blocks, so that a file needs no memory of its size.
+    """
+    sink = exports.Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
+        for name, blocks in arrays.items():
             entry = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))
             entry.compress_type = zipfile.ZIP_DEFLATED
             # Otherwise the host's system is recorded.
             entry.create_system = 3
+            header = {"descr": "<i4", "fortran_order": False, "shape": shape}
             with archive.open(entry, "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, (1, 0), allow_pickle=False)
-    return buffer.getvalue()
+                np.lib.format.write_array_header_1_0(file, header)
+                for block in blocks:
+                    file.write(block.data.cast("B"))
+                    yield sink.take()
+    yield sink.take()

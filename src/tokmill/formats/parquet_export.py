@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -46,7 +45,7 @@ class ParquetExport:
         beside = {n: c for n, c in store.schema.items() if c.per == "record"}
         if "input_ids" in beside:
             raise TokmillError("the store has a record column 'input_ids'", where=str(store.path))
-        sink = _Sink()
+        sink = exports.Sink()
         writer: Any = None
         for ids, number, first, last in exports.blocks(store, self.config.column, GROUP_TOKENS):
             shard = store.shard(number)
@@ -91,27 +90,3 @@ def _strings(data: Array, offsets: Array, where: str) -> Any:
             "a string has a lone surrogate, which Parquet cannot hold", where=where
         ) from None
     return found.cast(arrow.string())
-
-
-class _Sink(io.RawIOBase):
-    """Gathers what a Parquet writer writes until it is taken."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._place = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._place
-
-    def write(self, data: Any, /) -> int:
-        self._parts.append(bytes(data))
-        self._place += len(self._parts[-1])
-        return len(self._parts[-1])
-
-    def take(self) -> bytes:
-        data = b"".join(self._parts)
-        self._parts = []
-        return data

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from making import TOKENIZER, ids_of, quick_build, token_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.formats.npz import NpzExport
+from tokmill.formats.npz_export import file_names
 
 LONG = list(range(1, 26))
 
@@ -151,6 +152,79 @@ def test_options_that_lose_tokens_and_foreign_folders_are_refused(tmp_path):
         export(store, tmp_path / "o", stride=1)
 
 
+def test_a_file_for_each_input(tmp_path):
+    """Each file holds the records of its input in order, whatever shards and items they are in."""
+    random = np.random.default_rng(0)
+    (tmp_path / "in" / "b").mkdir(parents=True)
+    wanted = {}
+    for name, tokens in {"a.bin": 900, "a.txt.bin": 40, "b/a.bin": 7, "Z.bin": 0}.items():
+        ids = random.integers(2, 99, tokens)
+        ids[::5] = 0
+        ids.astype("<u2").tofile(tmp_path / "in" / name)
+        wanted[name] = [r for r in np.split(ids, np.flatnonzero(ids == 0) + 1) if len(r)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokmill.formats.bin.MAX_ITEM", 100)
+        patch.setattr("tokmill.build.plan.SHARD_BYTES", 200)
+        store = quick_build("bin", tmp_path / "in", tmp_path / "s", separator_id=0, vocab_size=99)
+    assert len(store.shards) > 2
+    written = export(store, tmp_path / "o", per_input=True)
+    names = {"a.bin": "a", "a.txt.bin": "a.txt", "b/a.bin": "b_a"}
+    assert {p.name for p in (tmp_path / "o").glob("*.npz")} == {
+        f"tokenized_{name}.npz" for name in names.values()
+    }
+    windows = tokens = 0
+    for name, short in names.items():
+        with np.load(tmp_path / f"o/tokenized_{short}.npz") as data:
+            ids, mask = data["input_ids"], data["attention_mask"]
+        rows = [row[: int(m.sum())].tolist() for row, m in zip(ids, mask, strict=True)]
+        assert rows == [w for r in wanted[name] for w in windows_of(r.tolist())]
+        windows, tokens = windows + len(rows), tokens + int(mask.sum())
+    stats = written["statistics"]
+    assert (stats["total_sequences"], stats["total_tokens"]) == (windows, tokens)
+    assert stats["files_processed"] == 4 and written["inputs_without_tokens"] == 1
+    with pytest.raises(UsageError, match="two ways to cut files"):
+        export(store, tmp_path / "p", per_input=True, windows_per_file=3)
+
+
+def windows_of(tokens):
+    return windows(tokens, 10, 4)
+
+
+def test_names_of_files_of_inputs_are_never_equal():
+    names = [
+        "a.txt",
+        "a.md",
+        "d/a.txt",
+        "d_a.txt",
+        "A.txt",
+        "x.jsonl.gz",
+        "..",
+        "n\n.txt",
+        "é" * 150,
+    ]
+    found = file_names(names)
+    assert len({name.lower() for name in found.values()}) == len(names)
+    assert found["x.jsonl.gz"] == "tokenized_x.npz" and found["a.md"] == "tokenized_a.md.npz"
+    assert all("/" not in name and len(name.encode()) < 250 for name in found.values())
+    assert "\n" not in "".join(found.values())
+
+
+def test_arrays_of_other_names(tmp_path):
+    store = token_store(tmp_path / "s", [[LONG, [7] * 10]])
+    names = {"ids_name": "x", "mask_name": "m"}
+    export(store, tmp_path / "o", stride=10, **names)
+    with np.load(next((tmp_path / "o").glob("*.npz"))) as data:
+        assert sorted(data) == ["m", "x"]
+    again = quick_build("npz", tmp_path / "o", tmp_path / "again", **names)
+    assert ids_of(again) == [LONG[:10], LONG[10:20], LONG[20:], [7] * 10]
+    with pytest.raises(TokmillError, match="no array 'input_ids'; it holds m, x") as caught:
+        quick_build("npz", tmp_path / "o", tmp_path / "other")
+    assert "--ids-name" in str(caught.value)
+    for bad in ({"ids_name": ""}, {"ids_name": "a/b"}, {"mask_name": "input_ids"}):
+        with pytest.raises(UsageError, match="no two names of arrays"):
+            export(store, tmp_path / "p", **bad)
+
+
 def save(path, **arrays):
     np.savez_compressed(path, **{name: np.asarray(value) for name, value in arrays.items()})
     return path
@@ -207,7 +281,7 @@ def corrupt(path, where):
     ("arrays", "message"),
     [
         ({"input_ids": IDS}, "no array 'attention_mask'; it holds input_ids"),
-        ({"input_ids": IDS, "attention_mask": [[1, 1, 0]]}, r"have shape \(2, 3\).*\(1, 3\)"),
+        ({"input_ids": IDS, "attention_mask": [[1, 1, 0]]}, r"has shape \(2, 3\).*\(1, 3\)"),
         ({"input_ids": [1, 2], "attention_mask": [1, 1]}, "integers of shape"),
         ({"input_ids": np.ones((2, 3)), "attention_mask": MASK}, "dtype float64"),
         ({"input_ids": np.asarray([[{}]], object), "attention_mask": [[1]]}, "pickled array"),
