@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from making import TOKENIZER, jsonl
+from making import TOKENIZER, ids_of, jsonl
 from tokmill.store.store import Store
 
 KINDS = ["text", "jsonl", "parquet", "select", "npz", "bin", "megatron", "datatrove"]
@@ -236,6 +236,45 @@ def test_a_store_below_the_input_is_no_input(tmp_path: Path, here: Any) -> None:
     first = json.loads(here(*arguments)[0])
     assert first["records"] == 1
     assert json.loads(here(*arguments)[0]) == first
+
+
+def test_bin_files_of_ones_own_names(tmp_path: Path, here: Any) -> None:
+    for part in ("a", "b"):
+        (tmp_path / f"{part}.txt").write_text(f"some words of the text {part}\n" * 40)
+    out = tmp_path / "lm"
+    command = ["build", "text", "--train", tmp_path / "a.txt", "--val", tmp_path / "b.txt"]
+    command += ["-o", out, "--vocab-size", "270", "--quiet", "--workers", "0"]
+    names = ["--train-bin", "tiny_train_tokens.bin", "--val-bin", "tiny_val_tokens.bin"]
+    _, said = here(*command, *names)
+    assert {p.name for p in out.glob("*.bin")} == {names[1], names[3]}
+    assert "of uint16, no header" in said
+    ids = np.fromfile(out / names[1], "<u2")
+    assert np.array_equal(ids, np.concatenate(ids_of(Store(out / "train"))))
+    # Only one is named: the other has its usual name.
+    here(*command, *names[:2])
+    assert (out / "val.bin").exists()
+    (out / "mine.bin").write_text("mine")
+    for bad in ("mine.bin", "a/b.bin", "../b.bin", "b.txt", "val.bin", ".bin", ""):
+        _, said = here(*command, "--bin", "--train-bin", bad, code=0 if bad == "" else 2)
+        assert "hint: " in said or bad == ""
+    assert (out / "mine.bin").read_text() == "mine"
+
+
+def test_the_bin_file_of_a_build_that_was_killed_before_it_is_replaced(
+    tmp_path: Path, here: Any
+) -> None:
+    """The store is of the new text then, its .bin of the old one."""
+    for part in ("a", "b"):
+        (tmp_path / f"{part}.txt").write_text(f"some words of the text {part}\n" * 40)
+    out = tmp_path / "lm"
+    command = ["build", "text", "--train", tmp_path / "a.txt", "--val", tmp_path / "b.txt"]
+    command += ["-o", out, "--vocab-size", "270", "--quiet", "--workers", "0", "--yes"]
+    here(*command, "--bin")
+    (tmp_path / "a.txt").write_text("other words of the text a\n" * 50)
+    here(*command)
+    here(*command, "--bin")
+    ids = np.fromfile(out / "train.bin", "<u2")
+    assert np.array_equal(ids, np.concatenate(ids_of(Store(out / "train"))))
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "train.bin", "val.bin", "train", "val"])

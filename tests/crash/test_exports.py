@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +186,117 @@ def test_readers_of_the_formats_do_not_see_the_note(
     write("npz", stores["npz"], tmp_path)
     built = quick_build("npz", tmp_path / "out", tmp_path / "built")
     assert built.records > 0
+
+
+FOREIGN = {
+    # kind: (where to, a file that may be anybody's)
+    "bin": ("f", "f/tokens.bin"),
+    "parquet": ("f", "f/tokens.parquet"),
+    "datatrove": ("f/x.ds", "f/x.ds.index"),
+    "megatron": ("f/x.bin", "f/x.idx"),
+    "token-dicts": ("f", "f/tokens.pkl"),
+    "npz": ("f", "f/tokenization_stats.json"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_files_whose_names_tokmill_chose_replace_none_of_others(
+    kind: str, stores: dict[str, Store], tmp_path: Path
+) -> None:
+    out, name = FOREIGN[kind]
+    path = tmp_path / name
+    path.parent.mkdir()
+    path.write_bytes(b"mine")
+    export = plugins.load(plugins.EXPORTS, kind)
+    options = {"pad_id": 0, "max_length": 8, "stride": 8} if kind == "npz" else {}
+    exporter = export(recipe.convert(export.Config, options))
+    with pytest.raises(TokmillError, match="not one that an export wrote") as caught:
+        exporter.write(stores[kind], tmp_path / out)
+    assert str(path) in str(caught.value)
+    assert contents(tmp_path) == {name: b"mine"} or kind == "npz"
+    assert path.read_bytes() == b"mine"
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    path.unlink()
+    # Its own it replaces, after a kill and with another store's content too.
+    exporter.write(stores[kind], tmp_path / out)
+    exporter.write(stores[kind], tmp_path / out)
+    if kind in ("bin", "parquet", "datatrove", "megatron"):
+        rows = [rec(range(3), name="n")]
+        schema = {"token": Column("u2"), "name": Column("utf8", per="record")}
+        other = write_store(tmp_path / "other", schema, [rows])
+        before = path.read_bytes()
+        exporter.write(other, tmp_path / out)
+        assert path.read_bytes() != before and check(path).ok
+
+
+def test_a_file_that_the_user_named_is_replaced(stores: dict[str, Store], tmp_path: Path) -> None:
+    (tmp_path / "out.bin").write_bytes(b"old")
+    write("bin", stores["bin"], tmp_path)
+    assert check(tmp_path / "out.bin").ok
+
+
+def test_what_was_ours_stays_ours_when_the_next_export_is_killed(
+    stores: dict[str, Store], tmp_path: Path
+) -> None:
+    """Of another store, so that nothing is left alone."""
+    export = plugins.load(plugins.EXPORTS, "bin")
+    exporter = export(export.Config())
+    exporter.write(stores["bin"], tmp_path / "f")
+    old = (tmp_path / "f/tokens.bin").read_bytes()
+    schema = {"token": Column("u2")}
+    other = write_store(tmp_path / "s", schema, [[rec([1, 2])]])
+    for number in (1, 2, 3, 4):
+        child = os.fork()
+        if not child:
+            killed_before(number, lambda: exporter.write(other, tmp_path / "f"))
+        killed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert killed == -signal.SIGKILL
+        exporter.write(stores["bin"], tmp_path / "f")
+        assert (tmp_path / "f/tokens.bin").read_bytes() == old
+
+
+def killed_before(number: int, run: Callable[[], object]) -> None:
+    """End this process before the n-th file that an export writes, notes included."""
+    seen = 0
+    write_file = notes.write_file
+
+    def dying(path: Path, chunks: Any, **more: Any) -> Path:
+        nonlocal seen
+        seen += 1
+        if seen == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write_file(path, chunks, **more)
+
+    try:
+        notes.write_file = dying  # type: ignore[assignment]
+        run()
+    finally:
+        os._exit(0)
+
+
+def test_an_export_that_fails_leaves_the_note_of_the_one_before(
+    stores: dict[str, Store], tmp_path: Path
+) -> None:
+    export = plugins.load(plugins.EXPORTS, "bin")
+    export(export.Config()).write(stores["bin"], tmp_path / "f")
+    wide = write_store(tmp_path / "s", {"token": Column("u4")}, [[rec([1, 1 << 20])]])
+    with pytest.raises(TokmillError, match="does not fit"):
+        export(recipe.convert(export.Config, {"dtype": "u2"})).write(wide, tmp_path / "f")
+    assert check(tmp_path / "f/tokens.bin").ok
+    export(export.Config()).write(wide, tmp_path / "f")
+
+
+def test_files_beside_plots_and_lists(tmp_path: Path) -> None:
+    """A file of the user's own is refused; ours is replaced, with other content too."""
+    path = tmp_path / "a_tokens.txt"
+    path.write_text("mine")
+    with pytest.raises(TokmillError, match="would be replaced"):
+        notes.write_noted(tmp_path, "lists", "vocabulary", {"b.txt": "b", path.name: "ours"})
+    assert contents(tmp_path) == {path.name: b"mine"}
+    path.unlink()
+    for text in ("ours", "ours", "other"):
+        notes.write_noted(tmp_path, "lists", "vocabulary", {"b.txt": "b", path.name: text})
+        assert path.read_text() == text and check(tmp_path).ok
+    path.write_text("damaged")
+    notes.write_noted(tmp_path, "lists", "vocabulary", {"b.txt": "b", path.name: "other"})
+    assert path.read_text() == "other"

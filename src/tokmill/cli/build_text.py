@@ -6,6 +6,7 @@ A tokenizer learned on the way, a training and a validation store in one command
 from __future__ import annotations
 
 import inspect
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ from tokmill.cli.output import print_json, say, say_not_reached
 from tokmill.errors import UsageError
 from tokmill.files import machine_errors, new_folder
 from tokmill.formats import exports
+from tokmill.formats.notes import is_written
+from tokmill.progress import human_count
 from tokmill.store.marks import is_store
 from tokmill.store.store import Store
 from tokmill.store.vocab import Learned
@@ -45,7 +48,14 @@ PARAMETERS = [
     _option("special", list[str], "Special tokens of that tokenizer [<|endoftext|>]."),
     _option("train", list[str], "Training part: makes OUT/train, OUT/val and OUT/tokenizer.json."),
     _option("val", list[str], "Validation part."),
-    _option("bin", bool, "With --train: also write OUT/train.bin and OUT/val.bin."),
+    _option(
+        "bin",
+        bool,
+        "With --train: also write OUT/train.bin and OUT/val.bin (uint16, uint32 "
+        "above 65,536 ids; no header).",
+    ),
+    _option("train_bin", str, "Name of the .bin file of the training part, such as x_train.bin."),
+    _option("val_bin", str, "Name of the .bin file of the validation part."),
     _option("explain", str, "FILE:LINE: show every stage for one record, build nothing."),
 ]
 
@@ -70,8 +80,12 @@ def before(
     if more.get("train") or more.get("val"):
         _two_parts(chosen, how, more, json=json)
         return None
-    if more.get("bin"):
-        raise UsageError("--bin goes with --train and --val", hint="else: tokmill store export bin")
+    for flag in ("bin", "train_bin", "val_bin"):
+        if more.get(flag):
+            raise UsageError(
+                f"--{flag.replace('_', '-')} goes with --train and --val",
+                hint="else: tokmill store export bin STORE -o NAME.bin",
+            )
     if more.get("vocab_size"):
         if chosen.tokenizer:
             raise UsageError("--tokenizer and --vocab-size exclude each other")
@@ -159,10 +173,11 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
     if not chosen.out:
         raise UsageError("no folder was named", hint="-o DIR")
     out = Path(chosen.out)
+    flat = _flat_files(out, more)
     for part in ("train", "val"):
         check_folder(out / part)
-        if more.get("bin"):
-            check_bin(out / f"{part}.bin", out / part)
+        if part in flat:
+            check_bin(flat[part], out / part)
     tokenizer = chosen.tokenizer
     if tokenizer is None:
         if not more.get("vocab_size"):
@@ -185,18 +200,38 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
             facts[part] = summary(store)
         else:
             _report(store, json=False)
-        if more.get("bin"):
+        if part in flat:
             export = plugins.load(plugins.EXPORTS, "bin")
-            written = export(export.Config()).write(store, out / f"{part}.bin")
-            facts[f"{part}.bin"] = written
-            say(f"wrote {out / f'{part}.bin'}")
+            written = export(export.Config()).write(store, flat[part])
+            facts[flat[part].name] = written
+            say(
+                f"wrote {flat[part]}: {human_count(store.tokens, 'id')} of {written['dtype']}, "
+                "no header"
+            )
     if json:
         print_json(facts)
 
 
+def _flat_files(out: Path, more: dict[str, Any]) -> dict[str, Path]:
+    """Return part → its .bin file, where such files were asked for."""
+    names = {part: more.get(f"{part}_bin") for part in ("train", "val")}
+    if not more.get("bin") and not any(names.values()):
+        return {}
+    files = {part: name or f"{part}.bin" for part, name in names.items()}
+    for part, name in files.items():
+        if "/" in name or "\0" in name or not name.endswith(".bin") or name.startswith("."):
+            raise UsageError(
+                f"--{part}-bin {name!r} is no name of a .bin file in the folder",
+                hint=f"such as --{part}-bin tinystories_{part}_tokens.bin; it is written into OUT",
+            )
+    if files["train"] == files["val"]:
+        raise UsageError("--train-bin and --val-bin are one name", hint="name two files")
+    return {part: out / name for part, name in files.items()}
+
+
 def check_bin(path: Path, store: Path) -> None:
-    """Refuse to replace a file that is not the export of the store beside it, as it is now."""
-    if not path.exists():
+    """Refuse to replace a file that no export wrote, and that is not the store's beside it."""
+    if not os.path.lexists(path) or is_written(path):
         return
     if is_store(store):
         opened = Store(store)

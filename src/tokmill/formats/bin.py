@@ -293,7 +293,9 @@ class BinExport:
         if config.dtype != "auto":
             dtype = np.dtype(f"<{config.dtype}")
         path = exports.output_file(out, ".bin")
-        with exporting(store, "bin", config, path.parent, path.name) as export:
+        with exporting(
+            store, "bin", config, path.parent, path.name, files=[path], named=out
+        ) as export:
             export.put(path, exports.raw(exports.pieces(store, config.column, dtype)))
         return exports.summary([path], store.tokens, dtype=dtype.name)
 

@@ -143,16 +143,17 @@ class DatatroveExport:
         data = exports.output_file(out, ".ds", config.name)
         index, metadata = (data.with_name(data.name + s) for s in (".index", ".metadata"))
         # The index is the commit: while the .ds is being replaced there is none.
-        with exporting(store, "datatrove", config, data.parent, data.name) as export:
+        files = [data, index, metadata]
+        with exporting(
+            store, "datatrove", config, data.parent, data.name, files=files, named=out
+        ) as export:
             if not export.stands(data):
                 remove(index)
             export.put(data, exports.raw(exports.pieces(store, config.column, dtype)))
             lines = [f"{name}|{dtype.itemsize}", str(store.tokens), _readable(store.tokens)]
             export.put(metadata, "\n".join(lines))
             export.put(index, exports.raw(_ends(store)))
-        return exports.summary(
-            [data, index, metadata], store.tokens, documents=store.records, dtype=dtype.name
-        )
+        return exports.summary(files, store.tokens, documents=store.records, dtype=dtype.name)
 
 
 def _ends(store: Store) -> Iterator[Array]:

@@ -113,18 +113,24 @@ class LlmcExport:
         name = f"{config.name}_{config.split}"
         own = f"{name}_{'[0-9]' * 6}*.bin"
         ids = _Cutter(exports.pieces(store, config.column, dtype))
-        files = []
         starts = range(0, store.tokens, config.shard_tokens)
+        files = [inside(folder, f"{name}_{number:06d}.bin") for number in range(len(starts))]
         with exporting(
-            store, "llmc", config, folder, name, others=(f"{name}_*.bin", own)
+            store,
+            "llmc",
+            config,
+            folder,
+            name,
+            files=files,
+            named=out,
+            others=(f"{name}_*.bin", own),
         ) as export:
-            for number, start in enumerate(starts):
+            for path, start in zip(files, starts, strict=True):
                 count = min(config.shard_tokens, store.tokens - start)
                 header = np.zeros(HEADER // 4, "<i4")
                 header[:3] = magic, version, count
                 taken = ids.take(count)
-                path = inside(folder, f"{name}_{number:06d}.bin")
-                files.append(export.put(path, exports.raw(chain([header], taken))))
+                export.put(path, exports.raw(chain([header], taken)))
                 # Of a file that stands nothing was taken yet.
                 collections.deque(taken, maxlen=0)
         return exports.summary(files, store.tokens)

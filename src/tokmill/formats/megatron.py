@@ -199,7 +199,15 @@ class MegatronExport:
             _pointers(store, dtype.itemsize),
             _document_numbers(store.records),
         )
-        with exporting(store, "megatron", self.config, prefix.parent, prefix.name) as export:
+        with exporting(
+            store,
+            "megatron",
+            self.config,
+            prefix.parent,
+            prefix.name,
+            files=[data, index],
+            named=out,
+        ) as export:
             # The index is the commit: while the .bin is being replaced there is none.
             if not export.stands(data):
                 remove(index)

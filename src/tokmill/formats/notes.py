@@ -2,20 +2,22 @@
 
 `.NAME.tokmill.json` holds what was exported and each file's size and sha256. It is begun before the
 first file and finished after the last one, so the same export completes what was cut short, and
-`tokmill store validate` checks a folder of exports. Readers of the formats look for other names.
+`tokmill store validate` checks a folder of exports. Readers of the formats look for other names. A
+file whose name tokmill chose is replaced only where such a note names it.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from tokmill.errors import TokmillError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.files import TEMPORARY, inside, is_private, remove, sha256_file, write_file
 from tokmill.store.manifest import canonical_digest, read_sealed
 from tokmill.store.seal import sealed
@@ -43,6 +45,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the kind, the options and the store's content: equal ones write equal files."""
     complete: bool
     files: list[Written]
+    claimed: list[str] = []
+    """Names of files that it may have begun, or that the export before it wrote."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -84,12 +88,14 @@ class Export:
         """Whether a file was written that did not stand already."""
         self.before: dict[str, Written] = {}
         self.known: Note | None = None
+        self.claimed: list[str] = []
         if self.path.exists():
             try:
                 self.known = read_sealed(self.path, Note)
             except TokmillError:
                 # A damaged note says nothing; the files are written again.
                 self.changed = True
+        self.found = self.known
         if self.is_same:
             assert self.known is not None
             self.before = {file.name: file for file in self.known.files}
@@ -98,6 +104,27 @@ class Export:
     def is_same(self) -> bool:
         """Whether the folder holds this very export, or a part of it."""
         return self.known is not None and self.known.identity == self.identity
+
+    def claim(self, paths: Iterable[Path], named: Path) -> None:
+        """Say which files will be written, before any is; those that are not ours are refused.
+
+        Ours are the files that a note in the folder names. The path `named` was chosen by the user,
+        who may replace what is there.
+        """
+        mine = self.known.files if self.known else []
+        # A damaged note makes no stranger of its files.
+        is_damaged = self.known is None and self.path.exists()
+        claimed = {*(self.known.claimed if self.known else []), *(file.name for file in mine)}
+        for path in paths:
+            known = path.name in claimed or path == named or is_damaged
+            if not known and os.path.lexists(path) and not is_written(path):
+                raise UsageError(
+                    "the file is not one that an export wrote, and it would be replaced",
+                    where=str(path),
+                    hint="move it, or choose another folder",
+                )
+            claimed.add(path.name)
+        self.claimed = sorted(claimed)
 
     def refuse_others(self, pattern: str, own: str) -> None:
         """Refuse files that fit `pattern` and are not this export's: readers take all they find.
@@ -152,8 +179,21 @@ class Export:
         """Write down what was written, when all of it was."""
         self._note(complete=True, files=self.written)
 
+    def give_up(self) -> None:
+        """Leave what was there before, as nothing was written."""
+        if self.found is None:
+            remove(self.path)
+        else:
+            write_file(self.path, sealed(self.found))
+
     def _note(self, *, complete: bool, files: list[Written]) -> None:
-        note = Note(export=self.kind, identity=self.identity, complete=complete, files=files)
+        note = Note(
+            export=self.kind,
+            identity=self.identity,
+            complete=complete,
+            files=files,
+            claimed=[] if complete else self.claimed,
+        )
         if note != self.known or not self.path.exists():
             write_file(self.path, sealed(note))
             self.known = note
@@ -174,25 +214,57 @@ def exporting(
     folder: Path,
     name: str,
     *,
+    files: Iterable[Path],
+    named: Path,
     others: tuple[str, str] | None = None,
 ) -> Iterator[Export]:
     """Write an export called `name` into a folder; see `Export`.
 
+    `files` will be written, of which the user chose the name of one at most: `named`.
     `others`: a pattern of files that a reader would take, and that of this export's own.
     """
     identity = canonical_digest([kind, msgspec.to_builtins(config), store.content])
     export = Export(folder, name, kind, identity)
     if others is not None:
         export.refuse_others(*others)
+    with _begun(export, files, named):
+        yield export
+
+
+def write_noted(folder: Path, name: str, kind: str, files: Mapping[str, bytes | str]) -> list[Path]:
+    """Write files whose names tokmill chose, with a note of them called `name`.
+
+    Raises `UsageError` where one would replace a file that no note names.
+    """
+    data = {inside(folder, file): text for file, text in files.items()}
+    # What stands as it is to be is left alone, as in other exports.
+    export = Export(folder, name, kind, canonical_digest([kind, name]))
+    with _begun(export, data, folder):
+        for path, text in data.items():
+            text = text.encode() if isinstance(text, str) else text
+            known = export.before.get(path.name)
+            if known is not None and known.sha256 != hashlib.sha256(text).hexdigest():
+                del export.before[path.name]
+            export.put(path, text)
+    return list(data)
+
+
+@contextmanager
+def _begun(export: Export, files: Iterable[Path], named: Path) -> Iterator[None]:
+    export.claim(files, named)
     export.begin()
     try:
-        yield export
+        yield
     except Exception:
         if not export.before:
-            # It failed where it began, and leaves nothing behind.
-            remove(export.path)
+            export.give_up()
         raise
     export.end()
+
+
+def is_written(path: Path) -> bool:
+    """Say whether a note beside a file names it: an export wrote it, or had begun to."""
+    return bool(find_notes(path))
 
 
 def problem_of(folder: Path, file: Written) -> str:
@@ -216,7 +288,8 @@ def find_notes(path: Path) -> list[Path]:
 
 def _names(note: Path, name: str) -> bool:
     try:
-        return name in {file.name for file in read_sealed(note, Note).files}
+        found = read_sealed(note, Note)
+        return name in {*(file.name for file in found.files), *found.claimed}
     except TokmillError:
         return note.name == f".{name}{SUFFIX}"
 

@@ -92,13 +92,21 @@ class NpzExport:
         folder, name = make_folder(out), f"tokenized_{config.name}"
         parts, own = self._parts(windows, name)
         inputs = {item.name for item in read_planned(store.path)}
-        files, tokens = [], 0
-        with exporting(store, "npz", config, folder, name, others=("*.npz", own)) as export:
-            for file, runs in parts:
+        tokens, files = 0, [inside(folder, file) for file, _ in parts]
+        with exporting(
+            store,
+            "npz",
+            config,
+            folder,
+            name,
+            files=[*files, folder / STATS],
+            named=out,
+            others=("*.npz", own),
+        ) as export:
+            for path, (_, runs) in zip(files, parts, strict=True):
                 counts = [_lengths(windows, rows) for rows in _blocks(runs, config.max_length)]
                 tokens += sum(int(lengths.sum()) for lengths in counts)
-                path = inside(folder, file)
-                files.append(export.put(path, self._npz(store, windows, runs, pad)))
+                export.put(path, self._npz(store, windows, runs, pad))
             written = sum(path.stat().st_size for path in files)
             stats = statistics(
                 sequences=len(windows),

@@ -34,7 +34,9 @@ class ParquetExport:
         """Write `out` (or `out/tokens.parquet`) and return files, tokens, bytes and rows."""
         exports.check_column(store, self.config)
         path = exports.output_file(out, ".parquet")
-        with exporting(store, "parquet", self.config, path.parent, path.name) as export:
+        with exporting(
+            store, "parquet", self.config, path.parent, path.name, files=[path], named=out
+        ) as export:
             export.put(path, self._chunks(store))
         return exports.summary([path], store.tokens, rows=store.records)
 

@@ -95,7 +95,9 @@ class TokenDictsExport:
         else:
             paths = [exports.output_file(out, ".pkl", config.name)]
             folder, name, others = paths[0].parent, paths[0].name, None
-        with exporting(store, "token-dicts", config, folder, name, others=others) as export:
+        with exporting(
+            store, "token-dicts", config, folder, name, files=paths, named=out, others=others
+        ) as export:
             for number, path in enumerate(paths):
                 chosen = range(number * size, min((number + 1) * size, count))
                 writer = _Writer(store)

@@ -14,6 +14,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
+from tokmill.formats.notes import write_noted
 from tokmill.report.figures import HIGHEST, LOWEST, Figure, Series, make, write_csv
 
 COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
@@ -51,7 +52,7 @@ def plot(
         kind: which figure.
         paths: stores, runs or tokenizers, as the kind wants.
         out: an `.svg`, `.png` or `.pdf` file.
-        data: also write the numbers as CSV beside it.
+        data: also write the numbers as CSV beside it; no CSV of another program is replaced.
         sample: read so many shards of each store; None: all.
         column: the column of `frequency`; empty: the first.
     """
@@ -66,10 +67,13 @@ def plot(
     plugins.require("matplotlib")
     figure = make(kind, paths, sample, column)
     make_folder(out.parent)
-    written = [write_file(out, render(figure, out.suffix.lower()[1:]))]
+    image = render(figure, out.suffix.lower()[1:])
+    numbers: list[Path] = []
     if data:
-        written.append(write_file(out.with_suffix(".csv"), write_csv(figure)))
-    return written
+        # First, as it is refused where its name is that of another file.
+        name = out.with_suffix(".csv").name
+        numbers = write_noted(out.parent, name, "figure", {name: write_csv(figure)})
+    return [write_file(out, image), *numbers]
 
 
 def render(figure: Figure, form: str, *, page: str = "") -> bytes:

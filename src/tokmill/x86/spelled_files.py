@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import msgspec
 from tokmill import plugins
 from tokmill.build.scan import FolderOptions
 from tokmill.errors import UsageError, nearest
-from tokmill.files import inside, new_folder, remove_leftovers, write_file
+from tokmill.files import inside, machine_errors, new_folder, remove_leftovers, write_file
 from tokmill.x86.count import nothing_read
 from tokmill.x86.graph import Graph
 from tokmill.x86.inputs import Seen, find_inputs, look_at
@@ -116,7 +117,9 @@ def _ktrans(out: Path, least: int, graph: Graph) -> tuple[int, int]:
             yield encode({"function": name, "address": address} | streams) + b"\n"
             count += 1
 
-    write_file(inside(out, f"{_plain(graph.program)}.jsonl"), lines())
+    path = inside(out, f"{_plain(graph.program)}.jsonl")
+    _check_ours(path, b'{"function":')
+    write_file(path, lines())
     return count, 1
 
 
@@ -126,9 +129,28 @@ def _asm2vec(out: Path, least: int, graph: Graph) -> tuple[int, int]:
         head = [f" .name {name}", f" .offset {address:016x}", f" .file {graph.program}"]
         text = "\n".join([*head, *asm2vec(instructions), ""])
         path = inside(out, f"{_plain(graph.program)}-{address:x}")
+        _check_ours(path, b" .name ")
         write_file(path, text.encode("utf-8", "replace"), sync=False)
         count += 1
     return count, count
+
+
+def _check_ours(path: Path, begin: bytes) -> None:
+    """Refuse to replace a file that does not begin as one of this spelling does."""
+    if not os.path.lexists(path):
+        return
+    with machine_errors("read", path):
+        data = b""
+        if path.is_file():
+            with open(path, "rb") as handle:
+                data = handle.read(len(begin))
+    # A program without functions gives an empty file.
+    if not path.is_file() or data not in (begin, b""):
+        raise UsageError(
+            "the file is none of this spelling, and would be replaced",
+            where=str(path),
+            hint="choose another folder",
+        )
 
 
 def _plain(program: str) -> str:

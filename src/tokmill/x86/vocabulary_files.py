@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import is_private, machine_errors, make_folder, write_file
+from tokmill.formats.notes import write_noted
 from tokmill.formats.token_dicts_export import pickled_counts
 from tokmill.unpickle import Pickle
 from tokmill.x86.rules import COLUMNS, RULES
 from tokmill.x86.vocabulary import SPECIALS, TokenList, Vocabularies
 
-ENDINGS = (".json", "_tokens.txt", "_tokens_dict.pkl")
+FROZEN = ".json"
+ENDINGS = (FROZEN, "_tokens.txt", "_tokens_dict.pkl")
 """How the file of a column ends; where several are there the first is read."""
 FORMS = {".json": "frozen", ".txt": "text", ".pkl": "pickle", ".pickle": "pickle"}
 """Suffix → form of a list."""
@@ -182,7 +184,7 @@ def column_of(path: Path) -> str:
 
 def write_vocabularies(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
     """Write the frozen form, and return the files."""
-    return _write(folder, vocabularies, ".json", TokenList.to_json)
+    return _write(folder, vocabularies, FROZEN, TokenList.to_json)
 
 
 def check_target(folder: Path, rules: str) -> None:
@@ -240,11 +242,12 @@ def _write(
     ending: str,
     made: Callable[[TokenList], bytes],
 ) -> list[Path]:
+    files = {f"{column}{ending}": made(tokens) for column, tokens in vocabularies.items()}
     make_folder(folder)
-    return [
-        write_file(folder / f"{column}{ending}", made(tokens))
-        for column, tokens in vocabularies.items()
-    ]
+    if ending == FROZEN:
+        return [write_file(folder / name, data) for name, data in files.items()]
+    # Lists of other scripts are called so too, and look the same.
+    return write_noted(folder, f"lists{ending}", "vocabulary", files)
 
 
 def _text(tokens: TokenList) -> bytes:

@@ -45,6 +45,16 @@ def test_every_length_has_a_bin(found: set[int]) -> None:
     assert series.y[-1] > 0
 
 
+def test_a_csv_of_the_users_own_is_not_replaced(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", [[[2, 2, 3, 0], [2, 0]]])
+    (tmp_path / "f.csv").write_text("mine")
+    with pytest.raises(UsageError, match="would be replaced"):
+        plot("lengths", [store.path], tmp_path / "f.svg", data=True)
+    assert (tmp_path / "f.csv").read_text() == "mine" and not (tmp_path / "f.svg").exists()
+    for _ in range(2):
+        plot("lengths", [store.path], tmp_path / "g.svg", data=True)
+
+
 def test_csv_holds_what_is_drawn(tmp_path: Path) -> None:
     store = write_store(tmp_path / "s", [[[2, 2, 3, 0], [2, 0]]])
     written = plot("frequency", [store.path], tmp_path / "f.svg", data=True)

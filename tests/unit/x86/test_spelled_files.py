@@ -105,3 +105,16 @@ def test_what_cannot_be_spelled(tmp_path: Path, loop: Path) -> None:
         spell([str(tmp_path / "text")], tmp_path / "out", "ktrans")
     done = spell([str(tmp_path / "text"), str(loop)], tmp_path / "out", "ktrans")
     assert done.programs == 1 and list(done.refused) == ["text"]
+
+
+@pytest.mark.parametrize("spelling", ["ktrans", "asm2vec"])
+def test_files_of_others_are_not_replaced(tmp_path: Path, loop: Path, spelling: str) -> None:
+    spell([str(loop)], tmp_path / "o", spelling)
+    written = [*(tmp_path / "o").iterdir()]
+    ours = written[0].read_bytes()
+    spell([str(loop)], tmp_path / "o", spelling)
+    assert written[0].read_bytes() == ours
+    written[0].write_text("mine")
+    with pytest.raises(TokmillError, match="would be replaced"):
+        spell([str(loop)], tmp_path / "o", spelling)
+    assert written[0].read_text() == "mine"

@@ -230,3 +230,15 @@ def test_a_folder_that_is_written_into_holds_lists_of_the_same_rules(tmp_path: P
         check_target(folder, "tokmill")
     with pytest.raises(TokmillError, match="no folder"):
         check_target(folder / "notes.txt", "tokmill")
+
+
+def test_lists_of_other_scripts_are_not_replaced(tmp_path: Path) -> None:
+    """They are called as ours are, and look the same."""
+    mine = tmp_path / "asm_tokens.txt"
+    mine.write_text("[PAD]\n")
+    with pytest.raises(UsageError, match="would be replaced"):
+        write_texts(tmp_path, closed() | lists())
+    assert mine.read_text() == "[PAD]\n" and [*tmp_path.iterdir()] == [mine]
+    mine.unlink()
+    write_texts(tmp_path, lists())
+    write_texts(tmp_path, lists())
