@@ -32,7 +32,7 @@ def embed(
         ),
     ] = None,
     at: Annotated[
-        str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")
+        str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
     ] = "last",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     name: Annotated[

@@ -18,7 +18,7 @@ def evaluate(
         Path, typer.Argument(metavar="STORE", help="A store with the run's vocabulary.")
     ],
     at: Annotated[
-        str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")
+        str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
     ] = "last",
     by: Annotated[
         str,

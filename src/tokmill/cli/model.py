@@ -63,7 +63,7 @@ def export(
         ),
     ],
     at: Annotated[
-        str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")
+        str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
     ] = "last",
     as_json: Json = False,
 ) -> None:

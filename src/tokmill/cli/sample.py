@@ -63,7 +63,7 @@ def sample(
     seed: Annotated[int, typer.Option(help="Equal seeds give equal texts.")] = 0,
     batch: Annotated[int, typer.Option(help="Rows that are read side by side.")] = 16,
     at: Annotated[
-        str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")
+        str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
     ] = "last",
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
     as_json: Annotated[

@@ -205,7 +205,7 @@ def train(
     if as_json:
         print_json({"run": str(result.path), **result.metrics, "step": result.step})
         return
-    keys = ("loss", "val_loss", "val_perplexity", "val_bits_per_byte")
+    keys = ("loss", "val_loss", "val_loss_ema", "val_perplexity", "val_bits_per_byte")
     shown = [f"{key} {result.metrics[key]:.4f}" for key in keys if key in result.metrics]
     say(f"{result.path}: {result.step} steps, {', '.join(shown)}")
     sampling = plugins.require("tokmill.report.runs").read_run(result.path).sampling

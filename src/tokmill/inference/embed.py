@@ -31,7 +31,7 @@ from tokmill.store.manifest import Overlay, canonical_digest
 from tokmill.store.schema import Array, Column, Records
 from tokmill.store.store import read_receipts
 from tokmill.train.allocator import keep_freed_memory
-from tokmill.train.engine import MODEL, pick_device
+from tokmill.train.engine import pick_device
 from tokmill.train.precision import Precision
 from tokmill.train.run import Facts, check_store, load_task, read_run
 from tokmill.train.weights import step_of, weights_at
@@ -81,7 +81,7 @@ def embed(
         store: folder of a finished store with the run's vocabularies.
         pool: mean; last; or attention, a mean weighted by softmax(q · h / sqrt(D)), where q is the
             query that the run has learned, else the record's last hidden state.
-        at: which weights (`weights_at`): "", "last", "best" or a step.
+        at: which weights (`weights_at`): "", "last", "best", "average" or a step.
         name: of the overlay; without it pooling and digest of the model.
         npy: write this file alone, float32 (records, D), and leave the store as it is.
         device: cpu, cuda, or auto.
@@ -141,7 +141,7 @@ class EmbedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     pool: Pool = "mean"
     """How hidden states become one vector."""
     at: str = ""
-    """The weights: best, a step, or last."""
+    """The weights: best, average, a step, or last."""
     name: str = ""
     """Name of the overlay; without it pooling and digest of the model."""
     device: str = "auto"
@@ -273,11 +273,11 @@ def known_model(config: EmbedConfig) -> Known:
         raise UsageError("no run was named", hint="--run RUN")
     run = Path(config.run).absolute()
     recipe, facts = read_run(run)
-    place = weights_at(run, config.at)
-    with machine_errors("read", place / MODEL):
-        stamp = (place / MODEL).stat()
+    file = weights_at(run, config.at)
+    with machine_errors("read", file):
+        stamp = file.stat()
     decides = {
-        "weights": _digest(place / MODEL, stamp.st_mtime_ns, stamp.st_size),
+        "weights": _digest(file, stamp.st_mtime_ns, stamp.st_size),
         "model": recipe.model,
         "task": recipe.task,
         "columns": facts.columns,
@@ -286,7 +286,7 @@ def known_model(config: EmbedConfig) -> Known:
     return Known(
         run,
         canonical_digest(decides),
-        step_of(place),
+        step_of(file.parent),
         recipe.model.dim,
         recipe.run.precision,
         recipe.data.verify,

@@ -78,7 +78,7 @@ def generate(
         stop: texts that end a continuation too; only for text.
         batch: rows that are read side by side.
         device: cpu, cuda, or auto: cuda where there is one.
-        at: the weights: "best", a step, or "last".
+        at: the weights: "best", "average", a step, or "last".
 
     Raises:
         UsageError: an option is out of its range, or a prompt cannot be read.

@@ -38,7 +38,8 @@ class Series:
     x: Array
     y: Array
     colour: int
-    dashed: bool = False
+    line: str = "-"
+    """How a curve is drawn: whole, dashed (--) or dotted (:)."""
     more: dict[str, Array] = field(default_factory=dict)
     """Columns that the CSV has besides; `LOWEST` and `HIGHEST` are drawn as a band."""
 
@@ -222,6 +223,14 @@ def coverage(table: Array) -> list[tuple[float, int]]:
     return [(share, int(np.searchsorted(covered, wanted)) + 1) for share, wanted in shares]
 
 
+LOSSES = {
+    "loss": ("train", "-"),
+    "val_loss": ("validation", "--"),
+    "val_loss_ema": ("validation of averaged weights", ":"),
+}
+"""Metrics of a run that are drawn → what they are called, and how (`Series.line`)."""
+
+
 def loss(paths: Sequence[Path]) -> Figure:
     """Return the loss of runs by step, on training and on validation rows.
 
@@ -236,12 +245,11 @@ def loss(paths: Sequence[Path]) -> Figure:
         label = common_name(numbers, names)
         label += f" ({len(numbers)} seeds)" if len(numbers) > 1 else ""
         members = [runs[number] for number in numbers]
-        for key, name in (("loss", "train"), ("val_loss", "validation")):
+        for key, (name, line) in LOSSES.items():
             x, y = _curves(members, key)
             if len(x):
                 more = {LOWEST: y.min(0), HIGHEST: y.max(0)} if len(members) > 1 else {}
-                dashed = key == "val_loss"
-                series.append(Series(f"{label}, {name}", x, y.mean(0), colour, dashed, more))
+                series.append(Series(f"{label}, {name}", x, y.mean(0), colour, line, more))
         if not any(one.colour == colour for one in series):
             raise TokmillError(
                 "no loss is logged there",

@@ -184,7 +184,7 @@ def _line(figure: Figure, axes: Any, series: Series, wider: float) -> None:
         series.x,
         series.y,
         color=_colour(series.colour),
-        linestyle="--" if series.dashed else "-",
+        linestyle=series.line,
         linewidth=1.6 + wider,
         marker="o" if points <= FEW else None,
         markersize=(8 if points <= FEWEST else 3.5) + wider,

@@ -197,7 +197,8 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
     ]
     section.tables.append(Table(rows, title="Last metrics"))
     if any(entry.get("loss") is not None for entry in metrics(path)):
-        caption = "Cross-entropy by step; dashed: validation rows."
+        caption = "Cross-entropy by step; dashed: validation rows"
+        caption += "; dotted: averaged weights." if "val_loss_ema" in facts["metrics"] else "."
         section.figures.append(picture(figures.loss([path]), section, caption))
     section.samples_title = "Continued by the model"
     try:

@@ -2,6 +2,7 @@
 
     checkpoints/step-00000100/
       model.safetensors optimizer.safetensors    what the engine saved
+      average.safetensors                        with `optim.ema`: the average of the weights
       rng-00000.json                             random states, one file a process
       state.json                                 how far the run is, and the digests of all files
 
@@ -30,7 +31,7 @@ from tokmill.files import (
     write_file,
 )
 from tokmill.store.manifest import canonical_digest, encode, read_json
-from tokmill.train.engine import MODEL, Engine
+from tokmill.train.engine import Engine
 from tokmill.train.rng import RandomStates, random_states, seed_for, set_random_states
 
 FOLDER, STATE = "checkpoints", "state.json"
@@ -172,9 +173,10 @@ def digest_of(data: bytes) -> str:
     return canonical_digest({key: one for key, one in value.items() if key != "digest"})
 
 
-def seal_of(place: Path) -> str:
-    """Return the seal that the weights of a folder must have; "": nothing says so."""
-    return read_state(place).files.get(MODEL, "") if is_checkpoint(place) else ""
+def seal_of(file: Path) -> str:
+    """Return the seal that a file of weights must have; "": nothing says so."""
+    place = file.parent
+    return read_state(place).files.get(file.name, "") if is_checkpoint(place) else ""
 
 
 def moves(state: State, engine: Engine) -> str:

@@ -68,6 +68,10 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Added to the root of the second moment."""
     clip: float = 1.0
     """Largest norm of the gradient; 0: no limit."""
+    ema: float = 0.0
+    """Decay of a moving average of the weights, such as 0.999, which is evaluated and kept beside
+    them; 0: none. Step t, from 0, has min(ema, (1 + t) / (10 + t)), whatever `warmup` is: it
+    reaches over the last ninth of the steps so far, and at most over 1 / (1 - ema) steps."""
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -159,6 +163,9 @@ LARGEST = {"layers": 1_000, "dim": 1 << 18, "heads": 1 << 14, "hidden": 1 << 22,
 LARGEST_NUMBER = 1 << 31
 """The most of other whole numbers, and of those that decide how much is held at a time."""
 
+MOST_EMA = 0.999999
+"""The largest decay: above it, what a step adds is less than float32 can hold."""
+
 
 def config_type(model: str, task: str) -> type[TrainConfig]:
     """Return the strict type of recipes with this kind of model and of task."""
@@ -241,6 +248,7 @@ def check(config: TrainConfig, where: str = "") -> None:
         "optim.floor": (optim.floor, 0, 1),
         "optim.clip": (optim.clip, 0, math.inf),
         "optim.weight_decay": (optim.weight_decay, 0, math.inf),
+        "optim.ema": (optim.ema, 0, MOST_EMA),
     }
     for name, (value, least, most) in limits.items():
         if not least <= value <= most:
@@ -252,6 +260,12 @@ def check(config: TrainConfig, where: str = "") -> None:
                 where=where,
                 hint=f"--set {name}={limit} is the {word}",
             )
+    if optim.ema and run.engine == "deepspeed":
+        raise UsageError(
+            "the engine deepspeed keeps no average of the weights",
+            where=where or "optim.ema",
+            hint="--set optim.ema=0, or --engine fsdp2, which splits weights and moments too",
+        )
     if data.weights and len(data.weights) != len(data.stores):
         raise UsageError(
             f"data.weights: {len(data.weights)} weights for {len(data.stores)} stores",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
 from tokmill.train.allocator import keep_freed_memory
+from tokmill.train.average import AVERAGE, Average
 from tokmill.train.compiling import any_number_of_documents, compile_errors, compile_task
 from tokmill.train.config import EngineConfig, OptimConfig, RunConfig
 from tokmill.train.launch import Place, one_a_machine, place
@@ -41,6 +42,8 @@ class Engine(Protocol):
     rank: int
     world: int
     device: torch.device
+    average: Average | None
+    """Of the weights, where the recipe wants one; after `prepare`."""
 
     @property
     def skipped(self) -> int:
@@ -71,6 +74,10 @@ class Engine(Protocol):
 
     def evaluate(self, batch: Tensors) -> dict[str, Tensor]:
         """Run forward alone, without dropout; return the task's sums."""
+        ...
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Have the average in the place of the weights, until the end of a block."""
         ...
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -119,6 +126,7 @@ class Single:
     task: Task
     learner: nn.Module
     """The task, or what an engine wraps around it."""
+    average: Average | None = None
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -143,6 +151,8 @@ class Single:
         self.names = [name for name, p in task.named_parameters() if p.requires_grad]
         self.parameters: list[nn.Parameter] = [p for p in task.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(task.param_groups(optim.weight_decay), optim)
+        if optim.ema:
+            self.average = Average(optim.ema, self._parts)
 
     def micro(self, batch: Tensors, last: bool, scale: float) -> dict[str, Tensor]:
         """Run forward and backward; PyTorch adds the gradients up."""
@@ -159,6 +169,8 @@ class Single:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr * group["lr_scale"]
             self.optimizer.step()
+            if self.average:
+                self.average.update()
         if self.precision.scale:
             self.precision.scale.update(math.isfinite(norm))
         elif not math.isfinite(norm):
@@ -180,6 +192,15 @@ class Single:
         self.task.eval()
         with torch.no_grad():
             return self._forward(self.task, batch)[1]
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Have the average in the place of the weights, until the end of a block."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Return the numbers: there is one process."""
@@ -207,19 +228,29 @@ class Single:
         }
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Write weights, and each parameter's moments by its name; return file → digest."""
+        """Write weights, each parameter's moments, and the average; return file → digest."""
         digests: dict[str, str] = {}
         # One after the other: they need not lie in memory together.
         for file, gathered in ((MODEL, self.weights), (OPTIMIZER, self.moments)):
             tensors = gathered()
             if self.rank == 0:
                 digests[file] = write_tensors(folder / file, tensors)
+        if self.average:
+            with self.averaged():
+                tensors = self.weights()
+                if self.rank == 0:
+                    said = self.average.metadata()
+                    digests[AVERAGE] = write_tensors(folder / AVERAGE, tensors, said)
         return digests | self.precision.save(folder) if self.rank == 0 else {}
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote."""
         self._set_weights(read_weights(folder / MODEL, self.shapes))
         self._set_moments(self._read_moments(folder / OPTIMIZER))
+        if self.average:
+            with self.averaged():
+                self._set_weights(read_weights(folder / AVERAGE, self.shapes))
+            self.average.load(folder / AVERAGE)
         self.precision.load(folder)
 
     def _read_moments(self, path: Path) -> dict[str, dict[str, Tensor]]:
@@ -266,6 +297,15 @@ class Single:
     def _part(self, value: Tensor, like: Tensor) -> Tensor:
         """Return what this process holds of a weight or moment; `like` is its weight."""
         return value
+
+    def _parts(self) -> list[Tensor]:
+        """Return what this process holds of the weights that are trained."""
+        return [weight.detach() for weight in self.parameters]
+
+    def _swap(self) -> None:
+        """Let weights and average change places."""
+        assert self.average is not None
+        self.average.swap()
 
     def _set_weights(self, tensors: dict[str, Tensor]) -> None:
         own = self.task.state_dict()

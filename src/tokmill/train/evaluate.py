@@ -41,7 +41,7 @@ def evaluate(
     Args:
         run: folder of a run.
         store: folder of a store with the run's vocabulary.
-        at: which weights (`weights_at`): "", "last", "best" or a step.
+        at: which weights (`weights_at`): "", "last", "best", "average" or a step.
         rows: evenly spaced rows that are taken; 0: all, every token once.
         batch: rows at a time; 0: as many as in a step of the run.
         device: cpu, cuda, or auto.
@@ -87,7 +87,7 @@ def evaluate(
         "run": str(run),
         "store": str(store),
         "fingerprint": opened.fingerprint,
-        "step": step_of(weights_at(run, at)),
+        "step": step_of(weights_at(run, at).parent),
         "rows": validation.size,
         "tokens": tokens,
         **metrics,

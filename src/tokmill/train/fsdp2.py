@@ -15,7 +15,7 @@ import warnings
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tokmill.models.model import Tensors, blocks_of
@@ -76,6 +76,18 @@ class Fsdp2(Several):
             with peers():
                 value = value.full_tensor()
         return value.cpu() if self.rank == 0 else value.new_empty(0)
+
+    def _parts(self) -> list[Tensor]:
+        """Return what this process holds of the weights that are trained."""
+        return [local_part(weight.detach()) for weight in self.parameters]
+
+    def _swap(self) -> None:
+        """Let weights and average change places."""
+        # What is in no block stays gathered after an evaluation, and would be used once more.
+        for module in self.task.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        super()._swap()
 
     def _part(self, value: Tensor, like: Tensor) -> Tensor:
         """Return this process's part; each process has read the whole."""

@@ -39,7 +39,7 @@ from tokmill.train.sums import add, most, over_processes
 from tokmill.train.track import Tracker
 from tokmill.train.trackers import open_trackers
 from tokmill.train.validation import Validation, validation_of
-from tokmill.train.weights import BEST, FINAL, drop_final, save_weights
+from tokmill.train.weights import AVERAGED, BEST, FINAL, drop_final, save_weights
 from tokmill.train.whole import newest_whole
 
 CHECKED = "checked.json"
@@ -170,6 +170,9 @@ class Training:
                 if last or due(state.step, run.checkpoint_every):
                     self.save()
         self.check.finish()
+        if self.engine.average:
+            with self.engine.averaged():
+                self.write(AVERAGED)
         self.write(FINAL)
 
     def greet(self) -> None:
@@ -220,15 +223,23 @@ class Training:
         self.log({**report, "lr": self.lr, "grad_norm": self.norm, **self.meter.report()})
 
     def evaluate(self, validation: Validation) -> None:
-        """Measure the loss on the validation store; the best weights so far are kept."""
+        """Measure the loss on the validation store, of the average too; keep the best weights."""
         with self.meter.aside():
-            report, _ = validation.measure(self.task, self.engine, self.config.run.micro_tokens)
+            report = self.measure(validation)
+            if self.engine.average:
+                with self.engine.averaged():
+                    found = self.measure(validation)
+                report |= {f"{name}_ema": value for name, value in found.items()}
             self.log({f"val_{name}": value for name, value in report.items()})
             best = math.inf if self.state.best_loss is None else self.state.best_loss
             if self.config.run.best and report["loss"] < best:
                 self.state.best_step, self.state.best_loss = self.state.step, report["loss"]
                 self.write(BEST, report["loss"])
         self.say("validation " + ", ".join(f"{name} {value:.4f}" for name, value in report.items()))
+
+    def measure(self, validation: Validation) -> dict[str, float]:
+        """Return the metrics of the weights as they are now on the validation store."""
+        return validation.measure(self.task, self.engine, self.config.run.micro_tokens)[0]
 
     def write(self, name: str, loss: float | None = None) -> None:
         """Write the weights as they are now under a name in the run."""

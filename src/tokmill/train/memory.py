@@ -101,12 +101,13 @@ def tensor_bytes(
     float32, of which a process holds the share w, of gradients g and of moments m (`Shares`; 1, or
     1 / `world`), that is
 
-        w W + 2 m W + A + G + E
+        w W + 2 m W + a w W + A + G + E
 
-    A: what else is alive at the worst moment of forward and backward passes over micro-batches of
-    `rows` whole rows, whole gradients (g = 1) among it; G: g W, where gradients are split. E, where
-    weights are split: weights and gradients of one block, and of what is in no block, whole; and
-    of DeepSpeed's stages its float32 copy of W / `world`, and its bucket of gradients.
+    a: 1 where an average of the weights is kept (`optim.ema`), else 0; A: what else is alive at the
+    worst moment of forward and backward passes over micro-batches of `rows` whole rows, whole
+    gradients (g = 1) among it; G: g W, where gradients are split. E, where weights are split:
+    weights and gradients of one block, and of what is in no block, whole; and of DeepSpeed's stages
+    its float32 copy of W / `world`, and its bucket of gradients.
     """
     shares = shares_of(config, world)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -131,7 +132,11 @@ def tensor_bytes(
                     loss, sums = task(batch)
                 torch.autograd.backward(loss)
                 del loss, sums
-    held = shares.weights + 2 * shares.moments + (shares.gradients if shares.gradients < 1 else 0)
+    held = (
+        shares.weights * (2 if config.optim.ema else 1)
+        + 2 * shares.moments
+        + (shares.gradients if shares.gradients < 1 else 0)
+    )
     return peak.most - weights + math.ceil(held * weights) + extra_bytes(config, task, world)
 
 

@@ -36,6 +36,7 @@ OTHER_NAMES = {
     "learning_rate": "optim.lr", "max_learning_rate": "optim.lr", "max_lr": "optim.lr",
     "warmup_iters": "optim.warmup", "warmup_steps": "optim.warmup",
     "lr_scheduler_type": "optim.schedule",
+    "ema_decay": "optim.ema",
     "grad_clip": "optim.clip", "max_grad_norm": "optim.clip", "max_l2_norm": "optim.clip",
     "max_iters": "run.steps", "max_steps": "run.steps", "num_steps": "run.steps",
     "eval_interval": "run.eval_every", "eval_steps": "run.eval_every",

@@ -57,8 +57,8 @@ def step_bytes(
 def rough_bytes(config: TrainConfig, sizes: Mapping[str, int], rows: int, world: int = 1) -> float:
     """Return more than `tensor_bytes` would, in no time; infinite for models of unknown sizes.
 
-    16 bytes a weight, and for each position of `rows` and each block 400 values of the width, 10 of
-    the hidden width, and attention as a whole matrix.
+    16 bytes a weight, 4 more with an average, and for each position of `rows` and each block 400
+    values of the width, 10 of the hidden width, and attention as a whole matrix.
     """
     model, length = config.model, config.task.length
     if not hasattr(model, "layers") or not hasattr(model, "dim"):
@@ -66,7 +66,8 @@ def rough_bytes(config: TrainConfig, sizes: Mapping[str, int], rows: int, world:
     hidden = getattr(model, "hidden", 0) or 4 * model.dim
     matrix = getattr(model, "heads", 0) * length
     each: float = 4.0 * (model.layers + 1) * (400 * model.dim + 10 * hidden + 2 * matrix)
-    weights = 16.0 * parameter_count(config, sizes) * max(*shares_of(config, world))
+    each_weight = 20.0 if config.optim.ema else 16.0
+    weights = each_weight * parameter_count(config, sizes) * max(*shares_of(config, world))
     positions: float = rows * length
     return weights + positions * (each + 8.0 * max(sizes.values(), default=0))
 

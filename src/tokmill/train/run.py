@@ -6,6 +6,7 @@ RUN/
                          no store
   metrics.jsonl  checkpoints/step-…/
   model/ best/           weights at the end, and with the lowest validation loss
+  average/               their average at the end, where the recipe wants one
 """
 
 from __future__ import annotations
@@ -244,9 +245,9 @@ def load_task(run: Path | str, at: str = "") -> Task:
     """Return the task of a run with its weights at a point (`weights_at`), ready to evaluate."""
     run = Path(run)
     config, facts = read_run(run)
-    place = weights_at(run, at)
+    file = weights_at(run, at)
     task = make_task(config, facts.columns)
-    load_from(task, place)
+    load_from(task, file)
     return task.eval()
 
 

@@ -32,7 +32,7 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> No
     run, weights = find_weights(place)
     check_ids(read_json(run / FACTS, Facts), facts, place)
     try:
-        load_from(task, weights)
+        load_from(task, weights / MODEL)
     except MachineError:
         raise
     except TokmillError as error:

@@ -2,8 +2,9 @@
 
 RUN/
   model/                 model.safetensors and config.json, when the last step is done
+  average/               the same of the average of the weights (`optim.ema`)
   best/                  the same of the step with the lowest validation loss
-  checkpoints/step-…/    model.safetensors, and what it takes to go on
+  checkpoints/step-…/    model.safetensors, average.safetensors, and what it takes to go on
 
 The file of weights is the commit: it is replaced in one rename, so a kill leaves the old ones or
 the new ones. config.json follows it.
@@ -21,12 +22,13 @@ from tokmill.errors import TokmillError
 from tokmill.files import make_folder, write_file
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
+from tokmill.train.average import AVERAGE
 from tokmill.train.checkpoint import FOLDER, checkpoints, discard, seal_of
 from tokmill.train.config import TrainConfig
 from tokmill.train.engine import MODEL, load_weights
 from tokmill.train.tensors import read_metadata, write_tensors
 
-FINAL, BEST, CONFIG = "model", "best", "config.json"
+FINAL, BEST, AVERAGED, CONFIG = "model", "best", "average", "config.json"
 
 
 def save_weights(
@@ -54,8 +56,9 @@ def save_weights(
 
 def drop_final(run: Path) -> None:
     """Take away the final weights of a run that goes on; its newest checkpoint holds the same."""
-    if (run / FINAL).exists():
-        discard(run / FINAL)
+    for name in (FINAL, AVERAGED):
+        if (run / name).exists():
+            discard(run / name)
 
 
 def newest_weights(run: Path) -> Path | None:
@@ -64,24 +67,37 @@ def newest_weights(run: Path) -> Path | None:
     return next((place for place in places if (place / MODEL).exists()), None)
 
 
+def newest_average(run: Path) -> Path | None:
+    """Return the file of a run's average, final or in its newest checkpoint; None: there is none.
+
+    A checkpoint that holds none is of a run without an average.
+    """
+    files = [run / AVERAGED / MODEL, *(place / AVERAGE for place in reversed(checkpoints(run)))]
+    return next((file for file in files if file.exists()), None)
+
+
 def weights_at(run: Path, at: str = "") -> Path:
-    """Return the folder with the weights of a run at a point of its training.
+    """Return the file with the weights of a run at a point of its training.
 
     Args:
         run: folder of a run.
         at: "" or "last": the final weights, else those of the newest checkpoint; "best": those
-            with the lowest validation loss; a number: those of this step.
+            with the lowest validation loss; "average": the newest average of the weights
+            (`optim.ema`); a number: those of this step.
 
     Raises:
         TokmillError: there are no such weights; the hint lists those that there are.
     """
     places = [run / BEST, *checkpoints(run), run / FINAL]
     found = sorted((place for place in places if (place / MODEL).exists()), key=step_of)
-    steps = {str(step_of(place)): place for place in found}
-    named = steps | ({"best": run / BEST} if run / BEST in found else {})
-    newest = newest_weights(run)
+    named = {str(step_of(place)): place / MODEL for place in found}
+    newest, average = newest_weights(run), newest_average(run)
+    if run / BEST in found:
+        named["best"] = run / BEST / MODEL
+    if average is not None:
+        named["average"] = average
     if newest is not None:
-        named |= {"": newest, "last": newest}
+        named |= {"": newest / MODEL, "last": newest / MODEL}
     if at in named:
         return named[at]
     if not at or not named:
@@ -92,9 +108,9 @@ def weights_at(run: Path, at: str = "") -> Path:
     raise TokmillError(what, where=str(run), hint=hint)
 
 
-def load_from(task: Task, place: Path) -> None:
-    """Read the weights of a folder, which must be those that were written there, into a task."""
-    load_weights(task, place / MODEL, seal_of(place))
+def load_from(task: Task, file: Path) -> None:
+    """Read a file of weights, which must be those that were written there, into a task."""
+    load_weights(task, file, seal_of(file))
 
 
 def step_of(place: Path) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokmill.errors import MachineError, TokmillError
 from tokmill.files import sha256_file
 from tokmill.store.manifest import read_json
+from tokmill.train.average import AVERAGE
 from tokmill.train.checkpoint import (
     RANDOM,
     STATE,
@@ -23,6 +24,8 @@ from tokmill.train.rng import RandomStates
 from tokmill.train.tensors import check_tensors
 
 TENSORS = (MODEL, OPTIMIZER)
+SEALED = (*TENSORS, AVERAGE)
+"""Files of tensors; the last one is there where the recipe wants it."""
 
 
 def newest_whole(run: Path, engine: Engine) -> Path | None:
@@ -80,7 +83,7 @@ def check_checkpoint(folder: Path) -> State:
     state = read_state(folder)
     if state.files:
         random = [name for name in state.files if RANDOM.fullmatch(name)]
-        known = {*TENSORS, SCALE, *random}
+        known = {*SEALED, SCALE, *random}
         if not state.files.keys() <= known or not state.files.keys() >= {*TENSORS}:
             raise damaged(folder / STATE, "it names other files than those of a checkpoint")
         if len(random) != state.world:
@@ -89,7 +92,7 @@ def check_checkpoint(folder: Path) -> State:
         path = folder / name
         if not path.is_file():
             raise damaged(path, "it is missing")
-        found = check_tensors(path) if name in TENSORS else sha256_file(path)
+        found = check_tensors(path) if name in SEALED else sha256_file(path)
         if digest and found != digest:
             raise damaged(
                 path, f"its digest is {found[:12] or 'missing'}, and {STATE} says {digest[:12]}"

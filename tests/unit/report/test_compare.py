@@ -298,7 +298,7 @@ def test_curves_of_seeds_have_a_mean_and_a_band(root: Path, tmp_path: Path) -> N
     train_curve, validation = figure.series
     assert train_curve.label == "seed-… (3 seeds), train"
     assert train_curve.x.tolist() == [1, *range(3, STEPS + 1)]
-    assert validation.dashed and validation.x.tolist() == [4, 8, 12]
+    assert validation.line == "--" and validation.x.tolist() == [4, 8, 12]
     last = values(rewrite_to)
     ends = [validation.y[-1], *(validation.more[name][-1] for name in ("lowest", "highest"))]
     assert ends == pytest.approx([statistics.mean(last), min(last), max(last)])

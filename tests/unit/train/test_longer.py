@@ -39,7 +39,7 @@ def test_a_finished_constant_run_goes_on(
     # The weights of step 6 are the final ones no more.
     assert not (tmp_path / "run/model").exists()
     assert unfinished_at(tmp_path / "run") == (8, 12)
-    assert step_of(weights_at(tmp_path / "run")) == 8
+    assert step_of(weights_at(tmp_path / "run").parent) == 8
     parts = train_model(None, tmp_path / "run", resume=True, quiet=True)
     assert parts.step == 12 and same(whole.path, parts.path)
     assert losses(whole.path) == losses(parts.path)
@@ -58,7 +58,7 @@ def test_a_kill_between_two_ends_leaves_weights(
         with pytest.raises(MemoryError):
             options = {"run": {"steps": 5}}
             train_model(None, tmp_path / "run", options=options, resume=True, quiet=True)
-    assert step_of(weights_at(tmp_path / "run")) == 3
+    assert step_of(weights_at(tmp_path / "run").parent) == 3
     assert load_task(tmp_path / "run")
 
 

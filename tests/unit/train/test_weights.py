@@ -57,9 +57,11 @@ def test_the_weights_are_those_of_the_step(run: Path, store: Path, tmp_path: Pat
 
 
 def test_weights_by_name(run: Path) -> None:
-    assert weights_at(run) == weights_at(run, "last") == run / "model"
-    assert weights_at(run, "best") == weights_at(run, str(step_of(run / "best"))) == run / "best"
-    assert weights_at(run, "21") == run / "checkpoints/step-00000021"
+    file = "model.safetensors"
+    assert weights_at(run) == weights_at(run, "last") == run / "model" / file
+    best = weights_at(run, str(step_of(run / "best")))
+    assert weights_at(run, "best") == best == run / "best" / file
+    assert weights_at(run, "21") == run / "checkpoints/step-00000021" / file
     for at, named in (("7", "of step 7"), ("first", "called first"), ("9999", "of step 9999")):
         with pytest.raises(TokmillError) as caught:
             weights_at(run, at)
@@ -121,7 +123,7 @@ def test_a_kill_while_best_is_written_leaves_whole_weights(
     if call == 0:
         assert not (tmp_path / "run/best/model.safetensors").exists()
     else:
-        assert step_of(weights_at(tmp_path / "run", "best")) == {1: 4, 2: 4, 3: 8}[call]
+        assert step_of(weights_at(tmp_path / "run", "best").parent) == {1: 4, 2: 4, 3: 8}[call]
         load_task(tmp_path / "run", "best")
     again = train_model(
         recipe(store, 24), tmp_path / "run", options=options, resume=True, quiet=True
