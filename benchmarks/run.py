@@ -21,6 +21,7 @@ import many_shards
 import packing
 import rwkv7
 import sampling
+import store_check
 import x86_models
 import x86_store
 import x86_tokens
@@ -73,6 +74,10 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "batches": ("Batches", lambda: feed_batches.main(cache, peers_python)),
         "packing": ("Packing", packing.main),
         "decoder": ("Training a GPT-2", lambda: decoder_training.main(cache)),
+        "store-check": (
+            "A training that compares its store with its digests",
+            lambda: store_check.main(cache),
+        ),
         "sampling": ("Sampling", lambda: sampling.main(cache)),
         "defaults": ("Defaults of a training", lambda: defaults.main(cache)),
         "lifting": (
