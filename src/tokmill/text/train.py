@@ -38,8 +38,9 @@ from tokmill.text.train_child import BORDER
 ENGINES = ("auto", "gigatoken", "tokenizers", "python")
 MERGES_A_WORD = 0.5
 """Ids a distinct word above which `tokenizers` trains faster than gigatoken, whose time explodes
-when most pairs have been joined: of 43,817 words it makes 20,000 ids in half the time of the other,
-26,000 in 1.2 times, 35,000 in 10 times and 50,257 in 30 times (2 cores, source code)."""
+when most pairs have been joined: of 41,412 words it makes 20,000 ids in half the CPU time of the
+other, 26,000 in 1.3 times, 35,000 in 5 times and 50,257 in 24 times; of 161,605 words 35,000 in a
+fifth and 50,257 in half (source code; docs/log/2026-11-22-memory-of-text-builds.md)."""
 _MOST_COUNTED = 2**31 - 1
 """Pairs that `tokenizers` counts in 32 bits; above that only the Python trainer is exact."""
 

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from making import TOKENIZER
 from tokmill.errors import TokmillError, UsageError
+from tokmill.text import encoders
 from tokmill.text.encoders import make_encoder
 from tokmill.text.gigatoken_limits import texts_with_newer_characters, texts_with_white_tails
 from tokmill.text.tokenizer import Tokenizer
@@ -162,3 +164,14 @@ def test_long_texts_go_to_tokenizers_in_parts(
     monkeypatch.setattr(encoders, "_LONG", 500)
     parts = encoder(["a", text, ""])
     assert parts[0].tolist() == ids.tolist() and parts[1].tolist() == lengths.tolist()
+
+
+def test_tokenizers_encodes_some_texts_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["ab " * n for n in (0, 5, 1, 40, 0, 7, 0)]
+    whole = encoders.TokenizersEncoder(json.loads(TOKENIZER.read_bytes()), threads=True)(texts)
+    for most in (1, 7, 50, 120, 10_000):
+        monkeypatch.setattr(encoders, "_AT_ONCE", most)
+        encoder = encoders.TokenizersEncoder(json.loads(TOKENIZER.read_bytes()), threads=True)
+        for found, wanted in zip(encoder(texts), whole, strict=True):
+            assert found.tolist() == wanted.tolist()
+        assert [part.tolist() for part in encoder([])] == [[], []]
