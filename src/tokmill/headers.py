@@ -54,10 +54,13 @@ class TensorHeader(NamedTuple):
     metadata: dict[str, str]
 
 
-def loads_json(raw: bytes | str) -> Any:
-    """Return a JSON value; raises `ValueError`, also for nesting without end and for surrogates."""
+def loads_json(raw: bytes | str, kind: Any = Any) -> Any:
+    """Return a JSON value, of the type `kind`.
+
+    Raises `ValueError`, also for nesting without end, for surrogates and for what is no UTF-8.
+    """
     try:
-        return msgspec.json.decode(raw)
+        return msgspec.json.decode(raw, type=kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

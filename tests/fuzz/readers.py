@@ -14,19 +14,62 @@ import json
 import pickle
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from learned import (
+    imported,
+    make_embedded,
+    make_official,
+    make_overlaid,
+    make_parts,
+    make_public,
+    make_scale,
+    make_tensor_file,
+    make_text_run,
+    make_unchecked,
+    read_embedded,
+    read_official,
+    read_opened,
+    read_overlaid,
+    read_page,
+    read_parts,
+    read_public,
+    read_resumed,
+    read_scale,
+    read_summary,
+    read_tensor_file,
+    read_unchecked,
+    run_files,
+    whole_run,
+)
+from reader import Make, Read, Reader
+from small_files import (
+    make_dataset,
+    make_extract,
+    make_lists,
+    make_prompts,
+    make_tekken,
+    make_templates,
+    make_text_lists,
+    make_truth,
+    read_extract,
+    read_graph_lines,
+    read_piped,
+    read_prompts,
+    read_stores,
+    read_templates,
+    read_text_lists,
+    read_truth,
+    text_of,
+)
 from small_recipes import (
     TEXTS,
     TRAINING,
-    Make,
-    Read,
     make_recipe,
     make_sentencepiece,
     read_recipe,
@@ -54,25 +97,15 @@ from tokmill.store.schema import Column
 from tokmill.store.shard import ShardWriter
 from tokmill.store.store import Store
 
-for _name in ("unit/train", "unit/x86", "unit/report"):
+for _name in (
+    "unit/train",
+    "unit/x86",
+    "unit/report",
+    "unit/models",
+    "unit/formats",
+    "parity",
+):
     sys.path.append(str(Path(__file__).parent.parent / _name))
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A line of the table."""
-
-    make: Make
-    read: Read
-    digests: bool = False
-    source: str = ""
-    """The kind of source in `plugins` that is read."""
-    export: str = ""
-    """The export in `plugins` whose folder is read."""
-    share: float = 1
-    """Share of the mutations that it gets, where one takes longer."""
-    restore: Callable[[Path, Path], None] | None = None
-    """Puts back what reading may have changed: (folder, good folder)."""
 
 
 SPECIAL = b"\n<|endoftext|>\n"
@@ -91,13 +124,17 @@ def request(inputs: Sequence[str], tokenizer: str | None = None) -> Request:
     return Request(inputs=tuple(inputs), tokenizer=tokenizer, roles={})
 
 
-def read_source(name: str, inputs: Sequence[Path], **options: Any) -> Any:
+def read_source(
+    name: str, inputs: Sequence[Path], tokenizer: str = str(TOKENIZER), **options: Any
+) -> Any:
     """Freeze, plan and read as a build does, in this process and without writing a store."""
     kind = plugins.load(plugins.SOURCES, name)
     config = recipe.convert(kind.Config, options, "options")
     paths = [str(path) for path in inputs]
+    if hasattr(kind, "resolve"):
+        config = kind.resolve(config, request(paths, tokenizer))
     text = name in ("text", "jsonl", "parquet")
-    named = str(TOKENIZER) if name == "chat" else None
+    named = tokenizer if name == "chat" else None
     frozen = frozen_tokenizer() if text else kind.freeze(config, request(paths, named))
     source = kind(config, paths, frozen, Amount(workers=0).resources())
     limits = {
@@ -128,8 +165,11 @@ def file_of(name: str, data: bytes) -> Make:
     return make
 
 
-def of_source(kind: str, make: Make, name: str, **options: Any) -> Reader:
-    return Reader(make, lambda folder: read_source(kind, [folder / name], **options), source=kind)
+def of_source(kind: str, make: Make, name: str, share: float = 1, **options: Any) -> Reader:
+    def read(folder: Path) -> Any:
+        return read_source(kind, [folder / name], **options)
+
+    return Reader(make, read, source=kind, share=share)
 
 
 def make_jsonl(folder: Path) -> Iterable[Path]:
@@ -437,86 +477,29 @@ def read_everything(folder: Path) -> Any:
     return "inspected"
 
 
-def make_run(folder: Path) -> Path:
-    import torch
-    from small_runs import train
-    from toy import cycles
-    from toy import make_store as toy_store
-
-    torch.set_num_threads(1)
-    for name, seed in (("train", 0), ("val", 1)):
-        toy_store(folder / name, cycles(10, seed=seed))
-    return train(folder, folder / "run", run={"steps": 2, "eval_every": 2, "checkpoint_every": 1})
-
-
-def run_files(*patterns: str) -> Make:
-    def make(folder: Path) -> Iterable[Path]:
-        run = make_run(folder)
-        return [path for pattern in patterns for path in sorted(run.glob(pattern))]
-
-    return make
-
-
-def read_summary(folder: Path) -> Any:
-    from tokmill.report.runs import read_run
-
-    found = read_run(folder / "run")
-    read_inspected("run")(folder)
-    return found.step, repr(found.flat)
-
-
-def read_page(folder: Path) -> Any:
-    """`compare`, `plot` and `report` of a run and its stores."""
-    from tokmill.report.compare import compare
-    from tokmill.report.page import page
-
-    compare([folder / "run"])
-    page([folder / "run"], folder / "page.html")
-    return "a page"
-
-
-def read_tensor_file(folder: Path) -> Any:
-    from tokmill.train.tensors import read_metadata, read_tensors
-
-    found = read_tensors(folder / "a.safetensors")
-    read_metadata(folder / "a.safetensors")
-    return {name: tensor.tolist() for name, tensor in found.items()}
-
-
-def make_tensor_file(folder: Path) -> Iterable[Path]:
-    import torch
-
-    from tokmill.train.tensors import write_tensors
-
-    tensors = {"a": torch.arange(6).reshape(2, 3), "b.c": torch.ones(4), "e": torch.zeros(0)}
-    write_tensors(folder / "a.safetensors", tensors, {"step": "3"})
-    return [folder / "a.safetensors"]
-
-
-def read_resumed(folder: Path) -> Any:
-    from tokmill.train.run import load_run
-    from tokmill.train.weights import weights_at
-
-    return str(weights_at(folder / "run", "last"))[-5:], load_run(folder / "run") is not None
-
-
 RUN = ("*.json", "metrics.jsonl", "checkpoints/*/state.json", "model/*")
 
 READERS: dict[str, Reader] = {
     # sources
-    "text": of_source("text", file_of("a.txt", SPECIAL.join(t.encode() for t in TEXTS)), "a.txt"),
-    "jsonl": of_source("jsonl", make_jsonl, "a.jsonl", keep=["id"]),
-    "chat": of_source("chat", make_chats, "a.jsonl", chat_template="plain"),
-    "jsonl gz": of_source("jsonl", compressed("gz"), "a.jsonl.gz"),
-    "jsonl zst": of_source("jsonl", compressed("zst"), "a.jsonl.zst"),
-    "parquet": of_source("parquet", make_parquet, "a.parquet", keep=["id"]),
-    "arrow": of_source("parquet", make_arrow, "a.arrow"),
-    "x86": of_source("x86", make_elf, "program"),
-    "x86 graph": of_source("x86", make_graph(".cfg.parquet"), "a.cfg.parquet"),
+    "text": of_source(
+        "text", file_of("a.txt", SPECIAL.join(t.encode() for t in TEXTS)), "a.txt", 0.2
+    ),
+    "jsonl": of_source("jsonl", make_jsonl, "a.jsonl", 0.2, keep=["id"]),
+    "chat": of_source("chat", make_chats, "a.jsonl", 0.1, chat_template="plain"),
+    "jsonl gz": of_source("jsonl", compressed("gz"), "a.jsonl.gz", 0.2),
+    "jsonl zst": of_source("jsonl", compressed("zst"), "a.jsonl.zst", 0.2),
+    "parquet": of_source("parquet", make_parquet, "a.parquet", 0.2, keep=["id"]),
+    "arrow": of_source("parquet", make_arrow, "a.arrow", 0.3),
+    "x86": of_source("x86", make_elf, "program", 0.1),
+    "x86 graph": of_source("x86", make_graph(".cfg.parquet"), "a.cfg.parquet", 0.2),
     "graph parquet": Reader(make_graph(".cfg.parquet"), read_graph_file("a.cfg.parquet")),
         "saved_index": Reader(make_index, read_index),
     "token-dicts": of_source("token-dicts", make_dicts, "a_tokens.pkl"),
-    "recode": Reader(make_x86_store, read_recode, source="recode"),
+    "recode": Reader(make_x86_store, read_recode, source="recode", share=0.3),
+    "datasets folder": of_source("parquet", make_dataset, "d", 0.2),
+    "embed": Reader(make_embedded, read_embedded, source="embed", share=0.05),
+    "text piped": Reader(text_of("text"), read_piped("text", "a"), share=0.1),
+    "jsonl piped": Reader(text_of("jsonl"), read_piped("jsonl", "a"), share=0.1),
     "select": Reader(
         store_files("shards/*.safetensors"),
         lambda folder: read_source("select", [folder / "s"], unique=True),
@@ -557,12 +540,13 @@ READERS: dict[str, Reader] = {
     "store locate": Reader(store_files("*.json*", "shards/*.json"), read_looked_up),
     "store repair": Reader(
         store_files("*.json*", "shards/*", "vocab/*"), read_repaired, digests=True,
-        restore=whole_again,
+        share=0.2, restore=whole_again,
     ),
     "store build": Reader(
         store_files("*.json*", "shards/*.json", "vocab/*"), read_built, digests=True,
-        restore=whole_again,
+        share=0.2, restore=whole_again,
     ),
+    "store overlay": Reader(make_overlaid, read_overlaid, digests=True),
     # tokenizers, vocabularies, recipes
     "tokenizer.json": Reader(tokenizer_file("tokenizer.json"), read_tokenizer("tokenizer.json")),
     "vocab.json": Reader(tokenizer_file("vocab.json"), read_tokenizer("vocab.json")),
@@ -571,11 +555,38 @@ READERS: dict[str, Reader] = {
     "vocabularies": Reader(make_vocabularies, read_vocabularies),
     "vocabulary counts": Reader(make_count_pickle, read_lists),
     "recipe": Reader(make_recipe, read_recipe),
-    "recipe of a training": Reader(file_of("r.toml", TRAINING), read_training_recipe),
+    "recipe of a training": Reader(file_of("r.toml", TRAINING), read_training_recipe, share=0.5),
+    "tekken": Reader(make_tekken, read_tokenizer("tekken.json")),
+    "chat templates": Reader(make_templates, read_templates, share=0.2),
+    "prompts": Reader(make_prompts, read_prompts),
+    "list of stores": Reader(make_lists, read_stores),
+    "lists as text": Reader(make_text_lists, read_text_lists),
+    # programs
+    "graph jsonl": Reader(make_graph(".cfg.jsonl"), read_graph_lines),
+    "extract": Reader(make_extract, read_extract),
+    "symbols": Reader(make_truth, read_truth),
     # looking
     "inspect": Reader(make_everything, read_everything),
     # runs
-    "tensors": Reader(make_tensor_file, read_tensor_file),
-    "run": Reader(run_files(*RUN), read_summary),
+    "tensors": Reader(make_tensor_file, read_tensor_file, digests=True),
+    "run": Reader(run_files(*RUN), read_summary, share=0.2),
+    "run opened": Reader(
+        make_text_run, read_opened, share=0.2
+    ),
     "report": Reader(run_files(*RUN), read_page, share=0.05),
+    "checkpoint": Reader(
+        run_files("checkpoints/step-00000002/*"), read_resumed, digests=True, share=0.5,
+        restore=whole_run,
+    ),
+    "checkpoint unchecked": Reader(make_unchecked, read_unchecked),
+    "loss scale": Reader(make_scale, read_scale),
+    "checkpoint of a loop": Reader(make_parts, read_parts),
+    # models of others
+    "GPT-2": Reader(make_public("gpt2"), imported(read_public), share=0.2),
+    "Llama": Reader(make_public("llama"), imported(read_public), share=0.2),
+    "Llama in parts": Reader(make_public("llama", 3), imported(read_public), share=0.2),
+    "RWKV-7 pth": Reader(make_official("a.pth"), imported(read_official("a.pth")), share=0.2),
+    "RWKV-7 safetensors": Reader(
+        make_official("a.safetensors"), imported(read_official("a.safetensors")), share=0.2
+    ),
 }  # fmt: skip

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from reader import Make, Read
 
 from making import TOKENIZER
 from tokmill import plugins, recipe
 from tokmill.build.prepare import BuildRecipe
-
-Make = Callable[[Path], Iterable[Path]]
-"""Writes good files into a folder and returns those that are to be damaged."""
-Read = Callable[[Path], Any]
-"""Reads what `Make` wrote in the folder, all of it, and returns something to compare."""
 
 TEXTS = [
     "The first text, of two sentences. This one ends.",

@@ -32,7 +32,8 @@ def check(server: Server, name: str, count: int, capsys: pytest.CaptureFixture[s
     with capsys.disabled():
         print(
             f"\n{name:<22} {found['mutations']:>7,} mutations {found['clean']:>7,} clean "
-            f"{found['right']:>7,} right {found['other']:>3} other {found['seconds']:>6.1f} s",
+            f"{found['right']:>7,} right {found['other']:>3} other {found['seconds']:>6.1f} s"
+            f"{'' if READERS[name].share == 1 else f'  {READERS[name].share:g} of them'}",
             end="",
         )
     assert not found["failures"], "\n".join([f"reader {name!r}:", *found["failures"]])
@@ -55,12 +56,8 @@ def test_damage_in_great_number(
 
 def test_every_source_and_export_has_its_reader() -> None:
     """A new line in `plugins` needs one in `readers.READERS`."""
-    assert set(plugins.SOURCES) - {reader.source for reader in READERS.values()} == NOT_YET
+    assert set(plugins.SOURCES) - {reader.source for reader in READERS.values()} == set()
     assert set(plugins.EXPORTS) - {reader.export for reader in READERS.values()} == set()
-
-
-NOT_YET = {"embed"}
-"""Its files are those of a run and of a store, which have readers of their own."""
 
 
 def test_mutations_are_replayed_by_their_seed() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from small_recipes import TEXTS, Make
+from reader import Make
+from small_recipes import TEXTS
 
 from making import jsonl, quick_build, write_store
 from phrase_records import PHRASES

@@ -15,6 +15,7 @@ import msgspec
 
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import inside, machine_errors
+from tokmill.headers import loads_json
 
 T = TypeVar("T")
 STATE, DICT = "state.json", "dataset_dict.json"
@@ -116,8 +117,9 @@ def _read(path: Path, kind: type[T]) -> T:
     with machine_errors("read", path):
         raw = path.read_bytes()
     try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        value: T = loads_json(raw, kind)
+        return value
+    except ValueError as error:
         raise TokmillError(
             f"this is none of the files that datasets writes: {error}",
             where=str(path),

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import msgspec
-
 from tokmill.errors import UsageError, nearest
 from tokmill.files import machine_errors
+from tokmill.headers import loads_json
 from tokmill.inference.coders import parse_ids
 
 LONGEST = 1 << 24
@@ -77,8 +76,8 @@ class Prompts:
 
     def _of_json(self, text: str, where: str) -> str | list[int]:
         try:
-            value = msgspec.json.decode(text)
-        except (msgspec.DecodeError, RecursionError) as error:
+            value = loads_json(text)
+        except ValueError as error:
             raise UsageError(
                 f"the line is no JSON: {error}",
                 where=where,

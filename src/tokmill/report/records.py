@@ -12,6 +12,7 @@ from tokmill import plugins
 from tokmill.build.conditions import parse_condition
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.files import machine_errors
+from tokmill.headers import loads_json
 from tokmill.store.schema import Array, place_in_words
 from tokmill.store.store import Store
 
@@ -80,8 +81,9 @@ class Reader:
         path = self.store.vocabulary_file(vocabulary)
         try:
             with machine_errors("read", path):
-                return msgspec.json.decode(path.read_bytes(), type=_TokenList).tokens
-        except (MachineError, msgspec.DecodeError):
+                found: list[str] = loads_json(path.read_bytes(), _TokenList).tokens
+                return found
+        except (MachineError, ValueError):
             self.talk = f"ids instead of tokens: {path} is no list of tokens"
             return []
 

@@ -19,6 +19,7 @@ import msgspec
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, write_file
+from tokmill.headers import loads_json
 from tokmill.store.store import Store, shard_path
 
 BLOCK = 1 << 20
@@ -141,6 +142,7 @@ def recall(memory: Path | None) -> Known:
     if memory is None or not memory.is_file():
         return {}
     try:
-        return msgspec.json.decode(memory.read_bytes(), type=Known)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        known: Known = loads_json(memory.read_bytes(), Known)
+        return known
+    except (OSError, ValueError):
         return {}

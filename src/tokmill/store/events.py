@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tokmill.files import machine_errors
+from tokmill.headers import loads_json
 
 EVENTS = "events.jsonl"
 TAIL = re.compile(rb',"crc":"([0-9a-f]{8})"\}')
@@ -55,8 +56,8 @@ def _is_good(line: bytes) -> bool:
     if found is not None and found.end() == len(line) - 1:
         return b"%08x" % zlib.crc32(line[: found.start()]) == found[1]
     try:
-        event = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
+        event = loads_json(line)
+    except ValueError:
         return False
     return isinstance(event, dict) and event.keys() <= OLD_KEYS
 

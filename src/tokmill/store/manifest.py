@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from tokmill.errors import TokmillError, UsageError, plain
 from tokmill.files import machine_errors, path_from_text
+from tokmill.headers import loads_json
 from tokmill.store.schema import Schema
 from tokmill.store.seal import check_seal
 from tokmill.store.vocab import Vocabulary
@@ -273,8 +274,8 @@ def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
     try:
         if sealed:
             check_seal(data, kind)
-        return msgspec.json.decode(data, type=kind)
-    except (ValueError, RecursionError) as error:
+        return loads_json(data, kind)
+    except ValueError as error:
         raise TokmillError(
             f"the file cannot be read: {error}",
             where=str(path),

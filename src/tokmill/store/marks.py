@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from tokmill.files import is_lock
+from tokmill.headers import loads_json
 
 HEAD = 1 << 12
 LARGEST = 64 << 20
@@ -62,7 +63,7 @@ def _is_marked(path: Path) -> bool:
 
 
 def _keys(path: Path) -> set[str]:
-    with contextlib.suppress(OSError, msgspec.DecodeError, RecursionError):
+    with contextlib.suppress(OSError, ValueError):
         if path.is_file() and path.stat().st_size <= LARGEST:
-            return set(msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw]))
+            return set(loads_json(path.read_bytes(), dict[str, msgspec.Raw]))
     return set()

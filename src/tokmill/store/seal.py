@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any
 
 import msgspec
+
+from tokmill.headers import loads_json
 
 TAIL = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n\}\n\Z')
 LENGTH = len(',\n "digest": ""\n}\n') + 64
@@ -41,7 +42,7 @@ def check_seal(data: bytes, kind: type[msgspec.Struct]) -> None:
         if hashlib.sha256(data[: found.start()]).hexdigest().encode() != found[1]:
             raise ValueError("its content is not what its digest says")
         return
-    value: Any = msgspec.json.decode(data)
+    value = loads_json(data)
     known = set(kind.__struct_encode_fields__)
     if isinstance(value, dict) and (strange := sorted(value.keys() - known)):
         raise ValueError(f"the key {strange[0]!r} is not known")

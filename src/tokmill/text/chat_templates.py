@@ -21,11 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
+from tokmill.headers import loads_json
 
 OPEN, CLOSE, BREAK, END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 """Marks in a rendered chat: what is learned begins and ends, a name of a special token is broken
@@ -386,8 +385,8 @@ def _read(path: Path, missing: str | None = None) -> str:
     try:
         if path.suffix != ".json":
             return raw.decode()
-        value = msgspec.json.decode(raw)
-    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+        value = loads_json(raw)
+    except ValueError as error:
         raise TokmillError(f"this is no chat template: {error}", where=str(path)) from None
     found = value.get("chat_template") if isinstance(value, dict) else None
     if isinstance(found, list):
@@ -412,8 +411,8 @@ def _names(folder: Path) -> dict[str, str]:
         with machine_errors("read", path):
             raw = path.read_bytes()
         try:
-            value = msgspec.json.decode(raw)
-        except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
+            value = loads_json(raw)
+        except ValueError as error:
             raise TokmillError(f"this is no JSON: {error}", where=str(path)) from None
         for key, token in value.items() if isinstance(value, dict) else ():
             text = token.get("content") if isinstance(token, dict) else token

@@ -11,9 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from tokmill.errors import TokmillError
+from tokmill.headers import loads_json
 from tokmill.text.paths import quoted
 from tokmill.text.streams import inflate, is_stream
 
@@ -68,8 +67,8 @@ def seen_keys(path: str) -> Seen:
     lines, texts, others = 0, Counter[str](), Counter[str]()
     for line in islice(_lines(path), LINES):
         try:
-            value = msgspec.json.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            value = loads_json(line)
+        except ValueError:
             continue
         if isinstance(value, dict):
             lines += 1

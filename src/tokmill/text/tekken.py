@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from tokmill.errors import TokmillError
+from tokmill.headers import loads_json
 from tokmill.text import tokenizer_json
 
 MOST_SPECIAL = 1 << 16
@@ -60,8 +61,8 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
     Raises `TokmillError` for a file that is none, or does not hold what it says.
     """
     try:
-        file = msgspec.json.decode(raw, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        file = loads_json(raw, _File)
+    except ValueError as error:
         raise _broken(str(error), where) from None
     special, size = file.config.default_num_special_tokens, file.config.default_vocab_size
     inner = size - special

@@ -30,6 +30,7 @@ from tokmill.files import (
     sync_folder,
     write_file,
 )
+from tokmill.headers import loads_json
 from tokmill.store.manifest import canonical_digest, encode, read_json
 from tokmill.train.engine import Engine
 from tokmill.train.rng import RandomStates, random_states, seed_for, set_random_states
@@ -146,9 +147,9 @@ def read_state(folder: Path) -> State:
         data = path.read_bytes()
     what, state = "", State()
     try:
-        state = msgspec.json.decode(data, type=State)
+        state = loads_json(data, State)
         digest = digest_of(data) if state.files or state.digest else ""
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         what, digest = f"it cannot be read: {error}", ""
     if what:
         pass
@@ -169,7 +170,7 @@ def read_state(folder: Path) -> State:
 
 def digest_of(data: bytes) -> str:
     """Return what `State.digest` must be in a file of these bytes, whatever version wrote it."""
-    value = msgspec.json.decode(data, type=dict[str, Any])
+    value = loads_json(data, dict[str, Any])
     return canonical_digest({key: one for key, one in value.items() if key != "digest"})
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from tokmill import plugins
 from tokmill.errors import MachineError, TokmillError, UsageError
 from tokmill.files import inside, machine_errors, make_folder, write_file
+from tokmill.headers import loads_json
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.huggingface import Public, public_of, read_config
 from tokmill.models.public_tensors import from_public, to_public
@@ -247,8 +248,9 @@ def read_public(path: Path, kind: type[T]) -> T:
     with machine_errors("read", path):
         data = path.read_bytes()
     try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        value: T = loads_json(data, kind)
+        return value
+    except ValueError as error:
         raise TokmillError(
             f"the file cannot be read: {error}", where=str(path), hint="fetch it again"
         ) from None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
@@ -98,28 +99,32 @@ def load_checkpoint(
     except TokmillError as error:
         # What to do about it is said for the checkpoints of a run, which have others beside them.
         raise TokmillError(error.what, where=error.where, hint="take an older one") from error
-    plain = {name: json.loads(metadata.get(name, "null")) for name in ("step", "groups", "state")}
-    if None in plain.values():
-        raise unlike(source, "it holds no step and no state of an optimiser")
-    # JSON has no tuples, and Adam's betas are one.
-    groups = [
-        {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in group.items()}
-        for group in plain["groups"]
-    ]
-    weights: dict[str, Tensor] = {}
-    state: dict[int, dict[str, Any]] = {int(n): entry for n, entry in plain["state"].items()}
-    for name, tensor in tensors.items():
-        if name.startswith(MODEL):
-            weights[name.removeprefix(MODEL)] = tensor
-        else:
-            number, _, key = name.removeprefix(OPTIMIZER).partition(".")
-            state[int(number)][key] = tensor
     try:
+        plain = {n: json.loads(metadata.get(n, "null")) for n in ("step", "groups", "state")}
+        if None in plain.values():
+            raise ValueError("it holds no step and no state of an optimiser")
+        # JSON has no tuples, and Adam's betas are one.
+        groups = [
+            {k: tuple(v) if isinstance(v, list) and k != "params" else v for k, v in group.items()}
+            for group in plain["groups"]
+        ]
+        step = operator.index(plain["step"])
+        weights: dict[str, Tensor] = {}
+        state: dict[int, dict[str, Any]] = {int(n): entry for n, entry in plain["state"].items()}
+        for name, tensor in tensors.items():
+            if name.startswith(MODEL):
+                weights[name.removeprefix(MODEL)] = tensor
+            else:
+                number, _, key = name.removeprefix(OPTIMIZER).partition(".")
+                state[int(number)][key] = tensor
         model.load_state_dict(weights)
         optimizer.load_state_dict({"state": state, "param_groups": groups})
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        # RecursionError, for nesting without end, is a RuntimeError.
         raise unlike(source, str(error)) from error
-    return int(plain["step"])
+    except (KeyError, IndexError) as error:
+        raise unlike(source, f"{error} is not there") from error
+    return step
 
 
 def unlike(source: Path | str | BufferedIOBase, what: str) -> TokmillError:

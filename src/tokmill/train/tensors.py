@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, write_file
+from tokmill.headers import MAX_HEADER, Entry, loads_json
 
 TYPES: dict[torch.dtype, str] = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -32,21 +33,12 @@ TYPES: dict[torch.dtype, str] = {
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
-MAX_HEADER = 100 << 20
 MOST_AXES = 32
 BLOCK = 1 << 20
 """Bytes that are hashed at a time where nothing else is done with them."""
 METADATA, SEAL = "__metadata__", "tokmill.sha256"
 OPEN = b"0" * 64
 """What stands in the place of the seal while it is worked out."""
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """What a header says of one tensor."""
-
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
 
 
 class Header(NamedTuple):
@@ -187,10 +179,10 @@ def _read_header(handle: BufferedIOBase, path: Path) -> Header:
         raise damaged(path, "its header is longer than the file")
     raw = handle.read(length)
     try:
-        parts = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        metadata = msgspec.json.decode(parts.pop(METADATA, b"{}"), type=dict[str, str] | None)
-        found = {name: msgspec.json.decode(part, type=Entry) for name, part in parts.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        parts = loads_json(raw, dict[str, msgspec.Raw])
+        metadata = loads_json(parts.pop(METADATA, b"{}"), dict[str, str] | None)
+        found: dict[str, Entry] = {name: loads_json(part, Entry) for name, part in parts.items()}
+    except ValueError as error:
         raise damaged(path, "its header cannot be read") from error
     entries = dict(sorted(found.items(), key=lambda one: one[1].data_offsets))
     position = 0

@@ -20,6 +20,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.headers import loads_json
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image import Program
 from tokmill.x86.program import open_program
@@ -93,10 +94,11 @@ def _version_in(interpreter: str) -> str:
         ran = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER, check=False
         )
-        return msgspec.json.decode(ran.stdout, type=Answer).version
+        answer: Answer = loads_json(ran.stdout, Answer)
+        return answer.version
     except OSError as error:
         raise _not_run(interpreter, error) from None
-    except (subprocess.TimeoutExpired, msgspec.DecodeError):
+    except (subprocess.TimeoutExpired, ValueError):
         return ""
 
 
@@ -124,8 +126,8 @@ def analyse(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY)
         said.seek(0)
         printed, errors = out.read(), said.read().decode("utf-8", "replace")
     try:
-        answer = msgspec.json.decode(printed, type=Answer)
-    except msgspec.DecodeError:
+        answer: Answer = loads_json(printed, Answer)
+    except ValueError:
         last = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
         raise TokmillError(f"angr failed: {last[0]}", where=str(path), hint=HINT) from None
     if answer.missing:

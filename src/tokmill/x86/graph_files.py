@@ -20,7 +20,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.files import write_file
-from tokmill.headers import arrow_errors
+from tokmill.headers import arrow_errors, loads_json
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.program import demangle
@@ -160,12 +160,13 @@ def read_about(path: Path) -> About | None:
     try:
         if path.suffix == ".jsonl":
             with open(path, "rb") as file:
-                return msgspec.json.decode(file.readline(), type=_First).graph
+                first: _First = loads_json(file.readline(), _First)
+                return first.graph
         if not path.exists():
             return None
         with _arrow_errors(path):
             return _facts(plugins.require("pyarrow.parquet").ParquetFile(path), path)
-    except (TokmillError, OSError, msgspec.MsgspecError):
+    except (TokmillError, OSError, ValueError):
         return None
 
 
@@ -274,8 +275,8 @@ def _facts(file: Any, path: Path) -> About:
             "the Parquet file holds no graph", where=str(path), hint="tokmill cfg makes such files"
         )
     try:
-        facts = msgspec.json.decode(metadata[KEY], type=About)
-    except msgspec.MsgspecError as error:
+        facts: About = loads_json(metadata[KEY], About)
+    except ValueError as error:
         raise TokmillError(
             f"the facts of the graph are damaged: {error}", where=str(path), hint="make it again"
         ) from None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tokmill.errors import TokmillError, UsageError
@@ -111,3 +111,17 @@ def test_a_damaged_checkpoint_is_refused(data: bytes) -> None:
     model, optimizer = trained()
     with pytest.raises(TokmillError):
         load_checkpoint(io.BytesIO(data), model, optimizer)
+
+
+@pytest.mark.parametrize(
+    "said", [{}, {"step": "[" * 9999}, {"step": '"x"'}, {"groups": "{}"}, {"state": '{"x": 1}'}]
+)
+def test_a_checkpoint_that_says_something_else(said: dict[str, str], tmp_path: Path) -> None:
+    """Whole, but without a digest, and what it says is no state of an optimiser."""
+    model, optimizer = trained()
+    path = tmp_path / "a.safetensors"
+    save_checkpoint(model, optimizer, 3, path)
+    kept = {"step": "3", "groups": "[]", "state": "{}", **said}
+    save_file(load_file(path), path, metadata=kept if said else None)
+    with pytest.raises(TokmillError, match="does not fit"):
+        load_checkpoint(path, model, optimizer)

@@ -1,0 +1,366 @@
+"""Runs, checkpoints and public models, and all that reads them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from reader import Make, Read
+from small_recipes import tokenizer_file
+from whole_stores import Refused
+
+Tensors = dict[str, Any]
+
+
+def make_run(folder: Path, text: bool = False) -> Path:
+    """Train two steps, on bare ids or on text."""
+    import torch
+    from small_runs import train
+    from toy import cycles, make_store, text_store
+
+    torch.set_num_threads(1)
+    for name, seed in (("train", 0), ("val", 1)):
+        if text:
+            text_store(folder / name, ["a text and another one, " * 4] * 5)
+        else:
+            make_store(folder / name, cycles(10, seed=seed))
+    run = {"steps": 2, "eval_every": 2, "checkpoint_every": 1}
+    with contextlib.redirect_stderr(io.StringIO()):
+        return train(folder, folder / "run", run=run, optim={"warmup": 1})
+
+
+def make_text_run(folder: Path) -> Iterable[Path]:
+    run = make_run(folder, text=True)
+    named = [run / name for name in ("recipe.json", "schema.json")]
+    return [*named, *(run / "vocab").iterdir(), *sorted((run / "model").iterdir())]
+
+
+def run_files(*patterns: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        run = make_run(folder)
+        return [path for pattern in patterns for path in sorted(run.glob(pattern))]
+
+    return make
+
+
+def read_summary(folder: Path) -> Any:
+    """`inspect` and what `compare` reads."""
+    from tokmill.cli.facts import print_facts
+    from tokmill.report.inspect import describe
+    from tokmill.report.runs import read_run
+
+    found = read_run(folder / "run")
+    with contextlib.redirect_stdout(io.StringIO()):
+        print_facts(describe(folder / "run"))
+    return found.step, repr(found.flat)
+
+
+def read_page(folder: Path) -> Any:
+    """`compare`, `plot` and `report` of a run and its stores."""
+    from tokmill.report.compare import compare
+    from tokmill.report.page import page
+
+    compare([folder / "run"])
+    page([folder / "run"], folder / "page.html")
+    return "a page"
+
+
+# ---- checkpoints -----------------------------------------------------------------------------
+
+
+@cache
+def engine() -> Any:
+    """The engine of the toy run, which a checkpoint is loaded into."""
+    import torch
+    from toy import recipe
+
+    from tokmill.train import config as configs
+    from tokmill.train.engine import make_engine
+    from tokmill.train.run import make_task
+
+    torch.set_num_threads(1)
+    value = configs.from_dict(recipe(Path("train"), 12), "")
+    made = make_engine(value.run)
+    made.prepare(make_task(value, {"token": 23}), value.optim)
+    return made
+
+
+def read_resumed(folder: Path) -> Any:
+    """What a resume reads: the newest checkpoint that is whole, into the engine."""
+    from tokmill.train.checkpoint import load_checkpoint
+    from tokmill.train.whole import find_whole
+
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        place = find_whole(folder / "run")
+    assert place is not None
+    state = load_checkpoint(place, engine(), 0)
+    weights = {name: value.tolist() for name, value in engine().weights().items()}
+    if state.step == 1 and "is damaged" in said.getvalue():
+        raise Refused("the newest is damaged, which was said; the one before was taken")
+    return state.step, state.tokens, weights
+
+
+def read_unchecked(folder: Path) -> Any:
+    """A checkpoint that nothing is compared with, as of an older version."""
+    from tokmill.train.checkpoint import load_checkpoint
+
+    return load_checkpoint(folder / "run/checkpoints/step-00000002", engine(), 0).step
+
+
+def make_unchecked(folder: Path) -> Iterable[Path]:
+    """Without digests, so that all of a file is read and not only compared."""
+    from tokmill.train.tensors import read_tensors
+
+    run = make_run(folder)
+    place = run / "checkpoints/step-00000002"
+    for name in ("model", "optimizer"):
+        plain_tensors(place / f"{name}.safetensors", read_tensors(place / f"{name}.safetensors"))
+    state = json.loads((place / "state.json").read_text())
+    del state["files"], state["digest"]
+    (place / "state.json").write_text(json.dumps(state))
+    return sorted(place.iterdir())
+
+
+def plain_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None = None) -> None:
+    """Write safetensors as other programs do, without a digest."""
+    types = {"torch.float32": "F32", "torch.int64": "I64", "torch.bfloat16": "BF16"}
+    header: dict[str, Any] = {"__metadata__": metadata or {"format": "pt"}}
+    data = b""
+    for name, value in tensors.items():
+        raw = value.detach().contiguous().numpy().tobytes()
+        place = [len(data), len(data) + len(raw)]
+        kind = types[str(value.dtype)]
+        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": place}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def read_scale(folder: Path) -> Any:
+    import torch
+
+    from tokmill.train.precision import Precision
+
+    found = Precision("fp16", torch.device("cpu"))
+    found.load(folder)
+    return repr(found.scale)
+
+
+def make_scale(folder: Path) -> Iterable[Path]:
+    import torch
+
+    from tokmill.train.precision import Precision
+
+    return [folder / name for name in Precision("fp16", torch.device("cpu")).save(folder)]
+
+
+def whole_run(folder: Path, kept: Path) -> None:
+    """Put back names that a reader changed."""
+    shutil.rmtree(folder / "run")
+    shutil.copytree(kept / "run", folder / "run")
+
+
+def read_opened(folder: Path) -> Any:
+    """A run as `eval`, `sample` and `embed` open it, and that a training goes on in."""
+    from tokmill.inference.sample import generate
+    from tokmill.store.store import Store
+    from tokmill.train.run import facts_of, load_task, read_run
+
+    run = folder / "run"
+    config, _ = read_run(run)
+    facts = facts_of(run, [Store(folder / "train")])
+    load_task(run)
+    made = [one.ids for one in generate(run, ["a te"], 2, temperature=0.0)]
+    return repr(config), repr(facts), made
+
+
+def read_embedded(folder: Path) -> Any:
+    """What the source `embed` gives a build, and the overlay that it would write."""
+    from readers import read_source
+
+    return read_source("embed", [folder / "train"], run=str(folder / "run"))
+
+
+def make_embedded(folder: Path) -> Iterable[Path]:
+    run = make_run(folder)
+    shutil.rmtree(run / "checkpoints")
+    return [run / "recipe.json", run / "schema.json", *(run / "model").iterdir(),
+            *(folder / "train").glob("shards/*"), folder / "train/manifest.json"]  # fmt: skip
+
+
+# ---- models of others ------------------------------------------------------------------------
+
+
+def make_public(kind: str, files: int = 1) -> Make:
+    """A folder as transformers writes it."""
+
+    def make(folder: Path) -> Iterable[Path]:
+        import torch
+        from test_huggingface import GPT2_SMALL, LLAMA_SMALL
+
+        from tokmill.models.huggingface import read_config
+        from tokmill.models.public_tensors import to_public
+        from tokmill.train.exchange import recipe_of
+        from tokmill.train.run import make_task
+
+        torch.set_num_threads(1)
+        small = {"gpt2": {**GPT2_SMALL, "n_positions": 16}, "llama": LLAMA_SMALL}[kind]
+        config = {**small, "vocab_size": 300, "eos_token_id": 0, "rope_theta": 1e4}
+        public, decoder = read_config(config, "")
+        task = make_task(recipe_of(public, decoder, 0, ""), {"token": 300})
+        tensors = to_public(task.state_dict(), public.layout, "token")
+        (folder / "config.json").write_text(json.dumps(config))
+        made = [folder / "config.json", folder / "model.safetensors"]
+        if files == 1:
+            plain_tensors(made[1], tensors)
+        else:
+            names = {name: f"part-{number % files}.safetensors"
+                     for number, name in enumerate(tensors)}  # fmt: skip
+            for file in sorted({*names.values()}):
+                part = {name: tensors[name] for name in tensors if names[name] == file}
+                plain_tensors(folder / file, part)
+            index = {"metadata": {"total_size": 1}, "weight_map": names}
+            made = [folder / "model.safetensors.index.json", folder / "part-0.safetensors"]
+            made[0].write_text(json.dumps(index))
+        tokenizer_file("tokenizer.json")(folder)
+        return made
+
+    return make
+
+
+def imported(read: Callable[[Path, Path], Any]) -> Read:
+    """Import into a new folder and open what became of it."""
+
+    def act(folder: Path) -> Any:
+        from tokmill.train.run import load_task
+
+        out = folder / ".imported"
+        shutil.rmtree(out, ignore_errors=True)
+        try:
+            read(folder, out)
+            state = load_task(out).state_dict()
+            return {name: np.asarray(value).tobytes() for name, value in state.items()}
+        finally:
+            shutil.rmtree(out, ignore_errors=True)
+
+    return act
+
+
+def read_public(folder: Path, out: Path) -> None:
+    from tokmill.train.exchange import import_model
+
+    import_model(folder, out)
+
+
+def make_official(name: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        import torch
+        from test_official import checkpoint
+
+        torch.set_num_threads(1)
+        if name.endswith(".pth"):
+            torch.save(checkpoint(), folder / name)
+        else:
+            plain_tensors(folder / name, checkpoint())
+        return [folder / name]
+
+    return make
+
+
+def read_official(name: str) -> Callable[[Path, Path], None]:
+    def read(folder: Path, out: Path) -> None:
+        from tokmill.train.official import import_file
+
+        import_file(folder / name, out)
+
+    return read
+
+
+def make_parts(folder: Path) -> Iterable[Path]:
+    """What `save_checkpoint` writes for a training loop of one's own."""
+    from tokmill.train.parts import save_checkpoint
+
+    model, optimizer = own_loop()
+    model.weight.sum().backward()
+    optimizer.step()
+    save_checkpoint(model, optimizer, 3, folder / "a.safetensors")
+    from tokmill.train.tensors import read_metadata, read_tensors
+
+    whole = read_tensors(folder / "a.safetensors"), read_metadata(folder / "a.safetensors")
+    plain_tensors(folder / "b.safetensors", *whole)
+    return [folder / "a.safetensors", folder / "b.safetensors"]
+
+
+def own_loop() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def read_parts(folder: Path) -> Any:
+    from tokmill.train.parts import load_checkpoint
+
+    found = []
+    for path in sorted(folder.glob("*.safetensors")):
+        model, optimizer = own_loop()
+        found.append((load_checkpoint(path, model, optimizer), model.weight.tolist()))
+    return found
+
+
+# ---- tensors ---------------------------------------------------------------------------------
+
+
+def read_tensor_file(folder: Path) -> Any:
+    from tokmill.train.tensors import read_metadata, read_tensors
+
+    found = read_tensors(folder / "a.safetensors")
+    read_metadata(folder / "a.safetensors")
+    return {name: tensor.tolist() for name, tensor in found.items()}
+
+
+def make_tensor_file(folder: Path) -> Iterable[Path]:
+    import torch
+
+    from tokmill.train.tensors import write_tensors
+
+    tensors = {"a": torch.arange(6).reshape(2, 3), "b.c": torch.ones(4), "e": torch.zeros(0)}
+    write_tensors(folder / "a.safetensors", tensors, {"step": "3"})
+    return [folder / "a.safetensors"]
+
+
+# ---- overlays --------------------------------------------------------------------------------
+
+
+def make_overlaid(folder: Path) -> Iterable[Path]:
+    """A store with an overlay inside."""
+    from readers import ids_store
+
+    from making import quick_build
+
+    ids_store(folder / "s")
+    np.save(folder / "values.npy", np.arange(30, dtype=np.int32))
+    values = str(folder / "values.npy")
+    quick_build("overlay", folder / "s", "", name="v", values=values)
+    found: Sequence[Path] = sorted((folder / "s/overlays").rglob("*"))
+    return [path for path in found if path.is_file() and path.name != ".lock"]
+
+
+def read_overlaid(folder: Path) -> Any:
+    from whole_stores import contents
+
+    from tokmill.store.store import Store
+    from tokmill.store.validate import validate
+
+    if problems := validate(Store(folder / "s")).problems:
+        raise Refused(problems[0].what)
+    return contents(Store(folder / "s", ["v"]))

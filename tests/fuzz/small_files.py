@@ -1,0 +1,200 @@
+"""Small files that people write or fetch: prompts, lists, chat templates, tekken, datasets."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from reader import Make, Read
+from small_recipes import TEXTS, tokenizer_file
+from whole_stores import contents, make_store
+
+from making import TOKENIZER, jsonl
+
+CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "x = 1"}]
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '[' + message['role'] + ']' }}"
+    "{% if loop.last and message.content is string %}{{ message['content'] | trim }}"
+    "{% endif %}{{ eos_token }}{% endfor %}"
+)
+
+
+def make_tekken(folder: Path) -> Iterable[Path]:
+    from test_tokenizer_ids import write_tekken
+
+    from tokmill.text.tokenizer import Tokenizer
+
+    named = [{"rank": i, "token_str": f"<{i}>"} for i in range(4)]
+    learned = Tokenizer.from_file(TOKENIZER)
+    path = write_tekken(folder / "tekken.json", learned, special_tokens=named)
+    value = json.loads(path.read_text())
+    value["config"] |= {"default_vocab_size": 304, "default_num_special_tokens": 4}
+    value["vocab"] = value["vocab"][:320]
+    path.write_text(json.dumps(value))
+    return [path]
+
+
+def make_templates(folder: Path) -> Iterable[Path]:
+    tokenizer_file("tokenizer.json")(folder)
+    config = {"chat_template": TEMPLATE, "eos_token": {"content": "<|endoftext|>"},
+              "bos_token": "<s>"}  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    (folder / "a.jinja").write_text(TEMPLATE)
+    lists = {"chat_template": [{"name": "default", "template": TEMPLATE}, {"name": "tool_use"}]}
+    (folder / "lists.json").write_text(json.dumps(lists))
+    jsonl(folder / "a.chats", [{"messages": CHAT}])
+    names = ("tokenizer_config.json", "special_tokens_map.json", "a.jinja", "lists.json")
+    return [folder / name for name in names]
+
+
+def read_templates(folder: Path) -> Any:
+    """Chats with the tokenizer's own template, one in a file, and one of a list."""
+    from readers import read_source
+
+    tokenizer = str(folder / "tokenizer.json")
+    return [
+        read_source("chat", [folder / "a.chats"], tokenizer=tokenizer, chat_template=name)
+        for name in ("", str(folder / "a.jinja"), str(folder / "lists.json"))
+    ]
+
+
+def make_dataset(folder: Path) -> Iterable[Path]:
+    from test_datasets_folders import splits
+
+    splits(folder / "d", ["train", "test"])
+    place = folder / "d/train"
+    return [folder / "d/dataset_dict.json", place / "state.json",
+            *place.glob("*.arrow"), place / "dataset_info.json"]  # fmt: skip
+
+
+def make_prompts(folder: Path) -> Iterable[Path]:
+    (folder / "a.txt").write_text("One prompt\n\nThe second, é\r\nthe third")
+    lines = ['{"prompt": "text", "x": [1]}', '"a string"', "[1, 2, 3]", '{"prompt": [4, 5]}']
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    (folder / "ids.txt").write_text("1,2,3\n4 5\n")
+    return sorted(folder.iterdir())
+
+
+def read_prompts(folder: Path) -> Any:
+    from tokmill.inference.prompts import Prompts
+
+    asked = [("a.txt", False), ("a.jsonl", False), ("ids.txt", True)]
+    return [list(Prompts(str(folder / name), as_ids=ids)) for name, ids in asked]
+
+
+def make_lists(folder: Path) -> Iterable[Path]:
+    make_store(folder)
+    (folder / "stores.txt").write_text("# what is read\ns\n\ns\n")
+    return [folder / "stores.txt"]
+
+
+def read_stores(folder: Path) -> Any:
+    from readers import read_source
+
+    return read_source("select", [folder / "stores.txt"])
+
+
+def make_text_lists(folder: Path) -> Iterable[Path]:
+    for column, names in (("asm", "MOV RAX RBX IMM"), ("mne", "MOV ADD SUB")):
+        words = ["[PAD]", "[UNK]", "[SEP]", "[CLS]", "[MASK]", *names.split()]
+        (folder / f"{column}_tokens.txt").write_text("".join(f"{word}\n" for word in words))
+        counts = {word: 3 + number for number, word in enumerate(words)}
+        (folder / f"{column}_tokens_dict.pkl").write_bytes(pickle.dumps(counts, 4))
+    return sorted(folder.iterdir())
+
+
+def read_text_lists(folder: Path) -> Any:
+    from tokmill.x86.vocabulary_files import find_lists
+
+    return {
+        name: (one.tokens.tokens, one.tokens.counts) for name, one in find_lists(folder).items()
+    }
+
+
+def make_extract(folder: Path) -> Iterable[Path]:
+    """An extract of BinaryCorp beside an index whose levels are read from it."""
+    from test_saved_index import small
+
+    (folder / "p").mkdir()
+    functions = {f"f{i}": small(0x1000 * (i + 1)) for i in range(3)}
+    index = {name: [value] for name, value in functions.items()}
+    (folder / "p/p-a-O2-0f_extract.pkl").write_bytes(pickle.dumps(functions, 4))
+    (folder / "p/saved_index.pkl").write_bytes(pickle.dumps(index, 4))
+    return [folder / "p/p-a-O2-0f_extract.pkl", folder / "p/saved_index.pkl"]
+
+
+def read_extract(folder: Path) -> Any:
+    from tokmill.x86.saved_index import graphs_of
+
+    return [
+        (graph.program, graph.block_address.tolist(), graph.code.tobytes())
+        for path in sorted((folder / "p").iterdir())
+        for graph in graphs_of(path)
+    ]
+
+
+def read_piped(kind: str, name: str) -> Read:
+    """A build of what comes through a pipe."""
+
+    def read(folder: Path) -> Any:
+        from tokmill.build.prepare import BuildRecipe, How
+        from tokmill.build.resources import Amount
+        from tokmill.build.run import run
+        from tokmill.build.stdin import stdin_kept
+
+        out, before = folder / ".piped", sys.stdin
+        chosen = BuildRecipe(source=kind, inputs=("-",), out=str(out), tokenizer=str(TOKENIZER))
+        try:
+            sys.stdin = io.TextIOWrapper(io.BytesIO((folder / name).read_bytes()))
+            with stdin_kept(chosen) as ready:
+                return contents(run(ready, How(quiet=True, amount=Amount(workers=0))))
+        finally:
+            sys.stdin = before
+            shutil.rmtree(out, ignore_errors=True)
+
+    return read
+
+
+def make_truth(folder: Path) -> Iterable[Path]:
+    from x86_programs import compiles
+
+    source = "int f(int x){return x*3+1;}int g(int x){return x?f(x):2;}void _start(){g(1);}"
+    path = compiles(folder, "program", source, "-O1", "-g", "-nostdlib", "-static")
+    (folder / "program-source.c").unlink()
+    return [path]
+
+
+def read_truth(folder: Path) -> Any:
+    """Symbols, and the compiler that debug information names."""
+    from tokmill.x86.producer import made_by
+    from tokmill.x86.truth import read_truth as read
+
+    found = read(folder / "program")
+    return made_by(folder / "program"), found.name, found.start.tolist(), found.stop.tolist()
+
+
+def read_graph_lines(folder: Path) -> Any:
+    """The first line of a graph in JSON Lines, which a lifter and `inspect` read."""
+    from tokmill.report.inspect import describe
+    from tokmill.x86.graph_files import read_about
+
+    describe(folder / "a.cfg.jsonl")
+    return repr(read_about(folder / "a.cfg.jsonl"))
+
+
+def text_of(kind: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        text = "\n".join(TEXTS)
+        if kind == "jsonl":
+            text = "".join(json.dumps({"text": one}) + "\n" for one in TEXTS)
+        (folder / "a").write_text(text)
+        return [folder / "a"]
+
+    return make
