@@ -112,7 +112,8 @@ def test_without_a_tokenizer_ids_are_bare(checkpoint: Path, store: Path, here: H
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (checkpoint / name).unlink()
     here("model", "import", checkpoint, "-o", "bare")
-    assert "imported without a tokenizer" in here("sample", "bare", code=1)[1]
+    assert "no token that begins a text" in here("sample", "bare", code=2)[1]
+    assert here("sample", "bare", "--ids", "1,2", "--tokens", "1")[0].strip()
     here("model", "export", "bare", "-o", "out")
     assert not Path("out/tokenizer.json").exists()
     # Of a store it is the same file as the run had.
