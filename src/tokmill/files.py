@@ -126,6 +126,10 @@ def is_private(name: str) -> bool:
     return PRIVATE.fullmatch(name) is not None
 
 
+LONGEST_NAME = 255
+"""Bytes of a file's name on Linux, NAME_MAX."""
+
+
 def inside(folder: Path | str, name: str, *, deep: bool = False) -> Path:
     """Return the path of a name in a folder, where the name came out of a file.
 
@@ -133,10 +137,17 @@ def inside(folder: Path | str, name: str, *, deep: bool = False) -> Path:
     `deep` it may be several, with `/` between, which lead to no place outside through a link.
 
     Raises:
-        TokmillError: the name is absolute, goes up, is empty or has a zero byte in it.
+        TokmillError: the name is absolute, goes up, is empty, has a zero byte in it, or is longer
+            than any file's.
     """
     folder = Path(folder)
     parts = name.split("/") if deep else [name]
+    if max(len(part.encode("utf-8", "surrogatepass")) for part in parts) > LONGEST_NAME:
+        raise TokmillError(
+            f"the name {name[:40]!r}… is longer than any file's",
+            where=str(folder),
+            hint="the file that names it is damaged, or not to be trusted",
+        )
     if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
         raise TokmillError(
             f"the name {name!r} leads out of the folder",

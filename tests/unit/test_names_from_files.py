@@ -40,6 +40,14 @@ def test_a_name_that_leads_out_of_its_folder_is_refused(name: str, tmp_path: Pat
         inside(tmp_path, name)
 
 
+@pytest.mark.parametrize("name", ["x" * 256, "é" * 128, "9" * 70_000])
+def test_a_name_that_no_file_has_is_refused(name: str, tmp_path: Path) -> None:
+    for deep in (False, True):
+        with pytest.raises(TokmillError, match="longer than any"):
+            inside(tmp_path, name, deep=deep)
+    assert not inside(tmp_path, "x" * 255).exists()
+
+
 def test_plain_and_deep_names_and_links(tmp_path: Path) -> None:
     assert inside(tmp_path, "a b\n.json") == tmp_path / "a b\n.json"
     assert inside(tmp_path, "a/b", deep=True) == tmp_path / "a/b"
