@@ -50,10 +50,10 @@ def test_rows_a_step(data: dict[str, int], world: int, rows: int) -> None:
     ("data", "world", "what", "where", "hint"),
     [
         ({"batch": 7}, 2, "7 rows cannot be split over 2 processes", "", "sizes are 6 and 8"),
-        ({"batch": 3}, 4, "3 rows cannot be split over 4 processes", "", "least is 4"),
+        ({"batch": 3}, 4, "3 rows cannot be split over 4 processes", "", "least size is 4"),
         ({"batch_tokens": 33}, 1, "33 tokens .* of 5 positions\\n", "d", "sizes are 30 and 35"),
         ({"batch_tokens": 35}, 2, "5 positions for each of 2 processes", "d", "30 and 40"),
-        ({"batch_tokens": 4}, 1, "4 tokens", "d", "least is 5"),
+        ({"batch_tokens": 4}, 1, "4 tokens", "d", "least size is 5"),
     ],
 )
 def test_steps_that_cannot_be(
