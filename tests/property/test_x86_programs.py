@@ -43,7 +43,7 @@ PIECES = (
 
 @contextmanager
 def in_little_room() -> Iterator[None]:
-    """Fail if the process grows by more than `MEMORY` within; what other tests took is no matter."""
+    """Fail if the process grows by more than `MEMORY` within, whatever other tests took."""
 
     def status(name: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
