@@ -79,10 +79,19 @@ class Pool:
             argument=(self.work, read),
             deadline=None if self.deadline is None else self.deadline + self.grace,
             patience=0,
-            tick=None if report is None else lambda: report(read.value),
+            tick=None if report is None else lambda: report(reached(read)),
             hint="most often memory ran out: try --preset memory or --memory 1GB; "
             "run the same command again and it continues",
         )
+
+
+def reached(read: Synchronized[int]) -> int:
+    """Return the bytes that workers have counted, without waiting for one that is counting.
+
+    A worker that was killed while it counted never gives the lock back.
+    """
+    value: int = read.get_obj().value
+    return value
 
 
 def _start(given: tuple[Work, Synchronized[int]]) -> None:
