@@ -146,7 +146,7 @@ def inside(folder: Path | str, name: str, *, deep: bool = False) -> Path:
         raise TokmillError(
             f"the name {name[:40]!r}… is longer than any file's",
             where=str(folder),
-            hint="the file that names it is damaged, or not to be trusted",
+            hint="shorten the name; if it stands in a file, that one is damaged",
         )
     if any(part in ("", ".", "..") or "/" in part or "\0" in part for part in parts):
         raise TokmillError(

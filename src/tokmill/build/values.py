@@ -297,7 +297,7 @@ def smallest(path: Path, name: str, array: Array) -> DType:
 
 def _stamp(path: Path) -> tuple[int, int]:
     stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
+    return stat.st_ctime_ns, stat.st_size
 
 
 @lru_cache(maxsize=64)

@@ -277,7 +277,7 @@ def known_model(config: EmbedConfig) -> Known:
     with machine_errors("read", file):
         stamp = file.stat()
     decides = {
-        "weights": _digest(file, stamp.st_mtime_ns, stamp.st_size),
+        "weights": _digest(file, stamp.st_ctime_ns, stamp.st_size),
         "model": recipe.model,
         "task": recipe.task,
         "columns": facts.columns,

@@ -200,11 +200,9 @@ def frequency_figure(labels: Sequence[str], tables: Sequence[Array], column: str
     marks = []
     if len(tables) == 1 and tables[0].any():
         # Several curves would drown in such lines; their CSV has the column `covered`.
-        reached = [
-            f"{share:g}% of tokens: {human_count(n, 'id')}" for share, n in coverage(tables[0])
-        ]
         marks = [
-            (label, float(n), 0) for label, (_, n) in zip(reached, coverage(tables[0]), strict=True)
+            (f"{share:g}% of tokens: {human_count(n, 'id')}", float(n), 0)
+            for share, n in coverage(tables[0])
         ]
     title = f"Frequency of ids of {column}" if column else "Frequency of ids"
     return Figure(

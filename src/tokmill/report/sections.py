@@ -18,7 +18,7 @@ from tokmill.report import figures
 from tokmill.report.look import Facts, shorten
 from tokmill.report.plot import render
 from tokmill.report.records import Reader, fact_in_words, input_in_words
-from tokmill.report.runs import RunSummary, metrics, read_run
+from tokmill.report.runs import RunSummary, read_run
 from tokmill.store.stats import Counts, Statistics, count, summary
 from tokmill.store.store import Store
 
@@ -196,7 +196,7 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
         if isinstance(value, int | float) and name not in UNTOLD
     ]
     section.tables.append(Table(rows, title="Last metrics"))
-    if any(entry.get("loss") is not None for entry in metrics(path)):
+    if any(entry.get("loss") is not None for entry in run.entries):
         caption = "Cross-entropy by step; dashed: validation rows"
         caption += "; dotted: averaged weights." if "val_loss_ema" in facts["metrics"] else "."
         section.figures.append(picture(figures.loss([path]), section, caption))

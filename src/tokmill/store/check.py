@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import shlex
 import threading
 from collections.abc import Collection, Iterable, Iterator
@@ -25,7 +26,7 @@ from tokmill.store.store import Store, shard_path
 BLOCK = 1 << 20
 """Bytes that are hashed between two looks at whether to stop."""
 Known = dict[str, tuple[str, int, int, int]]
-"""Path of a shard → what it was when its digest was right: sha256, size, mtime in ns, inode."""
+"""Path of a shard → what it was when its digest was right: sha256, size, ctime in ns, inode."""
 
 
 class ShardCheck:
@@ -118,8 +119,9 @@ class ShardCheck:
         path = (shard_path(store.path, entry.name)).absolute()
         digest = hashlib.sha256()
         with machine_errors("read", path), open(path, "rb") as handle:
-            stat = path.stat()
-            now = (entry.sha256, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+            stat = os.fstat(handle.fileno())
+            # Not the time of the content, which anyone can set back.
+            now = (entry.sha256, stat.st_size, stat.st_ctime_ns, stat.st_ino)
             if self.known.get(str(path)) == now:
                 return
             while block := handle.read(BLOCK):

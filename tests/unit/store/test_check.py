@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -48,6 +49,20 @@ def test_whole_shards_are_remembered(store: Store, tmp_path: Path) -> None:
     with ShardCheck([Store(store.path)], memory) as again:
         again.stores[0].offsets()
     assert not again.new and memory.stat().st_mtime_ns == before
+
+
+def test_a_changed_shard_whose_time_is_set_back_is_told(store: Store, tmp_path: Path) -> None:
+    memory, path = tmp_path / "checked.json", shard(store, 0)
+    with ShardCheck([store], memory):
+        store.offsets()
+    before = path.stat()
+    flip(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with (
+        pytest.raises(TokmillError, match="the shard is damaged"),
+        ShardCheck([Store(store.path)], memory) as again,
+    ):
+        again.stores[0].offsets()
 
 
 @pytest.mark.parametrize("remembered", [False, True])
