@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+import tokmill
 from jsonl_store import remove
-from tokmill import train_model
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKMILL = str(Path(sys.executable).parent / "tokmill")
@@ -101,7 +101,7 @@ def loss(cache: Path, setting: Setting) -> float:
             "eval_rows": 0, "checkpoint_every": 0, "best": False, "micro_tokens": 2048,
         },
     }  # fmt: skip
-    found = train_model(recipe, out, quiet=True).metrics["val_loss"]
+    found = tokmill.train(recipe, out, quiet=True).metrics["val_loss"]
     remove(out)
     return float(found)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86 import angr
+from tokmill.x86.lift import angr
 
 PEERS = Path(__file__).parent / "peers"
 LIMIT = 1200

@@ -27,10 +27,10 @@ import lifting_blocks as blocks
 import programs
 from lifters import NAMES, ROUNDS, Bench, swept
 from tokmill.store.schema import Array
-from tokmill.x86 import angr
-from tokmill.x86.cfg import lift
-from tokmill.x86.program import open_program
-from tokmill.x86.truth import Score, Truth, read_truth, score
+from tokmill.x86.image.program import open_program
+from tokmill.x86.image.truth import Score, Truth, read_truth, score
+from tokmill.x86.lift import angr
+from tokmill.x86.lift.cfg import lift
 
 LARGE = 1 << 20
 """Bytes of code of what counts as a large program."""

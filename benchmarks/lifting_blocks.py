@@ -11,8 +11,8 @@ from iced_x86 import Decoder, FlowControl, Instruction, Mnemonic, OpKind, Regist
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.ranges import distinct, member, offsets
-from tokmill.x86.truth import Truth
+from tokmill.x86.image.ranges import distinct, member, offsets
+from tokmill.x86.image.truth import Truth
 
 FIXED = (Register.NONE, Register.RIP, Register.EIP)
 IDLE = (Mnemonic.NOP, Mnemonic.INT3)

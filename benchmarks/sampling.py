@@ -22,9 +22,9 @@ from tokmill.inference.generate import Row, continue_rows
 from tokmill.inference.reading import reading
 from tokmill.store.schema import Column
 from tokmill.tasks.next_token import NextToken
-from tokmill.train.config import from_dict
-from tokmill.train.exchange import export_model, write_run
-from tokmill.train.run import Facts, make_task
+from tokmill.training.recipe.config import from_dict
+from tokmill.training.runs.exchange import export_model, write_run
+from tokmill.training.runs.run import Facts, make_task
 
 TOKENS = 250
 LENGTH, IDS = 512, 4096

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from measure import Contestant, interleave, run_once
-from tokmill import Store, build_store
+from tokmill import Store, build
 from tokmill.errors import TokmillError
 from tokmill.progress import human_bytes, human_time
 from tokmill.store.hashes import token_values
-from tokmill.x86.cfg import lift
-from tokmill.x86.rules import COLUMNS, tokenize_bytes
+from tokmill.x86.lift.cfg import lift
+from tokmill.x86.tokens.rules import COLUMNS, tokenize_bytes
 
 ROOTS = ("/usr/bin", "/usr/sbin", "/usr/lib/x86_64-linux-gnu")
 PROGRAMS = 200
@@ -117,7 +117,7 @@ def check(store: Path, pickles: Path, cache: Path) -> int:
     ours = Store(store)
     options = {"vocab": str(store / "vocab"), "rules": "tokmill"}
     shutil.rmtree(cache / "x86-back", ignore_errors=True)
-    theirs = build_store("token-dicts", [pickles], cache / "x86-back", **options)
+    theirs = build("token-dicts", [pickles], cache / "x86-back", **options)
     if ours.tokens != theirs.tokens or digests(ours) != digests(theirs):
         raise SystemExit("the pickles do not hold the tokens of the store; no figure")
     return ours.manifest.notes["instructions"]

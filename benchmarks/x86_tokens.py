@@ -18,9 +18,9 @@ from elftools.elf.elffile import ELFFile
 from iced_x86 import Decoder
 
 from tokmill.store.schema import Array
-from tokmill.x86.rules import COLUMNS, align, tokenize_bytes
-from tokmill.x86.templates import Templates
-from tokmill.x86.vocabulary import closed
+from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
+from tokmill.x86.tokens.templates import Templates
+from tokmill.x86.tokens.vocabulary import closed
 
 ROOTS = ("/usr/bin", "/usr/sbin", "/usr/lib/x86_64-linux-gnu")
 INSTRUCTIONS = 5_000_000

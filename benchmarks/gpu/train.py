@@ -23,10 +23,10 @@ from tokmill.models.wkv7 import Form
 from tokmill.models.wkv7_triton import HAS_TRITON
 from tokmill.recipe import merge, read_toml
 from tokmill.tasks.task import to_tensors
-from tokmill.train.config import TrainConfig, from_dict
-from tokmill.train.engine import make_engine
-from tokmill.train.flops import peak_flops
-from tokmill.train.run import make_task
+from tokmill.training.engines.engine import make_engine
+from tokmill.training.flops import peak_flops
+from tokmill.training.recipe.config import TrainConfig, from_dict
+from tokmill.training.runs.run import make_task
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "x86" / "rwkv7-12x768.toml"
 STREAMS = {"asm": 1200, "mne": 900, "type": 70, "reg": 190, "rw": 12, "eflag": 60}

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tokmill import plugins
-from tokmill.x86.cfg import lift
+from tokmill.x86.lift.cfg import lift
 
 if __name__ == "__main__":
     plugins.require("iced_x86")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # What a type checker and an editor see; `_PUBLIC` says the same for the interpreter.
-    from tokmill.build.run import build_store
+    from tokmill.builds.run import build
     from tokmill.errors import TokmillError
     from tokmill.feed.feed import Feed
     from tokmill.feed.packed import Packed
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tokmill.store.store import Store
     from tokmill.text.tokenizer import Tokenizer
     from tokmill.text.train import train_tokenizer
-    from tokmill.train.dataset import TokenDataset
-    from tokmill.train.loop import train_model
-    from tokmill.x86.rules import align, tokenize_binary_instruction, tokenize_bytes
+    from tokmill.training.dataset import TokenDataset
+    from tokmill.training.loop import train
     from tokmill.x86.tokenizer import X86Tokenizer
+    from tokmill.x86.tokens.rules import align, tokenize_binary_instruction, tokenize_bytes
 
-__version__ = "0.1.0"
+from tokmill.version import __version__
 
 # A plain list, as type checkers read no other.
 __all__ = [
@@ -40,12 +40,12 @@ __all__ = [
     "X86Tokenizer",
     "__version__",
     "align",
-    "build_store",
+    "build",
     "generate",
     "sample",
     "tokenize_binary_instruction",
     "tokenize_bytes",
-    "train_model",
+    "train",
     "train_tokenizer",
 ]
 
@@ -56,16 +56,16 @@ _PUBLIC = {
     "Whole": "tokmill.feed.rows",
     "Stream": "tokmill.feed.rows",
     "Packed": "tokmill.feed.packed",
-    "build_store": "tokmill.build.run",
+    "build": "tokmill.builds.run",
     "Tokenizer": "tokmill.text.tokenizer",
     "train_tokenizer": "tokmill.text.train",
-    "train_model": "tokmill.train.loop",
-    "TokenDataset": "tokmill.train.dataset",
+    "train": "tokmill.training.loop",
+    "TokenDataset": "tokmill.training.dataset",
     "sample": "tokmill.inference.sample",
     "generate": "tokmill.inference.sample",
-    "tokenize_binary_instruction": "tokmill.x86.rules",
-    "tokenize_bytes": "tokmill.x86.rules",
-    "align": "tokmill.x86.rules",
+    "tokenize_binary_instruction": "tokmill.x86.tokens.rules",
+    "tokenize_bytes": "tokmill.x86.tokens.rules",
+    "align": "tokmill.x86.tokens.rules",
     "X86Tokenizer": "tokmill.x86.tokenizer",
     "TokmillError": "tokmill.errors",
 }

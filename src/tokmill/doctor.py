@@ -15,11 +15,12 @@ from typing import Literal
 
 import msgspec
 
-from tokmill import __version__, plugins
-from tokmill.build.resources import machine_memory
+from tokmill import plugins
+from tokmill.builds.resources import machine_memory
 from tokmill.errors import MissingExtraError, TokmillError
 from tokmill.files import locked, write_file
 from tokmill.progress import human_bytes
+from tokmill.version import __version__
 
 LEAST_FREE = 1 << 30
 

@@ -27,10 +27,10 @@ SOURCES: dict[str, Part] = {
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
     "x86": Part("tokmill.x86.source:X86Source", "x86", "x86 programs, or graphs of them"),
     "select": Part(
-        "tokmill.build.select:SelectSource", "", "other stores: filter, sample, split, merge"
+        "tokmill.builds.select:SelectSource", "", "other stores: filter, sample, split, merge"
     ),
     "overlay": Part(
-        "tokmill.build.values:ValuesSource", "", "a store and numpy files: further columns of it"
+        "tokmill.builds.values:ValuesSource", "", "a store and numpy files: further columns of it"
     ),
     "embed": Part(
         "tokmill.inference.embed:EmbedSource", "train", "a store that a run reads: vectors"
@@ -74,8 +74,8 @@ TASKS: dict[str, Part] = {
 }
 
 LIFTERS: dict[str, Part] = {
-    "native": Part("tokmill.x86.cfg:lift", "x86", "tokmill's own, on iced-x86"),
-    "angr": Part("tokmill.x86.angr:lift", "angr", "angr's CFGFast"),
+    "native": Part("tokmill.x86.lift.cfg:lift", "x86", "tokmill's own, on iced-x86"),
+    "angr": Part("tokmill.x86.lift.angr:lift", "angr", "angr's CFGFast"),
 }
 
 CODERS: dict[str, Part] = {
@@ -85,8 +85,12 @@ CODERS: dict[str, Part] = {
 }
 
 TRACKERS: dict[str, Part] = {
-    "tensorboard": Part("tokmill.train.trackers:TensorBoard", "track", "event files in the run"),
-    "wandb": Part("tokmill.train.trackers:Wandb", "track", "Weights & Biases, online or offline"),
+    "tensorboard": Part(
+        "tokmill.training.runs.trackers:TensorBoard", "track", "event files in the run"
+    ),
+    "wandb": Part(
+        "tokmill.training.runs.trackers:Wandb", "track", "Weights & Biases, online or offline"
+    ),
 }
 
 EXTRA_PACKAGES: dict[str, str] = {

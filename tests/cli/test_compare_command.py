@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "unit/report"))
-from small_runs import cut, make_runs, train  # noqa: E402
+from small_runs import cut, make_runs, train
 
 Here = Callable[..., tuple[str, str]]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "unit/report"))
-from report_stores import write_store  # noqa: E402
+from report_stores import write_store
 
 
 def tokmill(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,13 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/unit/train"))
-from toy import make_store, recipe, text_store  # noqa: E402
-
-from tokmill.text.tokenizer import Tokenizer  # noqa: E402
-from tokmill.train.loop import train_model  # noqa: E402
-from tokmill.train.run import load_task  # noqa: E402
+import tokmill
+from tokmill.text.tokenizer import Tokenizer
+from tokmill.training.runs.run import load_task
+from toy import make_store, recipe, text_store
 
 Here = Callable[..., tuple[str, str]]
 TEXTS = ["one two three four " * 4] * 12
@@ -32,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     out = tmp_path_factory.mktemp("model") / "run"
-    train_model(recipe(store, steps=20), out, quiet=True)
+    tokmill.train(recipe(store, steps=20), out, quiet=True)
     return out
 
 

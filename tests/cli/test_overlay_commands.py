@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "unit/train"))
-from toy import cycles, make_store, recipe  # noqa: E402
-
-from making import token_store  # noqa: E402
+from making import token_store
 from tokmill.store.store import Store
+from toy import cycles, make_store, recipe
 
 Here = Callable[..., tuple[str, str]]
 
@@ -83,11 +80,11 @@ def test_changed_values_are_asked_about(here: Here, store: Path, tmp_path: Path)
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run beside its store."""
-    from tokmill import train_model
+    import tokmill
 
     folder = tmp_path_factory.mktemp("run")
     store = make_store(folder / "s", cycles(20))
-    return train_model(recipe(store, 2), folder / "r", quiet=True).path
+    return tokmill.train(recipe(store, 2), folder / "r", quiet=True).path
 
 
 def test_embed(here: Here, run: Path, tmp_path: Path) -> None:

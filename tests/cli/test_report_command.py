@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "unit/train"))
-from toy import text_store  # noqa: E402
+from toy import text_store
 
 
 def test_a_run(tmp_path: Path, tokmill: Callable[..., Any]) -> None:

@@ -12,13 +12,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/unit/train"))
-from toy import cycles, make_store, text_store  # noqa: E402
+import tokmill
+from tokmill.cli import main
+from tokmill.report.inspect import describe
+from toy import cycles, make_store, text_store
 
-import tokmill  # noqa: E402
-from tokmill.cli import main  # noqa: E402
-from tokmill.report.inspect import describe  # noqa: E402
+ROOT = Path(__file__).parents[2]
 
 
 class Talk(NamedTuple):
@@ -48,7 +47,7 @@ def train(store: Path, out: Path, steps: int) -> Path:
         "optim": {"lr": 0.01, "warmup": 5},
         "run": {"steps": steps, "device": "cpu"},
     }
-    tokmill.train_model(recipe, out, quiet=True)
+    tokmill.train(recipe, out, quiet=True)
     return out
 
 

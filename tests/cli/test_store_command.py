@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from making import files_of, jsonl, quick_build
-from tokmill.build import plan
+from tokmill.builds import plan
 from tokmill.store.store import Store
 
 

@@ -16,13 +16,11 @@ import numpy as np
 import pytest
 import torch
 
+from tokmill.cli import main
+from tokmill.progress import Progress
+from toy import make_store, text_store
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/unit/train"))
-from toy import make_store, text_store  # noqa: E402
-
-from tokmill.cli import main  # noqa: E402
-from tokmill.progress import Progress  # noqa: E402
-
 RECIPE = ROOT / "recipes/text/decoder-tiny.toml"
 SMALL = ["--set", "model.dim=16", "--set", "model.layers=1", "--set", "task.length=16"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}

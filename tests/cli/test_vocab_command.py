@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1]))
 from tokmill.store.store import Store
-from tokmill.x86.vocabulary import closed
-from tokmill.x86.vocabulary_files import read_vocabularies, write_vocabularies
-from x86_programs import C_SOURCE, compiles  # noqa: E402
+from tokmill.x86.tokens.vocabulary import closed
+from tokmill.x86.tokens.vocabulary_files import read_vocabularies, write_vocabularies
+from x86_programs import C_SOURCE, compiles
 
 Here = Callable[..., tuple[str, str]]
 

@@ -12,7 +12,7 @@ import pytest
 
 from tokmill.errors import UsageError
 from tokmill.report.figures import frequency
-from tokmill.x86.rules import tokenize_bytes
+from tokmill.x86.tokens.rules import tokenize_bytes
 from x86_programs import C_SOURCE, compiles
 
 Command = Callable[..., tuple[str, str]]

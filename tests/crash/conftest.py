@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from crash_stores import write_inputs, write_tokenizer
 from forked import Forked
 

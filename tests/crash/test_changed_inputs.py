@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from crash_stores import (
     contents,
     ending_names,
@@ -19,8 +20,7 @@ from crash_stores import (
     write_tokenizer,
 )
 from forked import Forked, Ran
-
-from tokmill.build.plan import SHARD_BYTES
+from tokmill.builds.plan import SHARD_BYTES
 
 
 class Small:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from crash_stores import is_clean, write_jsonl
 from forked import Forked, Ran
-
 from tokmill.files import locked
 
 Build = Callable[..., Ran]

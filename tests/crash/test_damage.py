@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from crash_stores import contents, copy, identities, is_clean, write_inputs, write_jsonl
 from forked import Forked
 

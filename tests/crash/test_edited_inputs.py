@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from crash_stores import contents, is_clean, write_jsonl
 from forked import Forked, Ran
 

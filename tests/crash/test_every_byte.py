@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from crash_stores import contents, write_jsonl, write_tokenizer
 
-from tokmill.build.repair import repair
-from tokmill.build.resources import Amount
-from tokmill.build.run import How, build_store
+import tokmill
+from crash_stores import contents, write_jsonl, write_tokenizer
+from tokmill.builds.repair import repair
+from tokmill.builds.resources import Amount
+from tokmill.builds.run import How
 from tokmill.errors import TokmillError
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
@@ -23,7 +24,7 @@ def tiny(folder: Path) -> Path:
     write_jsonl(folder / "in" / "b.jsonl", 150)
     tokenizer = write_tokenizer(folder / "tokenizer.json", 260)
     how = How(quiet=True, amount=Amount(workers=0))
-    store = build_store("jsonl", folder / "in", folder / "s", tokenizer=tokenizer, how=how)
+    store = tokmill.build("jsonl", folder / "in", folder / "s", tokenizer=tokenizer, how=how)
     return store.path
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from crash_stores import contents, copy, ending_names, is_clean, write_inputs, write_jsonl
 from forked import ALL_CALLS, Forked
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from crash_stores import contents, is_clean, write_inputs, write_jsonl
 from forked import Forked
 

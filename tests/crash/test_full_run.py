@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
+
 from crash_stores import is_clean
 from forked import ALL_CALLS, Forked
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit/train"))
-from toy import cycles, make_store  # noqa: E402
+from toy import cycles, make_store
 
 SMALL = ("dim=16", "layers=1", "heads=2", "length=16", "batch=4", "checkpoint_every=2",
          "peak_flops=1e12")  # fmt: skip

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crash_stores import contents, copy, write_inputs
-from forked import Forked
 from test_faults import Disturber, Scenario, ordinary, points_of
 
+from crash_stores import contents, copy, write_inputs
+from forked import Forked
 from tokmill.store.store import Store
 
 

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+
 from crash_stores import contents, copy
 from forked import Forked
-
-from tokmill.build.plan import SHARD_BYTES
+from tokmill.builds.plan import SHARD_BYTES
 from x86_programs import C_SOURCE, compiles
 
 SHARDS = 4

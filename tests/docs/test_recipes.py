@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokmill import plugins, recipe
-from tokmill.build.prepare import BuildRecipe
+from tokmill.builds.prepare import BuildRecipe
 from tokmill.errors import UsageError
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -23,7 +23,9 @@ def test_recipe_parses(path: Path) -> None:
         kind = plugins.load(plugins.SOURCES, chosen.source)
         recipe.convert(kind.Config, chosen.options, str(path))
     else:
-        configs = pytest.importorskip("tokmill.train.config", reason="needs the extra train")
+        configs = pytest.importorskip(
+            "tokmill.training.recipe.config", reason="needs the extra train"
+        )
         configs.from_dict(stated, str(path))
 
 

@@ -14,11 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests/unit/train"))
-from toy import cycles, make_store  # noqa: E402
-
-from tokmill.cli import main  # noqa: E402
+from tokmill.cli import main
+from toy import cycles, make_store
 
 psutil = pytest.importorskip("psutil", reason="needs the extra train")
 

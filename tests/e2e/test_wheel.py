@@ -62,13 +62,13 @@ def installed(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Ins
 @pytest.fixture(scope="module")
 def store(corpus: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small store, built here with all extras."""
-    from tokmill.build.run import build_store
+    import tokmill
     from tokmill.text.train import train_tokenizer
 
     folder = tmp_path_factory.mktemp("store")
     tokenizer = train_tokenizer(corpus.texts[:50], 512, ["<|endoftext|>"])
     tokenizer.save(folder / "tokenizer.json")
-    build_store("text", [corpus.txt], folder / "store", tokenizer=folder / "tokenizer.json")
+    tokmill.build("text", [corpus.txt], folder / "store", tokenizer=folder / "tokenizer.json")
     return folder / "store"
 
 

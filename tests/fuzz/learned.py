@@ -22,6 +22,7 @@ Tensors = dict[str, Any]
 def make_run(folder: Path, text: bool = False) -> Path:
     """Train two steps, on bare ids or on text."""
     import torch
+
     from small_runs import train
     from toy import cycles, make_store, text_store
 
@@ -79,11 +80,11 @@ def read_page(folder: Path) -> Any:
 def engine() -> Any:
     """The engine of the toy run, which a checkpoint is loaded into."""
     import torch
-    from toy import recipe
 
-    from tokmill.train import config as configs
-    from tokmill.train.engine import make_engine
-    from tokmill.train.run import make_task
+    from tokmill.training.engines.engine import make_engine
+    from tokmill.training.recipe import config as configs
+    from tokmill.training.runs.run import make_task
+    from toy import recipe
 
     torch.set_num_threads(1)
     value = configs.from_dict(recipe(Path("train"), 12), "")
@@ -94,8 +95,8 @@ def engine() -> Any:
 
 def read_resumed(folder: Path) -> Any:
     """What a resume reads: the newest checkpoint that is whole, into the engine."""
-    from tokmill.train.checkpoint import load_checkpoint
-    from tokmill.train.whole import find_whole
+    from tokmill.training.runs.checkpoint import load_checkpoint
+    from tokmill.training.runs.intact import find_whole
 
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
@@ -110,14 +111,14 @@ def read_resumed(folder: Path) -> Any:
 
 def read_unchecked(folder: Path) -> Any:
     """A checkpoint that nothing is compared with, as of an older version."""
-    from tokmill.train.checkpoint import load_checkpoint
+    from tokmill.training.runs.checkpoint import load_checkpoint
 
     return load_checkpoint(folder / "run/checkpoints/step-00000002", engine(), 0).step
 
 
 def make_unchecked(folder: Path) -> Iterable[Path]:
     """Without digests, so that all of a file is read and not only compared."""
-    from tokmill.train.tensors import read_tensors
+    from tokmill.training.engines.tensors import read_tensors
 
     run = make_run(folder)
     place = run / "checkpoints/step-00000002"
@@ -147,7 +148,7 @@ def plain_tensors(path: Path, tensors: Tensors, metadata: dict[str, str] | None 
 def read_scale(folder: Path) -> Any:
     import torch
 
-    from tokmill.train.precision import Precision
+    from tokmill.training.engines.precision import Precision
 
     found = Precision("fp16", torch.device("cpu"))
     found.load(folder)
@@ -157,7 +158,7 @@ def read_scale(folder: Path) -> Any:
 def make_scale(folder: Path) -> Iterable[Path]:
     import torch
 
-    from tokmill.train.precision import Precision
+    from tokmill.training.engines.precision import Precision
 
     return [folder / name for name in Precision("fp16", torch.device("cpu")).save(folder)]
 
@@ -172,7 +173,7 @@ def read_opened(folder: Path) -> Any:
     """A run as `eval`, `sample` and `embed` open it, and that a training goes on in."""
     from tokmill.inference.sample import generate
     from tokmill.store.store import Store
-    from tokmill.train.run import facts_of, load_task, read_run
+    from tokmill.training.runs.run import facts_of, load_task, read_run
 
     run = folder / "run"
     config, _ = read_run(run)
@@ -208,8 +209,8 @@ def make_public(kind: str, files: int = 1) -> Make:
 
         from tokmill.models.huggingface import read_config
         from tokmill.models.public_tensors import to_public
-        from tokmill.train.exchange import recipe_of
-        from tokmill.train.run import make_task
+        from tokmill.training.runs.exchange import recipe_of
+        from tokmill.training.runs.run import make_task
 
         torch.set_num_threads(1)
         small = {"gpt2": {**GPT2_SMALL, "n_positions": 16}, "llama": LLAMA_SMALL}[kind]
@@ -240,7 +241,7 @@ def imported(read: Callable[[Path, Path], Any]) -> Read:
     """Import into a new folder and open what became of it."""
 
     def act(folder: Path) -> Any:
-        from tokmill.train.run import load_task
+        from tokmill.training.runs.run import load_task
 
         out = folder / ".imported"
         shutil.rmtree(out, ignore_errors=True)
@@ -255,7 +256,7 @@ def imported(read: Callable[[Path, Path], Any]) -> Read:
 
 
 def read_public(folder: Path, out: Path) -> None:
-    from tokmill.train.exchange import import_model
+    from tokmill.training.runs.exchange import import_model
 
     import_model(folder, out)
 
@@ -263,7 +264,7 @@ def read_public(folder: Path, out: Path) -> None:
 def make_official(name: str) -> Make:
     def make(folder: Path) -> Iterable[Path]:
         import torch
-        from test_official import checkpoint
+        from test_weight_files import checkpoint
 
         torch.set_num_threads(1)
         if name.endswith(".pth"):
@@ -277,7 +278,7 @@ def make_official(name: str) -> Make:
 
 def read_official(name: str) -> Callable[[Path, Path], None]:
     def read(folder: Path, out: Path) -> None:
-        from tokmill.train.official import import_file
+        from tokmill.training.runs.weight_files import import_file
 
         import_file(folder / name, out)
 
@@ -286,13 +287,13 @@ def read_official(name: str) -> Callable[[Path, Path], None]:
 
 def make_parts(folder: Path) -> Iterable[Path]:
     """What `save_checkpoint` writes for a training loop of one's own."""
-    from tokmill.train.parts import save_checkpoint
+    from tokmill.training.parts import save_checkpoint
 
     model, optimizer = own_loop()
     model.weight.sum().backward()
     optimizer.step()
     save_checkpoint(model, optimizer, 3, folder / "a.safetensors")
-    from tokmill.train.tensors import read_metadata, read_tensors
+    from tokmill.training.engines.tensors import read_metadata, read_tensors
 
     whole = read_tensors(folder / "a.safetensors"), read_metadata(folder / "a.safetensors")
     plain_tensors(folder / "b.safetensors", *whole)
@@ -308,7 +309,7 @@ def own_loop() -> Any:
 
 
 def read_parts(folder: Path) -> Any:
-    from tokmill.train.parts import load_checkpoint
+    from tokmill.training.parts import load_checkpoint
 
     found = []
     for path in sorted(folder.glob("*.safetensors")):
@@ -321,7 +322,7 @@ def read_parts(folder: Path) -> Any:
 
 
 def read_tensor_file(folder: Path) -> Any:
-    from tokmill.train.tensors import read_metadata, read_tensors
+    from tokmill.training.engines.tensors import read_metadata, read_tensors
 
     found = read_tensors(folder / "a.safetensors")
     read_metadata(folder / "a.safetensors")
@@ -331,7 +332,7 @@ def read_tensor_file(folder: Path) -> Any:
 def make_tensor_file(folder: Path) -> Iterable[Path]:
     import torch
 
-    from tokmill.train.tensors import write_tensors
+    from tokmill.training.engines.tensors import write_tensors
 
     tensors = {"a": torch.arange(6).reshape(2, 3), "b.c": torch.ones(4), "e": torch.zeros(0)}
     write_tensors(folder / "a.safetensors", tensors, {"step": "3"})

@@ -91,20 +91,14 @@ from whole_stores import (
 
 from making import TOKENIZER, jsonl, quick_build, rec, write_store
 from tokmill import plugins, recipe
-from tokmill.build.resources import Amount
-from tokmill.build.source import Frozen, Request
+from tokmill.builds.resources import Amount
+from tokmill.builds.source import Frozen, Request
 from tokmill.store.schema import Column
 from tokmill.store.shard import ShardWriter
 from tokmill.store.store import Store
 
-for _name in (
-    "unit/train",
-    "unit/x86",
-    "unit/report",
-    "unit/models",
-    "unit/formats",
-    "parity",
-):
+# Tests whose small files are mutated here.
+for _name in ("unit/training", "unit/x86", "unit/models", "unit/formats", "parity"):
     sys.path.append(str(Path(__file__).parent.parent / _name))
 
 
@@ -291,7 +285,7 @@ def small_graph() -> Any:
 
 def make_graph(suffix: str) -> Make:
     def make(folder: Path) -> Iterable[Path]:
-        from tokmill.x86.graph_files import write_graph
+        from tokmill.x86.graphs.files import write_graph
 
         write_graph(small_graph(), folder / f"a{suffix}")
         return [folder / f"a{suffix}"]
@@ -301,7 +295,7 @@ def make_graph(suffix: str) -> Make:
 
 def read_graph_file(name: str) -> Read:
     def read(folder: Path) -> Any:
-        from tokmill.x86.graph_files import read_graph
+        from tokmill.x86.graphs.files import read_graph
 
         graph = read_graph(folder / name)
         return [np.asarray(getattr(graph, field)).tolist() for field in (
@@ -320,7 +314,7 @@ def make_index(folder: Path) -> Iterable[Path]:
 
 
 def read_index(folder: Path) -> Any:
-    from tokmill.x86.saved_index import graphs_of
+    from tokmill.x86.graphs.saved_index import graphs_of
 
     return [
         (graph.program, graph.block_address.tolist(), graph.code.tobytes())
@@ -329,7 +323,7 @@ def read_index(folder: Path) -> Any:
 
 
 def x86_store(path: Path) -> Path:
-    from tokmill.x86.graph_files import write_graph
+    from tokmill.x86.graphs.files import write_graph
 
     path.parent.mkdir(exist_ok=True)
     write_graph(small_graph(), path.parent / "g.cfg.parquet")
@@ -353,7 +347,7 @@ def make_vocabularies(folder: Path) -> Iterable[Path]:
 
 
 def read_vocabularies(folder: Path) -> Any:
-    from tokmill.x86.vocabulary_files import read_vocabularies as read
+    from tokmill.x86.tokens.vocabulary_files import read_vocabularies as read
 
     return {name: tokens.tokens for name, tokens in read(folder / "vocab").items()}
 
@@ -366,7 +360,7 @@ def make_count_pickle(folder: Path) -> Iterable[Path]:
 
 
 def read_lists(folder: Path) -> Any:
-    from tokmill.x86.vocabulary_files import read_list
+    from tokmill.x86.tokens.vocabulary_files import read_list
 
     return [read_list(path).tokens.tokens for path in sorted(folder.iterdir())]
 

@@ -61,7 +61,7 @@ class Server:
 def serve() -> None:
     """Answer requests until stdin ends."""
     # What takes a second to import is imported once, and not in each child.
-    for name in ("readers", "tokmill.train.loop", "tokmill.inference.sample"):
+    for name in ("readers", "tokmill.training.loop", "tokmill.inference.sample"):
         importlib.import_module(name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -232,5 +232,5 @@ def _work(work: Damaging, seeds: range, into: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(HERE), str(HERE.parent)]
+    sys.path[:0] = [str(HERE), str(HERE.parent / "helpers")]
     serve()

@@ -111,7 +111,7 @@ def make_text_lists(folder: Path) -> Iterable[Path]:
 
 
 def read_text_lists(folder: Path) -> Any:
-    from tokmill.x86.vocabulary_files import find_lists
+    from tokmill.x86.tokens.vocabulary_files import find_lists
 
     return {
         name: (one.tokens.tokens, one.tokens.counts) for name, one in find_lists(folder).items()
@@ -131,7 +131,7 @@ def make_extract(folder: Path) -> Iterable[Path]:
 
 
 def read_extract(folder: Path) -> Any:
-    from tokmill.x86.saved_index import graphs_of
+    from tokmill.x86.graphs.saved_index import graphs_of
 
     return [
         (graph.program, graph.block_address.tolist(), graph.code.tobytes())
@@ -144,10 +144,10 @@ def read_piped(kind: str, name: str) -> Read:
     """A build of what comes through a pipe."""
 
     def read(folder: Path) -> Any:
-        from tokmill.build.prepare import BuildRecipe, How
-        from tokmill.build.resources import Amount
-        from tokmill.build.run import run
-        from tokmill.build.stdin import stdin_kept
+        from tokmill.builds.prepare import BuildRecipe, How
+        from tokmill.builds.resources import Amount
+        from tokmill.builds.run import run
+        from tokmill.builds.stdin import stdin_kept
 
         out, before = folder / ".piped", sys.stdin
         chosen = BuildRecipe(source=kind, inputs=("-",), out=str(out), tokenizer=str(TOKENIZER))
@@ -173,8 +173,8 @@ def make_truth(folder: Path) -> Iterable[Path]:
 
 def read_truth(folder: Path) -> Any:
     """Symbols, and the compiler that debug information names."""
-    from tokmill.x86.producer import made_by
-    from tokmill.x86.truth import read_truth as read
+    from tokmill.x86.image.producer import made_by
+    from tokmill.x86.image.truth import read_truth as read
 
     found = read(folder / "program")
     return made_by(folder / "program"), found.name, found.start.tolist(), found.stop.tolist()
@@ -183,7 +183,7 @@ def read_truth(folder: Path) -> Any:
 def read_graph_lines(folder: Path) -> Any:
     """The first line of a graph in JSON Lines, which a lifter and `inspect` read."""
     from tokmill.report.inspect import describe
-    from tokmill.x86.graph_files import read_about
+    from tokmill.x86.graphs.files import read_about
 
     describe(folder / "a.cfg.jsonl")
     return repr(read_about(folder / "a.cfg.jsonl"))

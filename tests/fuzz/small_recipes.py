@@ -12,7 +12,7 @@ from reader import Make, Read
 
 from making import TOKENIZER
 from tokmill import plugins, recipe
-from tokmill.build.prepare import BuildRecipe
+from tokmill.builds.prepare import BuildRecipe
 
 TEXTS = [
     "The first text, of two sentences. This one ends.",
@@ -123,6 +123,6 @@ seed = 3
 
 def read_training_recipe(folder: Path) -> Any:
     from tokmill.recipe import read_toml
-    from tokmill.train import config
+    from tokmill.training.recipe import config
 
     return repr(config.from_dict(read_toml(folder / "r.toml"), "r.toml"))

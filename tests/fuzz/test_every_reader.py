@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mutations import mutate
+from readers import READERS
+from running import Server
 
 from tokmill import plugins
-
-sys.path.append(str(Path(__file__).parent))
-from mutations import mutate  # noqa: E402
-from readers import READERS  # noqa: E402
-from running import Server  # noqa: E402
 
 SHORT, LONG = 2000, 100_000
 

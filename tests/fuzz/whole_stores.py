@@ -73,7 +73,7 @@ def make_phrases(folder: Path) -> Iterable[Path]:
 
 
 def read_repaired(folder: Path) -> Any:
-    from tokmill.build.repair import repair
+    from tokmill.builds.repair import repair
 
     done = repair(folder / "s")
     if done.remaining:

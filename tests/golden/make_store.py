@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE.parent / "helpers"))
 
 from making import quick_build  # noqa: E402
-from tokmill.build import plan  # noqa: E402
+from tokmill.builds import plan  # noqa: E402
 from tokmill.store import manifest as layout  # noqa: E402
 from tokmill.store.seal import unsealed  # noqa: E402
 from tokmill.store.store import Store  # noqa: E402

@@ -15,8 +15,8 @@ from making import TOKENIZER
 from tokmill.models.model import Tensors
 from tokmill.tasks.next_token import NextToken
 from tokmill.text.tokenizer import Tokenizer
-from tokmill.train.exchange import export_model, import_model
-from tokmill.train.run import load_task
+from tokmill.training.runs.exchange import export_model, import_model
+from tokmill.training.runs.run import load_task
 
 TEXT = "def main(): return 'Zwölf Boxkämpfer'<|endoftext|>\n"
 VOCAB = 320

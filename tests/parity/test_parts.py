@@ -33,9 +33,9 @@ from tokmill.models.layers import (
     softmax,
     swiglu,
 )
-from tokmill.train.config import OptimConfig
-from tokmill.train.optim import clip_gradients, make_optimizer
-from tokmill.train.parts import cosine_schedule, load_checkpoint, save_checkpoint
+from tokmill.training.engines.optim import clip_gradients, make_optimizer
+from tokmill.training.parts import cosine_schedule, load_checkpoint, save_checkpoint
+from tokmill.training.recipe.config import OptimConfig
 
 B, T, D, H, F_, V = 3, 12, 32, 4, 80, 40
 GPT2 = DecoderConfig(

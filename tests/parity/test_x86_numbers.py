@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from iced_x86 import Decoder, EncodingKind, Instruction
 
-from tokmill.x86.canonical import canonical
+from tokmill.x86.tokens.canonical import canonical
 
 MODRM = [mod << 6 | reg << 3 | rm for mod in range(4) for reg in (0, 5) for rm in (0, 4, 5, 6)]
 MAPS = {

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokmill.errors import TokmillError
-from tokmill.x86.cfg import lift
-from tokmill.x86.program import parse_program
-from tokmill.x86.rules import DecodeError, decode
-from tokmill.x86.templates import Templates
+from tokmill.x86.image.program import parse_program
+from tokmill.x86.lift.cfg import lift
+from tokmill.x86.tokens.rules import DecodeError, decode
+from tokmill.x86.tokens.templates import Templates
 from x86_programs import (
     C_SOURCE,
     CPP_SOURCE,

@@ -48,12 +48,12 @@ PUBLIC = [
     "X86Tokenizer",
     "__version__",
     "align",
-    "build_store",
+    "build",
     "generate",
     "sample",
     "tokenize_binary_instruction",
     "tokenize_bytes",
-    "train_model",
+    "train",
     "train_tokenizer",
 ]
 
@@ -110,7 +110,7 @@ def test_type_checkers_see_the_public_names() -> None:
 
 TYPED = """import tokmill
 reveal_type(tokmill.Store)
-reveal_type(tokmill.train_model)
+reveal_type(tokmill.train)
 tokmill.Stoer
 """
 
@@ -136,7 +136,7 @@ def test_public_name_loads(name: str) -> None:
 def test_public_names_outlive_the_packages_of_the_same_name() -> None:
     """Importing a package must not put it over a public function."""
     loaded_by(
-        "import tokmill, tokmill.build.run, tokmill.train.loop, tokmill.inference.sample\n"
+        "import tokmill, tokmill.builds.run, tokmill.training.loop, tokmill.inference.sample\n"
         "for name in set(tokmill.__all__) - {'__version__'}:\n"
         "    assert callable(getattr(tokmill, name)), name"
     )

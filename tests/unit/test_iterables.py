@@ -28,8 +28,8 @@ def stores(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> list[tok
         for path in paths:
             path.write_text("".join(TEXTS) * (3 if name == "a" else 1))
         given: dict[str, Any] = {"tokenizer": folder / "tokenizer.json"}
-        made.append(tokmill.build_store("text", iter(paths), folder / name, **given))
-        again = tokmill.build_store("text", paths, folder / f"{name}-list", **given)
+        made.append(tokmill.build("text", iter(paths), folder / name, **given))
+        again = tokmill.build("text", paths, folder / f"{name}-list", **given)
         assert made[-1].fingerprint == again.fingerprint and made[-1].tokens > 0
     return made
 

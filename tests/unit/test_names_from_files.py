@@ -12,8 +12,8 @@ import pytest
 
 import tokmill
 from making import jsonl, quick_build
-from tokmill.build.prepare import How
-from tokmill.build.repair import deep_check, repair
+from tokmill.builds.prepare import How
+from tokmill.builds.repair import deep_check, repair
 from tokmill.errors import TokmillError
 from tokmill.files import (
     inside,
@@ -27,8 +27,8 @@ from tokmill.files import (
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.store.vocab import Vocabulary
-from tokmill.train.config import TrainConfig
-from tokmill.train.run import begin, facts_from
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.runs.run import begin, facts_from
 
 SOURCES = Path(tokmill.__file__).parent
 OUTSIDE = ["../x", "/tmp/x", "..", ".", "", "a/b", "a\0b", "../../x", "x/../y"]
@@ -67,7 +67,7 @@ OWN = {
     "report/comparison_table.py: paths[0].parent / ' + '.join((path.name for path in paths))": (
         "a title of paths that the user named"
     ),
-    "train/checkpoint.py: folder / f'{TEMPORARY}{target.name}'": "made of a number",
+    "training/runs/checkpoint.py: folder / f'{TEMPORARY}{target.name}'": "made of a number",
 }
 
 
@@ -180,7 +180,7 @@ def test_a_shard_cannot_be_written_elsewhere(where: str, store: Path, tmp_path: 
 
 
 def test_shards_of_a_checkpoint_are_read_from_its_folder(tmp_path: Path) -> None:
-    from tokmill.train.exchange import INDEX, read_weights
+    from tokmill.training.runs.exchange import INDEX, read_weights
 
     index = {"weight_map": {"a": "../other.safetensors"}, "metadata": {}}
     (tmp_path / INDEX).write_text(json.dumps(index))

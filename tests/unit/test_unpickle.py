@@ -460,7 +460,7 @@ BOMBS = {
 def test_bombs_are_refused_at_little_cost(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokmill.unpickle.room.SPARE", 1 << 20)
+    monkeypatch.setattr("tokmill.unpickle.budget.SPARE", 1 << 20)
     path = put(tmp_path, BOMBS[name])
     tracemalloc.start()
     try:

@@ -88,7 +88,7 @@ def general_options() -> list[Any]:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from tokmill import __version__
+        from tokmill.version import __version__
 
         print(f"tokmill {__version__}")
         raise typer.Exit
@@ -182,7 +182,7 @@ def _usage(error: Any) -> str:
     if command == "tokmill train" and type(error).__name__ == "NoSuchOption":
         # Keys of recipes are no options, but who comes from another trainer tries them.
         name = option.lstrip("-").replace("-", "_")
-        key = importlib.import_module("tokmill.train.names").plain_key(name)
+        key = importlib.import_module("tokmill.training.recipe.key_names").plain_key(name)
         if key:
             return (
                 f"there is no option {option}\nhint: it is a key of the recipe: --set {key}=VALUE"

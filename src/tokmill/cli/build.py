@@ -12,11 +12,11 @@ import msgspec
 import typer
 
 from tokmill import plugins, recipe
-from tokmill.build.prepare import BuildRecipe, How, prepare
-from tokmill.build.resources import Amount, parse_bytes, parse_seconds
-from tokmill.build.run import run
-from tokmill.build.scan import in_words
-from tokmill.build.stdin import stdin_kept
+from tokmill.builds.prepare import BuildRecipe, How, prepare
+from tokmill.builds.resources import Amount, parse_bytes, parse_seconds
+from tokmill.builds.run import run
+from tokmill.builds.scan import in_words
+from tokmill.builds.stdin import stdin_kept
 from tokmill.cli.facts import notes_in_words, unknown_warning
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say

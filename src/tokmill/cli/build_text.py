@@ -14,9 +14,9 @@ import msgspec
 import typer
 
 from tokmill import plugins
-from tokmill.build.folder import check_folder, claimed
-from tokmill.build.prepare import BuildRecipe, How
-from tokmill.build.run import run
+from tokmill.builds.folder import check_folder, claimed
+from tokmill.builds.prepare import BuildRecipe, How
+from tokmill.builds.run import run
 from tokmill.cli.output import print_json, say, say_not_reached
 from tokmill.errors import UsageError
 from tokmill.files import machine_errors, new_folder

@@ -65,7 +65,7 @@ def cfg(
 
     Exit code 1 if a file that was named is refused, or all of them are.
     """
-    from tokmill.x86.lifting import lift_files
+    from tokmill.x86.graphs.lifting import lift_files
 
     report = lift_files(
         programs,

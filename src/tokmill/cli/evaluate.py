@@ -41,7 +41,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Measure the loss of a run on a store, by column, beside that of single ids' frequencies."""
-    module = plugins.require("tokmill.train.evaluate")
+    module = plugins.require("tokmill.training.evaluate")
     found = module.evaluate(
         run, store, at=at, rows=rows, batch=batch, device=device, partial=partial, by=by
     )

@@ -53,7 +53,7 @@ def inspect(
 ) -> None:
     """Say what a file or folder is; of a store show records and figures too."""
     from tokmill.report.inspect import describe
-    from tokmill.report.look import ENTRIES
+    from tokmill.report.recogniser import ENTRIES
     from tokmill.store.store import Store
 
     facts = describe(path, ENTRIES if head is None else head, quiet=False)

@@ -39,9 +39,9 @@ def import_(
 ) -> None:
     """Make a run of a public checkpoint (GPT-2, Llama, Mistral, RWKV-7)."""
     if checkpoint.is_file() or (checkpoint.suffix in FILES and not checkpoint.is_dir()):
-        import_ = plugins.require("tokmill.train.official").import_file
+        import_ = plugins.require("tokmill.training.runs.weight_files").import_file
     else:
-        import_ = plugins.require("tokmill.train.exchange").import_model
+        import_ = plugins.require("tokmill.training.runs.exchange").import_model
     run = import_(checkpoint, out, tokenizer=tokenizer, length=length)
     if as_json:
         print_json({"run": str(run.path), "step": run.step})
@@ -69,13 +69,13 @@ def export(
 ) -> None:
     """Write the model of a run as a checkpoint that transformers or RWKV's programs read."""
     if out.suffix in FILES:
-        file = plugins.require("tokmill.train.official").export_file(run, out, at=at)
+        file = plugins.require("tokmill.training.runs.weight_files").export_file(run, out, at=at)
         if as_json:
             print_json({"file": str(file)})
         else:
             say(f"{file}: the weights of {run}")
         return
-    folder = plugins.require("tokmill.train.exchange").export_model(run, out, at=at)
+    folder = plugins.require("tokmill.training.runs.exchange").export_model(run, out, at=at)
     if as_json:
         print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})
         return

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill.build.scan import FolderOptions, in_words
+from tokmill.builds.scan import FolderOptions, in_words
 from tokmill.cli.output import print_json
 
 MOST_LISTED = 20

@@ -92,7 +92,7 @@ def schema(
     if kind == "train":
         keys = _training_keys()
     elif kind == "build":
-        keys = keys_of(plugins.require("tokmill.build.run").BuildRecipe)
+        keys = keys_of(plugins.require("tokmill.builds.run").BuildRecipe)
     elif kind in plugins.SOURCES:
         keys = keys_of(plugins.load(plugins.SOURCES, kind).Config)
     else:
@@ -111,7 +111,7 @@ def check_recipe(value: dict[str, Any], options: dict[str, Any], where: str) -> 
     """Check a recipe and options over it, as nested dicts, and say what it is."""
     if "source" in value:
         value = merge(value, options)
-        kind = plugins.require("tokmill.build.run").BuildRecipe
+        kind = plugins.require("tokmill.builds.run").BuildRecipe
         recipe = convert(kind, value, where)
         config = plugins.load(plugins.SOURCES, recipe.source).Config
         try:
@@ -120,8 +120,8 @@ def check_recipe(value: dict[str, Any], options: dict[str, Any], where: str) -> 
             raise UsageError(f"options: {error.what}", where=where, hint=error.hint) from None
         return f"a build of {recipe.source}"
     if value.keys() & TRAINING:
-        value = plugins.require("tokmill.train.names").merged(value, options, where)
-        plugins.require("tokmill.train.config").from_dict(value, where)
+        value = plugins.require("tokmill.training.recipe.key_names").merged(value, options, where)
+        plugins.require("tokmill.training.recipe.config").from_dict(value, where)
         return "a training"
     raise UsageError(
         "it is neither a build (`source = …`) nor a training (`[data]`, `[model]`, `[task]`)",
@@ -175,9 +175,9 @@ def type_name(annotation: Any) -> str:
 
 
 def _training_keys() -> list[dict[str, Any]]:
-    config = plugins.require("tokmill.train.config")
+    config = plugins.require("tokmill.training.recipe.config")
     keys = keys_of(config.config_type(**config.DEFAULT_KINDS))
-    for name, key in plugins.require("tokmill.train.names").OTHER_NAMES.items():
+    for name, key in plugins.require("tokmill.training.recipe.key_names").OTHER_NAMES.items():
         found = next(one for one in keys if one["key"] == key)
         found["doc"] += f", {name}" if "Also: " in found["doc"] else f" Also: {name}"
     return keys

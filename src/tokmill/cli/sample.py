@@ -79,7 +79,7 @@ def sample(
     if jsonl and not prompts:
         raise UsageError("--jsonl says how to read --prompts FILE", hint="name a file, or -")
     module = plugins.require("tokmill.inference.sample")
-    training = plugins.require("tokmill.train.run")
+    training = plugins.require("tokmill.training.runs.run")
     reached = training.unfinished_at(run)
     if reached and at == "last":
         say(f"{run}: the run is not finished: samples from step {reached[0]:,} of {reached[1]:,}")

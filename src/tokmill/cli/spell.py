@@ -50,7 +50,7 @@ def spell(
 
     Exit code 1 if a file that was named is refused.
     """
-    from tokmill.x86.spelled_files import spell as write
+    from tokmill.x86.tokens.spelled_files import spell as write
 
     found = write(
         inputs,

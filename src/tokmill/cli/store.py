@@ -30,7 +30,7 @@ def validate(
     json: Json = False,
 ) -> int:
     """Check a store, or what an export wrote, wholly; exit code 1 if something is wrong."""
-    from tokmill.build.repair import deep_check
+    from tokmill.builds.repair import deep_check
     from tokmill.formats import notes
     from tokmill.store import validate as checks
     from tokmill.store.marks import is_store
@@ -94,7 +94,7 @@ def repair(
     json: Json = False,
 ) -> int:
     """Make the bad shards again from their inputs, and only those."""
-    from tokmill.build.repair import repair as mend
+    from tokmill.builds.repair import repair as mend
 
     done = mend(store, input_ or (), quiet=False)
     if json:
@@ -158,7 +158,7 @@ def rejects(
 
     Records that follow one another and were rejected for one reason are listed as one.
     """
-    from tokmill.build.left_out import each_left_out
+    from tokmill.builds.left_out import each_left_out
     from tokmill.store.locate import left_out
 
     opened = Store(store)
@@ -228,7 +228,7 @@ def finish(
     json: Json = False,
 ) -> int:
     """Write the manifest of a store whose parts were built with --part."""
-    from tokmill.build.finish import finish_parts
+    from tokmill.builds.finish import finish_parts
     from tokmill.cli.build import summary
 
     missing = finish_parts(store, max_rejects)

@@ -150,7 +150,7 @@ def train(
         for section, keys in given.items()
     }
     options = merge(settings(set_), {section: keys for section, keys in flags.items() if keys})
-    resolving = plugins.require("tokmill.train.resolve")
+    resolving = plugins.require("tokmill.training.recipe.resolve")
     if out is None and not dry_run:
         if recipe is None:
             raise UsageError(
@@ -161,7 +161,7 @@ def train(
         if (recipe / resolving.RECIPE).exists():
             hint = f"`{resolving.resume_command(recipe)}` continues the run {recipe}"
         raise UsageError("the run needs a folder", hint=hint)
-    launching = plugins.require("tokmill.train.launch")
+    launching = plugins.require("tokmill.training.launch")
     launching.begin_worker()
     gpus = launching.gpus_of(devices)
     processes = max(1, len(gpus)) if processes is None else processes
@@ -173,11 +173,11 @@ def train(
         raise UsageError("--devices names GPUs, and run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
-        plan = plugins.require("tokmill.train.estimate").estimate(
+        plan = plugins.require("tokmill.training.estimate").estimate(
             config, processes * nodes, processes
         )
         if not launching.place().rank and not resume:
-            for note in plugins.require("tokmill.train.config").notes(config):
+            for note in plugins.require("tokmill.training.recipe.config").notes(config):
                 say(f"note: {note}")
         if plan["room"]:
             say(f"warning: {plan['room']}")
@@ -189,8 +189,8 @@ def train(
             say(line)
             raise typer.Exit(launch.run(context.obj))
         launch.take_gpus()
-        loop = plugins.require("tokmill.train.loop")
-        result = loop.train_model(recipe, out, options=options, resume=resume, quiet=quiet)
+        loop = plugins.require("tokmill.training.loop")
+        result = loop.train(recipe, out, options=options, resume=resume, quiet=quiet)
     except KeyboardInterrupt:
         # Where the run has not begun, or a second signal did not wait for the checkpoint.
         if not (out / resolving.RECIPE).exists():

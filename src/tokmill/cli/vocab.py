@@ -71,11 +71,11 @@ def build(
 
     Exit code 1 if a file that was named is refused.
     """
-    from tokmill.x86 import vocabulary
-    from tokmill.x86.count import count_programs
-    from tokmill.x86.count import unknown as unknown_in
-    from tokmill.x86.vocabulary_changes import with_counts
-    from tokmill.x86.vocabulary_files import check_target, write_vocabularies
+    from tokmill.x86.tokens import vocabulary
+    from tokmill.x86.tokens.count import count_programs
+    from tokmill.x86.tokens.count import unknown as unknown_in
+    from tokmill.x86.tokens.vocabulary_changes import with_counts
+    from tokmill.x86.tokens.vocabulary_files import check_target, write_vocabularies
 
     if kind != "x86":
         raise UsageError(f"vocabularies of {kind!r} are not built here", hint=_elsewhere(kind))
@@ -150,7 +150,7 @@ def instructions(
 
     Exit code 1 if a file that was named is refused.
     """
-    from tokmill.x86.instructions import collect
+    from tokmill.x86.tokens.instructions import collect
 
     found = collect(
         inputs,

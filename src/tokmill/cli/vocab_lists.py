@@ -35,8 +35,8 @@ def export(
 ) -> None:
     """Write vocabularies as asm_tokens.txt …, as asm_tokens_dict.pkl …, or frozen as asm.json …"""
     from tokmill.store.store import Store
-    from tokmill.x86 import vocabulary_files as files
-    from tokmill.x86.vocabulary_changes import counts_in, with_counts
+    from tokmill.x86.tokens import vocabulary_files as files
+    from tokmill.x86.tokens.vocabulary_changes import counts_in, with_counts
 
     if form not in FORMATS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
@@ -74,8 +74,8 @@ def import_(
     Ids are kept where the five special tokens come first. Else these are put in front and the
     others sorted, and ids.json holds the new id of each old one.
     """
-    from tokmill.x86.rules import COLUMNS
-    from tokmill.x86.vocabulary_files import Found, find_lists, read_list, write_vocabularies
+    from tokmill.x86.tokens.rules import COLUMNS
+    from tokmill.x86.tokens.vocabulary_files import Found, find_lists, read_list, write_vocabularies
 
     if column and (column not in COLUMNS or len(paths) > 1 or paths[0].is_dir()):
         raise UsageError("--column names the column of one file", hint=" ".join(COLUMNS))
@@ -158,8 +158,8 @@ def prune(
     `tokmill build recode`, so the same command again continues.
     """
     from tokmill.store.store import Store
-    from tokmill.x86 import vocabulary_changes as changes
-    from tokmill.x86.vocabulary_files import write_vocabularies
+    from tokmill.x86.tokens import vocabulary_changes as changes
+    from tokmill.x86.tokens.vocabulary_files import write_vocabularies
 
     old = _lists(path)
     notes: dict[str, int] = {}
@@ -224,8 +224,8 @@ def compress(
     OUT/ids.json holds the new id of each old one, OUT/tokens.json the new token of each that
     changed.
     """
-    from tokmill.x86.vocabulary_files import read_list, write_vocabularies
-    from tokmill.x86.vocabulary_patterns import compressed, parse_patterns
+    from tokmill.x86.tokens.vocabulary_files import read_list, write_vocabularies
+    from tokmill.x86.tokens.vocabulary_patterns import compressed, parse_patterns
 
     patterns = parse_patterns(pattern or [])
     if path.is_dir():
@@ -262,8 +262,8 @@ def merge(
     json: Json = False,
 ) -> None:
     """Write lists of all tokens that any of the vocabularies has; counts are added."""
-    from tokmill.x86.vocabulary_changes import merged
-    from tokmill.x86.vocabulary_files import write_vocabularies
+    from tokmill.x86.tokens.vocabulary_changes import merged
+    from tokmill.x86.tokens.vocabulary_files import write_vocabularies
 
     if len(paths) < 2:
         raise UsageError("one vocabulary was named", hint="merge A B … -o VOCAB")
@@ -290,8 +290,8 @@ def is_store(path: Path) -> bool:
 def _lists(path: Path) -> Any:
     """Return the vocabularies that there are in a folder, or those that a store carries."""
     from tokmill.store.store import Store
-    from tokmill.x86.vocabulary_changes import vocabularies_in
-    from tokmill.x86.vocabulary_files import find_lists
+    from tokmill.x86.tokens.vocabulary_changes import vocabularies_in
+    from tokmill.x86.tokens.vocabulary_files import find_lists
 
     if is_store(path):
         return vocabularies_in(Store(path))
@@ -299,16 +299,16 @@ def _lists(path: Path) -> Any:
 
 
 def _recode(path: Path, out: Path, options: dict[str, Any], workers: int, quiet: bool) -> Any:
-    from tokmill.build.prepare import BuildRecipe, How
-    from tokmill.build.resources import Amount
-    from tokmill.build.run import run
+    from tokmill.builds.prepare import BuildRecipe, How
+    from tokmill.builds.resources import Amount
+    from tokmill.builds.run import run
 
     chosen = BuildRecipe(source="recode", inputs=(str(path),), out=str(out), options=options)
     return run(chosen, How(amount=Amount(workers=workers, own_process=True), quiet=quiet))
 
 
 def _check_rules(asked: str, found: set[str]) -> None:
-    from tokmill.x86.rules import RULES
+    from tokmill.x86.tokens.rules import RULES
 
     if asked not in RULES:
         raise UsageError(f"no rules are called {asked!r}", hint=nearest(asked, RULES))

@@ -11,8 +11,8 @@ from tokmill.errors import UsageError
 from tokmill.feed.order import key, permute
 from tokmill.feed.pack import Patterns, best_fit
 from tokmill.feed.pieces import pieces_of, rests
-from tokmill.feed.rows import Spans
 from tokmill.store.schema import Array
+from tokmill.store.spans import Spans
 from tokmill.store.store import Store
 
 PLANS = 8

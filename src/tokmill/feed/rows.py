@@ -6,7 +6,6 @@ nothing of this is on disk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,22 +13,8 @@ import numpy as np
 from tokmill.errors import TokmillError
 from tokmill.feed.order import key, shard_groups
 from tokmill.store.schema import Array
+from tokmill.store.spans import Spans
 from tokmill.store.store import Store
-
-
-@dataclass(slots=True)
-class Spans:
-    """Spans in the order in which they fill their rows; all arrays int64, one value a span.
-
-    `row` is the position in the batch, `record` a record of the store, `document` the number of
-    the document within its row, `start` and `stop` token positions within the record.
-    """
-
-    row: Array
-    record: Array
-    document: Array
-    start: Array
-    stop: Array
 
 
 class Rows(Protocol):

@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from tokmill.build.make import InputChanged
-from tokmill.build.scan import InputFile
-from tokmill.build.source import MAX_ITEM, Frozen, Hash, Item, Request
+from tokmill.builds.make_shard import InputChanged
+from tokmill.builds.scan import InputFile
+from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors, sampled_digest
 from tokmill.formats import exports
-from tokmill.formats.bin_files import MAX_RECORD, Ids, Layout, Place, in_order, places
+from tokmill.formats.bin_files import MAX_RECORD, IdRange, Ids, Place, in_order, places
 from tokmill.formats.llmc import HEADER, LlmcExport, read_header
 from tokmill.formats.notes import exporting
 from tokmill.formats.tokens import (
@@ -94,10 +94,10 @@ class BinSource(TokenSource):
     def file_dtype(self) -> IdType:
         """Return the widest dtype of the files."""
         files = self.found()
-        return store_dtype([self.layout(file.path).dtype for file in files])
+        return store_dtype([self.id_range(file.path).dtype for file in files])
 
-    def layout(self, path: Path) -> Layout:
-        """Return a file's layout; refuse a size, a header or a width that cannot be right."""
+    def id_range(self, path: Path) -> IdRange:
+        """Return where a file's ids lie; refuse a size, header or width that cannot be right."""
         with machine_errors("read", path), open(path, "rb") as file:
             size = file.seek(0, 2)
             head = read_exactly(file, 0, min(size, SAMPLE), path)
@@ -110,7 +110,7 @@ class BinSource(TokenSource):
                     where=str(path),
                     hint="leave dtype out",
                 )
-            return Layout(HEADER, told, (size - HEADER) // told.itemsize)
+            return IdRange(HEADER, told, (size - HEADER) // told.itemsize)
         if wanted is None and path.with_suffix(".idx").exists():
             raise TokmillError(
                 "an index of Megatron's stands beside it, which says where documents begin",
@@ -131,7 +131,7 @@ class BinSource(TokenSource):
                 where=str(path),
                 hint="if it is what it should be, say so: --dtype u2 or --dtype u4",
             )
-        return Layout(0, dtype, size // dtype.itemsize)
+        return IdRange(0, dtype, size // dtype.itemsize)
 
     def found(self) -> list[InputFile]:
         """Return the files of the inputs, numbered ones by their numbers."""
@@ -142,13 +142,13 @@ class BinSource(TokenSource):
         """Name of a file → where it stands; empty where records are cut by number."""
         if self.separator is None:
             return {}
-        return {p.file.name: p for p in places(self.found(), self.layout, self.separator)}
+        return {p.file.name: p for p in places(self.found(), self.id_range, self.separator)}
 
     def items(self) -> Iterator[Item]:
         """Yield the files in ranges of at most 64 MiB of whole ids (and of whole records)."""
         places = self._places
         for file in self.found():
-            header, dtype, tokens = self.layout(file.path)
+            header, dtype, tokens = self.id_range(file.path)
             step = MAX_ITEM
             if self.separator is None:
                 record = self._record_tokens * dtype.itemsize
@@ -187,12 +187,12 @@ class BinSource(TokenSource):
         self._check_unchanged(item, place)
 
     def _read(self, item: Item, digest: Hash, path: Path, place: Place | None) -> Iterator[Records]:
-        layout = self.layout(path)
-        header, dtype, tokens = layout
+        id_range = self.id_range(path)
+        header, dtype, tokens = id_range
         size = dtype.itemsize
         first, last = (item.start - header) // size, (item.stop - header) // size
         with machine_errors("read", path), open(path, "rb") as file:
-            part = Ids(file, path, layout)
+            part = Ids(file, path, id_range)
             if self.separator is None:
                 found = part.even(first, last, self._record_tokens, self.resources.block_bytes)
             else:

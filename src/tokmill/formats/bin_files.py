@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from tokmill.build.scan import InputFile
+from tokmill.builds.scan import InputFile
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.formats.tokens import read_exactly
@@ -25,7 +25,7 @@ SEARCH = 1 << 20
 NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
-class Layout(NamedTuple):
+class IdRange(NamedTuple):
     """Where the ids of a file begin (byte), how wide they are, how many there are."""
 
     header: int
@@ -36,9 +36,9 @@ class Layout(NamedTuple):
 class Ids:
     """The ids of an open file, by their numbers."""
 
-    def __init__(self, file: BinaryIO, path: Path, layout: Layout) -> None:
+    def __init__(self, file: BinaryIO, path: Path, id_range: IdRange) -> None:
         self.file, self.path = file, path
-        self.header, self.dtype, self.tokens = layout
+        self.header, self.dtype, self.tokens = id_range
 
     def __getitem__(self, part: slice) -> Array:
         """Return the ids first … last - 1."""
@@ -113,7 +113,7 @@ class Place:
     """Where a file stands among the shards of its corpus."""
 
     file: InputFile
-    layout: Layout
+    id_range: IdRange
     continues: bool
     """Its first tokens belong to a document that began in a file before."""
     is_open: bool
@@ -129,14 +129,14 @@ class Place:
     def rest(self, separator: int) -> list[tuple[Path, int, Array]]:
         """Return (path, first byte, ids) of what later files hold of its last document."""
         found: list[tuple[Path, int, Array]] = []
-        left = MAX_RECORD // self.layout.dtype.itemsize
-        after = self.next if self.is_open and self.layout.tokens else None
+        left = MAX_RECORD // self.id_range.dtype.itemsize
+        after = self.next if self.is_open and self.id_range.tokens else None
         while after is not None:
             path = after.file.path
             with machine_errors("read", path), open(path, "rb") as handle:
-                ids = Ids(handle, path, after.layout)
+                ids = Ids(handle, path, after.id_range)
                 end = ids.behind(0, separator, left)
-                found.append((path, after.layout.header, ids[0:end]))
+                found.append((path, after.id_range.header, ids[0:end]))
             left -= end
             if end and found[-1][2][-1] == separator:
                 break
@@ -150,7 +150,7 @@ def in_order(files: Iterable[InputFile]) -> list[InputFile]:
 
 
 def places(
-    files: Sequence[InputFile], layout: Callable[[Path], Layout], separator: int
+    files: Sequence[InputFile], id_range: Callable[[Path], IdRange], separator: int
 ) -> list[Place]:
     """Return where each file stands; `files` are in order.
 
@@ -160,11 +160,11 @@ def places(
     """
     found: list[Place] = []
     for file in files:
-        shape = layout(file.path)
+        shape = id_range(file.path)
         before = found[-1] if found else None
         if before is not None and not _follow(before.file.path, file.path):
             before = None
-        if before is not None and before.layout[:2] != shape[:2]:
+        if before is not None and before.id_range[:2] != shape[:2]:
             before = None
         continues = before is not None and before.is_open
         is_open = _last(file.path, shape) != separator if shape.tokens else continues
@@ -187,6 +187,6 @@ def _numbered(path: PurePath) -> tuple[str, str, int]:
     return str(path.parent), found[1], int(found[2])
 
 
-def _last(path: Path, layout: Layout) -> int:
+def _last(path: Path, id_range: IdRange) -> int:
     with machine_errors("read", path), open(path, "rb") as handle:
-        return int(Ids(handle, path, layout)[layout.tokens - 1 : layout.tokens][0])
+        return int(Ids(handle, path, id_range)[id_range.tokens - 1 : id_range.tokens][0])

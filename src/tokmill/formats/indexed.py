@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tokmill.build.scan import InputFile, find_files
-from tokmill.build.source import MAX_ITEM, Hash, Item
+from tokmill.builds.scan import InputFile, find_files
+from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError
 from tokmill.files import inside, machine_errors, sampled_digest
 from tokmill.formats.tokens import IdType, TokenSource, at_byte, read_exactly, store_dtype

@@ -17,7 +17,7 @@ from typing import IO, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.build.source import MAX_ITEM, Hash, Item
+from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.formats.npz_export import IDS, MASK, NpzExport

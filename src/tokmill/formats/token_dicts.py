@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.scan import FolderOptions, find_files
-from tokmill.build.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources
+from tokmill.builds.scan import FolderOptions, find_files
+from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.formats.token_dicts_export import (
@@ -101,7 +101,7 @@ class TokenDictsSource:
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
         if config.vocab:
-            read = plugins.require("tokmill.x86.vocabulary_files").read_vocabularies
+            read = plugins.require("tokmill.x86.tokens.vocabulary_files").read_vocabularies
             found = read(Path(config.vocab))
             return {column: Frozen(*tokens.vocabulary()) for column, tokens in found.items()}
         counts: dict[str, dict[str, int]] = {column: {} for column in COLUMNS}
@@ -114,7 +114,7 @@ class TokenDictsSource:
                     f"{token!r}, which only the rules {rules} make",
                     hint=f"--rules {rules}",
                 )
-        counted = plugins.require("tokmill.x86.vocabulary").counted
+        counted = plugins.require("tokmill.x86.tokens.vocabulary").counted
         made = counted([counts], config.rules, config.min_count)
         return {column: Frozen(*tokens.vocabulary()) for column, tokens in made.items()}
 
@@ -208,7 +208,7 @@ class _Place(NamedTuple):
 def _sequences(path: Path) -> Iterator[tuple[_Place, list[Any], int]]:
     """Yield (place, instructions, byte up to which the file has been read)."""
     pickle = Pickle(path)
-    room = pickle.room()
+    budget = pickle.budget()
     number = 0
     for key, value in pickle.entries():
         if isinstance(key, str) and not (isinstance(value, list) or _is_by_level(value)):
@@ -218,7 +218,7 @@ def _sequences(path: Path) -> Iterator[tuple[_Place, list[Any], int]]:
             if not isinstance(row, list):
                 held = "a dict of ids" if isinstance(row, dict) else f"a {type(row).__name__}"
                 raise _unfit(path, number, None, f"it is {held}, not a list of token dicts")
-            room.take(INSTRUCTION * (1 + len(row)))
+            budget.take(INSTRUCTION * (1 + len(row)))
             yield place, row, pickle.position
             number += 1
     with machine_errors("read", path):

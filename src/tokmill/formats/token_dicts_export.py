@@ -34,7 +34,7 @@ BATCH = 1000
 
 def tokens_of(data: bytes, where: str) -> Any:
     """Return a frozen vocabulary of an x86 column; raises `TokmillError` where it is none."""
-    return plugins.require("tokmill.x86.vocabulary").TokenList.from_json(data, where)
+    return plugins.require("tokmill.x86.tokens.vocabulary").TokenList.from_json(data, where)
 
 
 class TokenDictsExportOptions(

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.scan import FolderOptions, InputFile, find_files
-from tokmill.build.source import Frozen, Hash, Item, Request, Resources
+from tokmill.builds.scan import FolderOptions, InputFile, find_files
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
 

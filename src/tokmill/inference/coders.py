@@ -11,7 +11,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.files import inside
 from tokmill.inference.reading import Ids
 from tokmill.store.vocab import Vocabulary
-from tokmill.train.run import VOCAB, Facts
+from tokmill.training.runs.run import VOCAB, Facts
 
 
 class Coder(Protocol):

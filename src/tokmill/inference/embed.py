@@ -16,11 +16,11 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 import numpy as np
 
-from tokmill.build.overlay import OverlaySource, shard_identity
-from tokmill.build.prepare import BuildRecipe, How
-from tokmill.build.resources import Amount
-from tokmill.build.run import run as build
-from tokmill.build.source import Frozen, Hash, Item, Resources
+from tokmill.builds.overlay import OverlaySource, shard_identity
+from tokmill.builds.prepare import BuildRecipe, How
+from tokmill.builds.resources import Amount
+from tokmill.builds.run import run as build
+from tokmill.builds.source import Frozen, Hash, Item, Resources
 from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.files import machine_errors, make_folder, sha256_file, write_file
 from tokmill.inference.vectors import BATCH_TOKENS, Vectors
@@ -30,11 +30,11 @@ from tokmill.store.check import ShardCheck
 from tokmill.store.manifest import Overlay, canonical_digest
 from tokmill.store.schema import Array, Column, Records
 from tokmill.store.store import read_receipts
-from tokmill.train.allocator import keep_freed_memory
-from tokmill.train.engine import pick_device
-from tokmill.train.precision import Precision
-from tokmill.train.run import Facts, check_store, load_task, read_run
-from tokmill.train.weights import step_of, weights_at
+from tokmill.training.engines.allocator import keep_freed_memory
+from tokmill.training.engines.engine import pick_device
+from tokmill.training.engines.precision import Precision
+from tokmill.training.runs.run import Facts, check_store, load_task, read_run
+from tokmill.training.runs.weights import step_of, weights_at
 
 COLUMN = "embedding"
 EMPTY = "records without tokens have zeros"

@@ -14,8 +14,8 @@ from tokmill.inference.draw import Drawing
 from tokmill.inference.generate import End, Row, continue_rows
 from tokmill.inference.reading import Ids
 from tokmill.tasks.next_token import NextToken
-from tokmill.train.engine import pick_device
-from tokmill.train.run import load_task, read_run
+from tokmill.training.engines.engine import pick_device
+from tokmill.training.runs.run import load_task, read_run
 
 Prompt = str | Sequence[int] | Ids
 """Text, ids of a run's one column, or column → ids."""

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tokmill.errors import TokmillError
-from tokmill.feed.rows import Spans
 from tokmill.models.model import Recurrent, Tensors, take_rows
 from tokmill.models.pooling import (
     AttentionPooling,
@@ -23,9 +22,10 @@ from tokmill.models.pooling import (
     RunningMean,
 )
 from tokmill.store.schema import Array
+from tokmill.store.spans import Spans
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
-from tokmill.train.precision import Precision
+from tokmill.training.engines.precision import Precision
 
 BATCH_TOKENS = 16_384
 """Positions that are read at a time."""

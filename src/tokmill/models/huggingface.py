@@ -14,7 +14,7 @@ import msgspec
 
 from tokmill.errors import TokmillError
 from tokmill.models.decoder import DecoderConfig
-from tokmill.models.public_tensors import GPT2_LAYOUT, LLAMA_LAYOUT, Layout
+from tokmill.models.public_tensors import GPT2_NAMES, LLAMA_NAMES, TensorNames
 
 ROPE_SCALING = {
     "factor": "factor",
@@ -33,7 +33,7 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: ClassVar[str]
     model_type: ClassVar[str]
-    layout: ClassVar[Layout]
+    tensor_names: ClassVar[TensorNames]
     known: ClassVar[Mapping[str, tuple[Any, ...]]]
     """Key → the values with which the decoder computes the same."""
 
@@ -80,7 +80,7 @@ class GPT2(Public, frozen=True, kw_only=True):
 
     architecture = "GPT2LMHeadModel"
     model_type = "gpt2"
-    layout = GPT2_LAYOUT
+    tensor_names = GPT2_NAMES
     known = {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
         "scale_attn_weights": (True,),
@@ -159,7 +159,7 @@ class Llama(Public, frozen=True, kw_only=True):
 
     architecture = "LlamaForCausalLM"
     model_type = "llama"
-    layout = LLAMA_LAYOUT
+    tensor_names = LLAMA_NAMES
     known = {"hidden_act": ("silu",)}
 
     @property

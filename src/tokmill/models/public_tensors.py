@@ -23,7 +23,7 @@ DERIVED = re.compile(
 """Tensors of older checkpoints that follow from the configuration."""
 
 
-class Part(NamedTuple):
+class PublicModule(NamedTuple):
     """A module of a public checkpoint, and which of ours it holds, one after the other."""
 
     theirs: str
@@ -32,70 +32,79 @@ class Part(NamedTuple):
     """Whether its weight is (inputs, outputs)."""
 
 
-class Layout(NamedTuple):
+class TensorNames(NamedTuple):
     """How a family of public checkpoints names its modules."""
 
     base: str
     """What stands before all names but the head's; some checkpoints leave it out."""
     embedding: str
-    outer: tuple[Part, ...]
+    outer: tuple[PublicModule, ...]
     blocks: str
-    block: tuple[Part, ...]
+    block: tuple[PublicModule, ...]
 
 
-GPT2_LAYOUT = Layout(
+GPT2_NAMES = TensorNames(
     base="transformer.",
     embedding="wte",
-    outer=(Part("wpe", ("positions",)), Part("ln_f", ("norm",))),
+    outer=(PublicModule("wpe", ("positions",)), PublicModule("ln_f", ("norm",))),
     blocks="h",
     block=(
-        Part("ln_1", ("attention_norm",)),
-        Part("attn.c_attn", ("attention.q", "attention.k", "attention.v"), transposed=True),
-        Part("attn.c_proj", ("attention.o",), transposed=True),
-        Part("ln_2", ("feed_forward_norm",)),
-        Part("mlp.c_fc", ("feed_forward.up",), transposed=True),
-        Part("mlp.c_proj", ("feed_forward.down",), transposed=True),
+        PublicModule("ln_1", ("attention_norm",)),
+        PublicModule("attn.c_attn", ("attention.q", "attention.k", "attention.v"), transposed=True),
+        PublicModule("attn.c_proj", ("attention.o",), transposed=True),
+        PublicModule("ln_2", ("feed_forward_norm",)),
+        PublicModule("mlp.c_fc", ("feed_forward.up",), transposed=True),
+        PublicModule("mlp.c_proj", ("feed_forward.down",), transposed=True),
     ),
 )
-LLAMA_LAYOUT = Layout(
+LLAMA_NAMES = TensorNames(
     base="model.",
     embedding="embed_tokens",
-    outer=(Part("norm", ("norm",)),),
+    outer=(PublicModule("norm", ("norm",)),),
     blocks="layers",
     block=(
-        Part("input_layernorm", ("attention_norm",)),
-        Part("self_attn.q_proj", ("attention.q",)),
-        Part("self_attn.k_proj", ("attention.k",)),
-        Part("self_attn.v_proj", ("attention.v",)),
-        Part("self_attn.o_proj", ("attention.o",)),
-        Part("post_attention_layernorm", ("feed_forward_norm",)),
-        Part("mlp.gate_proj", ("feed_forward.gate",)),
-        Part("mlp.up_proj", ("feed_forward.up",)),
-        Part("mlp.down_proj", ("feed_forward.down",)),
+        PublicModule("input_layernorm", ("attention_norm",)),
+        PublicModule("self_attn.q_proj", ("attention.q",)),
+        PublicModule("self_attn.k_proj", ("attention.k",)),
+        PublicModule("self_attn.v_proj", ("attention.v",)),
+        PublicModule("self_attn.o_proj", ("attention.o",)),
+        PublicModule("post_attention_layernorm", ("feed_forward_norm",)),
+        PublicModule("mlp.gate_proj", ("feed_forward.gate",)),
+        PublicModule("mlp.up_proj", ("feed_forward.up",)),
+        PublicModule("mlp.down_proj", ("feed_forward.down",)),
     ),
 )
 
 
-def entries(layout: Layout, own: Mapping[str, Tensor], column: str) -> Iterator[Part]:
+def entries(
+    tensor_names: TensorNames, own: Mapping[str, Tensor], column: str
+) -> Iterator[PublicModule]:
     """Yield the tensors of a public checkpoint that hold those of a task's state dict, all once."""
-    modules = [Part(layout.embedding, (f"fields.embeddings.{PREFIX}{column}",)), *layout.outer]
+    modules = [
+        PublicModule(tensor_names.embedding, (f"fields.embeddings.{PREFIX}{column}",)),
+        *tensor_names.outer,
+    ]
     for number in range(1 + max(int(name.split(".")[2]) for name in own if ".blocks." in name)):
-        for theirs, ours, transposed in layout.block:
+        for theirs, ours, transposed in tensor_names.block:
             places = tuple(f"blocks.{number}.{name}" for name in ours)
-            modules.append(Part(f"{layout.blocks}.{number}.{theirs}", places, transposed))
+            modules.append(
+                PublicModule(f"{tensor_names.blocks}.{number}.{theirs}", places, transposed)
+            )
     for theirs, ours, transposed in modules:
         for leaf in ("weight", "bias"):
             names = tuple(f"model.{name}.{leaf}" for name in ours)
             if names[0] in own:
-                yield Part(f"{layout.base}{theirs}.{leaf}", names, transposed and leaf == "weight")
+                yield PublicModule(
+                    f"{tensor_names.base}{theirs}.{leaf}", names, transposed and leaf == "weight"
+                )
     head = f"heads.linear.{PREFIX}{column}.weight"
     if head in own:
-        yield Part(HEAD, (head,))
+        yield PublicModule(HEAD, (head,))
 
 
 def from_public(
     tensors: Mapping[str, Tensor],
-    layout: Layout,
+    tensor_names: TensorNames,
     own: Mapping[str, Tensor],
     column: str,
     where: str,
@@ -105,12 +114,14 @@ def from_public(
     `own` is the task's state dict, of which names and shapes count. Raises `TokmillError` that
     names tensors which are missing, unknown or of another shape.
     """
-    found = {plain(name, layout): tensor for name, tensor in tensors.items()}
-    wanted = {plain(entry.theirs, layout): entry for entry in entries(layout, own, column)}
+    found = {plain(name, tensor_names): tensor for name, tensor in tensors.items()}
+    wanted = {
+        plain(entry.theirs, tensor_names): entry for entry in entries(tensor_names, own, column)
+    }
     unknown = {name for name in found.keys() - wanted.keys() if not DERIVED.fullmatch(name)}
-    if HEAD in unknown and layout.embedding + ".weight" in found:
+    if HEAD in unknown and tensor_names.embedding + ".weight" in found:
         # A tied head may be written out a second time.
-        if not torch.equal(found[HEAD], found[layout.embedding + ".weight"]):
+        if not torch.equal(found[HEAD], found[tensor_names.embedding + ".weight"]):
             raise TokmillError(
                 f"the head is tied to the embedding, but {HEAD} holds other values",
                 where=where,
@@ -143,15 +154,17 @@ def from_public(
     return state
 
 
-def to_public(state: Mapping[str, Tensor], layout: Layout, column: str) -> dict[str, Tensor]:
+def to_public(
+    state: Mapping[str, Tensor], tensor_names: TensorNames, column: str
+) -> dict[str, Tensor]:
     """Return the tensors of a public checkpoint from the state dict of a task."""
     tensors: dict[str, Tensor] = {}
-    for theirs, ours, transposed in entries(layout, state, column):
+    for theirs, ours, transposed in entries(tensor_names, state, column):
         tensor = torch.cat([state[name] for name in ours])
         tensors[theirs] = tensor.T.contiguous() if transposed else tensor
     return tensors
 
 
-def plain(name: str, layout: Layout) -> str:
+def plain(name: str, tensor_names: TensorNames) -> str:
     """Return a tensor's name without what some checkpoints put before it."""
-    return name.removeprefix(layout.base)
+    return name.removeprefix(tensor_names.base)

@@ -18,7 +18,7 @@ PER_TOKEN = ("loss", "perplexity", "accuracy")
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationStore:
     """The validation store of a run. It is known from its place, where it may have been removed."""
 
     path: str
@@ -39,18 +39,18 @@ class Validation:
         return hashlib.sha256(sizes.tobytes()).hexdigest()
 
 
-def validation(run: RunSummary) -> Validation:
+def validation(run: RunSummary) -> ValidationStore:
     """Return the validation store of a run; path and fingerprint are empty where it has none."""
     path = str(run.flat["data.val"])
     # Of a store that is gone the path is all that is known.
     with contextlib.suppress(TokmillError):
         if path:
-            return Validation(path, Store(path).fingerprint)
-    return Validation(path, path)
+            return ValidationStore(path, Store(path).fingerprint)
+    return ValidationStore(path, path)
 
 
 def doubts(
-    metric: str, runs: Sequence[tuple[RunSummary, Validation | None]]
+    metric: str, runs: Sequence[tuple[RunSummary, ValidationStore | None]]
 ) -> tuple[bool, list[str]]:
     """Say whether values must not be compared, and what has to be known of them.
 
@@ -95,7 +95,7 @@ def doubts(
     return doubtful, notes
 
 
-def _places(measured_on: Sequence[Validation]) -> str:
+def _places(measured_on: Sequence[ValidationStore]) -> str:
     places = {on.path: on.path == on.fingerprint for on in measured_on}
     return ", ".join(
         f"{path} (cannot be opened)" if gone else path for path, gone in places.items()

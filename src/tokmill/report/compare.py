@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tokmill.errors import UsageError, nearest
-from tokmill.report.comparable import Validation, doubts, validation
+from tokmill.report.comparable import ValidationStore, doubts, validation
 from tokmill.report.interval import mean_interval
-from tokmill.report.look import short_names
+from tokmill.report.recogniser import short_names
 from tokmill.report.runs import RunSummary, read_runs
 from tokmill.store.manifest import canonical_digest
-from tokmill.train.config import is_free
+from tokmill.training.recipe.config import is_free
 
 SEEDS = ("data.seed", "run.seed")
 HIGHER = ("accuracy", "f1", "mfu", "mrr", "per_second", "precision", "recall")
@@ -170,7 +170,7 @@ def measure(run: RunSummary, name: str, metric: str, at: str, higher: bool) -> M
     )
 
 
-def settings_of(run: RunSummary, measured_on: Validation | None = None) -> dict[str, Any]:
+def settings_of(run: RunSummary, measured_on: ValidationStore | None = None) -> dict[str, Any]:
     """Return the recipe keys that tell groups apart, of stores their fingerprints.
 
     `measured_on` is the validation store, where the metric is of one.

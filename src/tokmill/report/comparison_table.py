@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokmill.report.compare import SEEDS, Comparison, Group
-from tokmill.report.look import short_names
+from tokmill.report.recogniser import short_names
 
 INTERVAL = "± 95 %"
 SPECIAL = {

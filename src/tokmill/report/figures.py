@@ -15,8 +15,8 @@ from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.progress import human_count
 from tokmill.report.compare import common_name, seeds_together, settings_of
-from tokmill.report.look import short_names
 from tokmill.report.pickles import PICKLES, lengths_of_pickle
+from tokmill.report.recogniser import short_names
 from tokmill.report.runs import RunSummary, read_runs
 from tokmill.store.manifest import canonical_digest
 from tokmill.store.schema import Array
@@ -142,13 +142,13 @@ def frequency(paths: Sequence[Path], sample: int | None = None, column: str = ""
 
 
 def _is_vocabulary(path: Path) -> bool:
-    found: bool = plugins.require("tokmill.x86.vocabulary_files").is_vocabulary(path)
+    found: bool = plugins.require("tokmill.x86.tokens.vocabulary_files").is_vocabulary(path)
     return found
 
 
 def _counts_of_list(path: Path, column: str) -> Array:
     """Return how often each token of a list stood; of a folder the list of `column`, or of asm."""
-    files = plugins.require("tokmill.x86.vocabulary_files")
+    files = plugins.require("tokmill.x86.tokens.vocabulary_files")
     if path.is_dir():
         lists = files.find_lists(path)
         if column and column not in lists:

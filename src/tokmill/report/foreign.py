@@ -17,9 +17,9 @@ from tokmill import plugins
 from tokmill.errors import MissingExtraError
 from tokmill.files import machine_errors
 from tokmill.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
-from tokmill.report.look import HEAD, Facts, Look, Recogniser, shorten, tail
 from tokmill.report.pickles import read_pickle
 from tokmill.report.programs import graph, program
+from tokmill.report.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
 
 LLMC = {20240520: ("uint16", 2), 20240801: ("uint32", 4)}
 """Magic number of llm.c → type of a token (karpathy/llm.c, `dev/data/data_common.py`)."""

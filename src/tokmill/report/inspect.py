@@ -12,10 +12,10 @@ from tokmill.files import machine_errors
 from tokmill.formats.datasets_folders import DICT, STATE
 from tokmill.headers import loads_toml
 from tokmill.progress import human_count
+from tokmill.report.artefacts import checkpoint, manifest, plan, receipt, run, shard, store
 from tokmill.report.foreign import FOREIGN, LOOSE
-from tokmill.report.look import ENTRIES, Facts, Look, Recogniser, open_look, shorten
-from tokmill.report.ours import checkpoint, manifest, plan, receipt, run, shard, store
 from tokmill.report.programs import vocabulary, vocabulary_folder
+from tokmill.report.recogniser import ENTRIES, Facts, Look, Recogniser, open_look, shorten
 from tokmill.report.runs import listing
 from tokmill.store.vocab import find_roles
 from tokmill.text.seen_keys import how_to_split

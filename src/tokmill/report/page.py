@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tokmill import __version__, plugins
+from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
 from tokmill.report import figures
 from tokmill.report.compare import compare
 from tokmill.report.comparison_table import columns, text_rows
 from tokmill.report.inspect import describe
-from tokmill.report.look import Facts, short_names
+from tokmill.report.recogniser import Facts, short_names
 from tokmill.report.runs import find_runs
 from tokmill.report.sections import (
     Section,
@@ -22,6 +22,7 @@ from tokmill.report.sections import (
     store_section,
     tokenizer_section,
 )
+from tokmill.version import __version__
 
 
 def page(

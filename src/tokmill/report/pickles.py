@@ -14,9 +14,9 @@ import numpy as np
 from tokmill.errors import MachineError, TokmillError
 from tokmill.files import machine_errors
 from tokmill.progress import Progress, human_count
-from tokmill.report.look import Facts, Look
+from tokmill.report.recogniser import Facts, Look
 from tokmill.store.schema import Array
-from tokmill.unpickle import Instance, Name, Pickle, Room, array_of
+from tokmill.unpickle import Budget, Instance, Name, Pickle, array_of
 
 PICKLES = (".pkl", ".pickle")
 MOST_BYTES = 1 << 30
@@ -49,10 +49,10 @@ def read_pickle(look: Look, what: str) -> Facts:
     found = _Found()
     try:
         try:
-            room = pickle.room()
+            budget = pickle.budget()
             with Progress("inspect", size, quiet=look.quiet or size < LONG) as bar:
                 for key, value in pickle.entries():
-                    found.add(key, value, look.entries, room)
+                    found.add(key, value, look.entries, budget)
                     bar.reach(pickle.position)
                 bar.reach(size)
         except TokmillError:
@@ -86,10 +86,10 @@ def lengths_of_pickle(path: Path) -> tuple[str, Array]:
     with machine_errors("read", path):
         size = path.stat().st_size
     pickle, found = Pickle(path, None), _Found()
-    room = pickle.room()
+    budget = pickle.budget()
     with Progress("lengths", size, quiet=size < LONG) as bar:
         for key, value in pickle.entries():
-            found.add(key, value, 0, room)
+            found.add(key, value, 0, budget)
             bar.reach(pickle.position)
     if not found.lengths:
         raise TokmillError(
@@ -114,7 +114,7 @@ class _Found:
         self.counts: Counter[str] | None = Counter()
         self.programs: set[int] = set()
 
-    def add(self, key: Any, value: Any, head: int, room: Room) -> None:
+    def add(self, key: Any, value: Any, head: int, budget: Budget) -> None:
         self.count += 1
         if len(self.first) < head:
             self.first.append((key, value))
@@ -128,7 +128,7 @@ class _Found:
         if programs:
             self.programs.add(programs)
         else:
-            for length, unit in sequence_lengths(value, 2, room):
+            for length, unit in sequence_lengths(value, 2, budget):
                 self.lengths.append(length)
                 # What an empty one would count cannot be seen.
                 self.unit = unit if length else self.unit
@@ -196,15 +196,15 @@ def programs_of(value: Any) -> int:
     return len(rows)
 
 
-def sequence_lengths(value: Any, deep: int, room: Room) -> Iterator[tuple[int, str]]:
+def sequence_lengths(value: Any, deep: int, budget: Budget) -> Iterator[tuple[int, str]]:
     """Yield (length, unit) of the sequences in a value: itself, or those in its lists or dicts."""
-    room.take(LOOK * (len(value) if isinstance(value, list | tuple | dict) else 1))
+    budget.take(LOOK * (len(value) if isinstance(value, list | tuple | dict) else 1))
     found = sequence_length(value)
     if found is not None:
         yield found
     elif deep and isinstance(value, list | dict):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from sequence_lengths(inner, deep - 1, room)
+            yield from sequence_lengths(inner, deep - 1, budget)
 
 
 def sequence_length(value: Any) -> tuple[int, str] | None:

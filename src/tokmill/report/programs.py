@@ -7,7 +7,7 @@ from typing import Any
 from tokmill import plugins
 from tokmill.errors import MissingExtraError, TokmillError
 from tokmill.files import machine_errors
-from tokmill.report.look import Facts, Look
+from tokmill.report.recogniser import Facts, Look
 
 PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
 GRAPH, GRAPH_LINES = b"PAR1", b'{"graph":'
@@ -21,7 +21,7 @@ def program(look: Look) -> Facts | None:
         if look.head.startswith(magic):
             facts: Facts = {"kind": "program", "what": what, "bytes": look.size}
             try:
-                plugins.require("tokmill.x86.program").open_program(look.path)
+                plugins.require("tokmill.x86.image.program").open_program(look.path)
             except TokmillError as error:
                 why = f"{error.what} ({error.hint})" if error.hint else error.what
                 return {**facts, "problem": f"a build will refuse it: {why}"}
@@ -35,7 +35,7 @@ def graph(look: Look) -> Facts | None:
     if not in_lines and look.head[:4] != GRAPH:
         return None
     try:
-        about: Any = plugins.require("tokmill.x86.graph_files").read_about(look.path)
+        about: Any = plugins.require("tokmill.x86.graphs.files").read_about(look.path)
     except MissingExtraError:
         return None
     if about is None:
@@ -62,7 +62,7 @@ def vocabulary(look: Look) -> Facts | None:
     """The frozen vocabulary of one x86 column."""
     if not isinstance(look.json, dict) or not {"column", "rules", "tokens"} <= set(look.json):
         return None
-    kind = plugins.require("tokmill.x86.vocabulary").TokenList
+    kind = plugins.require("tokmill.x86.tokens.vocabulary").TokenList
     try:
         with machine_errors("read", look.path):
             tokens = kind.from_json(look.path.read_bytes(), str(look.path))
@@ -79,7 +79,7 @@ def vocabulary(look: Look) -> Facts | None:
 
 def vocabulary_folder(look: Look) -> Facts | None:
     """A folder of x86 vocabularies, in any of their forms."""
-    files = plugins.require("tokmill.x86.vocabulary_files")
+    files = plugins.require("tokmill.x86.tokens.vocabulary_files")
     if not files.is_vocabulary(look.path):
         return None
     facts: Facts = {"kind": "vocabulary", "what": "vocabularies of x86 code"}

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.conditions import parse_condition
+from tokmill.builds.conditions import parse_condition
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.files import machine_errors
 from tokmill.headers import loads_json

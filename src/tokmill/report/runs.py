@@ -16,13 +16,19 @@ import msgspec
 
 from tokmill.errors import MachineError, TokmillError
 from tokmill.files import machine_errors
-from tokmill.report.look import Facts, read_header
+from tokmill.report.recogniser import Facts, read_header
 from tokmill.store.manifest import read_json
 from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
-from tokmill.train.config import DEFAULT_KINDS, DataConfig, OptimConfig, RunConfig, flatten
-from tokmill.train.resolve import RECIPE, read_recipe
-from tokmill.train.track import METRICS, read_metrics
+from tokmill.training.recipe.config import (
+    DEFAULT_KINDS,
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+    flatten,
+)
+from tokmill.training.recipe.resolve import RECIPE, read_recipe
+from tokmill.training.runs.track import METRICS, read_metrics
 
 FACTS = "schema.json"
 DEPTH = 3

@@ -15,8 +15,8 @@ from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.progress import human_bytes, human_count, human_time
 from tokmill.report import figures
-from tokmill.report.look import Facts, shorten
 from tokmill.report.plot import render
+from tokmill.report.recogniser import Facts, shorten
 from tokmill.report.records import Reader, fact_in_words, input_in_words
 from tokmill.report.runs import RunSummary, read_run
 from tokmill.store.stats import Counts, Statistics, count, summary

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tokmill.store.schema import Array, has_phrases
+from tokmill.store.spans import Spans
 
 if TYPE_CHECKING:
-    from tokmill.feed.rows import Spans
     from tokmill.store.store import Store
 
 Run = tuple[int, int, int, int, int]

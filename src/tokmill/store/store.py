@@ -6,7 +6,7 @@ import resource
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,9 +18,7 @@ from tokmill.store.gather import Gather
 from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
 from tokmill.store.schema import Array, Records, phrase_columns
 from tokmill.store.shard import SUFFIX, Shard
-
-if TYPE_CHECKING:
-    from tokmill.feed.rows import Spans
+from tokmill.store.spans import Spans
 
 MAPPED_SHARDS = 400
 """Shards that a store maps at most: each map holds a file descriptor."""
@@ -356,7 +354,7 @@ def read_receipts(path: Path, damaged: list[Path] | None = None) -> list[Receipt
 
 def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) -> Manifest:
     """Return the manifest of a plan from receipts in plan order."""
-    from tokmill import __version__
+    from tokmill.version import __version__
 
     entries: list[ShardEntry] = []
     contents: list[str] = []

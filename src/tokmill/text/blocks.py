@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from tokmill.build.source import MAX_ITEM, Hash, Item
+from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.files import machine_errors
 from tokmill.store.schema import Array
 from tokmill.text.streams import inflate, is_stream

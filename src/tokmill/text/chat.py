@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from tokmill.build.scan import FolderOptions
-from tokmill.build.source import Frozen, Request, Resources
+from tokmill.builds.scan import FolderOptions
+from tokmill.builds.source import Frozen, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import (

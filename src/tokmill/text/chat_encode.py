@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.source import Resources
+from tokmill.builds.source import Resources
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.text import tokenizer_json as files

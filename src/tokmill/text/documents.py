@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins, recipe
-from tokmill.ahead import ahead
-from tokmill.build.scan import Fits, InputFile, Inputs, find_files
-from tokmill.build.source import (
+from tokmill.builds.hints import hint
+from tokmill.builds.scan import Fits, InputFile, Inputs, find_files
+from tokmill.builds.source import (
     Frozen,
     Hash,
     Item,
@@ -24,8 +24,8 @@ from tokmill.build.source import (
     Resources,
     cut,
 )
-from tokmill.build.why import hint
 from tokmill.errors import TokmillError, UsageError
+from tokmill.prefetch import prefetch
 from tokmill.store.schema import (
     RESERVED,
     Array,
@@ -161,7 +161,7 @@ class DocumentSource(ABC):
                 if batch.ends_part:
                     committed.acquire()
 
-        batches = ahead(read())
+        batches = prefetch(read())
         try:
             for batch in batches:
                 yield self._encode(batch)

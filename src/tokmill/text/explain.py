@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins, recipe
-from tokmill.build.prepare import BuildRecipe
-from tokmill.build.source import Frozen, Item, Request, Resources
+from tokmill.builds.prepare import BuildRecipe
+from tokmill.builds.source import Frozen, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.locate import find_input, locate
 from tokmill.store.mask import LOSS

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.build.source import Frozen, Hash, Item, Resources
+from tokmill.builds.source import Frozen, Hash, Item, Resources
 from tokmill.store.schema import Array, Drop, Drops, drops_of
 from tokmill.text.blocks import Block, blank_lines, record_blocks
 from tokmill.text.documents import DocumentSource

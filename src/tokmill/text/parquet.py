@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.build.scan import InputFile, Inputs, find_files
-from tokmill.build.source import MAX_ITEM, Hash, Item
+from tokmill.builds.scan import InputFile, Inputs, find_files
+from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.formats.arrow_files import ArrowFile, is_parquet
 from tokmill.formats.datasets_folders import expanded

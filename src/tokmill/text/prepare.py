@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from tokmill.build.scan import FolderOptions
+from tokmill.builds.scan import FolderOptions
 from tokmill.store.schema import Array, Drops
 
 

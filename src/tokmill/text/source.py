@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 import msgspec
 import numpy as np
 
-from tokmill.build.scan import NOT_TEXT, Fits, suffix_of
-from tokmill.build.source import Hash, Item
+from tokmill.builds.scan import NOT_TEXT, Fits, suffix_of
+from tokmill.builds.source import Hash, Item
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Drops
 from tokmill.text.blocks import Block, blank_lines, record_blocks

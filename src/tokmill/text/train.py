@@ -325,7 +325,7 @@ def _with_python(
 def _lines(inputs: Sequence[str]) -> Iterator[str]:
     import hashlib
 
-    from tokmill.build.source import Resources
+    from tokmill.builds.source import Resources
     from tokmill.text.blocks import record_blocks
     from tokmill.text.source import TextConfig, TextSource
 

@@ -9,8 +9,8 @@ does not expect are refused.
 Source of the format: CPython, `Lib/pickletools.py`.
 """
 
+from tokmill.unpickle.budget import Budget
 from tokmill.unpickle.inert import Instance, Name, array_of
 from tokmill.unpickle.reader import Pickle
-from tokmill.unpickle.room import Room
 
-__all__ = ["Instance", "Name", "Pickle", "Room", "array_of"]
+__all__ = ["Instance", "Name", "Pickle", "Budget", "array_of"]

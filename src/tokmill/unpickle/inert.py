@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.unpickle.room import Room
+from tokmill.unpickle.budget import Budget
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -99,66 +99,66 @@ def _dtype(value: Any) -> np.dtype[Any] | None:
     return np.dtype(order + code if order in ("<", ">") else code)
 
 
-def _set(args: tuple[Any, ...], room: Room) -> Any:
+def _set(args: tuple[Any, ...], budget: Budget) -> Any:
     (items,) = args or ((),)
-    room.take(72 * len(items))
+    budget.take(72 * len(items))
     for item in items:
         check_key(item)
     return set(items)
 
 
-def _frozenset(args: tuple[Any, ...], room: Room) -> Any:
-    return frozenset(_set(args, room))
+def _frozenset(args: tuple[Any, ...], budget: Budget) -> Any:
+    return frozenset(_set(args, budget))
 
 
-def _bytes(args: tuple[Any, ...], room: Room) -> Any:
+def _bytes(args: tuple[Any, ...], budget: Budget) -> Any:
     """`bytes()`, and `encode(text, "latin1")`, as protocols without bytes write them."""
     if not args:
         return b""
     text, encoding = args
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         return None
-    room.take(len(text))
+    budget.take(len(text))
     return text.encode("latin-1")
 
 
-def _bytearray(args: tuple[Any, ...], room: Room) -> Any:
-    held = args[0] if len(args) == 1 else _bytes(args, room)
+def _bytearray(args: tuple[Any, ...], budget: Budget) -> Any:
+    held = args[0] if len(args) == 1 else _bytes(args, budget)
     if not isinstance(held, bytes):
         return None
-    room.take(len(held))
+    budget.take(len(held))
     return bytearray(held)
 
 
-def _dict(args: tuple[Any, ...], room: Room) -> Any:
+def _dict(args: tuple[Any, ...], budget: Budget) -> Any:
     """An OrderedDict or a Counter: of nothing, of pairs, or of a dict."""
     (held,) = args or ((),)
     if isinstance(held, dict):
         return held
-    room.take(72 * len(held))
+    budget.take(72 * len(held))
     for key, _ in held:
         check_key(key)
     return dict(held)
 
 
-def _defaultdict(args: tuple[Any, ...], room: Room) -> Any:
-    return _dict(args[1:], room)
+def _defaultdict(args: tuple[Any, ...], budget: Budget) -> Any:
+    return _dict(args[1:], budget)
 
 
-def _reconstructor(args: tuple[Any, ...], room: Room) -> Any:
+def _reconstructor(args: tuple[Any, ...], budget: Budget) -> Any:
     kind, _, value = args
     return Instance(str(kind), () if value is None else (value,)) if type(kind) is Name else None
 
 
-def _newobj(args: tuple[Any, ...], room: Room) -> Any:
+def _newobj(args: tuple[Any, ...], budget: Budget) -> Any:
     return Instance(str(args[0]), args[1:]) if type(args[0]) is Name else None
 
 
-def _array(args: tuple[Any, ...], room: Room) -> Any:
+def _array(args: tuple[Any, ...], budget: Budget) -> Any:
     return Instance("numpy.ndarray", args[1:]) if args[0] == Name("numpy", "ndarray") else None
 
 
-def _scalar(args: tuple[Any, ...], room: Room) -> Any:
+def _scalar(args: tuple[Any, ...], budget: Budget) -> Any:
     dtype, data = args
     kind = _dtype(dtype)
     if kind is None or not isinstance(data, bytes) or len(data) != kind.itemsize:
@@ -168,7 +168,7 @@ def _scalar(args: tuple[Any, ...], room: Room) -> Any:
     return value if isinstance(value, int | float | complex | str | bytes) else None
 
 
-CALLS: dict[str, Callable[[tuple[Any, ...], Room], Any]] = {
+CALLS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
     "builtins.set": _set,
     "builtins.frozenset": _frozenset,
     "builtins.bytes": _bytes,
@@ -202,7 +202,7 @@ OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 """Module of Python 2 → its name now."""
 
 
-def call(called: Any, args: Any, room: Room) -> Any:
+def call(called: Any, args: Any, budget: Budget) -> Any:
     """Return what a call would make, as data: a plain value, or an `Instance`."""
     if not isinstance(args, tuple):
         raise TypeError("a call without a tuple of arguments")
@@ -215,5 +215,5 @@ def call(called: Any, args: Any, room: Room) -> Any:
     if maker:
         # Arguments that do not fit are no damage: what they would give is not plain.
         with contextlib.suppress(ValueError, TypeError):
-            value = maker(args, room)
+            value = maker(args, budget)
     return Instance(str(called), args) if value is None else value

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tokmill.errors import TokmillError
+from tokmill.unpickle.budget import Budget
 from tokmill.unpickle.inert import (
     FREE,
     OLD_MODULES,
@@ -21,7 +22,6 @@ from tokmill.unpickle.inert import (
     call,
     check_key,
 )
-from tokmill.unpickle.room import Room
 
 EMPTY_SET = 240
 """Bytes of memory of a set, for one byte of a file."""
@@ -70,7 +70,7 @@ class Operations:
 
     def __init__(self, path: Path, data: mmap.mmap, names: frozenset[str] | None) -> None:
         self.path, self.data, self.names = path, data, names
-        self.room = Room(path, len(data))
+        self.budget = Budget(path, len(data))
         self.named: set[str] = set()
         """Names that occurred, but those of plain values."""
 
@@ -149,7 +149,7 @@ class Operations:
         return found
 
     def _call(self, called: Any, args: Any) -> Any:
-        return call(called, args, self.room)
+        return call(called, args, self.budget)
 
     # Operations that end at a mark: (place, items above it, stack below it) → next place.
 
@@ -165,7 +165,7 @@ class Operations:
     def _frozenset(self, place: int, items: list[Any], stack: list[Any]) -> int:
         for item in items:
             check_key(item)
-        self.room.take(EMPTY_SET)
+        self.budget.take(EMPTY_SET)
         stack.append(frozenset(items))
         return place + 1
 
@@ -212,7 +212,7 @@ class Operations:
         return place + 1
 
     def _empty_set(self, place: int, stack: list[Any]) -> int:
-        self.room.take(EMPTY_SET)
+        self.budget.take(EMPTY_SET)
         stack.append(set())
         return place + 1
 

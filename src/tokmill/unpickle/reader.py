@@ -18,9 +18,9 @@ from typing import Any
 
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
+from tokmill.unpickle.budget import Budget
 from tokmill.unpickle.inert import Instance
 from tokmill.unpickle.operations import CLOSING, OTHER, SIGNED, UNSIGNED, Operations
-from tokmill.unpickle.room import Room
 from tokmill.unpickle.survey import Survey
 
 ROOTS = (dict, list)
@@ -54,10 +54,10 @@ class Pickle:
         self.named: set[str] = set()
         """Names that occurred, but those of plain values."""
 
-    def room(self) -> Room:
+    def budget(self) -> Budget:
         """Return what may be made of the file by whoever copies or counts what it holds."""
         with machine_errors("read", self.path):
-            return Room(self.path, self.path.stat().st_size)
+            return Budget(self.path, self.path.stat().st_size)
 
     def load(self) -> Any:
         """Return the whole value."""

@@ -10,22 +10,22 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.build.repeats import batches
-from tokmill.build.select import check_equal, expand
-from tokmill.build.source import Frozen, Hash, Item, Request, Resources
+from tokmill.builds.repeats import batches
+from tokmill.builds.select import check_equal, expand
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import sampled_digest
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Records, Schema, id_dtype
 from tokmill.store.store import Store
-from tokmill.x86.vocabulary import UNKNOWN, TokenList, Vocabularies
-from tokmill.x86.vocabulary_changes import (
+from tokmill.x86.tokens.vocabulary import UNKNOWN, TokenList, Vocabularies
+from tokmill.x86.tokens.vocabulary_changes import (
     counts_in,
     id_map,
     lists_to_keep,
     pruned,
     vocabularies_in,
 )
-from tokmill.x86.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.vocabulary_files import read_vocabularies
 
 
 class RecodeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

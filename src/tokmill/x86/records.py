@@ -9,13 +9,13 @@ from typing import Literal
 
 import numpy as np
 
-from tokmill.build.conditions import take_flat
+from tokmill.builds.conditions import take_flat
 from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drops_of, utf8_column
 from tokmill.x86.graph import Graph
-from tokmill.x86.layout import Key
-from tokmill.x86.rules import DecodeError
-from tokmill.x86.templates import Table, Templates
-from tokmill.x86.vocabulary import UNKNOWN
+from tokmill.x86.image.keys import Key
+from tokmill.x86.tokens.rules import DecodeError
+from tokmill.x86.tokens.templates import Table, Templates
+from tokmill.x86.tokens.vocabulary import UNKNOWN
 from tokmill.x86.walks import Walker, Walking
 
 Unit = Literal["function", "block", "walk"]

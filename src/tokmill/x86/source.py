@@ -10,21 +10,21 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from tokmill.build.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
-from tokmill.build.source import Frozen, Hash, Item, Request, Resources
+from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
-from tokmill.x86.graph_files import read_about
-from tokmill.x86.inputs import GRAPH, find_inputs, graphs_in
-from tokmill.x86.layout import Key, Layout
-from tokmill.x86.lifting import PICKLE, lifter_version
+from tokmill.x86.graphs.files import read_about
+from tokmill.x86.graphs.inputs import GRAPH, find_inputs, graphs_in
+from tokmill.x86.graphs.lifting import PICKLE, lifter_version
+from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.records import Cutting, Unit, nothing, records_of
-from tokmill.x86.rules import COLUMNS, RULES, make_rules
-from tokmill.x86.templates import Templates
-from tokmill.x86.vocabulary import TokenList, Vocabularies, closed
-from tokmill.x86.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.rules import COLUMNS, RULES, make_rules
+from tokmill.x86.tokens.templates import Templates
+from tokmill.x86.tokens.vocabulary import TokenList, Vocabularies, closed
+from tokmill.x86.tokens.vocabulary_files import read_vocabularies
 from tokmill.x86.walks import Walking
 
 PART = 128 << 20
@@ -79,7 +79,7 @@ WALKS = (*Walking.__struct_fields__, "min_tokens")
 class X86Source:
     """ELF and PE programs, and the graphs that `tokmill cfg` makes of them; one item each.
 
-    Columns: the six streams of `tokmill.x86.rules` and `border` through phrases; a record's
+    Columns: the six streams of `tokmill.x86.tokens.rules` and `border` through phrases; a record's
     `address` (of the function or block, of a walk's first block), `function` (raw symbol, or
     `sub_401000`), `project program version compiler level`, `part` (from 0, of what is cut) and,
     of walks, `walk`. A record's place is its address. A program that cannot be lifted is rejected.
@@ -103,7 +103,7 @@ class X86Source:
         vocab = str(Path(config.vocab).absolute()) if config.vocab else ""
         self.config: X86Config = msgspec.structs.replace(config, vocab=vocab)
         self.inputs, self.frozen = list(inputs), vocabularies
-        self.layout = Layout(config.layout)
+        self.layout = KeyTemplate(config.layout)
         self.left_out: Mapping[str, int] = {}
         """Reason → what else is in the folders, once `items` is read."""
         self._templates: dict[int, Templates] = {}

@@ -13,14 +13,14 @@ from tokmill.files import machine_errors
 from tokmill.formats.exports import expand
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases
 from tokmill.store.store import Store
-from tokmill.x86.inputs import graphs_of_path
-from tokmill.x86.layout import Key
+from tokmill.x86.graphs.inputs import graphs_of_path
+from tokmill.x86.image.keys import Key
 from tokmill.x86.records import Cutting, Unit, records_of
-from tokmill.x86.rules import COLUMNS, decode
 from tokmill.x86.source import vocabularies_of
-from tokmill.x86.templates import Templates
-from tokmill.x86.vocabulary import SPECIALS, TokenList, Vocabularies, closed
-from tokmill.x86.vocabulary_files import read_vocabularies
+from tokmill.x86.tokens.rules import COLUMNS, decode
+from tokmill.x86.tokens.templates import Templates
+from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, Vocabularies, closed
+from tokmill.x86.tokens.vocabulary_files import read_vocabularies
 from tokmill.x86.walks import Walking
 
 PREFIXES = ("LOCK", "REP", "REPNE", "NOTRACK")

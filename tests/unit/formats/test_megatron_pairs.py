@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import files_of, here, ids_of, quick_build, rec, token_store, write_store
-from tokmill.build.prepare import How
-from tokmill.build.source import Resources
+from tokmill.builds.prepare import How
+from tokmill.builds.source import Resources
 from tokmill.errors import TokmillError
 from tokmill.formats.megatron import MegatronExport, MegatronOptions, MegatronSource
 from tokmill.store.schema import Column
@@ -139,7 +139,7 @@ def test_workers_share_a_file_and_the_store_is_the_same(tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     put(tmp_path, *golden([random.integers(0, 999, n).tolist() for n in range(60)]))
     monkeypatch.setattr("tokmill.formats.indexed.MAX_ITEM", 300)
-    monkeypatch.setattr("tokmill.build.plan.SHARD_BYTES", 600)
+    monkeypatch.setattr("tokmill.builds.plan.SHARD_BYTES", 600)
     one = quick_build("megatron", tmp_path / "set", tmp_path / "a")
     assert len(one.shards) > 2
     whole = [d.tolist() for d in (r["token"] for r in one)]

@@ -164,7 +164,7 @@ def test_a_file_for_each_input(tmp_path):
         wanted[name] = [r for r in np.split(ids, np.flatnonzero(ids == 0) + 1) if len(r)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tokmill.formats.bin.MAX_ITEM", 100)
-        patch.setattr("tokmill.build.plan.SHARD_BYTES", 200)
+        patch.setattr("tokmill.builds.plan.SHARD_BYTES", 200)
         store = quick_build("bin", tmp_path / "in", tmp_path / "s", separator_id=0, vocab_size=99)
     assert len(store.shards) > 2
     written = export(store, tmp_path / "o", per_input=True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from making import EOT, TOKENIZER, ids_of, quick_build, rec, token_store, write_store
 from tokmill import plugins
-from tokmill.build.source import Resources
+from tokmill.builds.source import Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Column
 
@@ -175,11 +175,12 @@ def test_the_content_digest_does_not_depend_on_blocks(kind, tmp_path, monkeypatc
     stores = []
     for block in (1, 100, 1 << 20):
         monkeypatch.setattr(
-            "tokmill.build.resources.Amount.resources",
+            "tokmill.builds.resources.Amount.resources",
             lambda self, *a, b=block: Resources(block_bytes=b),
         )
         monkeypatch.setattr(
-            "tokmill.build.run.choose", lambda amount, tasks, b=block: (0, Resources(block_bytes=b))
+            "tokmill.builds.run.choose",
+            lambda amount, tasks, b=block: (0, Resources(block_bytes=b)),
         )
         stores.append(quick_build(source, tmp_path / inputs, tmp_path / f"s{block}", **options))
     assert len({s.fingerprint for s in stores}) == 1

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from making import files_of, here, ids_of, quick_build, token_store
-from tokmill.build.prepare import How
-from tokmill.build.source import Resources
+from tokmill.builds.prepare import How
+from tokmill.builds.source import Resources
 from tokmill.errors import TokmillError
 from tokmill.formats.bin import BinOptions, BinSource, LlmcExport
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from making import files_of, quick_build, token_store
 from tokmill import plugins
-from tokmill.build.source import Resources
+from tokmill.builds.source import Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
-from tokmill.x86.rules import tokenize_bytes
-from tokmill.x86.vocabulary import SPECIALS, TokenList, closed
+from tokmill.x86.tokens.rules import tokenize_bytes
+from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, closed
 
 COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
 PUSH = {
@@ -305,7 +305,8 @@ def test_neither_blocks_nor_parts_change_the_records(
     whole = quick_build("token-dicts", path, tmp_path / "whole")
     for block in (1, 1000):
         monkeypatch.setattr(
-            "tokmill.build.run.choose", lambda amount, tasks, b=block: (0, Resources(block_bytes=b))
+            "tokmill.builds.run.choose",
+            lambda amount, tasks, b=block: (0, Resources(block_bytes=b)),
         )
         store = quick_build("token-dicts", path, tmp_path / f"b{block}")
         assert files_of(store.path) == files_of(whole.path)
@@ -381,7 +382,7 @@ def test_a_second_pickle_in_the_file_is_not_lost_in_silence(tmp_path: Path) -> N
 def test_a_sequence_that_is_there_many_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokmill.unpickle.room.SPARE", 1 << 16)
+    monkeypatch.setattr("tokmill.unpickle.budget.SPARE", 1 << 16)
     path = put(tmp_path / "a.pkl", [[PUSH] * 1000] * 1000)
     with pytest.raises(TokmillError, match="makes far more than it holds"):
         quick_build("token-dicts", path, tmp_path / "s")

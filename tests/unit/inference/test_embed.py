@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import tokmill
 from making import files_of, write_store
-from tokmill import train_model
 from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference import embed as module
 from tokmill.inference.embed import embed
@@ -26,8 +26,8 @@ from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.task import Task
-from tokmill.train.precision import Precision
-from tokmill.train.run import load_task
+from tokmill.training.engines.precision import Precision
+from tokmill.training.runs.run import load_task
 
 LENGTH = 8
 """Positions of the models: records are up to four times as long."""
@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "optim": {"lr": 0.03, "warmup": 1},
             "run": {"steps": 3, "device": "cpu", "checkpoint_every": 2, "peak_flops": 1e12},
         }
-        train_model(recipe, root / kind, quiet=True)
+        tokmill.train(recipe, root / kind, quiet=True)
     return root
 
 

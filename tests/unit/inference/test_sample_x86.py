@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
 import tokmill
-from making import quick_build  # noqa: E402
+from making import quick_build
 from tokmill.errors import TokmillError, UsageError
 from tokmill.report.inspect import describe
-from tokmill.train.evaluate import evaluate
-from tokmill.train.exchange import export_model
-from tokmill.x86.rules import tokenize_bytes
-from tokmill.x86.vocabulary import TokenList
+from tokmill.training.evaluate import evaluate
+from tokmill.training.runs.exchange import export_model
+from tokmill.x86.tokens.rules import tokenize_bytes
+from tokmill.x86.tokens.vocabulary import TokenList
 
 CODE = bytes.fromhex("55 4889e5 5d c3".replace(" ", ""))
 
@@ -37,7 +35,7 @@ def run_of(store: Path, out: Path, **task: object) -> Path:
         "optim": {"lr": 0.03, "warmup": 2},
         "run": {"steps": 5, "device": "cpu"},
     }
-    tokmill.train_model(recipe, out, quiet=True)
+    tokmill.train(recipe, out, quiet=True)
     return out
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tokmill.models.wkv7 import chunked, step_by_step, wkv7
-from tokmill.train.memory import Peak
+from tokmill.training.memory import Peak
 
 
 def inputs(

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import EVERY, STEPS, cut, edit_recipe, make_runs, rewrite, train
 
+from small_runs import EVERY, STEPS, cut, edit_recipe, make_runs, rewrite, train
 from tokmill.errors import TokmillError, UsageError
 from tokmill.report import comparison_table as tables
 from tokmill.report import figures

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as MatplotlibFigure
 from matplotlib.image import imread
-from report_stores import write_store
 
+from report_stores import write_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.report import figures
 from tokmill.report.plot import COLOURS, draw, plot, render

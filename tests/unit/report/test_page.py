@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_stores import write_store
 from test_figures import write_run
 
+from report_stores import write_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.report.page import page
 

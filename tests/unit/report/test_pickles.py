@@ -228,7 +228,7 @@ def test_a_long_one_shows_how_far_it_is(
 def test_looking_takes_no_longer_than_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokmill.unpickle.room.SPARE", 1 << 16)
+    monkeypatch.setattr("tokmill.unpickle.budget.SPARE", 1 << 16)
     found = shown(tmp_path, [[list(range(1000))] * 1000] * 1000)
     assert "makes far more than it holds" in found["problem"] and found["sequences"] < 100_000
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tokmill.report.inspect import describe
-from tokmill.x86.graph_files import write_graph
-from tokmill.x86.recorded import Recorded
-from tokmill.x86.rules import COLUMNS
-from tokmill.x86.vocabulary import counted
-from tokmill.x86.vocabulary_files import write_texts, write_vocabularies
+from tokmill.x86.graphs.files import write_graph
+from tokmill.x86.graphs.recorded_blocks import Recorded
+from tokmill.x86.tokens.rules import COLUMNS
+from tokmill.x86.tokens.vocabulary import counted
+from tokmill.x86.tokens.vocabulary_files import write_texts, write_vocabularies
 from x86_programs import C_SOURCE, compiles
 
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from report_stores import write_store
 
 import making
+from report_stores import write_store
 from tokmill.errors import UsageError
 from tokmill.report import records
 from tokmill.report.records import Reader, matching

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_stores import write_store
 
+from report_stores import write_store
 from tokmill.errors import TokmillError
 from tokmill.report import foreign
 from tokmill.report.inspect import describe

@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report_stores import write_store
-from small_runs import STEPS, cut, edit_recipe, make_runs
 from test_report_inspect import TOKENIZER
 
+from report_stores import write_store
+from small_runs import STEPS, cut, edit_recipe, make_runs
 from tokmill.report.inspect import describe
 from tokmill.report.runs import find_runs, read_run, read_runs
 
@@ -22,7 +22,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_says_what_it_is(root: Path) -> None:
-    from tokmill.train.tensors import read_tensors
+    from tokmill.training.engines.tensors import read_tensors
 
     path = root / "runs/lr-0.01/seed-1"
     found = describe(path)

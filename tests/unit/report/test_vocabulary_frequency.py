@@ -9,9 +9,9 @@ import pytest
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.report import figures
-from tokmill.x86.rules import COLUMNS
-from tokmill.x86.vocabulary import closed, counted
-from tokmill.x86.vocabulary_files import write_vocabularies
+from tokmill.x86.tokens.rules import COLUMNS
+from tokmill.x86.tokens.vocabulary import closed, counted
+from tokmill.x86.tokens.vocabulary_files import write_vocabularies
 
 COUNTS = {column: {"a": 30, "b": 60, "c": 10} for column in COLUMNS} | {"reg": {"x": 1}}
 

@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
     tokenizer = tokmill.train_tokenizer(["document of some words\n"], 260)
     tokenizer.save(tmp_path / "tokenizer.json")
     folder = tmp_path / "store"
-    return tokmill.build_store("text", paths, folder, tokenizer=tmp_path / "tokenizer.json")
+    return tokmill.build("text", paths, folder, tokenizer=tmp_path / "tokenizer.json")
 
 
 def shard(store: Store, number: int) -> Path:

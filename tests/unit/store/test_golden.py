@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
+import make_store
 import numpy as np
 import pytest
 
@@ -15,8 +15,6 @@ from tokmill.store.validate import validate
 from tokmill.text.tokenizer import Tokenizer
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-sys.path.append(str(GOLDEN))
-import make_store  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+import tokmill
 from making import files_of, here, rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
-from tokmill.build.prepare import How
-from tokmill.build.run import build_store
+from tokmill.builds.prepare import How
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Windows
@@ -32,7 +32,7 @@ def lay(store: Store, name: str, values: Any, **options: Any) -> Store:
     file = store.path.parent / f"{name}.npy"
     np.save(file, np.asarray(values))
     how = How(quiet=True, amount=here(), yes=True)
-    return build_store("overlay", store.path, values=str(file), how=how, **options)
+    return tokmill.build("overlay", store.path, values=str(file), how=how, **options)
 
 
 def base_files(path: Path) -> dict[str, bytes]:
@@ -168,7 +168,7 @@ def test_a_folder_that_is_no_overlay(store: Store) -> None:
 
 
 def test_damage_is_found_and_mended(store: Store) -> None:
-    from tokmill.build.repair import repair
+    from tokmill.builds.repair import repair
 
     made = lay(store, "mask", np.arange(10) % 2)
     shard = made.path / f"shards/{made.shards[0].name}.safetensors"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -14,14 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from report_stores import ROLES, write_store
 from tokmill.errors import UsageError
 from tokmill.store import stats
 from tokmill.store.schema import Column, Phrases, Records
 from tokmill.store.shard import SUFFIX, ShardWriter
 from tokmill.store.stats import id_columns, statistics
-
-sys.path.append(str(Path(__file__).parents[1] / "report"))
-from report_stores import ROLES, write_store  # noqa: E402
 
 RECORDS = st.lists(st.lists(st.integers(0, 9), max_size=40), max_size=30)
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from making import rec, token_store, write_store
 from phrase_records import PHRASES, expand, shards
 from tokmill.errors import TokmillError, UsageError
-from tokmill.feed.rows import Spans
 from tokmill.store import manifest as layout
 from tokmill.store.schema import Column, Schema
+from tokmill.store.spans import Spans
 from tokmill.store.store import Store
 
 SCHEMA: Schema = {

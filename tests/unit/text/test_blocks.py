@@ -12,7 +12,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tokmill.build.source import Item
+from tokmill.builds.source import Item
 from tokmill.errors import TokmillError
 from tokmill.text import blocks, streams
 from tokmill.text.blocks import Block, record_blocks

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokmill import Store, build_store
+import tokmill
+from tokmill import Store
 from tokmill.store.stats import statistics
 from tokmill.text.train import train_tokenizer
 
@@ -19,7 +20,7 @@ def store(tmp_path: Path) -> Store:
     train_tokenizer(TEXTS, 300).save(tmp_path / "tokenizer.json")
     lines = [msgspec.json.encode({"title": "t", "text": text}) for text in TEXTS]
     (tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
-    return build_store(
+    return tokmill.build(
         "jsonl", [tmp_path / "in.jsonl"], tmp_path / "s", tokenizer=tmp_path / "tokenizer.json"
     )
 
@@ -31,7 +32,7 @@ def test_it_counts_the_document_and_nothing_of_its_packing(store: Store) -> None
 
 
 def test_it_stays_exact_in_a_selection(store: Store, tmp_path: Path) -> None:
-    part = build_store("select", [store.path], tmp_path / "part", max_length=6)
+    part = tokmill.build("select", [store.path], tmp_path / "part", max_length=6)
     assert 0 < len(part) < len(store)
     kept = [int(record["bytes"]) for record in part]
     assert part.bytes_per_token() == pytest.approx(sum(kept) / part.tokens)

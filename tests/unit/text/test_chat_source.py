@@ -11,9 +11,9 @@ import pytest
 
 import chat_peers
 from making import TOKENIZER, files_of, here, jsonl, quick_build
-from tokmill.build.prepare import How
-from tokmill.build.repair import repair
-from tokmill.build.source import Resources
+from tokmill.builds.prepare import How
+from tokmill.builds.repair import repair
+from tokmill.builds.source import Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.store import Store
 from tokmill.text.chat_encode import ChatEncoder, mask

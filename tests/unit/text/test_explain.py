@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from making import TOKENIZER, jsonl, quick_build
-from tokmill.build.prepare import BuildRecipe
+from tokmill.builds.prepare import BuildRecipe
 from tokmill.errors import TokmillError, UsageError
 from tokmill.text.explain import explain
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from making import jsonl, quick_build
-from tokmill.build.source import Item, Resources
+from tokmill.builds.source import Item, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import each_drop
 from tokmill.text.jsonl import JsonlConfig, JsonlSource

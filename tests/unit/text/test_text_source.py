@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from making import EOT, TOKENIZER, ids_of, jsonl, quick_build
-from tokmill.build.source import Item, Resources
+from tokmill.builds.source import Item, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import each_drop
 from tokmill.store.store import Store

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
-from tokmill.x86 import angr
-from tokmill.x86.cfg import lift
+from tokmill.x86.lift import angr
+from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,
     assembled,

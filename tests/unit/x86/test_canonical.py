@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from iced_x86 import Decoder
 
-from tokmill.x86.canonical import canonical
+from tokmill.x86.tokens.canonical import canonical
 
 
 def changed(code: str, bits: int = 64) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86 import cfg
-from tokmill.x86.cfg import lift
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.program import open_program
+from tokmill.x86.image.program import open_program
+from tokmill.x86.lift import cfg
+from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,
     CPP_SOURCE,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import pickle
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,16 @@ import networkx
 import pyarrow.parquet
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
-from tokmill.errors import TokmillError, UsageError  # noqa: E402
-from tokmill.x86.cfg import lift  # noqa: E402
-from tokmill.x86.count import count_graph, count_programs, parts, unknown  # noqa: E402
-from tokmill.x86.graph import Graph  # noqa: E402
-from tokmill.x86.graph_files import write_graph  # noqa: E402
-from tokmill.x86.instructions import collect, distinct  # noqa: E402
-from tokmill.x86.recorded import Recorded  # noqa: E402
-from tokmill.x86.rules import COLUMNS, align, tokenize_bytes  # noqa: E402
-from tokmill.x86.vocabulary import counted  # noqa: E402
-from x86_programs import C_SOURCE, compiles  # noqa: E402
+from tokmill.errors import TokmillError, UsageError
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.files import write_graph
+from tokmill.x86.graphs.recorded_blocks import Recorded
+from tokmill.x86.lift.cfg import lift
+from tokmill.x86.tokens.count import count_graph, count_programs, parts, unknown
+from tokmill.x86.tokens.instructions import collect, distinct
+from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
+from tokmill.x86.tokens.vocabulary import counted
+from x86_programs import C_SOURCE, compiles
 
 LEAVE = bytes.fromhex("c9 c3")
 
@@ -177,10 +175,10 @@ def test_large_tables_are_merged(
 ) -> None:
     whole = distinct(graph)
     collect([str(program)], tmp_path / "a.csv")
-    monkeypatch.setattr("tokmill.x86.instructions.BLOCK", 50)
+    monkeypatch.setattr("tokmill.x86.tokens.instructions.BLOCK", 50)
     pieces = distinct(graph)
     assert pieces[1].tolist() == whole[1].tolist() and pieces[2].tolist() == whole[2].tolist()
-    monkeypatch.setattr("tokmill.x86.instructions.ROWS", 7)
+    monkeypatch.setattr("tokmill.x86.tokens.instructions.ROWS", 7)
     collect([str(program)], tmp_path / "b.csv")
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tokmill import build_store
+import tokmill
 from tokmill.cli import main
 from tokmill.report.inspect import describe
-from tokmill.x86 import cfg, functions, windows
-from tokmill.x86.cfg import lift
-from tokmill.x86.graph_files import read_graph, write_graph
+from tokmill.x86.graphs.files import read_graph, write_graph
+from tokmill.x86.lift import cfg, functions, windows
+from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, assembled, compiles, stripped
 
 
@@ -42,7 +42,7 @@ def test_rounds_that_were_not_enough(
     assert f"not complete: 1 program: {why}" in capsys.readouterr().out
     # Of the program, and of the graph that was made of it.
     for number, source in enumerate((bare, tmp_path / "g.parquet")):
-        store = build_store("x86", [source], tmp_path / str(number))
+        store = tokmill.build("x86", [source], tmp_path / str(number))
         assert store.manifest.notes[f"programs that are not complete: {why}"] == 1
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86 import cfg
-from tokmill.x86.cfg import lift
+from tokmill.x86.lift import cfg
+from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     assembled,
     blocks_of,

@@ -9,8 +9,8 @@ import pytest
 from iced_x86 import Decoder, FlowControl, Mnemonic, OpKind, Register
 
 from tokmill.errors import TokmillError
-from tokmill.x86.decode import Code, Flow, Instructions
-from tokmill.x86.image import Program, Section
+from tokmill.x86.image.image import Program, Section
+from tokmill.x86.lift.decode import Code, Flow, Instructions
 from x86_programs import flat
 
 FLOW = {

@@ -10,11 +10,11 @@ import pytest
 from elftools.dwarf.callframe import FDE
 from elftools.elf.elffile import ELFFile
 
-from tokmill.x86.cfg import lift
-from tokmill.x86.eh_frame import read_unwind
 from tokmill.x86.graph import Edge
-from tokmill.x86.image import Program, Section
-from tokmill.x86.program import open_program
+from tokmill.x86.image.eh_frame import read_unwind
+from tokmill.x86.image.image import Program, Section
+from tokmill.x86.image.program import open_program
+from tokmill.x86.lift.cfg import lift
 from x86_programs import CPP_SOURCE, compiles, stripped, symbols
 
 BASE, CODE, TABLE = 0x5000, 0x1000, 0x7000

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86.cfg import lift
 from tokmill.x86.graph import Edge
-from tokmill.x86.image import Program
-from tokmill.x86.program import open_program
+from tokmill.x86.image.image import Program
+from tokmill.x86.image.program import open_program
+from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,
     assembled,

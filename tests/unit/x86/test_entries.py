@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tokmill.x86.cfg import lift
-from tokmill.x86.decode import Code
-from tokmill.x86.entries import NOWHERE, nearest_entries
+from tokmill.x86.lift.cfg import lift
+from tokmill.x86.lift.decode import Code
+from tokmill.x86.lift.entries import NOWHERE, nearest_entries
 from x86_programs import flat
 
 USUAL = bytes.fromhex("53 89fb e800000000 5b c3")  # push rbx; mov ebx, edi; call; pop rbx; ret

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tokmill.x86.cfg import lift
-from tokmill.x86.decode import Code, Instructions
-from tokmill.x86.gaps import skip_padding
+from tokmill.x86.lift.cfg import lift
+from tokmill.x86.lift.decode import Code, Instructions
+from tokmill.x86.lift.gaps import skip_padding
 from x86_programs import flat
 
 

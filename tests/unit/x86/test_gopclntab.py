@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86.cfg import lift
-from tokmill.x86.gopclntab import name_go_functions, read_table
 from tokmill.x86.graph import Edge
-from tokmill.x86.image import Program, Section
-from tokmill.x86.truth import read_truth, score
+from tokmill.x86.image.gopclntab import name_go_functions, read_table
+from tokmill.x86.image.image import Program, Section
+from tokmill.x86.image.truth import read_truth, score
+from tokmill.x86.lift.cfg import lift
 from x86_programs import flat, stripped
 
 BASE, TABLE, MODULE = 0x401000, 0x480000, 0x4C0000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.x86.cfg import lift
+from tokmill.x86.lift.cfg import lift
 from x86_programs import (
     C_SOURCE,
     assembled,

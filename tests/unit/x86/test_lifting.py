@@ -10,9 +10,9 @@ import pytest
 
 from tokmill.errors import MachineError, TokmillError, UsageError
 from tokmill.files import locked
-from tokmill.x86 import angr, cfg
-from tokmill.x86.graph_files import read_about, read_graph
-from tokmill.x86.lifting import find_programs, lift_files, lifter_version
+from tokmill.x86.graphs.files import read_about, read_graph
+from tokmill.x86.graphs.lifting import find_programs, lift_files, lifter_version
+from tokmill.x86.lift import angr, cfg
 from x86_programs import C_SOURCE, assembled, compiles, pe_file
 
 
@@ -85,7 +85,7 @@ def test_what_is_there_is_kept_and_what_changed_is_made_again(
     assert lift_files([str(programs)], out).made == 1
     assert graphs(out)["first.parquet"] == before["first.parquet"]
     # Another lifter, or another version of it, finds something else.
-    monkeypatch.setattr("tokmill.x86.cfg.VERSION", 99)
+    monkeypatch.setattr("tokmill.x86.lift.cfg.VERSION", 99)
     assert lift_files([str(programs)], out).made == 3
     about = read_about(out / "first.parquet")
     assert about is not None and about.lifter.startswith("native 99, iced-x86 ")

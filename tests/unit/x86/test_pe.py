@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill.x86.cfg import lift
 from tokmill.x86.graph import Edge
-from tokmill.x86.program import open_program
+from tokmill.x86.image.program import open_program
+from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, blocks_of, compiles, pe_file, run, table_targets
 
 MINGW = "x86_64-w64-mingw32-gcc"

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tokmill.errors import TokmillError
-from tokmill.x86.elf import Elf
-from tokmill.x86.image import Section, tidy
-from tokmill.x86.program import demangle, open_program, parse_program
+from tokmill.x86.image.elf import Elf
+from tokmill.x86.image.image import Section, tidy
+from tokmill.x86.image.program import demangle, open_program, parse_program
 from x86_programs import C_SOURCE, assembled, compiles, pe_file, run, without_sections
 
 

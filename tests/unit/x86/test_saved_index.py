@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.x86.cfg import lift
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.lifting import lift_files
-from tokmill.x86.saved_index import graphs_of, level_of
+from tokmill.x86.graphs.lifting import lift_files
+from tokmill.x86.graphs.saved_index import graphs_of, level_of
+from tokmill.x86.lift.cfg import lift
 
 COLUMNS = (
     "function_address", "function_name", "function_blocks", "block_address", "block_bytes", "code",
@@ -365,7 +365,7 @@ def test_nothing_of_it_is_run(tmp_path: Path) -> None:
 
 
 def test_functions_that_are_one_many_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokmill.unpickle.room.SPARE", 1 << 16)
+    monkeypatch.setattr("tokmill.unpickle.budget.SPARE", 1 << 16)
     one = other(16, 10_000)
     path = put(tmp_path / "saved_index.pkl", {f"f{i}": [one] for i in range(500)})
     with pytest.raises(TokmillError, match="makes far more than it holds"):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from iced_x86 import Code, Instruction
 
-from tokmill.x86.rules import DecodeError, Tokens, decode, tokenize_binary_instruction
-from tokmill.x86.semanticbbv import SemanticbbvRules
+from tokmill.x86.tokens.rules import DecodeError, Tokens, decode, tokenize_binary_instruction
+from tokmill.x86.tokens.semanticbbv import SemanticbbvRules
 
 
 def tokens(code: str) -> Tokens:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokmill import build_store
-from tokmill.build.prepare import BuildRecipe, How, prepare
-from tokmill.build.source import InputFile
+import tokmill
+from tokmill.builds.prepare import BuildRecipe, How, prepare
+from tokmill.builds.source import InputFile
 from tokmill.errors import TokmillError, UsageError
 from tokmill.report.records import Reader, matching
 from tokmill.store.schema import Records, each_drop
@@ -19,17 +19,17 @@ from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.x86 import records as records_module
 from tokmill.x86 import source as source_module
-from tokmill.x86 import windows
-from tokmill.x86.cfg import lift
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.graph_files import write_graph
-from tokmill.x86.inputs import graphs_in
-from tokmill.x86.layout import Key
-from tokmill.x86.lifting import lift_files
+from tokmill.x86.graphs.files import write_graph
+from tokmill.x86.graphs.inputs import graphs_in
+from tokmill.x86.graphs.lifting import lift_files
+from tokmill.x86.image.keys import Key
+from tokmill.x86.lift import windows
+from tokmill.x86.lift.cfg import lift
 from tokmill.x86.records import NO_INSTRUCTION, Cutting, records_of
-from tokmill.x86.rules import COLUMNS, align, tokenize_bytes
-from tokmill.x86.templates import Templates
-from tokmill.x86.vocabulary import closed, counted
+from tokmill.x86.tokens.rules import COLUMNS, align, tokenize_bytes
+from tokmill.x86.tokens.templates import Templates
+from tokmill.x86.tokens.vocabulary import closed, counted
 from tokmill.x86.walks import Walking
 from x86_graphs import NOP, Block, graph_of
 from x86_programs import C_SOURCE, compiles, stripped
@@ -50,7 +50,7 @@ def graph(program: Path) -> Graph:
 
 
 def build(out: Path, *inputs: Path, **options: Any) -> Store:
-    return build_store("x86", inputs, out, **options)
+    return tokmill.build("x86", inputs, out, **options)
 
 
 def streams(store: Store, number: int) -> dict[str, list[str]]:
@@ -312,14 +312,14 @@ def test_what_cannot_be_lifted_is_rejected_and_what_is_no_program_is_left_out(
     assert store.records == build(tmp_path / "g", program).records
     none = How(quiet=True, max_rejects=0)
     with pytest.raises(TokmillError, match="2 of 3 items were rejected"):
-        build_store("x86", inputs, tmp_path / "n", how=none)
+        tokmill.build("x86", inputs, tmp_path / "n", how=none)
     half = How(quiet=True, max_rejects=0.7)
-    assert build_store("x86", inputs, tmp_path / "n", how=half).records == store.records
+    assert tokmill.build("x86", inputs, tmp_path / "n", how=half).records == store.records
 
     def broken(path: Path) -> list[Graph]:
         raise IndexError(path)
 
-    monkeypatch.setattr("tokmill.x86.cfg.lift_windows", broken)
+    monkeypatch.setattr("tokmill.x86.lift.cfg.lift_windows", broken)
     with pytest.raises(TokmillError, match="the lifter failed: IndexError"):
         build(tmp_path / "b", program)
 
@@ -432,6 +432,6 @@ def test_a_store_grows_by_a_program(tmp_path: Path, program: Path) -> None:
     before = build(tmp_path / "s", folder)
     (folder / "a").write_bytes(program.read_bytes())
     how = How(quiet=True, yes=True)
-    after = build_store("x86", [folder], tmp_path / "s", how=how)
+    after = tokmill.build("x86", [folder], tmp_path / "s", how=how)
     assert after.records == 2 * before.records
     assert build(tmp_path / "t", folder).fingerprint == after.fingerprint

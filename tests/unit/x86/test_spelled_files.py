@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import private_path
-from tokmill.x86.cfg import lift
-from tokmill.x86.graph_files import write_graph
-from tokmill.x86.rules import decode
-from tokmill.x86.spelled_files import functions_of, spell
-from tokmill.x86.spellings import KTRANS, ktrans
-from x86_programs import C_SOURCE, assembled, compiles  # noqa: E402
+from tokmill.x86.graphs.files import write_graph
+from tokmill.x86.lift.cfg import lift
+from tokmill.x86.tokens.rules import decode
+from tokmill.x86.tokens.spelled_files import functions_of, spell
+from tokmill.x86.tokens.spellings import KTRANS, ktrans
+from x86_programs import C_SOURCE, assembled, compiles
 
 LOOP = """
 .globl _start

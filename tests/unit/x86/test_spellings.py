@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tokmill.x86.rules import decode
-from tokmill.x86.spellings import KTRANS, asm2vec, ktrans
+from tokmill.x86.tokens.rules import decode
+from tokmill.x86.tokens.spellings import KTRANS, asm2vec, ktrans
 
 
 def streams(code: str) -> dict[str, str]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tokmill.errors import TokmillError
-from tokmill.x86.cfg import lift
-from tokmill.x86.truth import Score, read_truth, score
+from tokmill.x86.image.truth import Score, read_truth, score
+from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, compiles, stripped, symbols, true_functions
 
 MINGW = "x86_64-w64-mingw32-gcc"

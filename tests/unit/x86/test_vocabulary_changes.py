@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
-from making import quick_build  # noqa: E402
-from tokmill.build.repair import deep_check
+from making import quick_build
+from tokmill.builds.repair import deep_check
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
-from tokmill.x86.rules import COLUMNS, tokenize_bytes
-from tokmill.x86.vocabulary import SPECIALS, UNKNOWN, TokenList, closed
-from tokmill.x86.vocabulary_changes import (
+from tokmill.x86.tokens.rules import COLUMNS, tokenize_bytes
+from tokmill.x86.tokens.vocabulary import SPECIALS, UNKNOWN, TokenList, closed
+from tokmill.x86.tokens.vocabulary_changes import (
     counts_in,
     id_map,
     lists_to_keep,
@@ -26,7 +24,7 @@ from tokmill.x86.vocabulary_changes import (
     pruned,
     vocabularies_in,
 )
-from tokmill.x86.vocabulary_files import write_texts, write_vocabularies
+from tokmill.x86.tokens.vocabulary_files import write_texts, write_vocabularies
 
 PUSH, MOV, RET, CPUID = (bytes.fromhex(code) for code in ("55", "4889e5", "c3", "0fa2"))
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.x86.vocabulary import SPECIALS, TokenList
-from tokmill.x86.vocabulary_files import read_list, read_vocabularies
-from tokmill.x86.vocabulary_patterns import compressed, operand_class, parse_patterns
+from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList
+from tokmill.x86.tokens.vocabulary_files import read_list, read_vocabularies
+from tokmill.x86.tokens.vocabulary_patterns import compressed, operand_class, parse_patterns
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86 import windows
-from tokmill.x86.cfg import lift
 from tokmill.x86.graph import Graph
-from tokmill.x86.program import open_program
+from tokmill.x86.image.program import open_program
+from tokmill.x86.lift import windows
+from tokmill.x86.lift.cfg import lift
 from x86_programs import C_SOURCE, check_graph, compiles, stripped
 
 

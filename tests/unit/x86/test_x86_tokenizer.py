@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2]))
 import tokmill
-from making import quick_build  # noqa: E402
+from making import quick_build
 from tokmill.errors import TokmillError, UsageError
-from tokmill.x86.cfg import lift
-from tokmill.x86.graph_files import write_graph
-from tokmill.x86.rules import (
+from tokmill.x86.graphs.files import write_graph
+from tokmill.x86.lift.cfg import lift
+from tokmill.x86.tokenizer import X86Coder, X86Tokenizer, tokens_of
+from tokmill.x86.tokens.rules import (
     COLUMNS,
     DecodeError,
     align,
     tokenize_binary_instruction,
     tokenize_bytes,
 )
-from tokmill.x86.tokenizer import X86Coder, X86Tokenizer, tokens_of
-from tokmill.x86.vocabulary import SPECIALS, TokenList, closed, counted
-from tokmill.x86.vocabulary_files import write_vocabularies
+from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, closed, counted
+from tokmill.x86.tokens.vocabulary_files import write_vocabularies
 from tokmill.x86.walks import Walking
-from x86_programs import C_SOURCE, compiles  # noqa: E402
+from x86_programs import C_SOURCE, compiles
 
 CODE = bytes.fromhex("55 4889e5 f3aa c3")
 LINES = ["PUSH RBP RSP", "MOV RBP RSP", "REP STOSB BYTE RDI AL RCX", "RET RSP"]

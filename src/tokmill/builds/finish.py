@@ -1,0 +1,221 @@
+"""The end of a build: what is missing, is it hopeless, the manifest, a partial store."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tokmill import plugins
+from tokmill.builds.folder import remove_shards, sweep, write_if_different
+from tokmill.builds.hints import hint, hint_of_source
+from tokmill.builds.make_shard import ShardJob
+from tokmill.builds.prepare import BuildRecipe, How, Prepared
+from tokmill.builds.source import Item
+from tokmill.builds.watch import Watch
+from tokmill.errors import TokmillError
+from tokmill.files import locked, remove, write_file
+from tokmill.progress import Progress, human_bytes, human_time
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Plan, PlannedItem, Receipt
+from tokmill.store.seal import sealed
+from tokmill.store.store import Store, make_manifest, read_planned, read_receipts
+
+PART_WAIT = 60.0
+"""Seconds that a part waits for the lock: others hold it while they plan and finish."""
+JUDGED_FROM = {"records": 1000, "items": 100}
+"""How many must have been seen before a share of rejects says anything, unless none is allowed."""
+
+
+class Rejects:
+    """Counts rejects while a build runs, and ends a hopeless one.
+
+    They are a share of the records, or of the items where a source rejects these as a whole
+    (`rejects_items`), as x86 does programs.
+    """
+
+    def __init__(self, out: Path, most: float, plan: Plan, planned: Sequence[PlannedItem]) -> None:
+        self.out, self.most, self.plan, self.planned = out, most, plan, planned
+        loaded = plugins.load(plugins.SOURCES, plan.recipe["source"])
+        self.unit = "items" if getattr(loaded, "rejects_items", False) else "records"
+        self.seen = self.rejected = 0
+        self.reasons: dict[str, int] = {}
+        self.example = ""
+
+    def add(self, receipts: Iterable[Receipt]) -> None:
+        """Count more receipts; raise `TokmillError` when too large a share was rejected."""
+        for receipt in receipts:
+            runs, reasons = receipt.rejects, dict(receipt.rejected)
+            if self.unit == "records":
+                self.seen += receipt.records + sum(reasons.values())
+            elif receipt.part == 0:
+                self.seen += len(receipt.items)
+                # The first reject of an item without a record says why it has none.
+                first = {run.item: run for run in reversed(runs)}
+                runs = [first[i] for i in sorted(first) if not receipt.items[i].records]
+                reasons = dict(Counter(run.reason for run in runs))
+            else:
+                runs, reasons = [], {}
+            self.rejected += sum(reasons.values())
+            for reason, count in reasons.items():
+                self.reasons[reason] = self.reasons.get(reason, 0) + count
+            if runs and not self.example:
+                at = f", byte {runs[0].first}" if self.unit == "records" else ""
+                self.example = f"{receipt.items[runs[0].item].name}{at} ({runs[0].reason})"
+        judged = self.seen >= JUDGED_FROM[self.unit] or not self.most
+        if judged and self.rejected > self.most * self.seen:
+            counts = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.reasons.items()))
+            raise TokmillError(
+                f"{self.rejected:,} of {self.seen:,} {self.unit} were rejected ({counts}), more "
+                f"than {self.most:.1%}; the first: {self.example}",
+                where=str(self.out),
+                hint=hint_of_source(*_source_of(self.plan, self.planned), self.reasons)
+                or "is it the right kind of input?"
+                if 2 * self.rejected > self.seen
+                else "mend the input, or allow more with --max-rejects 0.1",
+            )
+
+
+def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -> list[ShardJob]:
+    """Return the shards that have no complete set of receipts, in plan order."""
+    parts: dict[str, set[int]] = {}
+    complete: dict[str, int] = {}
+    for receipt in receipts:
+        if receipt.cut is not UNSET:
+            continue
+        parts.setdefault(receipt.shard, set()).add(receipt.part)
+        if receipt.last:
+            complete[receipt.shard] = receipt.part + 1
+    groups: dict[str, list[PlannedItem]] = {}
+    for item in planned:
+        groups.setdefault(item.shard, []).append(item)
+    tasks = []
+    for shard, items in groups.items():
+        have = parts.get(shard, set())
+        if complete.get(shard) == len(have):
+            continue
+        done = next(i for i in range(len(have) + 1) if i not in have) if len(items) == 1 else 0
+        tasks.append(
+            ShardJob(
+                shard,
+                [Item(i.name, i.path, i.start, i.stop, i.digest, parts_done=done) for i in items],
+            )
+        )
+    return tasks
+
+
+def in_order(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -> list[Receipt]:
+    """Return receipts in plan order, parts of a shard by number."""
+    place = {shard: i for i, shard in enumerate(dict.fromkeys(item.shard for item in planned))}
+    return sorted(receipts, key=lambda receipt: (place[receipt.shard], receipt.part))
+
+
+def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How) -> Store:
+    """Write the manifest and drop what the plan does not know; a part leaves that to the last."""
+    plan = prepared.plan
+    if how.part is not None:
+        # Other parts have made shards meanwhile; whichever ends last sees them all.
+        shards = {item.shard for item in prepared.planned}
+        receipts = [receipt for receipt in read_receipts(out) if receipt.shard in shards]
+    if missing_tasks(prepared.planned, receipts):
+        return Store(out)
+    ordered = in_order(prepared.planned, receipts)
+    with contextlib.ExitStack() as held:
+        if how.part is not None:
+            lock = locked(
+                out / ".lock",
+                "another build is writing to this store",
+                "wait for it",
+                wait=PART_WAIT,
+            )
+            held.enter_context(lock)
+        sweep(out)
+        Rejects(out, how.max_rejects, plan, prepared.planned).add(ordered)
+        manifest = make_manifest(plan, ordered, complete=True)
+        if manifest.records == 0:
+            why = {**manifest.skipped, **manifest.rejected}
+            counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())
+            raise TokmillError(
+                f"not one record was found ({counts or 'the input is empty'})",
+                where=", ".join(prepared.recipe.inputs),
+                hint="no record fits all conditions: ask for less"
+                if prepared.recipe.source == "select"
+                else hint(*_source_of(plan, prepared.planned), why),
+            )
+        write_if_different(out / "manifest.json", sealed(manifest))
+        remove(out / "projection.json")
+        kept = {entry.name for entry in manifest.shards}
+        remove_shards(out / "shards", kept)
+    return Store(out)
+
+
+def finish_parts(out: Path, max_rejects: float = 0.01) -> int:
+    """Write the manifest of a store built in parts; return how many shards are still missing."""
+    plan = layout.read_plan(out)
+    planned = list(read_planned(out))
+    known = {item.shard for item in planned}
+    receipts = [receipt for receipt in read_receipts(out) if receipt.shard in known]
+    missing = missing_tasks(planned, receipts)
+    if not missing:
+        prepared = Prepared(BuildRecipe(source=plan.recipe["source"]), plan, {}, plan, planned)
+        with locked(out / ".lock", "a build is writing to this store", "wait for it to end"):
+            finish(out, prepared, receipts, How(max_rejects=max_rejects, quiet=True))
+    return len(missing)
+
+
+def _source_of(plan: Plan, planned: Iterable[PlannedItem]) -> tuple[Any, Any, list[str]]:
+    """Return the class of a plan's source, its options and the first files."""
+    kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
+    paths = list(islice(dict.fromkeys(item.path for item in planned), 4))
+    return kind, msgspec.convert(plan.options, type=kind.Config), paths
+
+
+def stop_early(
+    out: Path,
+    prepared: Prepared,
+    receipts: Sequence[Receipt],
+    how: How,
+    bar: Progress,
+    watch: Watch,
+) -> Store:
+    """End a build at its time limit: a partial store, and what the whole would take."""
+    manifest = make_manifest(prepared.plan, in_order(prepared.planned, receipts), complete=False)
+    write_if_different(out / "manifest.json", sealed(manifest))
+    if not manifest.records:
+        remove(out / "projection.json")
+        if not how.quiet:
+            faster = "" if how.amount.workers == 0 else ", or --workers 0, which begins at once"
+            print(
+                f"time limit reached after {human_time(bar.seconds)}, before one record was whole: "
+                f"nothing is kept.\nhint: give it more time{faster}",
+                file=sys.stderr,
+            )
+        return Store(out)
+    share = max(bar.done, 1) / max(bar.total, 1)
+    projection = {
+        "share": round(share, 4),
+        "rate_bytes_per_second": round(bar.rate),
+        "projected_seconds": round(bar.total / bar.rate, 1) if bar.rate else None,
+        "projected_tokens": round(manifest.tokens / share),
+        "projected_disk_bytes": round(manifest.bytes / share),
+        "peak_memory_bytes": watch.peak_memory,
+    }
+    write_file(out / "projection.json", layout.encode(projection))
+    if not how.quiet:
+        memory = human_bytes(watch.peak_memory)
+        print(
+            f"time limit reached after {human_time(bar.seconds)}: {share:.1%} of the input at "
+            f"{human_bytes(bar.rate)}/s.\nThe whole input would take "
+            f"{human_time(bar.total / max(bar.rate, 1))}, "
+            f"{human_bytes(manifest.bytes / share)} on disk and about {memory} of memory.\n"
+            "What was made is kept: the same command without --limit-time goes on.",
+            file=sys.stderr,
+        )
+    return Store(out)

@@ -1,0 +1,268 @@
+"""Making one shard: read its items, write the file, then the receipt that commits it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tokmill import plugins
+from tokmill.builds.runs import Runs
+from tokmill.builds.source import Frozen, Item, Resources, Source
+from tokmill.errors import TokmillError
+from tokmill.files import inside, machine_errors, sampled_digest, stamp, write_file
+from tokmill.store.manifest import ItemReceipt, Receipt, shard_name
+from tokmill.store.schema import Records
+from tokmill.store.seal import sealed
+from tokmill.store.shard import SUFFIX, ShardWriter
+from tokmill.store.vocab import Vocabulary
+
+clock = time.monotonic
+"""What deadlines are compared with."""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """What a worker needs to make any shard of a build."""
+
+    kind: str
+    config: dict[str, Any]
+    roots: list[str]
+    vocabularies: dict[str, Vocabulary]
+    store: str
+    resources: Resources
+
+    def source(self) -> Source:
+        """Make the source."""
+        folder = Path(self.store) / "vocab"
+        frozen = {
+            name: Frozen(vocabulary, read_vocabulary(inside(folder, vocabulary.file), vocabulary))
+            for name, vocabulary in self.vocabularies.items()
+        }
+        kind = plugins.load(plugins.SOURCES, self.kind)
+        config = msgspec.convert(self.config, type=kind.Config)
+        source: Source = kind(config, self.roots, frozen, self.resources)
+        return source
+
+
+def read_vocabulary(path: Path, vocabulary: Vocabulary) -> bytes:
+    """Return a vocabulary's frozen file; one that is not what the plan says is refused."""
+    with machine_errors("read", path):
+        data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != vocabulary.sha256:
+        raise TokmillError(
+            "the vocabulary is not the one of the plan",
+            where=str(path),
+            hint="run the build again: it writes the file again from the tokenizer",
+        )
+    return data
+
+
+class ShardJob(msgspec.Struct, frozen=True):
+    """One shard to make; `parts_done` parts of it are there already."""
+
+    shard: str
+    items: list[Item]
+
+    @property
+    def size(self) -> int:
+        """Input bytes."""
+        return sum(item.size for item in self.items)
+
+
+class Content:
+    """A running sha256 of what is read of an item."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._hash = hashlib.sha256()
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Add content."""
+        self.bytes += len(data)
+        self._hash.update(data)
+
+    def take(self) -> tuple[int, str]:
+        """Return (bytes, digest) since the last call and start again."""
+        result = self.bytes, self._hash.hexdigest()
+        self.bytes, self._hash = 0, hashlib.sha256()
+        return result
+
+
+class _Part:
+    """The part of a shard that is being gathered."""
+
+    def __init__(self, source: Source, limits: Mapping[str, int], folder: Path) -> None:
+        self.writer = ShardWriter(source.schema, dict(limits), folder)
+        self.items: list[ItemReceipt] = []
+        # Whole programs are rejected for what is in them, at addresses that are no sequence.
+        self.left_out = Runs(joins=not getattr(source, "rejects_items", False))
+        self.notes: Counter[str] = Counter()
+        self.item_skipped = self.item_rejected = 0
+
+    def add(self, batch: Records) -> None:
+        number = len(self.items)
+        self.writer.add(batch, number)
+        skipped, rejected = self.left_out.add(number, batch)
+        self.item_skipped += skipped
+        self.item_rejected += rejected
+        self.notes.update(batch.notes)
+
+    def end_item(self, item: Item, content: Content, before: tuple[int, int]) -> None:
+        read, digest = content.take()
+        self.items.append(
+            ItemReceipt(
+                name=item.name,
+                start=item.start,
+                stop=item.stop,
+                bytes=read,
+                sha256=digest,
+                records=self.writer.records - before[0],
+                tokens=self.writer.tokens - before[1],
+                skipped=self.item_skipped,
+                rejected=self.item_rejected,
+            )
+        )
+        self.item_skipped = self.item_rejected = 0
+
+    def commit(
+        self,
+        folder: Path,
+        shard: str,
+        part: int,
+        last: bool,
+        cut: bool = False,
+        done: float | None = None,
+    ) -> Receipt:
+        path = inside(folder, f"{shard_name(shard, part)}{SUFFIX}")
+        size, digest = self.writer.write(path)
+        receipt = Receipt(
+            shard=shard,
+            part=part,
+            last=last,
+            records=self.writer.records,
+            tokens=self.writer.tokens,
+            bytes=size,
+            sha256=digest,
+            ranges=self.writer.ranges,
+            items=self.items,
+            rejects=self.left_out.listed,
+            rejected=dict(sorted(self.left_out.rejected.items())),
+            unlisted=self.left_out.unlisted,
+            skipped=dict(sorted(self.left_out.skipped.items())),
+            notes=dict(sorted(self.notes.items())),
+            cut=cut or UNSET,
+            done=UNSET if done is None else round(done, 6),
+        )
+        write_file(path.with_suffix(".json"), sealed(receipt))
+        return receipt
+
+
+class InputChanged(TokmillError):
+    """An input is no longer what the plan saw; the plan stands, and tells the next build so."""
+
+
+def make_shard(
+    source: Source,
+    task: ShardJob,
+    vocabularies: Mapping[str, Vocabulary],
+    folder: Path,
+    deadline: float | None = None,
+    count: Callable[[int], None] | None = None,
+) -> list[Receipt]:
+    """Read the items of a shard, write it into `folder`, and return its receipts.
+
+    One receipt, unless an item is a long stream: that one gives a part, and a receipt, each time
+    its text has grown by 64 MiB. `count` is told the size of each item that was read. At the
+    deadline (monotonic seconds) what is whole is committed, in a receipt that says so; a step of a
+    source, at most 2 MiB of text or one program, is not divided.
+    """
+    limits = {
+        name: vocabularies[column.vocab].size
+        for name, column in source.schema.items()
+        if column.vocab is not None and column.vocab in vocabularies
+    }
+    receipts: list[Receipt] = []
+    number = task.items[0].parts_done if len(task.items) == 1 else 0
+    part = _Part(source, limits, folder)
+    for item in task.items:
+        found = check_unchanged(item)
+        content = Content()
+        before = (part.writer.records, part.writer.tokens)
+        batches = source.read(item, content)
+        for batch in batches:
+            part.add(batch)
+            if batch.ends_part:
+                part.end_item(item, content, before)
+                receipts.append(part.commit(folder, task.shard, number, last=False))
+                number += 1
+                part = _Part(source, limits, folder)
+                before = (0, 0)
+            if deadline is not None and clock() > deadline:
+                # A thread that reads ahead ends before its digest is taken.
+                if isinstance(batches, Generator):
+                    batches.close()
+                part.end_item(item, content, before)
+                made = part.commit(
+                    folder, task.shard, number, last=False, cut=True, done=batch.done
+                )
+                return [*receipts, made]
+        check_unchanged(item, found)
+        part.end_item(item, content, before)
+        if count is not None:
+            count(item.size)
+    receipts.append(part.commit(folder, task.shard, number, last=True))
+    return receipts
+
+
+def check_unchanged(item: Item, before: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
+    """Refuse an input that is no longer what the plan saw, or was written to since `before`.
+
+    Returns its `stamp`; None for a folder.
+    """
+    path = Path(item.path)
+    if path.is_dir():
+        return None
+    hint = "the same `tokmill build` with --yes plans anew and makes what changed again"
+    if not path.exists():
+        raise InputChanged(
+            "the file has vanished since the build was planned", where=item.path, hint=hint
+        )
+    with machine_errors("read", path):
+        now = stamp(path.stat())
+    if sampled_digest(path, now[0]) != item.digest:
+        raise InputChanged(
+            "the file has changed since the build was planned", where=item.path, hint=hint
+        )
+    if before is not None and now != before:
+        raise InputChanged("the file has changed while it was read", where=item.path, hint=hint)
+    return now
+
+
+_work: Work | None = None
+_source: Source | None = None
+_count: Callable[[int], None] | None = None
+
+
+def start_worker(work: Work, count: Callable[[int], None] | None = None) -> None:
+    """Tell this process which build it works for, and what counts the bytes that it has read."""
+    global _work, _source, _count
+    _work, _source, _count = work, None, count
+
+
+def make_in_worker(task: ShardJob, deadline: float | None = None) -> list[Receipt]:
+    """Make one shard in a process that `start_worker` prepared."""
+    global _source
+    assert _work is not None
+    work = _work
+    if _source is None:
+        # Not in `start_worker`: there an error would look like a worker that was killed.
+        _source = work.source()
+    source = _source
+    folder = Path(work.store) / "shards"
+    return make_shard(source, task, work.vocabularies, folder, deadline, _count)

@@ -1,0 +1,197 @@
+"""Making what lies beside the shards of a store again: plan, inputs, vocabularies, manifest."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from tokmill import plugins
+from tokmill.builds.finish import in_order, missing_tasks
+from tokmill.builds.folder import write_if_different
+from tokmill.builds.make_shard import Work
+from tokmill.builds.plan import digest_of, group_items, shard_of, write_inputs
+from tokmill.builds.resources import Amount
+from tokmill.builds.source import Frozen, Request
+from tokmill.errors import TokmillError
+from tokmill.files import inside, path_from_text, sha256_file, write_file
+from tokmill.store import manifest as layout
+from tokmill.store.events import EVENTS, damaged_events, good_events
+from tokmill.store.manifest import Manifest, Plan, PlannedItem
+from tokmill.store.seal import sealed
+from tokmill.store.store import inputs_fit, make_manifest, read_planned, read_receipts
+from tokmill.store.vocab import LEARNED
+
+AGAIN = "run the same `tokmill build` again: it writes the file anew"
+
+
+def mend_files(store: Path) -> list[str]:
+    """Make plan, vocabularies, inputs and log what they should be; return what was written.
+
+    Raises `TokmillError` for what cannot be made again from the inputs, and says what to do.
+    """
+    mended = mend_plan(store)
+    plan = layout.read_plan(store)
+    mended += mend_vocabularies(store, plan)
+    mended += mend_inputs(store, plan)
+    return mended + mend_events(store)
+
+
+def mend_plan(store: Path) -> list[str]:
+    """Write `plan.json` from its copy where it is damaged or lost, and the other way round."""
+    plan = layout.read_plan(store)
+    if not isinstance(plan.inputs_sha256, str):
+        # A plan of an older program has neither a digest nor a copy.
+        return []
+    mended = []
+    for name in (layout.PLAN, layout.PLAN_COPY):
+        if write_if_different(store / name, sealed(plan)):
+            mended.append(name)
+    return mended
+
+
+def mend_inputs(store: Path, plan: Plan) -> list[str]:
+    """Plan anew where `inputs.jsonl` is not the plan's, and write it."""
+    path = store / "inputs.jsonl"
+    if inputs_fit(store, plan):
+        return []
+    planned = planned_again(store, plan)
+    if layout.plan_digest(plan.recipe_id, planned) != plan.plan_id:
+        raise TokmillError(
+            "the items are not those of plan.json, and the inputs as they are now give others",
+            where=str(path),
+            hint=f"{AGAIN}; it lists what has changed",
+        )
+    if isinstance(plan.inputs_sha256, str):
+        lines = (msgspec.json.encode(item) + b"\n" for item in planned)
+        if digest_of(lines) != plan.inputs_sha256:
+            # The same files lie elsewhere, as when a root was moved: the plan has to say so too.
+            raise TokmillError("the inputs now lie elsewhere", where=str(path), hint=AGAIN)
+    write_inputs(store, planned)
+    return [path.name]
+
+
+def planned_again(store: Path, plan: Plan) -> list[PlannedItem]:
+    """Return the items that the inputs of a plan give now."""
+    items = planned_work(store, plan).source().items()
+    return [
+        PlannedItem(item.name, item.path, item.start, item.stop, item.digest, name)
+        for group in group_items(items)
+        for name in [shard_of(plan.recipe_id, group)]
+        for item in group
+    ]
+
+
+def planned_work(store: Path, plan: Plan) -> Work:
+    """Return what is needed to make shards of a plan again."""
+    return Work(
+        plan.recipe["source"],
+        plan.options,
+        plan.inputs(),
+        plan.vocabularies,
+        str(store),
+        Amount().resources(),
+    )
+
+
+def mend_vocabularies(store: Path, plan: Plan) -> list[str]:
+    """Freeze again the vocabularies whose files are not those of the plan, and write them."""
+    bad = {
+        name: vocabulary
+        for name, vocabulary in plan.vocabularies.items()
+        if not _is_file(vocabulary_path(store, vocabulary.file), vocabulary.sha256)
+    }
+    if not bad:
+        return []
+    mended = []
+    frozen = frozen_again(store, plan)
+    for name, vocabulary in bad.items():
+        path = vocabulary_path(store, vocabulary.file)
+        found = frozen.get(name)
+        if found is None or found.vocabulary.sha256 != vocabulary.sha256:
+            raise TokmillError(
+                f"the vocabulary {name!r} is damaged, and what it was made from gives another",
+                where=str(path),
+                hint=f"copy it from another copy of the store or from the `vocab` of a run on it "
+                f"(sha256 {vocabulary.sha256}), or {AGAIN}",
+            )
+        write_file(path, found.data)
+        mended.append(f"vocab/{vocabulary.file}")
+    return mended
+
+
+def vocabulary_path(store: Path, name: str) -> Path:
+    """Return the path of a vocabulary's file."""
+    return inside(store / "vocab", name)
+
+
+def frozen_again(store: Path, plan: Plan) -> Mapping[str, Frozen]:
+    """Freeze the vocabularies of a plan as its build did: from a file, or from the inputs."""
+    kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
+    config = msgspec.convert(plan.options, type=kind.Config)
+    tokenizer = path_from_text(plan.tokenizer) if isinstance(plan.tokenizer, str) else None
+    roles = plan.roles if isinstance(plan.roles, dict) else {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="tokmill-") as scratch:
+            if (store / "vocab" / LEARNED).exists():
+                tokenizer = _learned_again(store, plan, Path(scratch))
+            request = Request(inputs=tuple(plan.inputs()), tokenizer=tokenizer, roles=roles)
+            found: Mapping[str, Frozen] = kind.freeze(config, request)
+    except TokmillError as error:
+        wanted = ", ".join(f"{v.file} (sha256 {v.sha256})" for v in plan.vocabularies.values())
+        raise TokmillError(
+            f"a vocabulary is damaged and cannot be made again: {error}".partition("\nhint:")[0],
+            where=str(store / "vocab"),
+            hint=f"copy {wanted} from another copy of the store or from the `vocab` of a run on "
+            f"it, or {AGAIN}",
+        ) from None
+    return found
+
+
+def _learned_again(store: Path, plan: Plan, scratch: Path) -> str:
+    """Learn a tokenizer as the build did and return its file."""
+    learn = plugins.require("tokmill.text.learn")
+    options = learn.options_of(learn.read_note(store / "vocab"))
+    path, _ = learn.learned_tokenizer(
+        scratch, plan.recipe["source"], plan.inputs(), plan.options, options
+    )
+    return str(path)
+
+
+def mend_events(store: Path) -> list[str]:
+    """Drop damaged lines of the log; what they said is in no other place."""
+    if not damaged_events(store):
+        return []
+    write_file(store / EVENTS, good_events(store))
+    return [EVENTS]
+
+
+def mend_manifest(store: Path) -> bool:
+    """Write the manifest that plan and receipts give, if that is another one; say whether it was.
+
+    Where a shard is missing nothing is written.
+    """
+    plan = layout.read_plan(store)
+    planned = list(read_planned(store))
+    known = {item.shard for item in planned}
+    receipts = [receipt for receipt in read_receipts(store) if receipt.shard in known]
+    if missing_tasks(planned, receipts):
+        return False
+    manifest = make_manifest(plan, in_order(planned, receipts), complete=True)
+    path = store / "manifest.json"
+    try:
+        stands = msgspec.structs.replace(
+            layout.read_sealed(path, Manifest), producer=manifest.producer
+        )
+        if stands == manifest:
+            # One of an older program has no digest, and is right.
+            return False
+    except TokmillError:
+        pass
+    return write_if_different(path, sealed(manifest))
+
+
+def _is_file(path: Path, sha256: str) -> bool:
+    return path.is_file() and sha256_file(path) == sha256

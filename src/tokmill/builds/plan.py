@@ -1,0 +1,190 @@
+"""What a build will do, fixed before it begins: identities, and which item goes to which shard."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill.builds.scan import CHOICE
+from tokmill.builds.source import Frozen, Item, Source
+from tokmill.errors import TokmillError
+from tokmill.files import machine_errors, path_to_text, write_file
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Plan, PlannedItem, canonical_digest
+from tokmill.store.schema import check_schema
+from tokmill.store.seal import sealed
+
+SHARD_BYTES = 64 << 20
+"""Input bytes of a shard on average."""
+MAX_SHARD_BYTES = 256 << 20
+
+
+def recipe_of(
+    kind: str, source: Source, config: msgspec.Struct, frozen: Mapping[str, Frozen]
+) -> dict[str, Any]:
+    """Return all that decides a store's bytes but its inputs; its digest is the recipe_id."""
+    recipe = {
+        "format": layout.FORMAT,
+        "source": kind,
+        "version": source.version,
+        "config": {
+            key: value
+            for key, value in (msgspec.to_builtins(config) | source.identity()).items()
+            # The plan lists the files that they choose.
+            if key not in CHOICE
+        },
+        "shard_bytes": SHARD_BYTES,
+        "vocabularies": {
+            name: {"sha256": item.vocabulary.sha256, "roles": item.vocabulary.roles}
+            for name, item in sorted(frozen.items())
+        },
+    }
+    # As JSON has it (lists, no tuples), so that it compares with the one read back.
+    value: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(recipe))
+    return value
+
+
+def make_plan(
+    kind: str,
+    source: Source,
+    config: msgspec.Struct,
+    frozen: Mapping[str, Frozen],
+    roots: Sequence[str],
+) -> tuple[Plan, list[PlannedItem]]:
+    """Return the plan of a build and its items with their shards."""
+    check_schema(source.schema)
+    recipe = recipe_of(kind, source, config, frozen)
+    recipe_id = canonical_digest(recipe)
+    planned: list[PlannedItem] = []
+    shards = 0
+    for group in group_items(source.items()):
+        name = shard_of(recipe_id, group)
+        shards += 1
+        for item in group:
+            planned.append(
+                PlannedItem(item.name, item.path, item.start, item.stop, item.digest, name)
+            )
+    if not planned:
+        raise TokmillError("the inputs hold nothing to read", where=", ".join(roots))
+    plan = Plan(
+        recipe_id=recipe_id,
+        plan_id=layout.plan_digest(recipe_id, planned),
+        recipe=recipe,
+        schema=source.schema,
+        vocabularies={name: item.vocabulary for name, item in frozen.items()},
+        items=len(planned),
+        input_bytes=sum(item.size for item in planned),
+        shards=shards,
+        options=msgspec.to_builtins(source.config),
+        roots=[path_to_text(str(Path(root).absolute())) for root in roots],
+        left_out=dict(getattr(source, "left_out", {})) or msgspec.UNSET,
+        overlay=getattr(source, "overlay", msgspec.UNSET),
+        command=getattr(source, "command", msgspec.UNSET),
+        inputs_sha256=digest_of(_lines(planned)),
+    )
+    return plan, planned
+
+
+def group_items(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield the items of each shard.
+
+    An item ends its shard when hash(name, start) / 2^64 < size / 64 MiB, so that the borders
+    depend on the items next to them alone and a new file changes one shard. The size is that of
+    the content, estimated for compressed files.
+    """
+    group: list[Item] = []
+    size = 0
+    for item in items:
+        weight = item.size * item.expands
+        if group and size + weight > MAX_SHARD_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(item)
+        size += weight
+        digest = hashlib.sha256(f"{item.name}\0{item.start}".encode()).digest()
+        drawn = int.from_bytes(digest[:8], "little") / 2**64 < weight / SHARD_BYTES
+        if drawn or item.alone:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
+    """Return a shard's name: the digest of the recipe and its items."""
+    digest = hashlib.sha256(recipe_id.encode())
+    for item in group:
+        digest.update(layout.item_identity(item))
+    return digest.hexdigest()[:24]
+
+
+def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
+    """Write `inputs.jsonl`, then `plan.json`, then the copy that mends it."""
+    write_inputs(store, planned)
+    write_file(store / layout.PLAN, sealed(plan))
+    write_file(store / layout.PLAN_COPY, sealed(plan))
+
+
+def write_inputs(store: Path, planned: Sequence[PlannedItem]) -> None:
+    """Write `inputs.jsonl`."""
+    write_file(store / "inputs.jsonl", _lines(planned), sync=False)
+
+
+def digest_of(chunks: Iterable[bytes]) -> str:
+    """Return the sha256 of what comes in chunks."""
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool:
+    """Say whether the files are what `write_plan` would write.
+
+    They are not when they were damaged, or when the same inputs now lie elsewhere.
+    """
+    with machine_errors("read", store):
+        files = [store / name for name in (layout.PLAN, layout.PLAN_COPY, "inputs.jsonl")]
+        if not all(file.exists() for file in files):
+            return False
+        if any(file.read_bytes() != sealed(plan) for file in files[:2]):
+            return False
+        with open(store / "inputs.jsonl", "rb") as handle:
+            same = all(handle.read(len(lines)) == lines for lines in _lines(planned))
+            return same and not handle.read(1)
+
+
+def _lines(planned: Sequence[PlannedItem]) -> Iterator[bytes]:
+    encoder = msgspec.json.Encoder()
+    for start in range(0, len(planned), 4096):
+        items = planned[start : start + 4096]
+        try:
+            yield encoder.encode_lines(items)
+        except UnicodeEncodeError:
+            yield encoder.encode_lines(
+                [msgspec.structs.replace(item, path=path_to_text(item.path)) for item in items]
+            )
+
+
+def difference(old: Any, new: Any, path: str = "") -> list[str]:
+    """Return the lines that tell two recipes apart: `key: old → new`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines = []
+        for key in sorted({*old, *new}):
+            inner = f"{path}.{key}" if path else key
+            if key not in old:
+                lines.append(f"{inner}: (absent) → {_show(new[key])}")
+            elif key not in new:
+                lines.append(f"{inner}: {_show(old[key])} → (absent)")
+            else:
+                lines += difference(old[key], new[key], inner)
+        return lines
+    return [] if old == new else [f"{path}: {_show(old)} → {_show(new)}"]
+
+
+def _show(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

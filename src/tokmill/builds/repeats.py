@@ -1,0 +1,98 @@
+"""Which records repeat an earlier one: equal, or near to one that stays. A pass over all inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tokmill.builds.minhash import NearIndex, elements, minima
+from tokmill.errors import MachineError
+from tokmill.files import locked, make_folder, remove, write_file
+from tokmill.store.hashes import DIGEST, first_of_equals, record_digests, token_names
+from tokmill.store.schema import Array, Records
+from tokmill.store.store import Store
+
+EQUAL, NEAR, LEFT_OUT = 1, 2, 3
+REPEATS = {EQUAL: "duplicate", NEAR: "near duplicate"}
+BATCH_RECORDS, BATCH_TOKENS = 1024, 1 << 20
+Keep = Callable[[Records], Array]
+"""Which records of a batch are looked at (bool)."""
+
+
+def batches(store: Store, place: int) -> Iterator[tuple[int, Records]]:
+    """Yield (first record within the shard, records) of one shard."""
+    shard = store.shard(place)
+    offsets = shard["offsets"].astype(np.int64)
+    start, count = 0, len(shard)
+    while start < count:
+        fitting = int(np.searchsorted(offsets, offsets[start] + BATCH_TOKENS, side="right")) - 1
+        stop = min(max(fitting, start + 1), start + BATCH_RECORDS, count)
+        yield start, shard.records(start, stop, store.schema)
+        start = stop
+
+
+def find_repeats(
+    stores: Sequence[Store], keep: Keep, equal: bool, near: float, shingle: int
+) -> Array:
+    """Return a uint8 a record of all stores, in order: EQUAL, NEAR, LEFT_OUT or 0.
+
+    With `equal` a record is EQUAL to the first with its tokens; with `near` above 0 it is NEAR if
+    its similarity to one that stays reaches that. Only records that `keep` takes are compared. Of
+    each record 1 byte is held; 16 while equal ones are looked for; and for each that is not near
+    to an earlier one, what `NearIndex` holds.
+    """
+    names = token_names(stores[0])
+    index = NearIndex(near) if near else None
+    digests, codes = [np.zeros(0, DIGEST)], [np.zeros(0, np.uint8)]
+    for store in stores:
+        for place in range(len(store.shards)):
+            for _, batch in batches(store, place):
+                kept = keep(batch)
+                codes.append(np.where(kept, 0, LEFT_OUT).astype(np.uint8))
+                if equal:
+                    digests.append(record_digests(batch, names)[kept])
+                if index is not None:
+                    here = np.flatnonzero(kept)
+                    least = minima(*elements(batch, names), shingle)[here]
+                    codes[-1][here[~index.add(least)]] = NEAR
+    every = np.concatenate(codes)
+    if equal:
+        first = first_of_equals(np.concatenate(digests))
+        chosen = np.flatnonzero(every != LEFT_OUT)
+        every[chosen[first != np.arange(len(first))]] = EQUAL
+    return every
+
+
+def shared(folder: Path, key: str, count: int, find: Callable[[], Array]) -> Array:
+    """Return what `find` does, `count` uint8, found once by all processes that share a folder.
+
+    The file's name is the key, and its head a digest: it may be removed or damaged at any time.
+    """
+    path = folder / f"repeats-{key}"
+    try:
+        make_folder(folder)
+        lock = locked(folder / ".repeats.lock", "", "", wait=math.inf)
+        with lock:
+            found = _read(path, count)
+            if found is None:
+                found = find()
+                for other in folder.glob("repeats-*"):
+                    remove(other)
+                data = found.tobytes()
+                write_file(path, [hashlib.sha256(data).digest(), data])
+            return found
+    except MachineError:
+        return find()
+
+
+def _read(path: Path, count: int) -> Array | None:
+    with contextlib.suppress(OSError):
+        data = path.read_bytes()
+        if len(data) == 32 + count and hashlib.sha256(data[32:]).digest() == data[:32]:
+            return np.frombuffer(data, np.uint8, offset=32)
+    return None

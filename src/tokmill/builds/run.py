@@ -1,0 +1,234 @@
+"""The build: freeze vocabularies, plan, make the missing shards, finish.
+
+Same plan and same bytes in give byte-identical shards, for any workers and any number of kills.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from tokmill.builds import make_shard as make
+from tokmill.builds.executors import Executor, Here, Pool
+from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
+from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, settle, sweep
+from tokmill.builds.make_shard import ShardJob, Work
+from tokmill.builds.prepare import BuildRecipe, How, Prepared, folder_of, prepare
+from tokmill.builds.resources import choose
+from tokmill.builds.scan import how_to_read, in_words
+from tokmill.builds.watch import Watch
+from tokmill.errors import Interrupted, MachineError
+from tokmill.files import locked, machine_errors, new_folder
+from tokmill.progress import Progress, human_bytes, human_count, human_time
+from tokmill.store.manifest import Plan, Receipt
+from tokmill.store.marks import LOCK
+from tokmill.store.store import Store, read_receipts
+
+
+def build(
+    kind: str,
+    inputs: Iterable[str | Path] | str | Path,
+    out: str | Path = "",
+    *,
+    tokenizer: str | Path | None = None,
+    roles: Mapping[str, str] | None = None,
+    how: How | None = None,
+    **options: Any,
+) -> Store:
+    """Build a store, or continue, grow or simply open one that is there.
+
+    `options` are the source's keys; `out` is left out for an overlay, which lies in its store.
+    Raises `TokmillError` when the inputs or an existing store do not fit, `Interrupted` when it was
+    stopped and can be continued.
+    """
+    if isinstance(inputs, str | Path):
+        inputs = [inputs]
+    chosen = BuildRecipe(
+        source=kind,
+        inputs=tuple(str(path) for path in inputs),
+        out=str(out),
+        tokenizer=None if tokenizer is None else str(tokenizer),
+        roles=dict(roles or {}),
+        options=options,
+    )
+    return run(chosen, how or How(quiet=True))
+
+
+def run(chosen: BuildRecipe, how: How) -> Store:
+    """Carry out a build recipe; see `build`."""
+    out = folder_of(chosen)
+    with machine_errors("read", out):
+        check_folder(out)
+    prepared = prepare(chosen)
+    if not how.quiet:
+        say_left_out(prepared.plan)
+    lock = locked(
+        out / LOCK,
+        TAKEN,
+        "wait for it, or choose another folder",
+        wait=PART_WAIT if how.part else 0,
+    )
+    with contextlib.ExitStack() as held:
+        held.enter_context(new_folder(out))
+        held.enter_context(lock)
+        if how.fresh:
+            clear(out)
+        if how.part is None:
+            held.enter_context(given_up(out))
+        settle(out, prepared, how)
+        if how.part is not None:
+            # Parts on other machines plan the same; only planning and finishing are exclusive.
+            held.close()
+        return carry_out(out, prepared, how)
+
+
+def say_left_out(plan: Plan) -> None:
+    """Print what of the folders is not read, and how it may be."""
+    if isinstance(plan.left_out, dict):
+        print(f"left out of the folders: {in_words(plan.left_out)}", file=sys.stderr)
+        if how := how_to_read(plan.left_out):
+            print(f"hint: {how}", file=sys.stderr)
+
+
+def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
+    """Make the missing shards and finish the store."""
+    plan, planned = prepared.plan, prepared.planned
+    if how.part is None:
+        sweep(out)
+    shards = {item.shard for item in planned}
+    damaged: list[Path] = []
+    receipts = [receipt for receipt in read_receipts(out, damaged) if receipt.shard in shards]
+    if damaged and not how.quiet:
+        what = human_count(len(damaged), "receipt")
+        print(f"{what} damaged, made again with the shard: {damaged[0]}", file=sys.stderr)
+    tasks = missing_tasks(planned, receipts)
+    # What a time limit cut is made anew, under the same name.
+    receipts = [receipt for receipt in receipts if receipt.cut is UNSET]
+    if how.part is not None:
+        mine, of = how.part
+        tasks = [task for i, task in enumerate(tasks) if int(task.shard, 16) % of == mine - 1]
+    if not tasks:
+        if not how.quiet:
+            print("no shard was missing: nothing was left to do", file=sys.stderr)
+        return finish(out, prepared, receipts, how)
+    if how.limit_seconds is not None:
+        # Names are digests, so their order is a sample of the input.
+        tasks.sort(key=lambda task: task.shard)
+    watch = Watch(out)
+    workers, resources = choose(how.amount, len(tasks))
+    resources = msgspec.structs.replace(resources, scratch=str(out.absolute() / "cache"))
+    work = Work(
+        plan.recipe["source"],
+        plan.options,
+        plan.inputs(),
+        plan.vocabularies,
+        str(out),
+        resources,
+    )
+    watch.event("begin", workers=workers, shards=len(tasks), plan_id=plan.plan_id)
+    total = plan.input_bytes
+    todo = sum(task.size for task in tasks)
+    deadline = None if how.limit_seconds is None else make.clock() + how.limit_seconds
+    bar = Progress("build", total, done=total - todo, extra=watch.text, quiet=how.quiet)
+
+    def report(read: int) -> None:
+        bar.reach(bar.already + read)
+
+    executor: Executor = (
+        Pool(work, workers, deadline, report, grace_of(how.limit_seconds or 0))
+        if workers
+        else Here(work, deadline, report)
+    )
+    begun = {receipt.shard for receipt in receipts}
+    rejects = Rejects(out, how.max_rejects, plan, planned)
+    rejects.add(receipts)
+    try:
+        with bar, contextlib.closing(executor.map(until(tasks, deadline))) as done:
+            for task, made in done:
+                if task.shard in begun:
+                    again = {receipt.name for receipt in made}
+                    receipts = [receipt for receipt in receipts if receipt.name not in again]
+                receipts += made
+                bar.advance(read_of(task, made))
+                watch.event("shard", shard=task.shard, bytes=task.size, rate=round(bar.rate))
+                rejects.add(made)
+    except KeyboardInterrupt:
+        watch.event("interrupted")
+        raise Interrupted(
+            "the build was stopped; its finished shards are kept"
+            if any(read_receipts(out))
+            else "the build was stopped before a shard was finished",
+            where=str(out),
+            hint="run the same command again: it continues",
+        ) from None
+    except MachineError:
+        # When one worker fails, the others are killed; a full disk wants their files back.
+        if workers and how.part is None:
+            with contextlib.suppress(MachineError):
+                sweep(out)
+        raise
+    if missing_tasks(planned, receipts) and how.limit_seconds is not None:
+        watch.event("time limit")
+        return stop_early(out, prepared, receipts, how, bar, watch)
+    if how.limit_seconds is not None and not how.quiet:
+        print(
+            f"all of it was done in {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s",
+            file=sys.stderr,
+        )
+    store = finish(out, prepared, receipts, how)
+    watch.event("done", complete=not store.partial, rate=round(bar.rate))
+    return store
+
+
+GRACE = 0.2
+"""Share of a time limit that workers have, when it is over, to commit what is whole."""
+LEAST_GRACE = 1.0
+"""Seconds that they have at least."""
+
+
+def grace_of(limit: float) -> float:
+    """Return the seconds after a time limit at which workers are given up."""
+    return max(LEAST_GRACE, GRACE * limit)
+
+
+EXPANDED = 5
+"""What compressed text usually grows by."""
+
+
+def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
+    """Return about how many bytes of a task's input its receipts stand for."""
+    last = made[-1]
+    if last.cut is UNSET:
+        return task.size
+    if last.done is not UNSET:
+        ended = last.items[-1]
+        place = [(item.name, item.start) for item in task.items].index((ended.name, ended.start))
+        return sum(item.size for item in task.items[:place]) + round(
+            task.items[place].size * last.done
+        )
+    read: Counter[tuple[str, int]] = Counter()
+    for receipt in made:
+        for item in receipt.items:
+            read[item.name, item.start] += item.bytes
+    found = 0
+    for planned in task.items:
+        if (planned.name, planned.start) in read:
+            packed = planned.path.endswith((".gz", ".zst"))
+            content = read[planned.name, planned.start] // (EXPANDED if packed else 1)
+            found += min(planned.size, content)
+    return found
+
+
+def until(tasks: Iterable[ShardJob], deadline: float | None) -> Iterator[ShardJob]:
+    """Yield tasks until the deadline has passed (always the first)."""
+    for number, task in enumerate(tasks):
+        if number and deadline is not None and make.clock() >= deadline:
+            return
+        yield task

@@ -1,0 +1,359 @@
+"""`build select`: filter, sample, split and merge stores, as one mechanism."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.builds.conditions import parse_condition, record_values, take
+from tokmill.builds.minhash import rows_of_a_band
+from tokmill.builds.plan import difference
+from tokmill.builds.repeats import REPEATS, batches, find_repeats, shared
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import machine_errors, sampled_digest
+from tokmill.store.hashes import mix, record_digests, store_digests, token_names
+from tokmill.store.manifest import canonical_digest
+from tokmill.store.schema import Array, Records, Schema, id_dtype
+from tokmill.store.store import Store
+from tokmill.store.vocab import Vocabulary
+
+BY_CONTENT = "function-hash"
+SHINGLE = 5
+
+
+class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Which records of the inputs make the new store; all conditions must hold."""
+
+    min_length: int = 0
+    """Fewest tokens of a record."""
+    max_length: int | None = None
+    """Most tokens of a record."""
+    where: tuple[str, ...] = ()
+    """COLUMN OP VALUE with == != < <= > >= or ~ (a regular expression found in a string)."""
+    ratio: float = 1.0
+    """Share to keep, drawn by hash: equal on every machine, stable when records are added."""
+    rest: bool = False
+    """Keep what `ratio` would leave out: with it, two builds split a store."""
+    seed: int = 0
+    """Another seed draws another share."""
+    by: str = ""
+    """Column whose equal values are drawn together, such as `project`, `program`, `function`.
+    `function-hash`, or nothing: equal records are, by a hash of their tokens."""
+    unique: bool = False
+    """Keep the first of equal records only."""
+    near_unique: float = 0.0
+    """Keep the first of nearly equal records only: those with at least this similarity (Jaccard
+    of their shingles, estimated) to one that is kept, such as 0.9, are left out; 0 is off."""
+    shingle: int = SHINGLE
+    """For `near_unique`: tokens of a shingle; of records that are stored as phrases
+    (instructions), phrases."""
+    not_in: tuple[str, ...] = ()
+    """Stores whose records are left out (a leak from training into validation)."""
+    partial: bool = False
+    """Take unfinished stores as they are."""
+    map_oov: str = ""
+    """What ids become that the vocabulary does not have: a role of it, such as unk or pad, or an
+    id."""
+
+
+class SelectSource:
+    """Records of other stores; several of one schema are merged in the order given."""
+
+    Config: ClassVar[type[msgspec.Struct]] = SelectConfig
+    version: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        self.config: SelectConfig = msgspec.structs.replace(
+            config, not_in=tuple(str(Path(path).absolute()) for path in config.not_in)
+        )
+        if not 0 <= config.ratio <= 1:
+            raise UsageError(f"ratio = {config.ratio} is no share", hint="between 0 and 1")
+        if config.near_unique:
+            rows_of_a_band(config.near_unique)
+        if config.shingle < 1:
+            raise UsageError(f"shingle = {config.shingle} is no length", hint="1 or more")
+        self.stores = [Store(path) for path in expand(inputs)]
+        check_equal(self.stores)
+        for store in self.stores:
+            if store.partial and not config.partial:
+                raise TokmillError(
+                    "the store is not complete",
+                    where=str(store.path),
+                    hint="finish its build, or take what is there with --partial",
+                )
+        self.schema: Schema = dict(self.stores[0].schema)
+        if "token" in vocabularies and "token" in self.schema:
+            # A tokenizer given now puts a name and a limit to the ids of an imported store.
+            size = vocabularies["token"].vocabulary.size
+            self.schema["token"] = msgspec.structs.replace(
+                self.schema["token"], vocab="token", dtype=id_dtype(size)
+            )
+        if config.map_oov and not vocabularies:
+            raise UsageError(
+                "map_oov: the stores carry no vocabulary, so no id is out of it",
+                where=str(self.stores[0].path),
+                hint="give the one that the ids are meant for: --tokenizer",
+            )
+        self.vocabularies = vocabularies
+        if config.map_oov:
+            # A role or id that is not there is told before anything is read.
+            for column in self.schema.values():
+                if column.vocab is not None and not column.phrase:
+                    substitute(config.map_oov, vocabularies[column.vocab].vocabulary)
+        self.conditions = [parse_condition(text, self.schema) for text in config.where]
+        self.by = "" if config.by == BY_CONTENT else config.by
+        keys = [name for name, c in self.schema.items() if c.per == "record" and not c.width]
+        if self.by and self.by not in keys:
+            raise UsageError(
+                f"by: the stores have no column {config.by!r} with one value a record",
+                hint=nearest(config.by, [*keys, BY_CONTENT]),
+            )
+        self.scratch = resources.scratch
+        self.looks_back = config.unique or config.near_unique > 0
+        self._repeats: list[Array] | None = None
+        self._excluded: Array | None = None
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return the vocabularies of the inputs; refuse options that would do nothing."""
+        check_idle(config)
+        stores = [Store(path) for path in expand(request.inputs)]
+        check_equal(stores)
+        first = stores[0]
+        frozen = {
+            name: Frozen(vocabulary, first.vocabulary_file(name).read_bytes())
+            for name, vocabulary in first.vocabularies.items()
+        }
+        if request.tokenizer is not None:
+            if frozen:
+                raise UsageError(
+                    "the stores carry a vocabulary already",
+                    where=str(first.path),
+                    hint="--tokenizer is for imported stores that have none",
+                )
+            tokenizer = plugins.require("tokmill.text.tokenizer").Tokenizer
+            frozen["token"] = Frozen(
+                *tokenizer.from_file(request.tokenizer).vocabulary(request.roles)
+            )
+        return frozen
+
+    def identity(self) -> dict[str, Any]:
+        """Return the excluded stores by what they hold."""
+        return {"not_in": [Store(path).fingerprint for path in self.config.not_in]}
+
+    def items(self) -> Iterator[Item]:
+        """Yield the shards of the inputs in order."""
+        before = ""
+        for number, store in enumerate(self.stores):
+            for place, entry in enumerate(store.shards):
+                path = store.shard_file(place).absolute()
+                digest = sampled_digest(path, path.stat().st_size)
+                name = f"{number:05d}/{place:08d}/{entry.name}"
+                if self.looks_back:
+                    # What stays of a shard depends on those before it, so its identity does.
+                    before = hashlib.sha256(f"{before} {entry.sha256}".encode()).hexdigest()
+                    name += f"/{before[:24]}"
+                yield Item(name, str(path), 0, entry.bytes, digest)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the chosen records of one shard."""
+        number, place = (int(part) for part in item.name.split("/")[:2])
+        store = self.stores[number]
+        digest.update(f"{store.fingerprint} {store.shards[place].sha256}".encode())
+        first = sum(entry.records for entry in store.shards[:place])
+        begin = first
+        for start, batch in batches(store, place):
+            keep, reasons = self.choose(batch)
+            if self.looks_back:
+                repeats = self.repeats()[number][first : first + len(batch)]
+                for code, why in REPEATS.items():
+                    reasons[keep & (repeats == code)] = why
+                keep &= repeats == 0
+            first += len(batch)
+            places = np.flatnonzero(keep)
+            chosen = take(batch, places, self.schema)
+            chosen.starts = places + start
+            chosen.done = (first - begin) / store.shards[place].records
+            # The parent holds what was left out, so its number is enough.
+            chosen.skipped = dict(Counter(reasons[~keep].tolist()))
+            yield self.mapped(chosen) if self.config.map_oov else chosen
+        assert first - begin == store.shards[place].records
+
+    def choose(self, batch: Records) -> tuple[Array, Array]:
+        """Return (which records stay, why the others do not), repeats left out."""
+        config, n = self.config, len(batch)
+        lengths = np.diff(batch.offsets)
+        keep = np.ones(n, bool)
+        reason = np.full(n, "", object)
+
+        def demand(condition: Array, why: str) -> None:
+            reason[keep & ~condition] = why
+            np.logical_and(keep, condition, out=keep)
+
+        if config.min_length:
+            demand(lengths >= config.min_length, "too short")
+        if config.max_length is not None:
+            demand(lengths <= config.max_length, "too many tokens")
+        for text, condition in zip(config.where, self.conditions, strict=True):
+            demand(condition(batch, lengths), f"not {text}")
+        needs_digest = config.ratio < 1 and not self.by or config.not_in
+        digests = record_digests(batch, token_names(self.stores[0])) if needs_digest else None
+        if config.ratio < 1:
+            drawn = self.draw(batch, digests) < config.ratio
+            demand(drawn != config.rest, "not drawn")
+        elif config.rest:
+            demand(np.zeros(n, bool), "not drawn")
+        if config.not_in and digests is not None:
+            # After the draw: the other half of a split is no duplicate.
+            demand(~np.isin(digests, self.excluded()), "in another store")
+        return keep, reason
+
+    def draw(self, batch: Records, digests: Array | None) -> Array:
+        """Return a number in [0, 1) a record, from its key and the seed."""
+        if not self.by:
+            assert digests is not None
+            salt = hashlib.sha256(f"select {self.config.seed}".encode()).digest()
+            mixed = mix(digests["a"] ^ np.uint64(int.from_bytes(salt[:8], "little")))
+            return (mixed >> np.uint64(11)) / float(1 << 53)
+        values = record_values(batch, self.by, self.schema)
+        result = np.empty(len(batch))
+        for i, value in enumerate(values):
+            digest = hashlib.sha256(f"{self.config.seed}\0{value}".encode()).digest()
+            result[i] = int.from_bytes(digest[:8], "little") / 2**64
+        return result
+
+    def repeats(self) -> list[Array]:
+        """Return a uint8 a record for each store: a key of `REPEATS`, or 0 for what stays."""
+        if self._repeats is None:
+            config, counts = self.config, [len(store) for store in self.stores]
+
+            def find() -> Array:
+                return find_repeats(
+                    self.stores,
+                    lambda batch: self.choose(batch)[0],
+                    config.unique,
+                    config.near_unique,
+                    config.shingle,
+                )
+
+            if self.scratch:
+                said = msgspec.to_builtins(config) | self.identity()
+                key = canonical_digest([said, [store.fingerprint for store in self.stores]])[:24]
+                found = shared(Path(self.scratch), key, sum(counts), find)
+            else:
+                found = find()
+            self._repeats = np.split(found, np.cumsum(counts)[:-1])
+        return self._repeats
+
+    def excluded(self) -> Array:
+        """Return the digests of the records to leave out."""
+        if self._excluded is None:
+            self._excluded = np.concatenate(
+                [store_digests(Store(path)) for path in self.config.not_in]
+            )
+        return self._excluded
+
+    def mapped(self, batch: Records) -> Records:
+        """Return the batch with ids out of range replaced by `map_oov`."""
+        for name, column in self.schema.items():
+            if column.vocab is None or column.phrase:
+                continue
+            vocabulary = self.vocabularies[column.vocab].vocabulary
+            value = np.array(batch.columns[name])
+            wrong = value >= vocabulary.size
+            if wrong.any():
+                value[wrong] = substitute(self.config.map_oov, vocabulary)
+                batch.columns[name] = value
+                note = f"ids of {name} replaced by {self.config.map_oov}"
+                batch.notes[note] = batch.notes.get(note, 0) + int(wrong.sum())
+        return batch
+
+
+def substitute(name: str, vocabulary: Vocabulary) -> int:
+    """Return the id that `map_oov` names: an id of the vocabulary, or that of one of its roles."""
+    if not re.fullmatch("[0-9]{1,10}", name):
+        return vocabulary.role(name)
+    if int(name) >= vocabulary.size:
+        raise UsageError(
+            f"map_oov = {name} is no id of the vocabulary, which has {vocabulary.size:,}",
+            where=vocabulary.file,
+            hint="give an id below that, or a role such as unk",
+        )
+    return int(name)
+
+
+def check_idle(config: SelectConfig) -> None:
+    """Refuse options that do nothing without another one, which was forgotten then."""
+    for idle, what, wants in (
+        (config.rest and config.ratio == 1, "rest", "ratio"),
+        (config.by and config.ratio == 1, "by", "ratio"),
+        (config.shingle != SHINGLE and not config.near_unique, "shingle", "near-unique"),
+    ):
+        if idle:
+            raise UsageError(
+                f"--{what} does nothing without --{wants}",
+                hint=f"give a share too, such as --{wants} 0.9, or leave --{what} out",
+            )
+
+
+def expand(inputs: Sequence[str]) -> list[str]:
+    """Return the stores: folders as they are, and the lines of text files of paths.
+
+    Blank lines and those that begin with # are comments.
+    """
+    paths: list[str] = []
+    for name in inputs:
+        path = Path(name)
+        if path.is_file():
+            lines = [line.strip() for line in read_list(path).splitlines()]
+            paths += [str(path.parent / line) for line in lines if line and line[0] != "#"]
+        else:
+            paths.append(name)
+    if not paths:
+        raise UsageError("no store was named", hint="give one store or several")
+    return paths
+
+
+def read_list(path: Path) -> str:
+    """Return a text file of paths; raises `TokmillError` for what is no text."""
+    try:
+        with machine_errors("read", path):
+            return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise TokmillError(
+            "it is neither a store nor a list of stores",
+            where=str(path),
+            hint="a store is a folder; a list is a text file with a path a line",
+        ) from None
+
+
+def check_equal(stores: Sequence[Store]) -> None:
+    """Refuse stores that differ in columns or vocabularies."""
+    first = stores[0]
+    for store in stores[1:]:
+        lines = difference(
+            msgspec.to_builtins({"schema": first.schema, "vocabularies": first.vocabularies}),
+            msgspec.to_builtins({"schema": store.schema, "vocabularies": store.vocabularies}),
+        )
+        if lines:
+            listed = "\n  ".join(lines)
+            raise TokmillError(
+                f"it cannot be merged with {first.path}:\n  {listed}",
+                where=str(store.path),
+                hint="stores are merged when columns and vocabularies are equal",
+            )

@@ -1,0 +1,122 @@
+"""What a source is: configured, pure, columnar, and cut into items."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
+
+import msgspec
+
+from tokmill.builds.scan import InputFile
+from tokmill.store.schema import Records, Schema
+from tokmill.store.vocab import Vocabulary
+
+MAX_ITEM = 64 << 20
+"""Input bytes of an item at most; larger inputs are cut into several."""
+
+
+class Item(msgspec.Struct, frozen=True):
+    """One unit of input: a file or the bytes `start` … `stop` of it.
+
+    Records are never cut: an item holds those that begin in its range.
+    """
+
+    name: str
+    path: str
+    start: int
+    stop: int
+    digest: str
+    """Sampled digest of the whole file."""
+    expands: int = 1
+    """How many times larger the content is expected to be (compressed files)."""
+    parts_done: int = 0
+    """Parts of a stream that are in the store already: read past them, yield nothing."""
+    alone: bool = False
+    """Nothing else goes into its shard (that of an overlay, beside one of its store)."""
+
+    @property
+    def size(self) -> int:
+        """Input bytes of the item."""
+        return self.stop - self.start
+
+
+class Hash(Protocol):
+    """The part of a hashlib object that a source uses."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Add content."""
+        ...
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast and how large, never what: no field of it may change a byte of the store."""
+
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    threads: bool = True
+    own_process: bool = False
+    """The process does nothing but this build, so what is set for all of it may be set."""
+    block_bytes: int = 2 << 20
+    scratch: str = ""
+    """Folder that all processes of the build share, for what may be lost; empty: none."""
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """A vocabulary of a store that is being built: its record and its file."""
+
+    vocabulary: Vocabulary
+    data: bytes
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source is asked to read: inputs, and what came with them on the command line."""
+
+    inputs: tuple[str, ...]
+    tokenizer: str | None = None
+    roles: Mapping[str, str] = {}
+
+
+class Source(Protocol):
+    """Raw matter of one kind.
+
+    A source is made three times: to plan (`items`), in every worker (`read`), and to freeze the
+    vocabularies before that. `read` is pure: the same item gives the same records.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]]
+    version: ClassVar[int]
+    """Raised when the output for equal input changes."""
+    schema: Schema
+    config: Any
+    """The options, with the paths in them absolute, so that repair finds them from anywhere."""
+
+    @classmethod
+    def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
+        """Return the vocabularies of the store to be built."""
+        ...
+
+    def __init__(
+        self,
+        config: msgspec.Struct,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None: ...
+
+    def identity(self) -> dict[str, Any]:
+        """Return the options that stand in the plan by another value: files by their digests."""
+        ...
+
+    def items(self) -> Iterator[Item]:
+        """Yield the items of the inputs, ordered by name and start."""
+        ...
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield an item's records in batches; hand `digest` all the content that is read."""
+        ...
+
+
+def cut(file: InputFile) -> Iterator[Item]:
+    """Yield a file as items of at most 64 MiB."""
+    path = str(file.path.absolute())
+    for start in range(0, max(file.size, 1), MAX_ITEM):
+        yield Item(file.name, path, start, min(start + MAX_ITEM, file.size), file.digest)

@@ -1,0 +1,177 @@
+"""Whether input files are still those that were read, where their sampled digests are equal.
+
+A store keeps size, times and inode of each file in `cache/stamps.jsonl`: a hint that is part of no
+identity, and may be lost. Where it differs, the file is read again, and its content compared with
+the digests in the receipts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from tokmill.builds.make_shard import Content
+from tokmill.builds.source import Item, Source
+from tokmill.errors import MachineError, TokmillError
+from tokmill.files import (
+    inside,
+    machine_errors,
+    make_folder,
+    path_from_text,
+    path_to_text,
+    stamp,
+    write_file,
+)
+from tokmill.progress import Progress, human_count
+from tokmill.store.manifest import PlannedItem, Receipt
+from tokmill.store.shard import SUFFIX
+from tokmill.store.store import read_receipts
+
+FILE = "cache/stamps.jsonl"
+DOUBTED = (-1,)
+"""The stamp of a file that is known to have changed, though nothing shows it."""
+
+Stamp = tuple[int, ...]
+"""What `stamp` gives; stores of earlier versions keep its first three numbers alone."""
+
+
+class _Line(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    stamp: Stamp
+
+
+def file_of(item: PlannedItem) -> Path | None:
+    """Return the file that an item is read from; None for a shard of another store."""
+    path = Path(item.path)
+    if path.suffix == SUFFIX and path.parent.name == "shards":
+        return None
+    if path.is_dir():
+        path = inside(path, PurePosixPath(item.name).name)
+    return path if path.is_file() else None
+
+
+def stamps_of(planned: Iterable[PlannedItem]) -> dict[str, Stamp]:
+    """Return file → what tells whether it was touched."""
+    found: dict[str, Stamp] = {}
+    last = ""
+    for item in planned:
+        if item.path == last:
+            continue
+        file = file_of(item)
+        if file is not None:
+            with machine_errors("read", file):
+                found[str(file)] = stamp(os.stat(file))
+            last = item.path if str(file) == item.path else ""
+    return found
+
+
+def read_stamps(store: Path) -> dict[str, Stamp]:
+    """Return the stamps that a store keeps; none where they are lost or damaged."""
+    try:
+        lines = msgspec.json.Decoder(_Line).decode_lines((store / FILE).read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return {path_from_text(line.path): line.stamp for line in lines}
+
+
+def write_stamps(store: Path, stamps: Mapping[str, Stamp]) -> None:
+    """Keep stamps, unless they are there already."""
+    if read_stamps(store) != stamps:
+        lines = [_Line(path_to_text(path), found) for path, found in stamps.items()]
+        # A hint: where it cannot be kept, whatever stands in its way, a build does without.
+        with contextlib.suppress(MachineError):
+            make_folder((store / FILE).parent)
+            write_file(store / FILE, msgspec.json.Encoder().encode_lines(lines))
+
+
+def doubt(store: Path, planned: Iterable[PlannedItem]) -> None:
+    """Keep in mind that files are not what was read, so that the next build reads them again."""
+    stamps = read_stamps(store)
+    for item in planned:
+        if (file := file_of(item)) is not None:
+            stamps[str(file)] = DOUBTED
+    write_stamps(store, stamps)
+
+
+def changed_shards(
+    store: Path,
+    planned: Sequence[PlannedItem],
+    stamps: Mapping[str, Stamp],
+    make_source: Callable[[], Source],
+    *,
+    quiet: bool,
+) -> dict[str, str]:
+    """Return shard → input whose content is not what was read, though its sampled digest is.
+
+    Only files are read that were touched since the store's stamps were taken.
+    """
+    before = read_stamps(store)
+    receipts: dict[str, list[Receipt]] = {}
+    if before:
+        for receipt in sorted(read_receipts(store), key=lambda receipt: receipt.part):
+            receipts.setdefault(receipt.shard, []).append(receipt)
+    touched = []
+    for item in planned if receipts else ():
+        file = str(file_of(item)) if item.shard in receipts else ""
+        if file in stamps and not _untouched(before.get(file), stamps[file]):
+            touched.append(item)
+    if not touched:
+        return {}
+    source = make_source()
+    changed: dict[str, str] = {}
+    with Progress("check inputs", sum(item.size for item in touched), quiet=quiet) as bar:
+        for item in touched:
+            if item.shard not in changed and not _same(source, item, receipts[item.shard]):
+                changed[item.shard] = item.name
+            bar.advance(item.size)
+    if not quiet:
+        files = len({item.path for item in touched})
+        print(
+            f"{human_count(files, 'input file')} touched since the store was built, read again: "
+            + (f"{len({*changed.values()}):,} changed" if changed else "all hold what they held"),
+            file=sys.stderr,
+        )
+    return changed
+
+
+def _untouched(before: Stamp | None, now: Stamp) -> bool:
+    return bool(before) and before == now[: len(before or ())]
+
+
+def _same(source: Source, item: PlannedItem, receipts: Sequence[Receipt]) -> bool:
+    wanted = [
+        one.sha256
+        for receipt in receipts
+        for one in receipt.items
+        if (one.name, one.start) == (item.name, item.start)
+    ]
+    try:
+        found = _contents(source, Item(item.name, item.path, item.start, item.stop, item.digest))
+        return all(digest == next(found, "") for digest in wanted)
+    except MachineError:
+        raise
+    except TokmillError:
+        # It can no longer be read, as it once could.
+        return False
+
+
+def _contents(source: Source, item: Item) -> Iterator[str]:
+    """Yield the digest of an item's content, of a long stream one a part."""
+    content = Content()
+    if hasattr(source, "content"):
+        source.content(item, content)
+    else:
+        # Documents need not be encoded for it.
+        read = getattr(source, "documents", source.read)
+        for batch in read(item, content):
+            if batch.ends_part:
+                yield content.take()[1]
+    yield content.take()[1]
+    while True:
+        # What was all taken with the first part, as of a program.
+        yield content.take()[1]

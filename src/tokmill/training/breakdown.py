@@ -1,0 +1,200 @@
+"""An evaluation taken apart: by column, by instruction, by what records are called.
+
+Beside each loss stands that of a baseline which knows how often each id occurs and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.feed.feed import Batch
+from tokmill.feed.rows import Rows
+from tokmill.store.schema import Array
+from tokmill.store.stats import count
+from tokmill.tasks.next_token import BORDER
+from tokmill.tasks.scores import Scores, whole_instructions
+from tokmill.tasks.task import perplexity
+from tokmill.training.data import open_stores
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.runs.run import Facts, facts_from
+
+GROUP, INSTRUCTION = ".group", ".instruction"
+"""Among the targets of a batch, so that they go where its rows go; no column is called so."""
+
+
+class Groups:
+    """The values of a record column, numbered as they are met.
+
+    Raises `UsageError` where the store has no such column.
+    """
+
+    def __init__(self, rows: Rows, name: str) -> None:
+        self.rows, self.store, self.name = rows, rows.store, name
+        schema = self.store.schema
+        known = [key for key, c in schema.items() if c.per == "record" and not c.width]
+        if name not in known:
+            raise UsageError(
+                f"by: the store has no column {name!r} with one value a record",
+                where=str(self.store.path),
+                hint=nearest(name, known),
+            )
+        self.numbers: dict[Any, int] = {}
+        self._values = None if schema[name].dtype == "utf8" else self.store.column(name)
+
+    def of(self, rows: Array, document: Array) -> Array:
+        """Return (B, T) int64: the number of the value of each token's record; 0 at padding.
+
+        `document`: (B, T), as in the batch of these rows.
+        """
+        spans = self.rows.spans(rows, 0)
+        records, inverse = np.unique(spans.record, return_inverse=True)
+        numbers = [
+            self.numbers.setdefault(value, len(self.numbers)) for value in self._read(records)
+        ]
+        table = np.zeros((len(rows), int(spans.document.max(initial=0)) + 1), np.int64)
+        table[spans.row, spans.document] = np.asarray(numbers, np.int64)[inverse]
+        return np.take_along_axis(table, document.clip(min=0).astype(np.int64), axis=1)
+
+    def _read(self, records: Array) -> list[Any]:
+        if self._values is not None:
+            values: list[Any] = self._values[records].tolist()
+            return values
+        shards, places, _ = self.store.places(records)
+        return [
+            self.store.shard(shard).strings(self.name, place, place + 1)[0]
+            for shard, place in zip(shards.tolist(), places.tolist(), strict=True)
+        ]
+
+
+class Breakdown:
+    """Sums over the next tokens of an evaluation.
+
+    `unigram`: column → nats of each of its ids, of the baseline; empty: there is none.
+    """
+
+    def __init__(self, unigram: Mapping[str, Array], groups: Groups | None = None) -> None:
+        self.unigram, self.groups = unigram, groups
+        self.tokens = self.right = self.instructions = self.instructions_right = 0
+        self.columns: dict[str, Array] = {}
+        """Column → loss, loss of the baseline, right ones."""
+        self.by = np.zeros((0, 3))
+        """Of each group tokens, loss and loss of the baseline."""
+
+    def mark(self, rows: Array, raw: Batch, batch: Batch) -> None:
+        """Put into a prepared batch what tells its tokens apart; `raw` is what it was made of."""
+        marks = {GROUP: np.zeros(batch.document.shape, np.int64)}
+        if self.groups is not None:
+            marks[GROUP] = self.groups.of(rows, batch.document)
+        if BORDER in raw.columns:
+            begins = (raw.columns[BORDER] & 1).astype(bool)
+            learned = next(iter(batch.targets.values())) >= 0
+            marks[INSTRUCTION] = whole_instructions(raw, begins, learned)
+        batch.targets = {**batch.targets, **marks}
+
+    def add(self, targets: Mapping[str, Array], scores: Mapping[str, Scores]) -> None:
+        """Add the scores of a marked batch, or of a part of one."""
+        if not scores:
+            return
+        learned = targets[next(iter(scores))] >= 0
+        total, baseline = np.zeros((2, np.count_nonzero(learned)))
+        right = np.ones(len(total), bool)
+        for name, score in scores.items():
+            loss = score.loss.double().cpu().numpy()[learned]
+            hits = score.right.cpu().numpy()[learned]
+            known = np.zeros(len(loss))
+            if self.unigram:
+                known = self.unigram[name][targets[name][learned]]
+            sums = self.columns.setdefault(name, np.zeros(3))
+            sums += loss.sum(), known.sum(), np.count_nonzero(hits)
+            total, baseline, right = total + loss, baseline + known, right & hits
+        self.tokens += len(total)
+        self.right += int(np.count_nonzero(right))
+        group = targets[GROUP][learned]
+        size = max(len(self.by), int(group.max(initial=-1)) + 1)
+        sums = np.zeros((size, 3))
+        sums[: len(self.by)] = self.by
+        for place, values in enumerate((np.ones(len(total)), total, baseline)):
+            sums[:, place] += np.bincount(group, weights=values, minlength=size)
+        self.by = sums
+        if INSTRUCTION in targets:
+            self._add_instructions(targets[INSTRUCTION], learned, right)
+
+    def _add_instructions(self, number: Array, learned: Array, right: Array) -> None:
+        """Add up whole instructions; `right`: of each learned token."""
+        wrong = np.zeros(number.shape, bool)
+        wrong[learned] = ~right
+        size = int(number.max(initial=0)) + 1
+        each = (number + np.arange(len(number))[:, None] * size)[number >= 0]
+        bad = np.bincount(each, weights=wrong[number >= 0])
+        there = np.bincount(each) > 0
+        self.instructions += int(np.count_nonzero(there))
+        self.instructions_right += int(np.count_nonzero(there & (bad == 0)))
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it as means: nats a token, shares."""
+        if not self.columns:
+            return {}
+        found: dict[str, Any] = {
+            "columns": {
+                name: {
+                    **self._losses(sums[:2], self.tokens),
+                    "perplexity": perplexity(sums[0] / max(1, self.tokens)),
+                    "accuracy": float(sums[2] / max(1, self.tokens)),
+                }
+                for name, sums in self.columns.items()
+            },
+            "next_token": {
+                **self._losses(self.by[:, 1:].sum(0), self.tokens),
+                "accuracy": self.right / max(1, self.tokens),
+            },
+        }
+        if self.instructions:
+            share = self.instructions_right / self.instructions
+            found["instructions"] = {"count": self.instructions, "accuracy": share}
+        if self.groups is not None:
+            lines = [
+                {
+                    "value": value,
+                    "tokens": int(self.by[number, 0]),
+                    **self._losses(self.by[number, 1:], self.by[number, 0]),
+                }
+                for value, number in sorted(self.groups.numbers.items())
+                if number < len(self.by) and self.by[number, 0]
+            ]
+            found["by"] = {"column": self.groups.name, "values": lines}
+        return found
+
+    def _losses(self, sums: Array, tokens: float) -> dict[str, float | None]:
+        loss, baseline = (sums / max(1, tokens)).tolist()
+        return {"loss": loss, "unigram": baseline if self.unigram else None}
+
+
+def unigram(config: TrainConfig, facts: Facts) -> dict[str, Array]:
+    """Return column → nats of each id (V,), from the stores that a run has learned from.
+
+    An id has the probability (n + 1) / (N + V): it occurs n times among N tokens, and there are V
+    ids (add-one, Laplace's rule of succession). Raises `TokmillError` where a store is not there
+    any more, or is another one.
+    """
+    if not config.data.train:
+        raise TokmillError("the run has learned from no store")
+    stores = open_stores(config.data)
+    if facts_from(stores).fingerprint != facts.fingerprint:
+        raise TokmillError(
+            "it is not the store that the run has learned from", where=str(stores[0].path)
+        )
+    tables = {name: np.ones(size) for name, size in facts.columns.items()}
+    for store in stores:
+        ids = count(store).ids
+        for name, table in tables.items():
+            if name not in ids:
+                raise TokmillError(
+                    f"ids of {name!r} are too large to be counted", where=str(store.path)
+                )
+            seen = ids[name][: len(table)]
+            table[: len(seen)] += seen
+    return {name: np.log(table.sum()) - np.log(table) for name, table in tables.items()}

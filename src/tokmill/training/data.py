@@ -1,0 +1,108 @@
+"""What a training reads: the stores of a recipe, and their rows as one feed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
+from tokmill.store.mask import LOSS, check_mask_of, leaves_out
+from tokmill.store.overlay import overlay_names
+from tokmill.store.store import Store
+from tokmill.tasks.task import Task
+from tokmill.training.recipe.config import DataConfig, TrainConfig
+
+
+def open_store(path: str, config: DataConfig, overlays: Sequence[str] = ()) -> Store:
+    """Open a store with some overlays; one that is not finished only where the recipe says so."""
+    store = Store(path, overlays)
+    if store.partial and not config.partial:
+        raise TokmillError(
+            "the store is not complete",
+            where=path,
+            hint="finish it with the same `tokmill build`, or train on what is there: --partial",
+        )
+    return store
+
+
+def open_stores(config: DataConfig) -> list[Store]:
+    """Open the stores to learn from, in the recipe's order."""
+    return [open_store(path, config, config.overlays) for path in config.stores]
+
+
+def open_to_evaluate(path: str, config: DataConfig) -> Store:
+    """Open a store to evaluate on, with those of the recipe's overlays that it has."""
+    there = overlay_names(Path(path))
+    return open_store(path, config, [name for name in config.overlays if name in there])
+
+
+def overlay_notes(store: Store, config: DataConfig) -> list[str]:
+    """Return what a store to evaluate on is read with, and what that leaves out."""
+    found = [
+        f"the store has no overlay {name!r}, with which the run has learned"
+        for name in config.overlays
+        if name not in store.overlays
+    ]
+    several = "s" if len(store.overlays) > 1 else ""
+    read = f"read with the overlay{several} {', '.join(store.overlays)}" if store.overlays else ""
+    left_out = ""
+    if leaves_out(store):
+        left_out = f"tokens whose {LOSS!r} is 0 are left out"
+        if "bytes" in store.schema:
+            left_out += ", so there are no bits_per_byte: the bytes of the rest are not known"
+    if read or left_out:
+        found.append(": ".join(filter(None, (read, left_out))))
+    return found
+
+
+def make_feed(
+    config: TrainConfig,
+    task: Task,
+    stores: Sequence[Store],
+    columns: Sequence[str],
+    world: int = 1,
+) -> Feed:
+    """Return the batches of a training over `world` processes; `columns` are the model's."""
+    data = config.data
+    return Feed(
+        [task.rows(store, data.seed, data.shards) for store in stores],
+        rows_a_step(data, task.length, world),
+        weights=data.weights,
+        seed=data.seed,
+        shuffle=data.shuffle,
+        columns=columns_to_read(task, stores, columns),
+    )
+
+
+def columns_to_read(task: Task, stores: Sequence[Store], columns: Sequence[str]) -> list[str]:
+    """Return the model's columns, and those that the task wants to see in any of the stores.
+
+    Raises `TokmillError` for a column `loss` that is no mask, or leaves nothing of a store.
+    """
+    extra: list[str] = []
+    for store in stores:
+        wanted = task.extra_columns(store.schema)
+        if LOSS in wanted:
+            check_mask_of(store)
+        extra += wanted
+    return list(dict.fromkeys([*columns, *extra]))
+
+
+def rows_a_step(data: DataConfig, length: int, world: int = 1) -> int:
+    """Return the rows of a step over all processes, from `data.batch` or `data.batch_tokens`.
+
+    `length`: positions of a row. Raises `UsageError` with the nearest sizes where `world` processes
+    cannot have whole rows, as many each; in tokens where tokens are asked for.
+    """
+    if not data.batch_tokens:
+        rows_a_process(data.batch, world)
+        return data.batch
+    if data.batch_tokens % (length * world):
+        each = f" for each of {world} processes" if world > 1 else ""
+        raise UsageError(
+            f"{data.batch_tokens} tokens a step are no whole rows of {length} positions{each}",
+            where="data.batch_tokens",
+            hint=nearest_sizes(data.batch_tokens, length * world),
+        )
+    return data.batch_tokens // length

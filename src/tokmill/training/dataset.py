@@ -1,0 +1,225 @@
+"""Stores in other people's training loops: a torch Dataset, and batches in our own order.
+
+Both follow the rules of the task next_token for what is learned (`targets_of`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.feed.feed import Batch, Feed
+from tokmill.prefetch import prefetch
+from tokmill.store.mask import LOSS, check_mask_of
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+from tokmill.tasks.next_token import RowKind, check_cut, choose_column, cut_rows, targets_of
+from tokmill.tasks.task import column_sizes, positions
+
+IGNORED = -100
+"""The label of a token that is not learned: what torch's cross-entropy leaves out by itself."""
+AHEAD = 2
+"""Batches that are made ahead."""
+
+
+class TokenDataset(Dataset[dict[str, Tensor]]):
+    """The rows of a store as the causal models of transformers take them; item i is row i.
+
+    An item is a dict of int64 tensors, (length,) each: `input_ids`; `labels`, which are not
+    shifted, as the models do that; and `attention_mask`, 0 at padding. Packed rows have
+    `position_ids` in place of the mask: counted from each document's first token they keep the
+    documents apart, but only where no mask is given (`transformers.masking_utils`).
+
+    A label is -100 where nothing is learned: at padding, at the first token of a document or of a
+    row, at tokens that an earlier window holds too, and where the column `loss` is 0.
+
+    A DataLoader fetches a batch in one call. Pickled, as for its workers, a dataset is the path of
+    its store, which each process maps for itself.
+
+    Args:
+        store: a store or its folder. An unfinished one has to be given as a `Store`.
+        length: tokens of a row.
+        rows: `windows` of all records end to end, `packed` documents, a `whole` record a row cut
+            off at `length`, or a `stream` of windows that begin anywhere.
+        step: tokens from one window to the next; 0: `length` - 1, so that each token but a
+            document's first is learned once.
+        seed: of what is random: the places of a stream, the neighbours in packed rows.
+        column: the column of tokens; may be left out where the store has one.
+
+    Raises:
+        TokmillError: the store cannot be read, is not complete, or holds nothing.
+        UsageError: rows of these numbers cannot be cut, or several stores are given.
+    """
+
+    def __init__(
+        self,
+        store: Store | Path | str,
+        length: int,
+        *,
+        rows: RowKind = "windows",
+        step: int = 0,
+        seed: int = 0,
+        column: str = "",
+    ) -> None:
+        check_cut(rows, length - 1, step)
+        self.store, self.column = opened(store), column
+        self.length, self.rows, self.step, self.seed, self.epoch = length, rows, step, seed, 0
+        self._feed = self._make_feed()
+
+    def _make_feed(self) -> Feed:
+        cut = cut_rows(self.store, self.rows, self.length, self.step, self.seed)
+        self.column, columns = read_columns(self.store, self.column)
+        return Feed(cut, 1, seed=self.seed, columns=columns)
+
+    def __len__(self) -> int:
+        return len(self._feed.sources[0])
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Tensor]]:
+        """Return some items; their tensors are views of those of the whole batch."""
+        rows = np.asarray([int(index) for index in indices], np.int64)
+        rows = np.where(rows < 0, rows + len(self), rows)
+        if ((rows < 0) | (rows >= len(self))).any():
+            raise IndexError(f"the rows of {self.store.path} are numbered 0 to {len(self) - 1}")
+        batch = self._feed.make(np.full(len(rows), self.epoch, np.int64), rows)
+        columns = {"input_ids": batch.columns[self.column].astype(np.int64)}
+        columns["labels"] = np.full(batch.document.shape, IGNORED, np.int64)
+        columns["labels"][:, 1:] = learned(batch, self.column, IGNORED)
+        if self.rows == "packed":
+            columns["position_ids"] = positions(batch.document)
+        else:
+            columns["attention_mask"] = (batch.document >= 0).astype(np.int64)
+        tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
+        return [{name: tensor[i] for name, tensor in tensors.items()} for i in range(len(rows))]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw what is random for another epoch; the trainers of accelerate call it."""
+        self.epoch = epoch
+
+    def __getstate__(self) -> dict[str, object]:
+        state = vars(self) | {"store": (self.store.path.absolute(), tuple(self.store.overlays))}
+        del state["_feed"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, store=Store(*state["store"]))
+        self._feed = self._make_feed()
+
+
+def batches(
+    store: Store | Path | str,
+    length: int,
+    batch_size: int,
+    *,
+    rows: RowKind = "windows",
+    seed: int = 0,
+    start_step: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | str = "cpu",
+    column: str = "",
+    ignore_index: int = IGNORED,
+    with_positions: bool = False,
+) -> Generator[tuple[Tensor, ...], None, None]:
+    """Return the batches (x, y) that `tokmill train` would learn from, step after step, endlessly.
+
+    x and y are int64, (batch_size / world, length) each, on the device; y is the next token of each
+    position, and -100 where nothing is learned. A batch depends on the step alone: a loop that
+    stopped before step s goes on with `start_step=s`. A thread makes the next ones ahead; closing
+    the generator ends it.
+
+    Args:
+        store: a store or its folder. An unfinished one has to be given as a `Store`.
+        length: positions of a row, which reads one token more.
+        batch_size: rows a step, over all processes.
+        rows: as of `TokenDataset`.
+        seed: of the order of the rows.
+        start_step: the first step.
+        rank: which process this is.
+        world: how many processes there are.
+        device: where the tensors go; to CUDA from pinned memory, without waiting.
+        column: the column of tokens; may be left out where the store has one.
+        ignore_index: what stands in y where nothing is learned.
+        with_positions: yield (x, y, position): how far each token is from its document's first.
+
+    Raises:
+        TokmillError: the store cannot be read, is not complete, or holds nothing.
+        UsageError: rows or shares of these numbers cannot be cut.
+    """
+    check_cut(rows, length, 0)
+    if start_step < 0 or not 0 <= rank < world:
+        raise UsageError(f"there is no step {start_step} of process {rank} of {world}")
+    source = opened(store)
+    column, columns = read_columns(source, column)
+    feed = Feed(
+        cut_rows(source, rows, length + 1, seed=seed), batch_size, seed=seed, columns=columns
+    )
+    feed.rows_of(start_step, rank, world)  # refuses now what would fail at the first step
+    place = torch.device(device)
+
+    def make() -> Iterator[list[Tensor]]:
+        if place.type == "cuda":
+            torch.cuda.set_device(place)  # of this thread: pinning opens the current device
+        for step in itertools.count(start_step):
+            batch = feed.batch(step, rank, world)
+            parts = [batch.columns[column][:, :-1].astype(np.int64)]
+            parts.append(learned(batch, column, ignore_index))
+            if with_positions:
+                parts.append(positions(batch.document[:, :-1]))
+            tensors = [torch.from_numpy(part) for part in parts]
+            yield [tensor.pin_memory() for tensor in tensors] if place.type == "cuda" else tensors
+
+    def moved() -> Generator[tuple[Tensor, ...], None, None]:
+        with closing(prefetch(make(), AHEAD)) as made:
+            for tensors in made:
+                yield tuple(tensor.to(place, non_blocking=True) for tensor in tensors)
+
+    return moved()
+
+
+def learned(batch: Batch, column: str, ignore_index: int) -> Array:
+    """Return the next token of each position, (B, T) int64; `ignore_index`: nothing to learn."""
+    targets = targets_of(batch, column)
+    targets[targets < 0] = ignore_index
+    return targets
+
+
+def read_columns(store: Store, column: str) -> tuple[str, list[str]]:
+    """Return the column of tokens, and all columns that are read for it."""
+    column = choose_column(column, column_sizes(store))
+    if LOSS not in store.schema:
+        return column, [column]
+    check_mask_of(store)
+    return column, [column, LOSS]
+
+
+def opened(store: Store | Path | str) -> Store:
+    """Return the store; a folder must hold one that is complete."""
+    if isinstance(store, Store):
+        return store
+    if not isinstance(store, Path | str):
+        raise UsageError(
+            f"one store is read, not {'several' if isinstance(store, Sequence) else repr(store)}",
+            hint="torch.utils.data.ConcatDataset joins the datasets of several; "
+            "`tokmill build select A B -o C` makes one store of them",
+        )
+    found = Store(store)
+    if found.partial:
+        raise TokmillError(
+            "the store is not complete",
+            where=str(store),
+            hint="finish it with the same `tokmill build`, or give tokmill.Store(folder) to read "
+            "what is there",
+        )
+    return found

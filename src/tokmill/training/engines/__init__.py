@@ -1,0 +1,1 @@
+"""Engines: how a step runs, in one process or in several."""

@@ -1,0 +1,60 @@
+"""Several processes that share each step: torch's DistributedDataParallel.
+
+Each process takes its part of the rows, runs forward and backward, and the gradients are added up
+over all of them, at the last micro-batch of a step, while the backward pass still runs. Weights and
+moments are whole and equal in every process; rank 0 writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tokmill.models.model import Tensors
+from tokmill.tasks.task import Task
+from tokmill.training.engines.rng import set_torch_states, torch_states
+from tokmill.training.engines.several import Several, peers
+from tokmill.training.recipe.config import RunConfig
+
+
+class Ddp(Several):
+    """One of `world` processes, each with all weights."""
+
+    name = "ddp"
+    learner: DistributedDataParallel
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__(config)
+        self.rehearsed = self.world == 1
+
+    def micro(self, batch: Tensors, last: bool, scale: float) -> dict[str, Tensor]:
+        """Run forward and backward; gradients are exchanged after the last micro-batch."""
+        if not self.rehearsed:
+            self._rehearse(batch)
+        with contextlib.nullcontext() if last else self.learner.no_sync(), peers():
+            # DDP divides by the number of processes.
+            return super().micro(batch, last, scale * self.world)
+
+    def _place(self, task: Task) -> nn.Module:
+        """Put the task on the device, and give it the weights of rank 0."""
+        placed = super()._place(task)
+        with peers():
+            return DistributedDataParallel(
+                placed, forward_sync_buffers=False, gradient_as_bucket_view=True
+            )
+
+    def _rehearse(self, batch: Tensors) -> None:
+        """Run one backward pass that leaves nothing behind, before the first that counts.
+
+        After its first backward pass DDP orders gradients anew for their exchange. With more than
+        two processes that changes the order of additions: without this, the first step after a
+        resume would differ in the last bits from the same step of a run that was never stopped.
+        """
+        self.rehearsed = True
+        states = torch_states()
+        with peers():
+            super().micro(batch, True, 0.0)
+        self.optimizer.zero_grad(set_to_none=True)
+        set_torch_states(states)

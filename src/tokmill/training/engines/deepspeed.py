@@ -1,0 +1,279 @@
+"""Several processes that share each step, through DeepSpeed: ZeRO, stages 0 to 3.
+
+Stage 1 splits the moments over the processes, 2 the gradients too, 3 also the weights (Rajbhandari
+et al. 2020, "ZeRO"). What else DeepSpeed can do is set in the table `[engine.deepspeed]`. Its own
+checkpoints are not used: weights and moments are gathered by name into the files that every engine
+writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokmill import plugins
+from tokmill.errors import UsageError
+from tokmill.models.model import Tensors
+from tokmill.store.manifest import encode
+from tokmill.tasks.task import Task
+from tokmill.training.engines.engine import moved, pick_device
+from tokmill.training.engines.optim import clip_gradients
+from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.several import Several, peers
+from tokmill.training.launch import one_a_machine, place
+from tokmill.training.recipe.config import OptimConfig, RunConfig
+from tokmill.training.recipe.deepspeed_config import FILE, settings, stage_of
+
+STEP = "step"
+"""The moment that is one number for all weights, and lies whole in every process."""
+
+
+class DeepSpeed(Several):
+    """One of `world` processes; `stage` says what of the weights each of them holds."""
+
+    name = "deepspeed"
+    model: Any = None
+    """DeepSpeed's engine, around the task."""
+
+    def __init__(self, config: RunConfig, table: Mapping[str, Any]) -> None:
+        with one_a_machine():
+            if config.precision == "fp16":
+                raise UsageError(
+                    "the engine deepspeed computes in fp32 or bf16",
+                    where="run.precision",
+                    hint='--set run.precision="bf16"',
+                )
+            self.package = load_deepspeed(pick_device(config.device, place()))
+        self.table, self.stage = table, stage_of(table)
+        super().__init__(config)
+
+    def prepare(self, task: Task, optim: OptimConfig) -> None:
+        """Put the task on the device, make its optimiser, and hand both to DeepSpeed."""
+        super().prepare(task, optim)
+        self.weights_of = dict(task.named_parameters())
+        made = settings(self.table, optim.clip, sum(p.numel() for p in self.parameters))
+        self.files = {FILE: encode(made)}
+        with peers(), quiet(), refusals():
+            self.model, *_ = self.package.initialize(
+                model=self.learner, optimizer=self.optimizer, config=made, dist_init_required=False
+            )
+        if self.stage:
+            self._make_moments()
+
+    def micro(self, batch: Tensors, last: bool, scale: float) -> dict[str, Tensor]:
+        """Run forward and backward; DeepSpeed exchanges gradients as its stage wants it."""
+        with peers():
+            self.model.train()
+            self.model.set_gradient_accumulation_boundary(last)
+            loss, sums = self._forward(self.model, batch)
+            # DeepSpeed divides by the number of processes.
+            self.model.backward(loss * (scale * self.world), scale_wrt_gas=False)
+        return sums
+
+    def step(self, lr: float) -> float:
+        """Clip, update, zero; return the gradient's norm."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+        with peers():
+            if self.stage == 0:
+                norm = clip_gradients(self.parameters, self.clip).item()
+                if math.isfinite(norm):
+                    self.model.step()
+                return norm
+            # It leaves out the update of a norm that is not finite.
+            self.model.step()
+            return float(self.model.get_global_grad_norm())
+
+    def bad_gradients(self) -> list[str]:
+        """Return the weights whose gradient is not finite; above stage 0 they are gone."""
+        return super().bad_gradients() if self.stage == 0 else []
+
+    def evaluate(self, batch: Tensors) -> dict[str, Tensor]:
+        """Run forward alone."""
+        self.model.eval()
+        with torch.no_grad(), peers():
+            return self._forward(self.model, batch)[1]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the whole weights by name."""
+        tensors = self.task.state_dict()
+        with peers():
+            for name, weight in self.weights_of.items():
+                tensors[name] = self._kept(self._gathered(weight))
+        return tensors
+
+    def moments(self) -> dict[str, Tensor]:
+        """Return the optimiser's state by its kind and the name of the weight."""
+        if self.stage == 0:
+            return super().moments()
+        found = {}
+        state: dict[str, Tensor] = next(iter(self.optimizer.state.values()), {})
+        with peers():
+            for name, weight in zip(self.names, self.parameters, strict=True):
+                for kind, value in state.items():
+                    if kind != STEP:
+                        value = self.package.utils.safe_get_full_optimizer_state(weight, kind)
+                    found[f"{kind}.{name}"] = self._kept(value)
+        return found
+
+    def _place(self, task: Task) -> nn.Module:
+        return Learner(super()._place(task), self.precision)
+
+    def _forward(self, module: nn.Module, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, sums = module(moved(batch, self.device))
+        return loss, dict(sums)
+
+    def _kept(self, value: Tensor) -> Tensor:
+        """Keep what was gathered on rank 0, in the memory of the CPU."""
+        return value.detach().cpu() if self.rank == 0 else value.new_empty(0)
+
+    def _gathered(self, weight: nn.Parameter) -> Tensor:
+        """Return all of a weight in float32."""
+        if self.stage and weight.requires_grad:
+            whole: Tensor = self.package.utils.safe_get_full_fp32_param(weight)
+            return whole
+        if self.stage < 3:
+            return weight.float()
+        with self.package.zero.GatheredParameters([weight]):
+            return weight.detach().float().clone()
+
+    def _set_weights(self, tensors: dict[str, Tensor]) -> None:
+        buffers = {n: value for n, value in tensors.items() if n not in self.weights_of}
+        self.task.load_state_dict(buffers, strict=False)
+        with peers(), torch.no_grad():
+            for name, weight in self.weights_of.items():
+                value = tensors[name].to(self.device)
+                with self._whole_weight(weight):
+                    weight.copy_(value)
+                if self.stage and weight.requires_grad:
+                    self._set_part(weight, value)
+
+    def _set_moments(self, state: dict[str, dict[str, Tensor]]) -> None:
+        if self.stage == 0:
+            super()._set_moments(state)
+            return
+        steps = [moments[STEP] for moments in state.values()]
+        with peers():
+            for name, weight in zip(self.names, self.parameters, strict=True):
+                for kind, value in state.get(name, {}).items():
+                    if kind != STEP:
+                        self._set_part(weight, value.to(self.device), kind)
+        for own in self.optimizer.state.values():
+            own[STEP].fill_(max(steps, default=0))
+
+    def _make_moments(self) -> None:
+        """Make the moments that AdamW would make in its first step.
+
+        DeepSpeed ties them to the weights after the first of several groups has made its own, and
+        would never find those of the others.
+        """
+        zero = self.model.optimizer
+        parts = (
+            zero.single_partition_of_fp32_groups
+            if self.stage < 3
+            else zero.fp32_partitioned_groups_flat
+        )
+        for part in parts:
+            self.optimizer.state[part] = {
+                STEP: torch.zeros((), dtype=torch.float32, device=part.device),
+                "exp_avg": torch.zeros_like(part),
+                "exp_avg_sq": torch.zeros_like(part),
+            }
+        if self.stage < 3:
+            zero._lazy_init_hp_params_optimizer_state()
+
+    def _whole_weight(self, weight: nn.Parameter) -> contextlib.AbstractContextManager[None]:
+        """Gather a weight that is split; what each process makes of it is kept."""
+        if self.stage < 3:
+            return contextlib.nullcontext()
+        gathered: contextlib.AbstractContextManager[None] = self.package.zero.GatheredParameters(
+            [weight], modifier_rank=0
+        )
+        return gathered
+
+    def _set_part(self, weight: nn.Parameter, value: Tensor, kind: str = "") -> None:
+        """Put this process's part of a whole tensor where the optimiser has its part."""
+        tools = self.package.utils
+        if self.stage < 3:
+            if kind:
+                tools.safe_set_full_optimizer_state(weight, value, kind)
+            else:
+                tools.safe_set_full_fp32_param(weight, value)
+            return
+        # Stage 3 pads the last part; its setters for whole tensors do not.
+        split: Any = weight
+        size = split.ds_tensor.numel()
+        padded = value.new_zeros(size * self.world)
+        padded[: value.numel()] = value.flatten()
+        part = padded[size * self.rank : size * (self.rank + 1)]
+        if kind:
+            tools.safe_set_local_optimizer_state(weight, part, kind)
+        else:
+            tools.safe_set_local_fp32_param(weight, part)
+
+    def _part_ways(self) -> None:
+        """End the groups of processes; DeepSpeed would take them for those of a next training."""
+        if self.model is not None:
+            self.model.destroy()
+        super()._part_ways()
+        self.package.utils.groups._release_process_group_references()
+
+
+class Learner(nn.Module):
+    """A task with its precision inside: DeepSpeed switches off autocast that is around it."""
+
+    def __init__(self, task: nn.Module, precision: Precision) -> None:
+        super().__init__()
+        self.task, self.precision = task, precision
+
+    def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what the task does."""
+        with self.precision.autocast():
+            found: tuple[Tensor, dict[str, Tensor]] = self.task(batch)
+        return found
+
+
+def load_deepspeed(device: torch.device) -> Any:
+    """Import DeepSpeed for a kind of device."""
+    # It would look for accelerators itself, and tell what it found.
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    # It insists on it, also where nobody started several processes.
+    os.environ.setdefault("LOCAL_RANK", str(place().local_rank))
+    with quiet():
+        package = plugins.require("deepspeed")
+        # On a CPU it compiles an operation for messages through shared memory, for half a minute,
+        # and fails where there is no compiler. Without it gloo carries them.
+        ops = plugins.require("deepspeed.ops")
+        ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # It calls such names in every step too.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    return package
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings about names of torch that are going away."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Turn what DeepSpeed says about settings into a `UsageError`."""
+    try:
+        yield
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UsageError(
+            f"DeepSpeed refuses its settings: {'; '.join(lines[:3]) or type(error).__name__}",
+            where="engine.deepspeed",
+            hint="its documentation lists the keys: https://www.deepspeed.ai/docs/config-json",
+        ) from error

@@ -1,0 +1,91 @@
+"""AdamW over parameter groups, and the learning rate as a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from tokmill.models.model import Group
+from tokmill.training.recipe.config import OptimConfig
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of each weight: the number of its steps, and its two moments."""
+NORM_PART = 1 << 18
+"""Values whose squares are summed at a time."""
+
+
+def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
+    """Return the learning rate of a step, 0 … steps - 1.
+
+    It rises linearly, lr · (step + 1) / warmup, for `warmup` steps. Then, with p from 0 upwards,
+    it falls from lr towards lr · floor: linear by 1 - p, cosine by (1 + cos πp) / 2
+    (Loshchilov and Hutter 2017, "SGDR", without restarts). wsd (warm-up, stable, decay; Hu et al.
+    2024, "MiniCPM") stays at lr, and falls linearly in the last `decay` share of the steps.
+
+    linear and wsd: p is 1 at the last step, whose rate is lr · floor exactly. cosine: p would be 1
+    one step later, as in the formula of the paper; its last rate is above lr · floor by at most
+    lr · (π / 2n)², n being the steps after the warm-up.
+    """
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    begin = config.warmup
+    if config.schedule == "wsd":
+        begin = max(begin, steps - round(config.decay * steps))
+    if config.schedule == "constant" or step < begin:
+        return config.lr
+    end = steps if config.schedule == "cosine" else steps - 1
+    p = min(1.0, (step - begin) / (end - begin)) if end > begin else 1.0
+    if p == 0:
+        return config.lr
+    share = (1 + math.cos(math.pi * p)) / 2 if config.schedule == "cosine" else 1 - p
+    return config.lr * (config.floor + (1 - config.floor) * share)
+
+
+def same_rates(
+    before: OptimConfig, steps_before: int, now: OptimConfig, steps_now: int, done: int
+) -> bool:
+    """Say whether the first `done` steps have the same learning rates under both recipes."""
+    return all(
+        learning_rate(before, step, steps_before) == learning_rate(now, step, steps_now)
+        for step in range(done)
+    )
+
+
+def make_optimizer(groups: Iterable[Group], config: OptimConfig) -> torch.optim.AdamW:
+    """Return AdamW (Loshchilov and Hutter 2019); a group brings `weight_decay` and `lr_scale`."""
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def clip_gradients(parameters: Iterable[Tensor] | Tensor, limit: float) -> Tensor:
+    """Scale the gradients so that their common norm is at most `limit`; return the norm before.
+
+    `parameters`: as of `torch.nn.utils.clip_grad_norm_`, so `model.parameters()` will do. A limit
+    of 0 only measures. The result stays on the device.
+    """
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    norm = total_norm([one.grad for one in given if one.grad is not None])
+    if limit > 0:
+        nn.utils.clip_grads_with_norm_(given, limit, norm)
+    return norm
+
+
+def total_norm(gradients: Iterable[Tensor]) -> Tensor:
+    """Return the norm of all gradients together, as a scalar on their device.
+
+    On a CPU squares are summed in float64: torch sums those of one tensor in float32 one after the
+    other, which is .27 % too little for 38 million of them.
+    """
+    found = list(gradients)
+    if not found or any(type(one) is not Tensor or one.device.type != "cpu" for one in found):
+        return nn.utils.get_total_norm(found)
+    parts = [
+        torch.linalg.vector_norm(part, dtype=torch.float64)
+        for one in found
+        # In parts, as torch makes a copy in float64 first.
+        for part in torch.split(one.detach().reshape(-1), NORM_PART)
+    ]
+    norm = torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros(())
+    return norm.to(torch.promote_types(found[0].dtype, torch.float32))

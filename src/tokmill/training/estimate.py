@@ -1,0 +1,92 @@
+"""What a training will be, without doing it: shapes, sizes, work and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tokmill.feed.feed import Feed
+from tokmill.feed.rows import Rows
+from tokmill.training.data import make_feed, open_stores
+from tokmill.training.memory_budget import judge, step_bytes, whole_bytes
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.runs.run import facts_from, make_task
+from tokmill.training.runs.warm_start import start_facts
+
+SAMPLE = 1000
+"""Rows of a store that are looked at for the share that is padding."""
+
+
+def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[str, Any]:
+    """Return the facts that `--dry-run` prints; weights are never made.
+
+    `tensor_bytes` is what the tensors of one process take at most, reckoned for whole rows of one
+    document; `memory.tensor_bytes` has the formula, with what engines split over `processes`.
+    `memory_bytes` is an estimate of all that the process takes, or of its GPU's memory. A
+    micro-batch of shorter rows has more of them, and no more positions. `room` says what is
+    remarkable beside the memory that is there, for the `local` processes of this machine (0: all).
+    """
+    stores = open_stores(config.data)
+    facts = facts_from(stores)
+    if config.run.start:
+        facts = start_facts(Path(config.run.start), facts)
+    columns = facts.columns
+    with torch.device("meta"):
+        task = make_task(config, columns)
+    feed = make_feed(config, task, stores, list(columns), processes)
+    share = feed.batch_size // processes
+    micro = min(share, max(1, config.run.micro_tokens // task.length))
+    a_step = feed.batch_size * task.length
+    flops = task.flops_per_token(task.length)
+    tensors = step_bytes(config, columns, micro, -(-share // micro), processes)
+    one, needed = whole_bytes(config, tensors, len(columns), share, local or processes)
+    return {
+        "model": config.model.kind,
+        "task": config.task.kind,
+        "columns": columns,
+        "parameters": task.parameter_count(),
+        "tensors": {name: list(tensor.shape) for name, tensor in task.named_parameters()},
+        "batch": [feed.batch_size, task.length],
+        "micro_batch": [micro, task.length],
+        "tokens_per_step": a_step,
+        "steps": config.run.steps,
+        "tokens": a_step * config.run.steps,
+        "epochs": config.run.steps * feed.batch_size / max(1, feed.rows_in_all),
+        "store_tokens": sum(store.tokens for store in stores),
+        "rows": sum(map(len, feed.sources)),
+        "rows_kind": getattr(config.task, "rows", ""),
+        "overlays": list(config.data.overlays),
+        "stores": stores_of(feed, config.data.weights),
+        "flops_per_token": flops,
+        "flops": flops * a_step * config.run.steps,
+        "tensor_bytes": tensors,
+        "memory_bytes": round(one),
+        "room": judge(config, needed)[1],
+    }
+
+
+def stores_of(feed: Feed, weights: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Return what a training takes of each store, and how much of its rows is padding."""
+    parts = weights or [source.tokens for source in feed.sources]
+    return [
+        {
+            "store": str(source.store.path),
+            "tokens": source.store.tokens,
+            "rows": len(source),
+            "share": part / sum(parts),
+            "padding": padding(source),
+            "cut_records": getattr(source, "cut_records", 0),
+            "cut_tokens": getattr(source, "cut_tokens", 0),
+        }
+        for source, part in zip(feed.sources, parts, strict=True)
+    ]
+
+
+def padding(source: Rows) -> float:
+    """Return the share of the positions of rows at which nothing stands; of a sample, if many."""
+    count = min(len(source), SAMPLE)
+    spans = source.spans(np.arange(count) * len(source) // count, 0)
+    return 1 - int((spans.stop - spans.start).sum()) / (count * source.length)

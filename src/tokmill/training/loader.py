@@ -1,0 +1,128 @@
+"""A thread that makes the next batches, as tensors, while the device works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tokmill.feed.feed import Batch, Feed
+from tokmill.models.model import Tensors
+from tokmill.prefetch import prefetch
+from tokmill.store.schema import Array
+from tokmill.tasks.task import Task, to_tensors
+
+STEP = 16
+"""Rows are trimmed to a multiple of so many positions: few shapes, whose kernels are made once."""
+
+
+class Micro(NamedTuple):
+    """A micro-batch, in the memory of the CPU; pinned where the device is CUDA."""
+
+    rows: Array
+    """int64: which rows of the batch it holds; none: it teaches nothing (`evened`)."""
+    tensors: Tensors
+
+
+class Loader:
+    """The prepared batches of `steps`, for one process of `world`, cut into micro-batches.
+
+    A batch is a pure function of the step, so there is nothing to save: a resumed run starts a
+    loader at its step. Use it in a `with` block, which ends the thread; `trim` as `micro_batches`.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        task: Task,
+        steps: range,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        micro_tokens: int,
+        device: torch.device,
+        ahead: int = 2,
+        trim: bool = True,
+    ) -> None:
+        self._feed, self._task = feed, task
+        self._steps, self._rank, self._world = steps, rank, world
+        self._micro_tokens, self._device, self._most = micro_tokens, device, ahead
+        self._trim = trim
+
+    def __enter__(self) -> Loader:
+        self._batches = prefetch(self._make(), self._most)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._batches.close()
+
+    def next(self) -> tuple[list[Micro], int]:
+        """Return the next step's micro-batches and their count; errors of the thread come here."""
+        return next(self._batches)
+
+    def _make(self) -> Iterator[tuple[list[Micro], int]]:
+        for step in self._steps:
+            batch = self._task.prepare(self._feed.batch(step, self._rank, self._world))
+            parts = micro_batches(batch, self._micro_tokens, trim=self._trim)
+            yield [to_micro(part, self._device) for part in parts], self._task.count(batch)
+
+
+def to_micro(part: tuple[Array, Batch], device: torch.device) -> Micro:
+    """Return what `micro_batches` yields as tensors for a device."""
+    rows, batch = part
+    return Micro(rows, to_tensors(batch, device))
+
+
+def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[tuple[Array, Batch]]:
+    """Cut a prepared batch into parts of at most so many positions, one row at least.
+
+    Rows that end in padding are ordered by their lengths, the longest first, and a part is as long
+    as its longest row, rounded up to a multiple of `STEP`: little that is computed is padding.
+    `trim`: whether that is done. Yields (numbers of the rows, int64; part).
+    """
+    length = batch.document.shape[1]
+    lengths = np.full(len(batch), length)
+    if trim and (batch.document[:, -1] < 0).any():
+        filled = np.count_nonzero(batch.document >= 0, axis=1).clip(min=1)
+        lengths = np.minimum(-(-filled // STEP) * STEP, length)
+    even = bool((lengths == length).all())
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(batch):
+        longest = int(lengths[order[start]])
+        stop = start + max(1, tokens // max(1, longest))
+        rows = order[start:stop]
+        # A slice of rows in their order is a view.
+        yield rows, batch.rows(slice(start, stop) if even else rows, longest)
+        start = stop
+
+
+def evened(parts: list[Micro], number: int) -> list[Micro]:
+    """Return so many micro-batches: those given, and others of one position that teach nothing.
+
+    A forward or a backward pass may be one of all processes, so each does as many.
+    """
+    return parts + [Micro(np.zeros(0, np.int64), _nothing(parts[0].tensors))] * (
+        number - len(parts)
+    )
+
+
+def _nothing(like: Tensors) -> Tensors:
+    """Return a batch of one position without a target, in the form of another."""
+    one = {name: ids[:1, :1] for name, ids in like.columns.items()}
+    return Tensors(
+        columns=one,
+        document=torch.zeros_like(like.document[:1, :1]),
+        position=torch.zeros_like(like.position[:1, :1]),
+        whole=True,
+        values={name: value[:1] for name, value in like.values.items()},
+        targets={name: torch.full_like(ids[:1, :1], -1) for name, ids in like.targets.items()},
+    )

@@ -1,0 +1,79 @@
+"""How fast a run is, how much of the device it uses, and how long it will take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tokmill.training.runs.checkpoint import State
+
+
+class Meter:
+    """The clock of one process of training.
+
+    Rates count the time of training alone: what happens inside `aside()` (evaluation, checkpoints)
+    is no part of them. `State.seconds` and the time left count all.
+
+    `flops_per_token`: of a step; `peak`: operations a second of all devices, 0: not known.
+    """
+
+    def __init__(self, state: State, steps: int, flops_per_token: float, peak: float) -> None:
+        self.state, self.steps = state, steps
+        self.flops_per_token, self.peak = flops_per_token, peak
+        self.started = self.reported = time.monotonic()
+        self.seconds_before, self.first_step = state.seconds, state.step
+        self.reported_tokens, self.elsewhere = state.tokens, 0.0
+        self.tokens_per_second = 0.0
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave out of the rates what happens inside."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.elsewhere += time.monotonic() - begun
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the run has taken, in earlier processes too."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds that the rest will take, if it goes on as in this process so far."""
+        done = self.state.step - self.first_step
+        spent = time.monotonic() - self.started
+        return spent / max(done, 1) * (self.steps - self.state.step)
+
+    @property
+    def mfu(self) -> float:
+        """Share of the peak that the model's own operations were; 0: not known.
+
+        Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix B). The tokens are those
+        that are learned from: padding, and blocks that run twice, do not count as use.
+        """
+        return self.flops_per_token * self.tokens_per_second / self.peak if self.peak else 0.0
+
+    def report(self) -> dict[str, float]:
+        """Return the metrics of the time since the last report."""
+        now = time.monotonic()
+        spent = max(now - self.reported - self.elsewhere, 1e-9)
+        self.tokens_per_second = (self.state.tokens - self.reported_tokens) / spent
+        self.reported, self.reported_tokens, self.elsewhere = now, self.state.tokens, 0.0
+        self.state.seconds = self.seconds
+        values = {
+            "tokens": self.state.tokens,
+            "tokens_per_second": round(self.tokens_per_second, 1),
+            "seconds": round(self.state.seconds, 3),
+            "seconds_left": round(self.seconds_left, 1),
+        }
+        return {**values, "mfu": round(self.mfu, 4)} if self.peak else values
+
+    def line(self) -> str:
+        """Return the speed as the end of a line of progress; empty before the first report."""
+        if not self.tokens_per_second:
+            return ""
+        share = f", MFU {self.mfu:.0%}" if self.peak else ""
+        return f", {self.tokens_per_second:,.0f} tokens/s{share}"

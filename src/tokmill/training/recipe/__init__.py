@@ -1,0 +1,1 @@
+"""The recipe of a training: read, checked and resolved."""

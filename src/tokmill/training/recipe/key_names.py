@@ -1,0 +1,133 @@
+"""Names of recipe keys without their table: ours, and those of other trainers.
+
+`lr = 1e-3` at the top of a recipe, or `--set lr=1e-3`, is `optim.lr`; `n_layer` is `model.layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tokmill import recipe
+from tokmill.errors import UsageError, nearest
+from tokmill.training.recipe.config import (
+    DEFAULT_KINDS,
+    DataConfig,
+    OptimConfig,
+    RunConfig,
+    config_type,
+    kinds_of,
+)
+
+OTHER_NAMES = {
+    "batch_size": "data.batch",
+    "d_model": "model.dim", "n_embd": "model.dim", "hidden_size": "model.dim",
+    "num_layers": "model.layers", "n_layer": "model.layers", "n_layers": "model.layers",
+    "num_hidden_layers": "model.layers",
+    "num_heads": "model.heads", "n_head": "model.heads", "n_heads": "model.heads",
+    "num_attention_heads": "model.heads",
+    "num_kv_heads": "model.kv_heads", "n_kv_heads": "model.kv_heads",
+    "num_key_value_heads": "model.kv_heads",
+    "d_ff": "model.hidden", "intermediate_size": "model.hidden",
+    "context_length": "task.length", "block_size": "task.length", "seq_len": "task.length",
+    "sequence_length": "task.length", "max_seq_len": "task.length",
+    "learning_rate": "optim.lr", "max_learning_rate": "optim.lr", "max_lr": "optim.lr",
+    "warmup_iters": "optim.warmup", "warmup_steps": "optim.warmup",
+    "lr_scheduler_type": "optim.schedule",
+    "ema_decay": "optim.ema",
+    "grad_clip": "optim.clip", "max_grad_norm": "optim.clip", "max_l2_norm": "optim.clip",
+    "max_iters": "run.steps", "max_steps": "run.steps", "num_steps": "run.steps",
+    "eval_interval": "run.eval_every", "eval_steps": "run.eval_every",
+    "log_interval": "run.log_every", "logging_steps": "run.log_every",
+    "save_interval": "run.checkpoint_every", "save_steps": "run.checkpoint_every",
+    "save_total_limit": "run.keep",
+}  # fmt: skip
+"""A name that nanoGPT, transformers, CS336 or torchtitan has for a key → our key."""
+
+OTHER_WAYS = {
+    "min_lr": "it is a share here: --set optim.floor=0.1 ends at a tenth of optim.lr",
+    "min_learning_rate": "it is a share here: --set optim.floor=0.1 ends at a tenth of optim.lr",
+    "vocab_size": "the store's vocabulary says it",
+    "beta1": "--set 'optim.betas=[0.9, 0.95]'",
+    "beta2": "--set 'optim.betas=[0.9, 0.95]'",
+    "gradient_accumulation_steps": "data.batch is the whole batch; run.micro_tokens is the most "
+    "that one forward takes, and the rest follows",
+    "dtype": "--set run.precision=bf16",
+    "optimizer": "it is AdamW: --set optim.lr=1e-3, optim.betas, optim.eps, optim.weight_decay",
+    "num_train_epochs": "--set run.steps=N; --dry-run says how many epochs that is",
+}
+"""A name for what is said in another way here → how."""
+
+TABLES: dict[str, type[msgspec.Struct]] = {
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "run": RunConfig,
+}
+"""The tables that are the same for every model and task."""
+
+
+def merged(value: Mapping[str, Any], options: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return a recipe with options over it, every key of both in its table."""
+    placed = in_tables(value, value, where)
+    return recipe.merge(placed, in_tables(options, recipe.merge(placed, options), "options"))
+
+
+def in_tables(
+    value: Mapping[str, Any], whole: Mapping[str, Any], where: str = ""
+) -> dict[str, Any]:
+    """Return nested dicts whose keys without a table stand in theirs.
+
+    `whole` says which model and task it is about.
+
+    Raises `UsageError` where a key is unknown, ambiguous, or given under two names.
+    """
+    result: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for name, inner in value.items():
+        if name in TABLES or name in DEFAULT_KINDS or isinstance(inner, Mapping):
+            result = recipe.merge(result, {name: inner})
+            if isinstance(inner, Mapping):
+                given |= {f"{name}.{key}": f"{name}.{key}" for key in inner}
+    for name in [name for name in value if name not in result]:
+        place = key_of(name, whole, where)
+        if place in given:
+            raise UsageError(
+                f"{given[place]} and {name} are the same key", where=where, hint="give one of them"
+            )
+        given[place] = name
+        table, _, key = place.partition(".")
+        result = recipe.merge(result, {table: {key: value[name]}})
+    return result
+
+
+def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
+    """Return the key, table and all, that a name without a table means."""
+    if name in OTHER_NAMES:
+        return OTHER_NAMES[name]
+    if name in OTHER_WAYS:
+        raise UsageError(f"{name}: there is no such key", where=where, hint=OTHER_WAYS[name])
+    keys = [f"{table}.{name}" for table, kind in TABLES.items() if name in kind.__struct_fields__]
+    known = {*OTHER_NAMES, *(key for kind in TABLES.values() for key in kind.__struct_fields__)}
+    if not keys:
+        # Only now: these come with torch, and who mistypes a plain key does not wait for it.
+        parts = {f.name: f.default for f in msgspec.structs.fields(config_type(**kinds_of(whole)))}
+        fields = {table: parts[table].__struct_fields__ for table in DEFAULT_KINDS}
+        keys = [f"{table}.{name}" for table in fields if name in fields[table]]
+        known.update(*fields.values())
+    if len(keys) == 1:
+        return keys[0]
+    if keys:
+        raise UsageError(f"{name} may be {' or '.join(keys)}", where=where, hint="name its table")
+    raise UsageError(
+        f"{name}: there is no such key",
+        where=where,
+        hint=nearest(name, known, "`tokmill recipe schema train` lists the keys"),
+    )
+
+
+def plain_key(name: str) -> str:
+    """Return the key that is surely meant by a name, whatever model and task; "" where none is."""
+    known = [f"{table}.{name}" for table, kind in TABLES.items() if name in kind.__struct_fields__]
+    return OTHER_NAMES.get(name) or (known[0] if len(known) == 1 else "")

@@ -1,0 +1,1 @@
+"""The folder of a run: checkpoints, weights, metrics, exchange."""

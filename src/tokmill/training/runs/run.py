@@ -1,0 +1,280 @@
+"""The folder of one training, and what it takes to open it again.
+
+RUN/
+  recipe.json            the resolved recipe; written last when a run begins
+  schema.json vocab/     what the store's columns and vocabularies were, so that sampling needs
+                         no store
+  metrics.jsonl  checkpoints/step-…/
+  model/ best/           weights at the end, and with the lowest validation loss
+  average/               their average at the end, where the recipe wants one
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+from tokmill.files import inside, locked, machine_errors, make_folder, write_file
+from tokmill.store.manifest import canonical_digest, encode, read_json
+from tokmill.store.schema import Schema
+from tokmill.store.store import Store
+from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.task import Task, column_sizes
+from tokmill.training.engines.optim import same_rates
+from tokmill.training.recipe import config as configs
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.recipe.resolve import RECIPE, read_recipe, resume_command
+from tokmill.training.runs.checkpoint import checkpoints
+from tokmill.training.runs.track import METRICS, read_metrics
+from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
+
+FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run remembers of the store that it learns from."""
+
+    fingerprint: str
+    columns: dict[str, int]
+    """The columns that the model reads, and the number of their ids."""
+    schema: Schema
+    vocabularies: dict[str, Vocabulary]
+    bytes_per_token: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished or stopped training."""
+
+    path: Path
+    step: int
+    metrics: dict[str, float]
+    """The last value of each metric."""
+
+    def task(self) -> Task:
+        """Return the model with its newest weights, in its task, ready to evaluate."""
+        return load_task(self.path)
+
+
+@contextlib.contextmanager
+def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
+    """Hold a run folder for this training; refuse one that is taken or holds something else."""
+    if (out / RECIPE).exists():
+        if not resume:
+            goes_on = f"`{resume_command(out)}` continues it"
+            if is_weights_alone(out):
+                goes_on = f"`{start_command(out)}` begins with its weights"
+            raise TokmillError(
+                "the folder already holds a run",
+                where=str(out),
+                hint=f"{goes_on}; a new run needs another folder",
+            )
+        check_resume(out, config)
+    elif out.is_dir() and any(path.name not in (LOCK, FACTS, VOCAB) for path in out.iterdir()):
+        raise TokmillError(
+            "the folder holds other files and no run", where=str(out), hint="name a new folder"
+        )
+    new = not out.exists()
+    make_folder(out)
+    with locked(out / LOCK, "another process trains in this folder", "wait for it, or stop it"):
+        try:
+            yield
+        except BaseException:
+            leave_nothing(out, new)
+            raise
+
+
+def leave_nothing(out: Path, new: bool) -> None:
+    """Take away the lock that is all of a refused run, and the folder if it was made for it."""
+    with contextlib.suppress(OSError):
+        if [path.name for path in out.iterdir()] == [LOCK]:
+            (out / LOCK).unlink()
+            if new:
+                out.rmdir()
+
+
+def is_weights_alone(out: Path) -> bool:
+    """Say whether a run holds weights and no checkpoint, as one that was imported does."""
+    return not checkpoints(out) and newest_weights(out) is not None
+
+
+def start_command(out: Path) -> str:
+    """Return the command that begins a run with the weights of another."""
+    return f"tokmill train STORE --from {shlex.quote(str(out))} -o NEW"
+
+
+def check_resume(out: Path, config: TrainConfig) -> None:
+    """Refuse to go on with a recipe under which the steps that are done would have been others."""
+    before = configs.from_dict(read_recipe(out), str(out / RECIPE))
+    # A key that is newer than the run has its default there.
+    changed = configs.differences(msgspec.json.decode(msgspec.json.encode(before)), config)
+    done = max(map(step_of, checkpoints(out)), default=0)
+    if is_weights_alone(out):
+        raise TokmillError(
+            "the run holds weights and no checkpoint, so it cannot be continued",
+            where=str(out),
+            hint=f"`{start_command(out)}` begins with them",
+        )
+    if changed.keys() <= configs.RATE and same_rates(
+        before.optim, before.run.steps, config.optim, config.run.steps, done
+    ):
+        return
+    hint = "these keys decide the weights, so a continued run would be neither"
+    if changed.keys() <= configs.RATE:
+        hint = f"the {done} steps that are done would have had other learning rates"
+    raise TokmillError(
+        "the recipe is not the one that the run began with: "
+        + "; ".join(f"{key}: {values}" for key, values in changed.items()),
+        where=str(out),
+        hint=f"{hint}; `--from {shlex.quote(str(out))} -o NEW` begins a run with its weights",
+    )
+
+
+def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
+    """Return what a run keeps of its stores; a run that has begun must know their fingerprint."""
+    facts = facts_from(stores)
+    if (out / RECIPE).exists():
+        before: Facts = read_json(out / FACTS, Facts)
+        check_store(before, stores[0])
+        if before.fingerprint != facts.fingerprint:
+            raise TokmillError(
+                f"the store is not the one that the run began with: fingerprint "
+                f"{before.fingerprint[:12]} then, {facts.fingerprint[:12]} now",
+                where=str(stores[0].path),
+                hint="name the old store, or begin another run",
+            )
+        return before
+    return facts
+
+
+def facts_from(stores: Sequence[Store]) -> Facts:
+    """Return the facts of stores: the first one says what ids mean, the others must agree."""
+    store = stores[0]
+    digests = [one.content for one in stores]
+    facts = Facts(
+        fingerprint=digests[0] if len(digests) == 1 else canonical_digest(digests),
+        columns=column_sizes(store),
+        schema=store.schema,
+        vocabularies=store.vocabularies,
+        bytes_per_token=store.bytes_per_token() or 0.0,
+    )
+    for other in stores[1:]:
+        check_store(facts, other)
+    return facts
+
+
+def begin(
+    out: Path,
+    config: TrainConfig,
+    store: Store,
+    facts: Facts,
+    files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write what a run folder keeps of recipe and store; of the store only the first time.
+
+    `files`: others that it keeps, by name.
+    """
+    if not (out / RECIPE).exists():
+        make_folder(out / VOCAB)
+        for vocabulary in store.vocabularies.values():
+            path = inside(store.path / VOCAB, vocabulary.file)
+            with machine_errors("read", path):
+                data = path.read_bytes()
+            write_file(inside(out / VOCAB, vocabulary.file), data)
+        write_file(out / FACTS, encode(facts))
+    for name, data in (files or {}).items():
+        write_file(inside(out, name), data)
+    write_file(out / RECIPE, encode(config))
+
+
+def _same_vocabulary(mine: Vocabulary) -> str:
+    if mine.file.startswith("tokenizer"):
+        return (
+            "build it with the same vocabulary: `tokmill build … --tokenizer` takes the folder of "
+            "a run or of a store"
+        )
+    return "`tokmill build recode STORE --vocab RUN/vocab -o NEW` gives it the run's vocabularies"
+
+
+def check_store(facts: Facts, store: Store) -> None:
+    """Refuse a store whose ids mean something else than those of the run."""
+    if not facts.columns.keys() <= store.schema.keys():
+        raise TokmillError(
+            f"the run was trained on the columns {', '.join(facts.columns)}; the store has "
+            f"{', '.join(column_sizes(store)) or 'no column of ids'}",
+            where=str(store.path),
+            hint="take a store of the same kind: `tokmill inspect` shows the columns of each",
+        )
+    for name, mine in facts.vocabularies.items():
+        other = store.vocabularies.get(name)
+        if other is None or other.sha256 != mine.sha256:
+            found = f"{other.size} ids, {other.sha256[:12]}" if other else "none"
+            raise TokmillError(
+                f"the vocabulary {name!r} differs: the run has {mine.size} ids, "
+                f"{mine.sha256[:12]} ({mine.file}); the store has {found}",
+                where=str(store.path),
+                hint=_same_vocabulary(mine),
+            )
+    for name, size in facts.columns.items():
+        largest = int(store.manifest.ranges.get(name, (0, 0))[1])
+        if largest >= size:
+            raise TokmillError(
+                f"the column {name!r} holds the id {largest}; the run knows 0 to {size - 1}",
+                where=str(store.path),
+                hint="train on the store with the larger ids, or give both one vocabulary",
+            )
+
+
+def make_task(config: TrainConfig, columns: Mapping[str, int]) -> Task:
+    """Return the model in its task, weights drawn from the recipe's seed."""
+    torch.manual_seed(config.run.seed)
+    model = plugins.load(plugins.MODELS, config.model.kind)(config.model, columns)
+    task: Task = plugins.load(plugins.TASKS, config.task.kind)(config.task, model, columns)
+    return task
+
+
+def load_task(run: Path | str, at: str = "") -> Task:
+    """Return the task of a run with its weights at a point (`weights_at`), ready to evaluate."""
+    run = Path(run)
+    config, facts = read_run(run)
+    file = weights_at(run, at)
+    task = make_task(config, facts.columns)
+    load_from(task, file)
+    return task.eval()
+
+
+def read_run(run: Path) -> tuple[TrainConfig, Facts]:
+    """Return the recipe of a run, and what it remembers of its store."""
+    if not (run / RECIPE).exists():
+        raise TokmillError(
+            "the folder holds no run" if run.exists() else "there is no such folder",
+            where=str(run),
+            hint="`tokmill train STORE -o RUN` makes one",
+        )
+    config = configs.from_dict(read_recipe(run), str(run / RECIPE))
+    facts: Facts = read_json(run / FACTS, Facts)
+    return config, facts
+
+
+def unfinished_at(run: Path) -> tuple[int, int] | None:
+    """Return (step of the newest checkpoint, steps in all) of an unfinished run; else None."""
+    place = newest_weights(run)
+    if place is None or place == run / FINAL:
+        return None
+    return step_of(place), int(read_recipe(run)["run"]["steps"])
+
+
+def last_metrics(run: Path) -> dict[str, float]:
+    """Return the last value of each metric of a run."""
+    latest: dict[str, float] = {}
+    for entry in read_metrics(run / METRICS) if (run / METRICS).exists() else []:
+        latest.update(entry)
+    return latest

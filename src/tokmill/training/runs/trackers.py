@@ -1,0 +1,100 @@
+"""Trackers besides metrics.jsonl: `run.track = ["tensorboard", "wandb"]`.
+
+Their packages come with the extra `track`. Both are given a resumed run's step, so that what was
+logged after its checkpoint is not there twice.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tokmill import plugins
+from tokmill.errors import MachineError
+from tokmill.files import write_file
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.runs.track import JsonLines, Tracker
+
+
+@contextmanager
+def open_trackers(run: Path, config: TrainConfig, step: int, rank: int) -> Iterator[list[Tracker]]:
+    """Yield all trackers of a run that goes on after `step`; metrics.jsonl is the first.
+
+    Only the process of rank 0 has any.
+    """
+    trackers: list[Tracker] = []
+    try:
+        if rank == 0:
+            lines = JsonLines(run)
+            lines.forget_after(step)
+            trackers.append(lines)
+            for name in config.run.track:
+                trackers.append(plugins.load(plugins.TRACKERS, name)(run, config, step))
+        yield trackers
+    finally:
+        for tracker in trackers:
+            tracker.finish()
+
+
+class TensorBoard:
+    """Event files in RUN/tensorboard, which `tensorboard --logdir` reads."""
+
+    FOLDER = "tensorboard"
+
+    def __init__(self, run: Path, config: TrainConfig, step: int) -> None:
+        writers = plugins.require("torch.utils.tensorboard")
+        self.writer = writers.SummaryWriter(str(run / self.FOLDER), purge_step=step + 1)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write each metric as a scalar."""
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step)
+
+    def finish(self) -> None:
+        """Write what is held back."""
+        self.writer.close()
+
+
+class Wandb:
+    """Weights & Biases: project WANDB_PROJECT, else "tokmill"; WANDB_MODE=offline needs no network.
+
+    The id in RUN/wandb-id lets a resumed run go on in the same place. There, steps that were logged
+    before are kept as they were: W&B takes no step twice.
+    """
+
+    ID = "wandb-id"
+
+    def __init__(self, run: Path, config: TrainConfig, step: int) -> None:
+        wandb: Any = plugins.require("wandb")
+        place = run / self.ID
+        if not place.exists():
+            write_file(place, secrets.token_hex(8))
+        try:
+            self.run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "tokmill"),
+                id=place.read_text(),
+                name=run.name,
+                resume="allow",
+                dir=str(run),
+                config=msgspec.to_builtins(config),
+            )
+        except wandb.Error as error:
+            raise MachineError(
+                f"W&B did not start: {error}",
+                where="run.track",
+                hint="`wandb login` once, or WANDB_MODE=offline",
+            ) from None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand the metrics over; they are sent in the background."""
+        self.run.log(dict(metrics), step=step)
+
+    def finish(self) -> None:
+        """Send what is held back."""
+        self.run.finish()

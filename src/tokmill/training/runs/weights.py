@@ -1,0 +1,129 @@
+"""The weights of a run folder: at the end, the best, and those of its checkpoints.
+
+RUN/
+  model/                 model.safetensors and config.json, when the last step is done
+  average/               the same of the average of the weights (`optim.ema`)
+  best/                  the same of the step with the lowest validation loss
+  checkpoints/step-…/    model.safetensors, average.safetensors, and what it takes to go on
+
+The file of weights is the commit: it is replaced in one rename, so a kill leaves the old ones or
+the new ones. config.json follows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from tokmill.errors import TokmillError
+from tokmill.files import make_folder, write_file
+from tokmill.store.manifest import encode
+from tokmill.tasks.task import Task
+from tokmill.training.engines.average import AVERAGE
+from tokmill.training.engines.engine import MODEL, load_weights
+from tokmill.training.engines.tensors import read_metadata, write_tensors
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.runs.checkpoint import FOLDER, checkpoints, discard, seal_of
+
+FINAL, BEST, AVERAGED, CONFIG = "model", "best", "average", "config.json"
+
+
+def save_weights(
+    folder: Path,
+    task: Task,
+    config: TrainConfig,
+    step: int,
+    loss: float | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write the weights of a step as a folder that says what they are.
+
+    `loss` is the validation loss that they are kept for. `weights`: all of them, where the task
+    does not hold them itself.
+    """
+    facts = {"step": step} if loss is None else {"step": step, "loss": loss}
+    write_tensors(
+        make_folder(folder) / MODEL,
+        task.state_dict() if weights is None else weights,
+        {name: repr(value) for name, value in facts.items()},
+    )
+    model = {"model": config.model, "task": config.task, "columns": task.sizes}
+    write_file(folder / CONFIG, encode(facts | model))
+
+
+def drop_final(run: Path) -> None:
+    """Take away the final weights of a run that goes on; its newest checkpoint holds the same."""
+    for name in (FINAL, AVERAGED):
+        if (run / name).exists():
+            discard(run / name)
+
+
+def newest_weights(run: Path) -> Path | None:
+    """Return the folder of a run's final weights, or its newest checkpoint; None: there is none."""
+    places = [run / FINAL, *reversed(checkpoints(run))]
+    return next((place for place in places if (place / MODEL).exists()), None)
+
+
+def newest_average(run: Path) -> Path | None:
+    """Return the file of a run's average, final or in its newest checkpoint; None: there is none.
+
+    A checkpoint that holds none is of a run without an average.
+    """
+    files = [run / AVERAGED / MODEL, *(place / AVERAGE for place in reversed(checkpoints(run)))]
+    return next((file for file in files if file.exists()), None)
+
+
+def weights_at(run: Path, at: str = "") -> Path:
+    """Return the file with the weights of a run at a point of its training.
+
+    Args:
+        run: folder of a run.
+        at: "" or "last": the final weights, else those of the newest checkpoint; "best": those
+            with the lowest validation loss; "average": the newest average of the weights
+            (`optim.ema`); a number: those of this step.
+
+    Raises:
+        TokmillError: there are no such weights; the hint lists those that there are.
+    """
+    places = [run / BEST, *checkpoints(run), run / FINAL]
+    found = sorted((place for place in places if (place / MODEL).exists()), key=step_of)
+    named = {str(step_of(place)): place / MODEL for place in found}
+    newest, average = newest_weights(run), newest_average(run)
+    if run / BEST in found:
+        named["best"] = run / BEST / MODEL
+    if average is not None:
+        named["average"] = average
+    if newest is not None:
+        named |= {"": newest / MODEL, "last": newest / MODEL}
+    if at in named:
+        return named[at]
+    if not at or not named:
+        what, hint = "the run has no weights yet", "wait for its first checkpoint"
+    else:
+        what = f"the run has no weights {'of step ' if at.isdecimal() else 'called '}{at}"
+        hint = f"there are: {', '.join(filter(None, named))}"
+    raise TokmillError(what, where=str(run), hint=hint)
+
+
+def load_from(task: Task, file: Path) -> None:
+    """Read a file of weights, which must be those that were written there, into a task."""
+    load_weights(task, file, seal_of(file))
+
+
+def step_of(place: Path) -> int:
+    """Return the step after which the weights of a folder were taken."""
+    if place.parent.name == FOLDER:
+        return int(place.name.partition("-")[2])
+    said = read_metadata(place / MODEL).get("step", "")
+    if not re.fullmatch(r"\d{1,18}", said):
+        raise TokmillError(
+            "the weights do not say of which step they are"
+            + (f", but {said[:40]!r}" if said else ""),
+            where=str(place / MODEL),
+            hint="the file is none that tokmill wrote: `tokmill model import` makes a run of the "
+            "weights of others",
+        )
+    return int(said)

@@ -1,0 +1,321 @@
+"""Graphs as files: Parquet, read back exactly, or JSON Lines; one row a block.
+
+Columns of both: `program`, `function` (its address), `name` (raw symbol name, or `sub_401000`),
+`demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each instruction),
+`successors` (addresses, 0 for none) and `kinds` (fall, jump, branch, call, indirect, return). What
+concerns the whole program stands in the metadata of the Parquet file, in JSON Lines in the first
+line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+from tokmill.files import write_file
+from tokmill.headers import arrow_errors, loads_json
+from tokmill.store.schema import Array
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image.program import demangle
+
+KEY = b"tokmill.graph"
+VERSION = 1
+KINDS = [edge.name.lower() for edge in Edge]
+COLUMNS = (
+    "program", "function", "name", "demangled", "address", "code", "lengths", "successors", "kinds"
+)  # fmt: skip
+JSON_ROWS = 4096
+
+
+class About(msgspec.Struct, frozen=True):
+    """What a graph file says of its program."""
+
+    program: str
+    bits: int
+    functions: int
+    blocks: int
+    instructions: int
+    edges: int
+    digest: str = ""
+    """sha256 of the program file, "" where it came from none."""
+    lifter: str = ""
+    """Who made the graph, with versions."""
+    unresolved: dict[str, list[int]] = {}
+    """Reason → addresses of what could not be followed."""
+    version: int = VERSION
+    compiler: str = ""
+    level: str = ""
+    cut_short: tuple[str, ...] = ()
+    """As of `Graph`."""
+
+
+def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
+    """Return the facts of a graph."""
+    unresolved: dict[str, list[int]] = {}
+    for address, reason in graph.unresolved:
+        unresolved.setdefault(reason, []).append(address)
+    return About(
+        graph.program,
+        graph.bits,
+        len(graph.function_address),
+        len(graph.block_address),
+        len(graph.lengths),
+        len(graph.edge_target),
+        digest,
+        lifter,
+        unresolved,
+        compiler=graph.compiler,
+        level=graph.level,
+        cut_short=graph.cut_short,
+    )
+
+
+def write_graph(graph: Graph, path: Path, digest: str = "", lifter: str = "") -> About:
+    """Write a graph as Parquet or, to a path that ends in .jsonl, as JSON Lines; atomic."""
+    facts = about(graph, digest, lifter)
+    if path.suffix == ".jsonl":
+        write_file(path, _json_lines(graph, facts))
+    else:
+        write_file(path, _parquet(graph, facts))
+    return facts
+
+
+def read_graph(path: Path | str) -> Graph:
+    """Return the graph in a Parquet file that `write_graph` made.
+
+    Raises `TokmillError` for a file that is damaged, holds something else, or is of a later
+    version.
+    """
+    path = Path(path)
+    arrow = plugins.require("pyarrow")
+    with _arrow_errors(path):
+        file = plugins.require("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
+        facts = _facts(file, path)
+        table = file.read(columns=list(COLUMNS)).combine_chunks()
+        columns = {name: table[name].combine_chunks() for name in COLUMNS}
+        name = columns["name"].cast(arrow.large_string()).dictionary_encode()
+        function, number = columns["function"].to_numpy(), name.indices.to_numpy()
+        begins = np.ones(len(function), bool)
+        begins[1:] = (function[1:] != function[:-1]) | (number[1:] != number[:-1])
+        first = np.flatnonzero(begins)
+        names = name.dictionary.take(arrow.array(number[first])).to_pylist()
+        address = function[first].astype(np.uint64)
+        code, block_bytes = _binary(columns["code"])
+        kinds = columns["kinds"].flatten().dictionary_encode()
+        kind_of = [KINDS.index(kind) for kind in kinds.dictionary.to_pylist()]
+        lengths, successors = columns["lengths"], columns["successors"]
+        graph = Graph(
+            program=facts.program,
+            bits=facts.bits,
+            function_address=address,
+            function_name=[
+                "" if name == _made_up(at) else name
+                for name, at in zip(names, address.tolist(), strict=True)
+            ],
+            function_blocks=np.append(first, len(function)).astype(np.int64),
+            block_address=columns["address"].to_numpy().astype(np.uint64),
+            block_bytes=block_bytes,
+            code=code,
+            block_instructions=_list_offsets(lengths),
+            lengths=lengths.flatten().to_numpy().astype(np.uint8),
+            block_edges=_list_offsets(successors),
+            edge_target=successors.flatten().to_numpy().astype(np.uint64),
+            edge_kind=np.asarray(kind_of, np.uint8)[kinds.indices.to_numpy()],
+            unresolved=sorted((at, why) for why, all_ in facts.unresolved.items() for at in all_),
+            compiler=facts.compiler,
+            level=facts.level,
+            cut_short=facts.cut_short,
+        )
+        _check(graph)
+        return graph
+
+
+def _check(graph: Graph) -> None:
+    """Raise `ValueError` where the columns of a graph do not fit one another."""
+    blocks = len(graph.block_address)
+    ends = np.append(0, np.cumsum(graph.lengths, dtype=np.int64))
+    good = (
+        all(
+            len(offsets) == blocks + 1 and (np.diff(offsets) >= 0).all()
+            for offsets in (graph.block_bytes, graph.block_instructions, graph.block_edges)
+        )
+        and graph.block_instructions[-1] == len(graph.lengths)
+        and graph.block_edges[-1] == len(graph.edge_target) == len(graph.edge_kind)
+        and graph.block_bytes[-1] == len(graph.code)
+        and (ends[graph.block_instructions] == graph.block_bytes).all()
+    )
+    if not good:
+        raise ValueError("its columns do not fit one another")
+
+
+def read_about(path: Path) -> About | None:
+    """Return the facts of a graph file; None where there is none that can be read."""
+    try:
+        if path.suffix == ".jsonl":
+            with open(path, "rb") as file:
+                first: _First = loads_json(file.readline(), _First)
+                return first.graph
+        if not path.exists():
+            return None
+        with _arrow_errors(path):
+            return _facts(plugins.require("pyarrow.parquet").ParquetFile(path), path)
+    except (TokmillError, OSError, ValueError):
+        return None
+
+
+class _First(msgspec.Struct, frozen=True):
+    """The first line of a graph in JSON Lines."""
+
+    graph: About
+
+
+def _made_up(address: int) -> str:
+    return f"sub_{address:x}"
+
+
+def _shown(graph: Graph) -> tuple[list[str], list[str]]:
+    """Return the names of the functions as files have them, raw and demangled."""
+    addresses = graph.function_address.tolist()
+    names = [
+        name or _made_up(address)
+        for name, address in zip(graph.function_name, addresses, strict=True)
+    ]
+    return names, demangle(names)
+
+
+def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
+    arrow = plugins.require("pyarrow")
+    blocks = len(graph.block_address)
+    number = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
+    names, demangled = _shown(graph)
+    code = [None, arrow.py_buffer(graph.block_bytes), arrow.py_buffer(graph.code)]
+    kinds = arrow.DictionaryArray.from_arrays(
+        arrow.array(graph.edge_kind.view(np.int8)), arrow.array(KINDS, arrow.string())
+    )
+    table = arrow.table(
+        {
+            "program": arrow.DictionaryArray.from_arrays(
+                arrow.array(np.zeros(blocks, np.int32)), arrow.array([graph.program])
+            ),
+            "function": arrow.array(graph.function_address[number]),
+            "name": _repeated(names, number),
+            "demangled": _repeated(demangled, number),
+            "address": arrow.array(graph.block_address),
+            "code": arrow.Array.from_buffers(arrow.large_binary(), blocks, code),
+            "lengths": arrow.LargeListArray.from_arrays(
+                graph.block_instructions, arrow.array(graph.lengths)
+            ),
+            "successors": arrow.LargeListArray.from_arrays(
+                graph.block_edges, arrow.array(graph.edge_target)
+            ),
+            "kinds": arrow.LargeListArray.from_arrays(graph.block_edges, kinds),
+        },
+        metadata={KEY: msgspec.json.encode(facts)},
+    )
+    sink = arrow.BufferOutputStream()
+    plugins.require("pyarrow.parquet").write_table(
+        table, sink, compression="zstd", write_page_checksum=True
+    )
+    yield memoryview(sink.getvalue()).tobytes()
+
+
+def _repeated(values: list[str], number: Array) -> Any:
+    """Return values[number[0]], values[number[1]], … as a dictionary that holds each string once.
+
+    With twins in it pyarrow writes the strings out, and not always the same bytes.
+    """
+    arrow = plugins.require("pyarrow")
+    places: dict[str, int] = {}
+    index = np.asarray([places.setdefault(value, len(places)) for value in values], np.int32)
+    return arrow.DictionaryArray.from_arrays(
+        arrow.array(index[number]), arrow.array(list(places), arrow.string())
+    )
+
+
+def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
+    encode = msgspec.json.Encoder().encode
+    yield encode(_First(facts)) + b"\n"
+    names, demangled = _shown(graph)
+    code = graph.code.tobytes()
+    function = np.repeat(np.arange(len(names)), np.diff(graph.function_blocks))
+    addresses = graph.function_address.tolist()
+    for begin in range(0, len(function), JSON_ROWS):
+        lines = []
+        for block in range(begin, min(begin + JSON_ROWS, len(function))):
+            number = int(function[block])
+            ways = slice(*graph.block_edges[block : block + 2].tolist())
+            place = slice(*graph.block_bytes[block : block + 2].tolist())
+            inside = slice(*graph.block_instructions[block : block + 2].tolist())
+            row: dict[str, Any] = {
+                "program": graph.program,
+                "function": addresses[number],
+                "name": names[number],
+                "demangled": demangled[number],
+                "address": int(graph.block_address[block]),
+                "code": code[place].hex(),
+                "lengths": graph.lengths[inside].tolist(),
+                "successors": graph.edge_target[ways].tolist(),
+                "kinds": [KINDS[kind] for kind in graph.edge_kind[ways].tolist()],
+            }
+            lines.append(encode(row))
+        yield b"\n".join(lines) + b"\n"
+
+
+def _facts(file: Any, path: Path) -> About:
+    metadata = file.schema_arrow.metadata or {}
+    if KEY not in metadata:
+        raise TokmillError(
+            "the Parquet file holds no graph", where=str(path), hint="tokmill cfg makes such files"
+        )
+    try:
+        facts: About = loads_json(metadata[KEY], About)
+    except ValueError as error:
+        raise TokmillError(
+            f"the facts of the graph are damaged: {error}", where=str(path), hint="make it again"
+        ) from None
+    if facts.version > VERSION:
+        raise TokmillError(
+            f"a graph of version {facts.version}, later than {VERSION}",
+            where=str(path),
+            hint="use a newer tokmill, or make it again with this one",
+        )
+    return facts
+
+
+MALFORMED: tuple[type[Exception], ...] = (KeyError, ValueError, IndexError, TypeError)
+
+
+@contextlib.contextmanager
+def _arrow_errors(path: Path) -> Iterator[None]:
+    arrow = plugins.require("pyarrow")
+    try:
+        yield
+    except FileNotFoundError:
+        raise TokmillError(
+            "there is no such file", where=str(path), hint="check the path"
+        ) from None
+    except MALFORMED + arrow_errors(arrow) as error:
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TokmillError(
+            f"the graph cannot be read: {what}", where=str(path), hint="make it again"
+        ) from None
+
+
+def _binary(column: Any) -> tuple[Array, Array]:
+    """Return the bytes (u1) and offsets (i8) of a column of bytes."""
+    bounds = np.frombuffer(column.buffers()[1], np.int64)[: len(column) + 1]
+    data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
+    return data[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0]
+
+
+def _list_offsets(column: Any) -> Array:
+    bounds = column.offsets.to_numpy()[: len(column) + 1].astype(np.int64)
+    found: Array = bounds - bounds[0]
+    return found

@@ -1,0 +1,125 @@
+"""Inputs of whatever reads programs: programs, pickles of BinaryCorp and graph files, as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokmill import plugins
+from tokmill.builds.processes import in_processes
+from tokmill.builds.scan import FolderOptions, InputFile, Inputs, find_files
+from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError
+from tokmill.progress import Progress
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.files import read_graph
+from tokmill.x86.graphs.lifting import PICKLE, check_levels, find_programs, lift_file, lift_parts
+
+GRAPH = ".parquet"
+
+
+def find_inputs(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
+    """Return programs, pickles and graph files below some paths, and what was left out.
+
+    As `find_programs`, but of folders graph files are taken too.
+    """
+    return find_programs(inputs, graphs=(GRAPH,), choice=choice)
+
+
+def graphs_in(
+    file: InputFile,
+    levels: Sequence[str] | None = None,
+    lifter: str = "native",
+    *,
+    windows: bool = False,
+) -> Iterator[Graph]:
+    """Yield the graphs of one input: of a pickle that of each program, else one.
+
+    With `windows` a very large program gives several, a part of its functions in each.
+
+    A program is lifted here, by `lifter`. Raises `TokmillError` for what is neither program, pickle
+    nor graph.
+    """
+    if file.path.suffix == PICKLE:
+        yield from plugins.require("tokmill.x86.graphs.saved_index").graphs_of(file.path, levels)
+    elif file.path.suffix == GRAPH:
+        yield read_graph(file.path)
+    elif file.path.suffix == ".jsonl":
+        raise TokmillError(
+            "graphs are read from Parquet files, not from JSON Lines",
+            where=str(file.path),
+            hint="leave out --format jsonl of `tokmill cfg`",
+        )
+    elif windows:
+        yield from lift_parts(file, lifter)
+    else:
+        yield lift_file(file, lifter)
+
+
+def graphs_of_path(path: Path | str) -> Iterator[Graph]:
+    """Yield the graphs of one file, as `graphs_in`."""
+    if Path(path).is_dir():
+        raise TokmillError("this is a folder", where=str(path), hint="name one file in it")
+    for file in find_files([str(path)], ()).files:
+        yield from graphs_in(file)
+
+
+class Seen(NamedTuple):
+    """What was made of one program, or why nothing was."""
+
+    program: str
+    value: Any = None
+    refused: str = ""
+    hint: str = ""
+
+
+def look_at(
+    look: Callable[[Graph], Any],
+    files: Sequence[InputFile],
+    *,
+    levels: Sequence[str] | None = None,
+    workers: int = 0,
+    title: str = "look",
+    quiet: bool = True,
+) -> Iterator[Seen]:
+    """Yield what a function makes of the graph of each program, in whatever order they are done.
+
+    `look` must be known by its name, as `workers` processes call it; with 0 this one does. What
+    cannot be read or lifted is yielded as refused. Raises `UsageError` for `levels` of no pickle.
+    """
+    check_levels(files, levels)
+    # Large programs first: nobody waits for one that comes last.
+    order = sorted(files, key=lambda file: (-file.size, file.name))
+    tasks = [_Task(look, file, None if levels is None else tuple(levels)) for file in order]
+    done: Iterable[tuple[_Task, list[Seen]]]
+    if workers > 0 and len(tasks) > 1:
+        done = in_processes(
+            _look,
+            tasks,
+            min(workers, len(tasks)),
+            hint="most often memory ran out: try fewer --workers",
+        )
+    else:
+        done = ((task, _look(task)) for task in tasks)
+    with Progress(title, sum(file.size for file in files), quiet=quiet) as progress:
+        for task, found in done:
+            yield from found
+            progress.advance(task.file.size)
+
+
+class _Task(NamedTuple):
+    look: Callable[[Graph], Any]
+    file: InputFile
+    levels: tuple[str, ...] | None
+
+
+def _look(task: _Task) -> list[Seen]:
+    seen = []
+    try:
+        for graph in graphs_in(task.file, task.levels):
+            seen.append(Seen(graph.program, task.look(graph)))
+    except (MachineError, MissingExtraError, UsageError):
+        raise
+    except TokmillError as error:
+        seen.append(Seen(task.file.name, refused=error.what, hint=error.hint))
+    return seen

@@ -1,0 +1,331 @@
+"""Graphs of many programs: which are to be made, made in processes, kept when they are done."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tokmill import plugins
+from tokmill.builds.processes import in_processes
+from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
+from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.files import (
+    inside,
+    locked,
+    machine_errors,
+    make_folder,
+    new_folder,
+    remove,
+    remove_leftovers,
+    sha256_file,
+)
+from tokmill.progress import Progress, human_count
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.files import About, read_about, write_graph
+from tokmill.x86.image import elf, pe
+from tokmill.x86.image.producer import made_by
+from tokmill.x86.lift.windows import joined
+
+FORMS = ("parquet", "jsonl")
+PICKLE = ".pkl"
+PICKLES = "saved_index 1"
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of one program."""
+
+    program: str
+    seconds: float = 0.0
+    made: bool = False
+    """False: its graph was there already, or it was refused."""
+    refused: str = ""
+    """Why there is no graph."""
+    hint: str = ""
+    about: About | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What became of all programs."""
+
+    programs: int
+    made: int
+    kept: int
+    functions: int
+    blocks: int
+    instructions: int
+    edges: int
+    unresolved: dict[str, int]
+    """Reason → how many places could not be followed."""
+    refused: dict[str, int]
+    """Reason → programs without a graph."""
+    refusals: list[Outcome]
+    left_out: dict[str, int]
+    """Reason → what of the folders was not read."""
+    seconds: float
+    others: list[str] = []
+    """Programs that have a graph in the folder and are not among the inputs."""
+    cut_short: dict[str, int] = {}
+    """What was not looked for to the end → in how many programs."""
+
+
+class _Task(NamedTuple):
+    file: InputFile
+    out: Path
+    """The graph file; of a pickle, which may hold several programs, the folder."""
+    form: str
+    lifter: str
+    version: str
+    levels: tuple[str, ...] | None
+    chosen: bool = True
+    """Whether the name of the graph is ours, and not one that the user gave."""
+
+
+def lift_files(
+    inputs: Sequence[str],
+    out: Path,
+    *,
+    lifter: str = "native",
+    form: str = "parquet",
+    levels: Sequence[str] | None = None,
+    workers: int = 0,
+    choice: FolderOptions | None = None,
+    quiet: bool = True,
+) -> Report:
+    """Write the graph of each program below some paths.
+
+    `out` is a folder, or for one program a file that ends in .parquet or .jsonl. A graph that is
+    there, of the same bytes and by the same lifter, is kept. Raises `TokmillError` for paths that
+    are not there, `UsageError` for options that do not fit together and for another file as `out`.
+    """
+    started = time.monotonic()
+    if lifter not in plugins.LIFTERS:
+        raise UsageError(f"no lifter is called {lifter!r}", hint=nearest(lifter, plugins.LIFTERS))
+    single = out.suffix.removeprefix(".") in FORMS
+    if out.is_file() and not single:
+        raise UsageError(
+            "is a file; graphs lie in a folder",
+            where=str(out),
+            hint="choose another path; of one program also -o GRAPH.parquet",
+        )
+    if form not in FORMS:
+        raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMS))
+    files, left_out = find_programs(inputs, choice=choice)
+    if single and (len(files) != 1 or files[0].path.suffix == PICKLE):
+        raise UsageError(
+            f"{out} is one file, and there are {human_count(len(files), 'program')}"
+            if len(files) != 1
+            else f"{out} is one file, and {files[0].path} may hold several programs",
+            hint="name a folder: it gets a file a program",
+        )
+    check_levels(files, levels)
+    version = lifter_version(lifter)
+    tasks = [
+        _Task(
+            file,
+            out
+            if single or file.path.suffix == PICKLE
+            else inside(out, f"{file.name}.{form}", deep=True),
+            form,
+            lifter,
+            version,
+            None if levels is None else tuple(levels),
+            not single,
+        )
+        for file in files
+    ]
+    with _folder(out.parent if single else out):
+        done = _carry_out(tasks, workers, quiet)
+        others = [] if single else _others(out, form, {outcome.program for outcome in done})
+    return _report(done, left_out, others, time.monotonic() - started)
+
+
+def find_programs(
+    inputs: Sequence[str], graphs: tuple[str, ...] = (), choice: FolderOptions | None = None
+) -> Inputs:
+    """Return the programs and pickles below some paths, by name, and what was left out.
+
+    A file that was named is taken whatever it is; of a folder those that begin like a program, one
+    of several names of a file (links), and those that end in one of `graphs`; or what `choice`
+    says.
+    """
+
+    def fits(path: Path, head: bytes) -> str:
+        taken = path.name.lower().endswith(graphs) if graphs else False
+        return "" if taken or _may_be_program(path, head) else NO_PROGRAM
+
+    files, left_out = find_files(inputs, (), fits, choice, none_is_fine=True)
+    found: dict[tuple[int, int], InputFile] = {}
+    for file in files:
+        with machine_errors("read", file.path):
+            facts = file.path.stat()
+        key = (facts.st_dev, facts.st_ino)
+        if key not in found or (found[key].path.is_symlink() and not file.path.is_symlink()):
+            found[key] = file
+    if len(files) > len(found):
+        left_out["another name of a file"] = len(files) - len(found)
+    return Inputs(sorted(found.values(), key=lambda file: file.name), in_order(left_out))
+
+
+def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> None:
+    """Refuse optimisation levels where there is no pickle whose programs could have them."""
+    if levels is not None and not any(file.path.suffix == PICKLE for file in files):
+        raise UsageError(
+            "--levels are those of a saved_index.pkl, and none is among the inputs",
+            hint="leave it out: the level of a program is read from its debug information",
+        )
+
+
+def lift_file(file: InputFile, lifter: str = "native") -> Graph:
+    """Return the graph of a program by its name, and what made it; raises as the lifter."""
+    return joined(list(lift_parts(file, lifter)))
+
+
+def lift_parts(file: InputFile, lifter: str = "native") -> Iterator[Graph]:
+    """Yield the graph of a program; of a very large one a window of code at a time, by address."""
+    compiler, level = made_by(file.path)
+    graphs: Iterator[Graph]
+    if lifter == "native":
+        graphs = plugins.require("tokmill.x86.lift.cfg").lift_windows(file.path)
+    else:
+        graphs = iter([plugins.load(plugins.LIFTERS, lifter)(file.path)])
+    while (graph := next(graphs, None)) is not None:
+        graph.program, graph.compiler, graph.level = file.name, compiler, level
+        yield graph
+        del graph
+
+
+def lifter_version(lifter: str) -> str:
+    """Return name and versions of a lifter: what decides its graphs beside the program."""
+    module = plugins.require(plugins.LIFTERS[lifter].target.partition(":")[0])
+    return ", ".join([f"{lifter} {module.VERSION}", *module.packages()])
+
+
+def _may_be_program(path: Path, head: bytes) -> bool:
+    if path.suffix == PICKLE:
+        return path.name.endswith(("saved_index.pkl", "_extract.pkl"))
+    return head[:4] == elf.MAGIC or head[:2] == pe.MAGIC
+
+
+@contextlib.contextmanager
+def _folder(folder: Path) -> Iterator[None]:
+    path = folder / ".graphs.lock"
+    lock = locked(
+        path,
+        "another process is writing graphs into this folder",
+        "wait for it, or choose another folder",
+    )
+    with new_folder(folder), lock:
+        remove_leftovers(folder)
+        try:
+            yield
+        finally:
+            remove(path)
+
+
+def _carry_out(tasks: Sequence[_Task], workers: int, quiet: bool) -> list[Outcome]:
+    total = sum(task.file.size for task in tasks)
+    found: list[Outcome] = []
+    # Large programs first: nobody waits for one that comes last.
+    order = sorted(tasks, key=lambda task: (-task.file.size, task.file.name))
+    done: Iterable[tuple[_Task, list[Outcome]]]
+    if workers > 0 and len(tasks) > 1:
+        done = in_processes(
+            _make,
+            order,
+            min(workers, len(tasks)),
+            hint="most often memory ran out: try fewer --workers; "
+            "run the same command again and it continues",
+        )
+    else:
+        done = ((task, _make(task)) for task in order)
+    with Progress("lift", total, quiet=quiet) as progress:
+        for task, outcomes in done:
+            found += outcomes
+            progress.advance(task.file.size)
+    return sorted(found, key=lambda outcome: outcome.program)
+
+
+def _make(task: _Task) -> list[Outcome]:
+    started = time.monotonic()
+    name, path = task.file.name, task.file.path
+    try:
+        digest = sha256_file(path)
+        if path.suffix == PICKLE:
+            return list(_make_pickled(task, digest))
+        about = read_about(task.out)
+        if about is not None and (about.digest, about.lifter) == (digest, task.version):
+            return [Outcome(name, about=about)]
+        if about is None and task.chosen and task.out.exists():
+            what = "a file of the name of its graph is there, and is no graph"
+            hint = "remove it if it is a damaged graph, or choose another folder"
+            return [Outcome(name, refused=what, hint=hint)]
+        graph = lift_file(task.file, task.lifter)
+        make_folder(task.out.parent)
+        about = write_graph(graph, task.out, digest, task.version)
+        return [Outcome(name, time.monotonic() - started, True, about=about)]
+    except (MachineError, MissingExtraError, UsageError):
+        raise
+    except TokmillError as error:
+        return [Outcome(name, time.monotonic() - started, refused=error.what, hint=error.hint)]
+
+
+def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
+    """Write the graphs of a pickle of BinaryCorp; reading it is most of the work."""
+    pickles = plugins.require("tokmill.x86.graphs.saved_index")
+    for graph in pickles.graphs_of(task.file.path, task.levels):
+        started = time.monotonic()
+        graph.level = pickles.level_of(graph.program)
+        out = inside(task.out, f"{graph.program}.{task.form}", deep=True)
+        about = read_about(out)
+        made = about is None or (about.digest, about.lifter) != (digest, PICKLES)
+        if made:
+            about = write_graph(graph, out, digest, PICKLES)
+        yield Outcome(graph.program, time.monotonic() - started, made, about=about)
+
+
+def _others(folder: Path, form: str, done: set[str]) -> list[str]:
+    """Return the programs that a folder has a graph of and that are not among those just done."""
+    with machine_errors("read", folder):
+        paths = sorted(folder.rglob(f"*.{form}"))
+    names = {path: path.relative_to(folder).as_posix().removesuffix(f".{form}") for path in paths}
+    return [
+        name for path, name in names.items() if name not in done and read_about(path) is not None
+    ]
+
+
+def _report(
+    done: Sequence[Outcome], left_out: dict[str, int], others: list[str], seconds: float
+) -> Report:
+    unresolved: dict[str, int] = {}
+    refused: dict[str, int] = {}
+    cut_short: dict[str, int] = {}
+    facts = [outcome.about for outcome in done if outcome.about is not None]
+    for about in facts:
+        for reason, places in about.unresolved.items():
+            unresolved[reason] = unresolved.get(reason, 0) + len(places)
+        for reason in about.cut_short:
+            cut_short[reason] = cut_short.get(reason, 0) + 1
+    for outcome in done:
+        if outcome.refused:
+            refused[outcome.refused] = refused.get(outcome.refused, 0) + 1
+    return Report(
+        programs=len(done),
+        made=sum(outcome.made for outcome in done),
+        kept=sum(outcome.about is not None and not outcome.made for outcome in done),
+        functions=sum(about.functions for about in facts),
+        blocks=sum(about.blocks for about in facts),
+        instructions=sum(about.instructions for about in facts),
+        edges=sum(about.edges for about in facts),
+        unresolved=dict(sorted(unresolved.items())),
+        refused=dict(sorted(refused.items())),
+        refusals=[outcome for outcome in done if outcome.refused],
+        left_out=left_out,
+        seconds=seconds,
+        others=others,
+        cut_short=dict(sorted(cut_short.items())),
+    )

@@ -1,0 +1,228 @@
+"""Functions of BinaryCorp (jTrans): `*_extract.pkl` of one program, `saved_index.pkl` of several.
+
+An extract is {function: [address, asm, bytes, graph, feature]}, made by IDA; the graph is a
+networkx.DiGraph of blocks by address, each with `asm` (list of str) and `raw` (bytes). An index is
+{function: [such a list, one a program]}, of the functions that all programs of a project have. Its
+programs have no names in it, least of all their optimisation level. An extract is called
+PROJECT-PROGRAM-LEVEL-DIGEST_extract.pkl. Source of the formats: jTrans, `datautils/process.py` and
+`datautils/util/pairdata.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.progress import human_count
+from tokmill.unpickle import Budget, Instance, Pickle
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.recorded_blocks import Recorded
+
+EXTRACT = "_extract.pkl"
+NAMES = ("networkx.classes.",)
+"""Names that such pickles hold beside those of plain values."""
+BLOCK = 64
+"""Bytes that a block costs beside its code and edges, about."""
+FIELDS = ("address", "asm", "bytes", "graph")
+"""What a function begins with; features follow."""
+ADDRESS = "an int below 2^64"
+MOST_SHOWN = 80
+"""Characters of a name that a message shows."""
+LEVELS = ("O0", "O1", "O2", "O3", "Os", "Oz", "Og", "Ofast")
+UNKNOWN = "unknown"
+
+
+def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator[Graph]:
+    """Yield the graph of each program of an extract or an index, nothing of which is run.
+
+    Args:
+        path: the pickle.
+        levels: the optimisation levels of an index's programs, in the order of its lists. Without
+            them a program is looked for among the extracts beside the index: it is the one of
+            which all functions have the same name, address and bytes.
+
+    The graph of an extract has the name of its file, those of an index are PROJECT-LEVEL-NUMBER;
+    `level_of` reads the level from either.
+
+    Raises:
+        TokmillError: the file holds something else, or names what is no data.
+        UsageError: a level is unknown, there are not as many as programs, or the file is an
+            extract.
+    """
+    path = Path(path)
+    programs: list[Recorded] = []
+    prints: list[int] = []
+    names: set[str] = set()
+    extract = False
+    budget = Pickle(path).budget()
+    for name, value in _functions(path):
+        if not names:
+            extract = path.name.endswith(EXTRACT) or _is_function(value)
+        rows = _placed(name, value, extract, len(programs), path)
+        if not programs:
+            programs, prints = [Recorded() for _ in rows], [0] * len(rows)
+        names.add(name)
+        for number, (place, row) in enumerate(rows):
+            _add(programs[number], row, name, place, path, budget)
+            budget.take(len(row[2]))
+            prints[number] ^= _print(name, row)
+    if extract or path.name.endswith(EXTRACT):
+        if levels is not None:
+            raise UsageError(
+                "the level of an extract stands in the name of its file", where=str(path)
+            )
+        titles = [path.name.removesuffix(EXTRACT).removesuffix(path.suffix)]
+        programs = programs or [Recorded()]
+    else:
+        levels = _levels_beside(path, prints, names) if levels is None else levels
+        for level in levels:
+            if level not in (*LEVELS, UNKNOWN):
+                raise UsageError(
+                    f"no optimisation level is called {level!r}", hint=nearest(level, LEVELS)
+                )
+        if len(levels) != len(programs):
+            raise UsageError(
+                f"{human_count(len(levels), 'level')} for {human_count(len(programs), 'program')}",
+                where=str(path),
+                hint="name one for each, in the order in which the index lists them",
+            )
+        project = path.absolute().parent.name if path.name == "saved_index.pkl" else path.stem
+        titles = [f"{project}-{level}-{number}" for number, level in enumerate(levels)]
+    while programs:
+        yield programs.pop(0).graph(titles.pop(0))
+
+
+def level_of(program: str) -> str:
+    """Return the optimisation level in the name of a program of BinaryCorp, else "unknown"."""
+    parts = program.split("-")
+    return parts[-2] if len(parts) > 2 and parts[-2] in LEVELS else UNKNOWN
+
+
+def _functions(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield name → value; "" for the functions without a symbol, whose key is -1."""
+    for key, value in Pickle(path, NAMES).entries():
+        if not isinstance(key, str) and key != -1:
+            raise _unfit(path, f"a key is {_kind(key)}, not a name")
+        yield key if isinstance(key, str) else "", value
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 3 and not isinstance(value[0], list)
+
+
+def _placed(
+    name: str, value: Any, extract: bool, programs: int, path: Path
+) -> list[tuple[str, Any]]:
+    """Return where the function of each program stands in an entry, and the function.
+
+    Of an index there must be as many as in the first entry; 0: this is the first.
+    """
+    entry = f"[{name[:MOST_SHOWN]!r}]" if name else "[-1]"
+    if extract:
+        return [(entry, value)]
+    if not isinstance(value, list):
+        raise _unfit(path, f"{entry} is {_kind(value)}, not a list of functions, one a program")
+    if programs and len(value) != programs:
+        raise _unfit(
+            path, f"{entry} is a list of {len(value):,}, where the first entry has {programs:,}"
+        )
+    return [(f"{entry}[{number}]", row) for number, row in enumerate(value)]
+
+
+def _add(program: Recorded, row: Any, name: str, place: str, path: Path, budget: Budget) -> None:
+    """Add a function to its program; `place` is where it stands in the pickle."""
+    if not isinstance(row, list) or len(row) < len(FIELDS):
+        found = f"a list of {len(row)}" if isinstance(row, list) else _kind(row)
+        raise _unfit(path, f"{place} is {found}, not a list of {', '.join(FIELDS)}, …")
+    address, _, code, graph = row[: len(FIELDS)]
+    if not _is_address(address):
+        raise _unfit(path, f"{place}[0] (address) is {_kind(address)}, not {ADDRESS}")
+    if not isinstance(code, bytes):
+        raise _unfit(path, f"{place}[2] (bytes) is {_kind(code)}, not bytes")
+    if not isinstance(graph, Instance):
+        raise _unfit(path, f"{place}[3] (graph) is {_kind(graph)}, not a networkx.DiGraph")
+    place = f"{place}[3] (graph)"
+    state = graph.state if isinstance(graph.state, dict) else {}
+    # The names of networkx 2 and 3, then those of 1.
+    parts: list[Any] = [
+        state.get(new, state.get(old)) for new, old in (("_node", "node"), ("_adj", "adj"))
+    ]
+    for part, field in zip(parts, ("_node", "_adj"), strict=True):
+        if not isinstance(part, dict):
+            what = f"whose {field} is {_kind(part)}, not a dict"
+            raise _unfit(path, f"{place} is {_kind(graph)} {what}")
+    nodes, ways = parts
+    blocks = []
+    for start, facts in nodes.items():
+        if not _is_address(start):
+            raise _unfit(path, f"{place} has a block at {_kind(start)}, not at {ADDRESS}")
+        block = f"{place}, block {start:#x}:"
+        if not isinstance(facts, dict):
+            raise _unfit(path, f"{block} its attributes are {_kind(facts)}, not a dict")
+        raw, targets = facts.get("raw", b""), ways.get(start, {})
+        if not isinstance(raw, bytes):
+            raise _unfit(path, f"{block} its raw is {_kind(raw)}, not bytes")
+        if not isinstance(targets, dict | list):
+            raise _unfit(path, f"{block} its successors are {_kind(targets)}, not a dict")
+        for target in targets:
+            if not _is_address(target):
+                raise _unfit(path, f"{block} a successor is {_kind(target)}, not {ADDRESS}")
+        budget.take(BLOCK + len(raw) + 8 * len(targets))
+        blocks.append((start, raw, list(targets)))
+    program.add(name, address, blocks)
+
+
+def _is_address(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 64
+
+
+def _kind(value: Any) -> str:
+    """Return what a value is in words: an int, None, a networkx.classes.graph.Graph."""
+    if value is None:
+        return "None"
+    if type(value) is int and not _is_address(value):
+        return "a negative int" if value < 0 else f"an int of {value.bit_length():,} bits"
+    name = value.kind if isinstance(value, Instance) else type(value).__name__
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
+
+
+def _unfit(path: Path, why: str) -> TokmillError:
+    return TokmillError(
+        f"no functions of BinaryCorp: {why}",
+        where=str(path),
+        hint="`tokmill inspect` shows what it holds",
+    )
+
+
+def _print(name: str, row: list[Any]) -> int:
+    """Return a digest of name, address and bytes; a program's is the exclusive or of them all."""
+    digest = hashlib.blake2b(f"{row[0]} {name}\0".encode("utf-8", "surrogatepass"), digest_size=16)
+    digest.update(row[2])
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _levels_beside(path: Path, prints: list[int], names: set[str]) -> list[str]:
+    """Return the level of each program of an index, from the extracts beside it."""
+    extracts: dict[int, list[str]] = {}
+    for file in sorted(path.absolute().parent.glob(f"*{EXTRACT}")):
+        found, missing = 0, set(names)
+        for name, row in _functions(file):
+            whole = _is_function(row) and _is_address(row[0]) and isinstance(row[2], bytes)
+            if whole and name in names:
+                found ^= _print(name, row)
+                missing.discard(name)
+        if not missing:
+            level = level_of(file.name.removesuffix(EXTRACT))
+            extracts.setdefault(found, []).append(level)
+    levels = []
+    for number, one in enumerate(prints):
+        same = extracts.get(one, [])
+        # Of programs that are equal any may have any of the levels, if there are as many.
+        if len(same) == prints.count(one):
+            levels.append(same[prints[:number].count(one)])
+        else:
+            levels.append(same[0] if len(set(same)) == 1 else UNKNOWN)
+    return levels

@@ -1,0 +1,229 @@
+"""ELF file → `Program`: what is loaded where, which functions, imports and pointers it names."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from tokmill.errors import TokmillError
+from tokmill.store.schema import Array
+from tokmill.x86.image.eh_frame import read_unwind
+from tokmill.x86.image.elf import (
+    ALLOC,
+    EH_FRAME_HEADER,
+    EXECUTE,
+    LOAD,
+    NOBITS,
+    RESERVED,
+    Elf,
+    Relocations,
+    Tag,
+    text,
+)
+from tokmill.x86.image.image import NONE, Program, Section, name_functions, refuse_cut, tidy
+from tokmill.x86.image.link import Placement, relocate
+from tokmill.x86.image.ranges import distinct
+from tokmill.x86.image.stubs import find_stubs
+
+# Types of symbols.
+UNTYPED, FUNC, IFUNC = 0, 2, 10
+GLOBAL = 1
+
+PADDING = re.compile(rb"\xcc|(\x66*\x2e?\x0f\x1f|\x66*\x90)")
+"""Instructions of several bytes or one that do nothing."""
+
+# Relocation types that are alike on both machines, and those that are not.
+ABSOLUTE, SLOTS = 1, (6, 7)
+RELATIVE = {64: (8, 38, 37), 32: (8, 42)}
+RESOLVER = {64: 37, 32: 42}
+
+
+def read_elf(data: Array, path: str) -> Program:
+    """Return the program in an ELF file (u1).
+
+    Raises `TokmillError` for a damaged header, another machine, a file that is cut off or without
+    code.
+    """
+    elf = Elf(data, path)
+    refuse_cut(path, len(data), elf.needed())
+    layout = Placement(elf) if elf.kind == "relocatable" else None
+    tables = elf.relocations()
+    if layout:
+        for table in tables:
+            relocate(elf, layout, table)
+        sections = list(layout.sections.values())
+    else:
+        sections = _mapped(elf) or _segments(elf)
+    sections = tidy(sections, len(data))
+    program = Program(path, "ELF", elf.kind, elf.bits, elf.width // 8, sections)
+    program.fixed = elf.kind == "executable"
+    if layout:
+        program.global_offset_table = layout.table
+        program.import_name = list(layout.imports)
+        program.import_address = np.asarray(list(layout.imports.values()), np.uint64)
+        program.import_target = np.zeros(len(layout.imports), np.uint64)
+    else:
+        program.entry = elf.entry
+        if elf.dynamic.get(Tag.FLAGS_1, 0) & Tag.IS_EXECUTABLE:
+            program.kind = "executable"
+        program.global_offset_table = elf.dynamic.get(Tag.PLTGOT, 0)
+        for table in tables:
+            _link(program, table)
+    _name_functions(elf, program, layout)
+    if not layout:
+        _name_slots(program, tables)
+        find_stubs(program)
+    if not any(section.execute and not section.stubs for section in program.sections):
+        raise TokmillError(
+            "it holds no code", where=path, hint="does it hold debug information only?"
+        )
+    program.starts = np.concatenate([program.starts, _starts(elf, program)])
+    program.unwind = read_unwind(program, _frames(elf, program))
+    return program
+
+
+def _mapped(elf: Elf) -> list[Section]:
+    """Return the sections that are loaded; none where no section holds code."""
+    found = []
+    for number, section in enumerate(elf.sections):
+        if section["flags"] & ALLOC and section["address"] and section["type"] != NOBITS:
+            data, name = elf.content(number), elf.section_names[number]
+            execute = bool(section["flags"] & EXECUTE)
+            stubs = execute and name.startswith((".plt", ".iplt"))
+            found.append(Section(name, int(section["address"]), data, data, execute, stubs))
+    return found if any(section.execute for section in found) else []
+
+
+def _segments(elf: Elf) -> list[Section]:
+    found = []
+    for segment in elf.segments[elf.segments["type"] == LOAD]:
+        start = int(segment["offset"])
+        data = elf.data[start : start + int(segment["filesize"])]
+        found.append(Section("", int(segment["address"]), data, data, bool(segment["flags"] & 1)))
+    return found
+
+
+def _link(program: Program, table: Relocations) -> None:
+    """Write the pointers that a loader would write, as if the program were loaded at 0."""
+    relative = np.isin(table.kind, RELATIVE[program.bits])
+    direct = (table.symbol > 0) & np.isin(table.kind, (ABSOLUTE, *SLOTS))
+    value = np.zeros(len(table.place), np.uint64)
+    if len(table.symbols):
+        symbols = table.symbols[table.symbol]
+        direct &= symbols["section"] != 0
+        value[direct] = symbols["value"][direct]
+    known = relative | direct
+    if table.addend is not None:
+        added = relative | (direct & (table.kind == ABSOLUTE))
+        value[added] += table.addend[added].astype(np.uint64)
+    else:
+        value[relative] = program.load(table.place[relative])
+    program.store(table.place[known], value[known])
+    program.pointers = np.concatenate([program.pointers, value[known]])
+    resolvers = table.kind == RESOLVER[program.bits]
+    program.starts = np.concatenate([program.starts, value[resolvers]])
+
+
+def _name_slots(program: Program, tables: list[Relocations]) -> None:
+    """Name the places that hold addresses of symbols, in whatever program they are defined."""
+    slots: dict[int, tuple[str, int]] = {}
+    names = dict(zip(program.function_address.tolist(), program.function_name, strict=True))
+    for table in tables:
+        # What a resolver chooses when the program is loaded has the resolver's name.
+        places = table.place[table.kind == RESOLVER[program.bits]]
+        for place, resolver in zip(places.tolist(), program.load(places).tolist(), strict=True):
+            slots[place] = (names.get(resolver, ""), 0)
+        if not len(table.symbols):
+            continue
+        symbols = table.symbols[table.symbol]
+        defined = symbols["section"] != 0
+        named = np.isin(table.kind, SLOTS) | ((table.kind == ABSOLUTE) & ~defined)
+        rows = np.flatnonzero(named & (table.symbol > 0))
+        for place, name, target in zip(
+            table.place[rows].tolist(),
+            symbols["name"][rows].tolist(),
+            np.where(defined, symbols["value"], 0)[rows].tolist(),
+            strict=True,
+        ):
+            slots[place] = (text(table.strings, name), target)
+    ordered = sorted(slots)
+    program.slot_address = np.asarray(ordered, np.uint64)
+    program.slot_name = [slots[place][0] for place in ordered]
+    program.slot_target = np.asarray([slots[place][1] for place in ordered], np.uint64)
+
+
+def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> None:
+    """Set functions and fragments from all tables of symbols.
+
+    A global label in code counts as a function where no typed one covers it: assemblers give
+    types only when told to.
+    """
+    columns: list[list[Array]] = [[NONE], [NONE], [NONE]]
+    names: list[str] = []
+    for symbols, strings in elf.symbol_tables():
+        kind, binding = symbols["info"] & 15, symbols["info"] >> 4
+        section = symbols["section"].astype(np.int64)
+        typed = (kind == FUNC) | (kind == IFUNC)
+        wanted = typed | ((kind == UNTYPED) & (binding == GLOBAL))
+        address = symbols["value"].astype(np.uint64)
+        wanted &= section != 0
+        if layout:
+            wanted &= section < min(RESERVED, len(layout.address))
+            address[wanted] += layout.address[section[wanted]]
+        rows = np.flatnonzero(wanted)
+        # Global before weak before local; labels last.
+        rank = np.where(typed, np.where(binding == 0, 3, binding), 8)
+        columns[0].append(address[rows])
+        columns[1].append(symbols["size"][rows].astype(np.uint64))
+        columns[2].append(rank[rows].astype(np.int64))
+        names += [text(strings, at) for at in symbols["name"][rows].tolist()]
+    address, size, rank = (np.concatenate(column) for column in columns)
+    keep = (rank < 8) | ~_covered(address, address[rank < 8], size[rank < 8])
+    # The label of an end (OCaml's `code_end`) is no function: alignment lies there.
+    for row in np.flatnonzero(keep & (rank == 8)).tolist():
+        keep[row] = PADDING.match(program.read(int(address[row]), 8).tobytes()) is None
+    kept = [name for name, wanted in zip(names, keep.tolist(), strict=True) if wanted]
+    name_functions(program, address[keep], size[keep], rank[keep], kept)
+
+
+def _covered(address: Array, start: Array, size: Array) -> Array:
+    """Return which addresses lie behind the beginning and before the end of some range."""
+    order = np.argsort(start, kind="stable")
+    start, stop = start[order], np.maximum.accumulate((start + size)[order])
+    at = np.searchsorted(start, address) - 1
+    found: Array = (at >= 0) & (address < stop[at]) if len(start) else np.zeros(len(address), bool)
+    return found
+
+
+def _starts(elf: Elf, program: Program) -> Array:
+    """Return what the loader calls: initialisers and finalisers."""
+    found = [elf.dynamic.get(tag, 0) for tag in (Tag.INIT, Tag.FINI)]
+    tables = [(elf.dynamic.get(at, 0), elf.dynamic.get(size, 0)) for at, size in Tag.ARRAYS]
+    for section in program.sections:
+        if section.name in (".init", ".fini") and elf.kind != "relocatable":
+            found.append(section.address)
+        elif section.name.startswith((".init_array", ".fini_array", ".preinit_array", ".ctors")):
+            tables.append((section.address, len(section.data)))
+    found_array = np.asarray(found, np.uint64)
+    for address, size in tables:
+        count = len(program.read(address, size)) // program.word
+        places = np.arange(count, dtype=np.uint64) * np.uint64(program.word) + np.uint64(address)
+        found_array = np.concatenate([found_array, program.load(places)])
+    return distinct(found_array[found_array > 0])
+
+
+def _frames(elf: Elf, program: Program) -> list[Section]:
+    """Return the frame tables: sections, or what the header of the frame table points to."""
+    found = [section for section in program.sections if section.name == ".eh_frame"]
+    if found or any(section.name for section in program.sections):
+        return found
+    for segment in elf.segments[elf.segments["type"] == EH_FRAME_HEADER]:
+        # Version, encoding of the pointer, of the count, of the table; 0x1B: relative, 4 bytes.
+        header = program.read(int(segment["address"]), 8)
+        if len(header) == 8 and header[1] == 0x1B:
+            place = int(segment["address"]) + 4 + int(header[4:].view("<i4")[0])
+            section = program.section_at(place)
+            if section is not None:
+                found.append(section.cut(place - section.address, len(section.data)))
+    return found

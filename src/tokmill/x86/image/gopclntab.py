@@ -1,0 +1,210 @@
+"""The table of functions that programs by the Go compiler carry, stripped or not: `.gopclntab`.
+
+The runtime needs it for stack traces, so it stays when symbols go. Its layout is that of the
+packages runtime (symtab.go) and debug/gosym of Go's library; the first four bytes tell its version:
+
+| magic | Go | entries of the table of functions | they count from |
+|---|---|---|---|
+| fffffffb | 1.2 to 1.15 | two words | 0; records from the header |
+| fffffffa | 1.16, 1.17 | two words | 0; records from the table |
+| fffffff0, fffffff1 | 1.18, 1.19 and later | two numbers of 4 bytes | the beginning of Go's code |
+
+An entry is where a function begins and where its record lies; an address ends the table. A record
+begins with the function's address, and then the place of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.image.image import Program, Section
+from tokmill.x86.image.ranges import member
+
+SECTION = ".gopclntab"
+"""The end of the section's name; position-independent programs have `.data.rel.ro` before it."""
+OLDEST, WORDS, OFFSETS = (0xFFFFFFFB,), (0xFFFFFFFA,), (0xFFFFFFF0, 0xFFFFFFF1)
+HEADER = 8
+"""Bytes: magic, two zeros, unit of code (1 on x86), bytes of a word."""
+LONGEST_NAME = 1 << 12
+MOST_TEXT = 4
+"""All names together are no longer than so many times the bytes behind the header."""
+MODULE_WORDS = 64
+"""Words of the runtime's description of the program in which the limits of code are found."""
+TRAP = 0xCC
+MOST_PADDING = 64
+"""The linker fills up to the next function with INT3: bytes of it that are looked at."""
+
+
+class Table(NamedTuple):
+    """Functions by address; F functions."""
+
+    start: Array
+    """(F,) u8, addresses, ascending."""
+    stop: Array
+    """(F,) u8, behind the last byte that is no padding."""
+    name: list[str]
+    """(F), as in Go: `main.(*Stack).Push`; "" where the place of the name is damaged."""
+
+
+def name_go_functions(program: Program) -> None:
+    """Add the functions of Go's table to those that symbols name; symbols come first."""
+    table = read_table(program)
+    if table is None:
+        return
+    fresh = np.flatnonzero(~member(table.start, program.function_address))
+    address = np.concatenate([program.function_address, table.start[fresh]])
+    size = np.concatenate([program.function_size, (table.stop - table.start)[fresh]])
+    names = program.function_name + [table.name[i] for i in fresh.tolist()]
+    order = np.argsort(address, kind="stable")
+    program.function_address, program.function_size = address[order], size[order]
+    program.function_name = [names[i] for i in order.tolist()]
+
+
+def read_table(program: Program) -> Table | None:
+    """Return the functions of the first sound table of a program; None where there is none."""
+    for section, place in _candidates(program):
+        found = _Reader(program, section, place).table()
+        if found is not None:
+            return found
+    return None
+
+
+def _candidates(program: Program) -> Iterator[tuple[Section, int]]:
+    """Yield where a table may lie: the section of that name, else wherever its header is seen."""
+    named = [section for section in program.sections if section.name.endswith(SECTION)]
+    for section in named or program.sections:
+        if named:
+            yield section, 0
+            continue
+        first = -section.address % 4
+        words = section.linked[first : first + max(0, len(section.linked) - first) // 4 * 4]
+        numbers = words.view("<u4")
+        # All four begin so; few other numbers do.
+        high = np.flatnonzero(numbers >= 0xFFFFFFF0)
+        rest = numbers[np.minimum(high + 1, len(numbers) - 1)]
+        wanted = np.isin(numbers[high], (*OLDEST, *WORDS, *OFFSETS))
+        wanted &= rest == np.uint32(1 << 16 | program.word << 24)
+        for place in (first + 4 * high[wanted]).tolist():
+            yield section, place
+
+
+class _Reader:
+    """Reads one table; nothing in it is believed before it was compared with what is there."""
+
+    def __init__(self, program: Program, section: Section, place: int) -> None:
+        self.program, self.word = program, program.word
+        self.address = section.address + place
+        self.data = section.linked[place:]
+        sections = [one for one in program.sections if one.execute and not one.stubs]
+        self.code = [(one.address, one.stop) for one in sections]
+
+    def table(self) -> Table | None:
+        """Return the functions; None where something does not fit."""
+        if len(self.data) < HEADER or self.data[4:8].tolist() != [0, 0, 1, self.word]:
+            return None
+        magic = int(self.data[:4].view("<u4")[0])
+        if magic in OLDEST:
+            return self._functions(self._number(0), HEADER + self.word, self.word, 0, 0)
+        if magic in WORDS:
+            return self._functions(self._number(0), self._number(6), self.word, 0, self._number(2))
+        if magic in OFFSETS:
+            count, table, names = self._number(0), self._number(7), self._number(3)
+            found = self._functions(count, table, 4, self._number(2), names)
+            # Later linkers leave the beginning of code out.
+            return found or self._functions(count, table, 4, self._text(count, table), names)
+        return None
+
+    def _number(self, place: int) -> int:
+        """Return a word of the header, behind its first eight bytes; 0 where the data ends."""
+        at = HEADER + place * self.word
+        return int.from_bytes(self.data[at : at + self.word].tobytes(), "little")
+
+    def _entries(self, count: int, table: int, size: int) -> Array | None:
+        """Return the table of functions and its end as rows of two numbers (u8)."""
+        end = table + (2 * count + 1) * size
+        if not 0 < count <= len(self.data) or not 0 < table < end <= len(self.data):
+            return None
+        numbers = self.data[table:end].view(f"<u{size}").astype(np.uint64)
+        return np.append(numbers, np.uint64(0)).reshape(-1, 2)
+
+    def _functions(self, count: int, table: int, size: int, base: int, names: int) -> Table | None:
+        """Return the functions of a table of `count` entries, whose numbers have `size` bytes."""
+        rows = self._entries(count, table, size)
+        if rows is None:
+            return None
+        address = rows[:, 0] + np.uint64(base)
+        start, stop = address[:-1], address[1:]
+        low, high = self._section(start[0])
+        sound = (start < stop).all() and low <= int(start[0]) and int(stop[-1]) <= high
+        if not sound:
+            return None
+        # Up to 1.15 all places count from the header, then records from the table.
+        records = rows[:-1, 1] + np.uint64(0 if names == 0 else table)
+        width = self.word if size == self.word else 4
+        inside = records <= np.uint64(max(0, len(self.data) - width - 4))
+        # A record begins with the function's address again: a good table proves itself.
+        place = np.where(inside, records, 0).astype(np.int64)
+        again = self._cells(place, width)
+        if not ((again == rows[:-1, 0]) & inside).all():
+            return None
+        text = min(names, len(self.data)) + self._cells(place + width, 4).astype(np.int64)
+        return Table(start, self._trim(start, stop), self._names(text))
+
+    def _cells(self, place: Array, size: int) -> Array:
+        cells = self.data[place[:, None] + np.arange(size)]
+        found: Array = cells.view(f"<u{size}")[:, 0].astype(np.uint64)
+        return found
+
+    def _section(self, address: np.uint64) -> tuple[int, int]:
+        """Return the limits of the code around an address; (1, 0) outside."""
+        inside = (one for one in self.code if one[0] <= int(address) < one[1])
+        return next(inside, (1, 0))
+
+    def _trim(self, start: Array, stop: Array) -> Array:
+        """Return the ends of functions without the padding behind them (u8)."""
+        low, high = self._section(start[0])
+        code = self.program.read(low, high - low)
+        end = (stop - np.uint64(low)).astype(np.int64)
+        first = (start - np.uint64(low)).astype(np.int64)
+        for _ in range(MOST_PADDING):
+            padded = (end - 1 > first) & (code[end - 1] == TRAP)
+            if not padded.any():
+                break
+            end -= padded
+        return end.astype(np.uint64) + np.uint64(low)
+
+    def _names(self, places: Array) -> list[str]:
+        """Return the names at some places, each ended by a zero."""
+        data = self.data.tobytes()
+        left = MOST_TEXT * len(data)
+        found = []
+        for place in places.tolist():
+            end = data.find(b"\0", place, place + LONGEST_NAME) if place > 0 else -1
+            left -= max(0, end - place)
+            found.append(data[place:end].decode("utf-8", "replace") if end > 0 and left > 0 else "")
+        return found
+
+    def _text(self, count: int, table: int) -> int:
+        """Return where Go's code begins: the runtime's description of the program says it.
+
+        That begins with a pointer to the table, and somewhere in it stand the lowest and the
+        highest address of functions, whose distance is known.
+        """
+        rows = self._entries(count, table, 4)
+        if rows is None:
+            return 0
+        length = int(rows[-1, 0]) - int(rows[0, 0])
+        for section in self.program.sections:
+            first = -section.address % self.word
+            size = max(0, len(section.linked) - first) // self.word * self.word
+            words = section.linked[first : first + size].view(f"<u{self.word}")
+            for at in np.flatnonzero(words == self.address).tolist():
+                module = words[at : at + MODULE_WORDS].astype(np.uint64)
+                for low in module[:-1][module[1:] - module[:-1] == np.uint64(length)].tolist():
+                    if self._section(np.uint64(low)) != (1, 0):
+                        return int(low) - int(rows[0, 0])
+        return 0

@@ -1,0 +1,102 @@
+"""Lay out a relocatable ELF file in memory and apply its relocations."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.image.elf import (
+    ALLOC,
+    EXECUTE,
+    NOBITS,
+    RESERVED,
+    UNDEFINED,
+    Elf,
+    Relocations,
+    text,
+)
+from tokmill.x86.image.image import Section
+
+BASE = 0x400000
+"""Where the first section lies: not at 0, which means "nowhere" in a graph."""
+PLACE = 16
+"""Bytes of the made-up place of an undefined symbol."""
+
+# Relocation types: (what is stored, bytes). S symbol, A addend, P place, G global offset table.
+RULES = {
+    64: {1: ("S+A", 8), 2: ("S+A-P", 4), 4: ("S+A-P", 4), 10: ("S+A", 4), 11: ("S+A", 4),
+         24: ("S+A-P", 8), 25: ("S+A-G", 8), 26: ("G+A-P", 4)},
+    32: {1: ("S+A", 4), 2: ("S+A-P", 4), 4: ("S+A-P", 4), 9: ("S+A-G", 4), 10: ("G+A-P", 4)},
+}  # fmt: skip
+
+
+class Placement:
+    """Where the sections and the undefined symbols of a relocatable file lie."""
+
+    def __init__(self, elf: Elf) -> None:
+        self.address = np.zeros(len(elf.sections), np.uint64)
+        self.sections: dict[int, Section] = {}
+        """Section number → section, those that are loaded."""
+        end = BASE
+        for number, section in enumerate(elf.sections):
+            if not section["flags"] & ALLOC:
+                continue
+            align = min(max(1, int(section["align"])), 1 << 16)
+            end = (end + align - 1) // align * align
+            self.address[number] = end
+            if section["type"] == NOBITS:
+                end += min(int(section["size"]), 1 << 40)
+                continue
+            data = elf.content(number)
+            execute = bool(section["flags"] & EXECUTE)
+            self.sections[number] = Section(elf.section_names[number], end, data, data, execute)
+            end += len(data)
+        self.table = (end + PLACE - 1) // PLACE * PLACE
+        """Made-up place of the global offset table."""
+        self.imports: dict[str, int] = {}
+        """Undefined symbol that is used → its made-up place."""
+
+    def values(self, table: Relocations) -> Array:
+        """Return the addresses (u8) of the symbols that relocations name, one a relocation."""
+        if not len(table.symbols):
+            return np.zeros(len(table.symbol), np.uint64)
+        symbols = table.symbols[table.symbol]
+        value = symbols["value"].astype(np.uint64)
+        section = symbols["section"].astype(np.int64)
+        defined = (section != UNDEFINED) & (section < min(RESERVED, len(self.address)))
+        value[defined] += self.address[section[defined]]
+        missing = np.flatnonzero((section == UNDEFINED) & (table.symbol > 0))
+        for i, name in zip(missing.tolist(), symbols["name"][missing].tolist(), strict=True):
+            # Each table of relocations may have symbols of its own, so the name is the key.
+            value[i] = self._import(text(table.strings, name))
+        return value
+
+    def _import(self, name: str) -> int:
+        return self.imports.setdefault(name, self.table + PLACE * (1 + len(self.imports)))
+
+
+def relocate(elf: Elf, layout: Placement, table: Relocations) -> None:
+    """Apply one table of relocations to the linked bytes of its section."""
+    section = layout.sections.get(table.target)
+    if section is None:
+        return
+    symbol = layout.values(table)
+    if section.linked is section.data:
+        section.linked = section.data.copy()
+    for kind, (rule, size) in RULES[elf.bits].items():
+        mine = np.flatnonzero(table.kind == kind)
+        mine = mine[table.place[mine] <= max(0, len(section.data) - size)]
+        if not len(mine) or len(section.data) < size:
+            continue
+        place = table.place[mine].astype(np.int64)
+        cells = place[:, None] + np.arange(size)
+        if table.addend is not None:
+            value = table.addend[mine].astype(np.uint64)
+        else:
+            value = section.linked[cells].view(f"<i{size}")[:, 0].astype(np.int64).astype(np.uint64)
+        value = value + (np.uint64(layout.table) if rule.startswith("G") else symbol[mine])
+        if rule.endswith("-P"):
+            value = value - (place.astype(np.uint64) + np.uint64(section.address))
+        elif rule.endswith("-G"):
+            value = value - np.uint64(layout.table)
+        section.linked[cells] = value.astype(f"<u{size}").view(np.uint8).reshape(-1, size)

@@ -1,0 +1,103 @@
+"""Open a program file: ELF or PE for x86, every other kind refused by its name."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+from tokmill.files import machine_errors
+from tokmill.store.schema import Array
+from tokmill.x86.image import elf, pe
+from tokmill.x86.image.gopclntab import name_go_functions
+from tokmill.x86.image.image import Program
+
+OTHERS = {
+    b"!<arch>\n": ("a static library", "unpack it with `ar x` and give its object files"),
+    b"!<thin>\n": ("a thin static library", "give the object files that it names"),
+    b"BC\xc0\xde": ("LLVM bitcode", "compile it to an object file"),
+    b"\0asm": ("a WebAssembly module", ""),
+    b"#!": ("a script", ""),
+    b"\x1f\x8b": ("a gzip file", "unpack it first"),
+    b"\xfd7zXZ": ("an xz file", "unpack it first"),
+    b"\x28\xb5\x2f\xfd": ("a zstd file", "unpack it first"),
+    b"PK\3\4": ("a zip file", "unpack it first"),
+    b"\x64\x86": ("a COFF object file", "link it first"),
+    b"\x4c\x01": ("a COFF object file", "link it first"),
+}
+MACH = {b"\xfe\xed\xfa\xce": ">", b"\xfe\xed\xfa\xcf": ">", b"\xce\xfa\xed\xfe": "<",
+        b"\xcf\xfa\xed\xfe": "<"}  # fmt: skip
+MACH_MACHINES = {
+    7: "32-bit x86", 0x1000007: "x86-64", 12: "ARM", 0x100000C: "ARM64", 0x200000C: "ARM64",
+    18: "PowerPC", 0x1000012: "PowerPC64",
+}  # fmt: skip
+KNOWN = "ELF and PE files for x86 are read"
+
+
+def open_program(path: Path | str) -> Program:
+    """Read an ELF or PE file for x86: static, PIE, shared or relocatable, stripped or not.
+
+    Raises `TokmillError` for a file of another kind or machine, a damaged one, and one without
+    code; `MachineError` for one that cannot be read.
+    """
+    return parse_program(mapped(Path(path)), str(path))
+
+
+def mapped(path: Path) -> Array:
+    """Return the bytes of a file (u1), mapped; raises as `open_program`."""
+    with machine_errors("read", path):
+        if not path.is_file():
+            what = "a folder, not a program" if path.is_dir() else "it is not there, or no file"
+            raise TokmillError(what, where=str(path), hint="give the path of a program")
+        with open(path, "rb") as file:
+            if path.stat().st_size == 0:
+                raise TokmillError("an empty file", where=str(path), hint=KNOWN)
+            view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(view, np.uint8)
+
+
+def parse_program(data: Array, path: str) -> Program:
+    """Read a program from its bytes (u1); `path` is its name, and where a PE file lies."""
+    head = data[:8].tobytes()
+    if head.startswith(elf.MAGIC):
+        from tokmill.x86.image.elf_image import read_elf
+
+        program = read_elf(data, path)
+        name_go_functions(program)
+        return program
+    if head.startswith(pe.MAGIC):
+        program = pe.read_pe(data, path)
+        name_go_functions(program)
+        return program
+    what, hint = "no program file", KNOWN
+    if head[:4] in MACH:
+        number = int.from_bytes(head[4:8], "little" if MACH[head[:4]] == "<" else "big")
+        what = f"a Mach-O file for {MACH_MACHINES.get(number, f'machine {number}')}"
+    elif head[:4] == b"\xca\xfe\xba\xbe":
+        # The same four bytes begin a Java class, whose version is above 40.
+        universal = int.from_bytes(head[4:8], "big") < 40
+        what = "a universal Mach-O file" if universal else "a Java class"
+    else:
+        for magic, (name, way) in OTHERS.items():
+            if head.startswith(magic):
+                what, hint = name, way or KNOWN
+                break
+    raise TokmillError(what, where=path, hint=hint)
+
+
+def demangle(names: list[str]) -> list[str]:
+    """Return the C++ names as they were written (Itanium ABI), others as they are.
+
+    Raises `MissingExtraError` where lief is not installed and a name is mangled.
+    """
+    found = list(names)
+    mangled = [i for i, name in enumerate(names) if name.startswith(("_Z", "__Z"))]
+    if mangled:
+        symbol = plugins.require("lief").ELF.Symbol()
+        for i in mangled:
+            symbol.name = names[i]
+            found[i] = symbol.demangled_name or names[i]
+    return found

@@ -1,0 +1,79 @@
+"""Import stubs of ELF files: the jumps through the global offset table, and whose they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.image.image import Program, Section
+from tokmill.x86.image.ranges import member
+
+LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
+"""ENDBR64 and ENDBR32."""
+GAP = 32
+"""Stubs lie no farther apart than this; their sections hold nothing else."""
+
+
+def find_stubs(program: Program) -> None:
+    """Name the import stubs of a linked program.
+
+    A stub is `jmp [slot]` (FF 25; in 32-bit position-independent code FF A3, counted from EBX),
+    with ENDBR and a BND prefix before it or not. Where the file has no section table, the stubs
+    are cut out of the code as sections of their own.
+    """
+    addresses, names, targets = [], [], []
+    sections = []
+    named = any(section.stubs for section in program.sections)
+    for section in program.sections:
+        if not section.execute or (named and not section.stubs):
+            sections.append(section)
+            continue
+        place, slot = _jumps(program, section)
+        known = member(slot, program.slot_address)
+        place = place[known]
+        row = np.searchsorted(program.slot_address, slot[known])
+        addresses.append(place.astype(np.uint64) + np.uint64(section.address))
+        targets.append(program.slot_target[row])
+        names += [program.slot_name[i] for i in row.tolist()]
+        sections += [section] if section.name else _cut_out(section, place)
+    program.sections = sections
+    if addresses:
+        address = np.concatenate(addresses)
+        order = np.argsort(address, kind="stable")
+        program.import_address = address[order]
+        program.import_target = np.concatenate(targets)[order]
+        program.import_name = [names[i] for i in order.tolist()]
+
+
+def _jumps(program: Program, section: Section) -> tuple[Array, Array]:
+    """Return the places of possible stubs in a section (i8) and the slots they jump through."""
+    data = section.linked
+    if len(data) < 6:
+        return np.zeros(0, np.int64), np.zeros(0, np.uint64)
+    forms = (0x25,) if program.bits == 64 else (0x25, 0xA3)
+    place = np.flatnonzero((data[:-5] == 0xFF) & np.isin(data[1:-4], forms))
+    slot = data[place[:, None] + np.arange(2, 6)].view("<i4")[:, 0].astype(np.uint64)
+    if program.bits == 64:
+        slot += place.astype(np.uint64) + np.uint64(section.address + 6)
+    else:
+        slot[data[place + 1] == 0xA3] += np.uint64(program.global_offset_table)
+    if program.word == 4:
+        slot &= np.uint64(0xFFFFFFFF)
+    bound = (place > 0) & (data[place - 1] == 0xF2)
+    place = place - bound
+    before = np.maximum(place - 4, 0)[:, None] + np.arange(4)
+    landing = (data[before][:, None, :] == LANDING).all(axis=2).any(axis=1) & (place >= 4)
+    return place - 4 * landing, slot
+
+
+def _cut_out(section: Section, place: Array) -> list[Section]:
+    """Return the parts of a section, those with stubs marked as such."""
+    found, done = [], 0
+    for run in np.split(place, np.flatnonzero(np.diff(place) > GAP) + 1) if len(place) else []:
+        start, stop = int(run[0]), min(int(run[-1]) + 16, len(section.data))
+        found.append(section.cut(done, start))
+        found.append(section.cut(start, stop))
+        found[-1].stubs = True
+        done = stop
+    found.append(section.cut(done, len(section.data)))
+    return [part for part in found if len(part.data)]

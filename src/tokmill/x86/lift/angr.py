@@ -1,0 +1,234 @@
+"""The second lifter: angr's CFGFast, run in a child process with limits, as the same `Graph`.
+
+angr wants old versions of many packages, so it may live in an environment of its own: the variable
+`TOKMILL_ANGR_PYTHON` names the interpreter there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.headers import loads_json
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image.image import Program
+from tokmill.x86.image.program import open_program
+from tokmill.x86.image.ranges import offsets
+
+if TYPE_CHECKING:
+    from iced_x86 import Instruction
+
+VERSION = 1
+"""Raised when the graph of some program changes."""
+PYTHON = "TOKMILL_ANGR_PYTHON"
+CHILD = Path(__file__).with_name("angr_child.py")
+SECONDS = 3600.0
+MEMORY = 8 << 30
+ANSWER = 60.0
+"""Seconds in which the child tells its version."""
+LOOK = 0.05
+"""Seconds between two looks at the child."""
+HINT = "tokmill's own lifter needs a small part of both: --lifter native"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What the child prints: addresses as in the file, F functions and B blocks."""
+
+    bits: int = 64
+    functions: list[tuple[int, str]] = []
+    """Address and name, "" where there is none."""
+    blocks: list[tuple[int, int, str, list[int]]] = []
+    """Number of the function, address, bytes in hexadecimal, addresses that control goes on at."""
+    padding: list[int] = []
+    """Addresses of blocks that angr takes for padding between functions."""
+    seconds: float = 0.0
+    """CPU time of loading and analysis, imports left out."""
+    peak: int = 0
+    """Largest resident bytes until then."""
+    version: str = ""
+    missing: str = ""
+    """The module that could not be imported."""
+
+
+def lift(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY) -> Graph:
+    """Return the control flow of a program as angr's CFGFast (normalized) finds it.
+
+    Import stubs and padding are left out. Raises `TokmillError` for what is no x86 program and for
+    an analysis that takes more than `seconds` or `memory` (anonymous resident bytes),
+    `MissingExtraError` where angr is not installed.
+    """
+    program = open_program(path)
+    if program.kind == "relocatable":
+        raise TokmillError(
+            "an object file, which angr lays out in a way of its own",
+            where=str(path),
+            hint="link it, or lift it with --lifter native",
+        )
+    return graph_of(analyse(path, seconds=seconds, memory=memory), program)
+
+
+def packages() -> list[str]:
+    """Return angr and its version, where it runs; nothing where it is not installed.
+
+    Raises `MachineError` where the interpreter that should have it cannot be run.
+    """
+    version = _version_in(os.environ.get(PYTHON) or sys.executable)
+    return [f"angr {version}"] if version else []
+
+
+@functools.cache
+def _version_in(interpreter: str) -> str:
+    command = [interpreter, "-I", str(CHILD), "--version"]
+    try:
+        ran = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER, check=False
+        )
+        answer: Answer = loads_json(ran.stdout, Answer)
+        return answer.version
+    except OSError as error:
+        raise _not_run(interpreter, error) from None
+    except (subprocess.TimeoutExpired, ValueError):
+        return ""
+
+
+def _not_run(interpreter: str, error: OSError) -> MachineError:
+    return MachineError(f"{interpreter} cannot be run: {error.strerror}", hint=f"{PYTHON} names it")
+
+
+def analyse(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
+    """Run angr on a program and return what it answers; see `lift` for limits and errors."""
+    command = [os.environ.get(PYTHON) or sys.executable, "-I", str(CHILD), str(Path(path))]
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+        try:
+            # It ends when its input does: with this process, however that ends.
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=said)
+        except OSError as error:
+            raise _not_run(command[0], error) from None
+        with child:
+            try:
+                excess = _wait(child, seconds, memory)
+            finally:
+                child.kill()
+        if excess:
+            raise TokmillError(f"angr took more than {excess}", where=str(path), hint=HINT)
+        out.seek(0)
+        said.seek(0)
+        printed, errors = out.read(), said.read().decode("utf-8", "replace")
+    try:
+        answer: Answer = loads_json(printed, Answer)
+    except ValueError:
+        last = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
+        raise TokmillError(f"angr failed: {last[0]}", where=str(path), hint=HINT) from None
+    if answer.missing:
+        raise MissingExtraError(
+            f"angr cannot be imported: {answer.missing}",
+            hint=f"pip install 'tokmill[angr]', or name an interpreter that has it in {PYTHON}",
+        )
+    return answer
+
+
+def _wait(child: subprocess.Popen[bytes], seconds: float, memory: int) -> str:
+    """Wait until the child ends; return which limit it passed, "" for none."""
+    until = time.monotonic() + seconds
+    while child.poll() is None:
+        if time.monotonic() > until:
+            return f"{seconds:,.0f} seconds"
+        if _resident(child.pid) > memory:
+            return f"{memory / 2**20:,.0f} MiB"
+        time.sleep(LOOK)
+    return ""
+
+
+def _resident(pid: int) -> int:
+    # Mapped files are no burden; what the process has made for itself is.
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    _, _, found = status.partition("RssAnon:")
+    return int(found.split()[0]) * 1024 if found else 0
+
+
+def graph_of(answer: Answer, program: Program) -> Graph:
+    """Return an answer as a graph: iced-x86 says where instructions end and what edges are."""
+    stubs = [(one.address, one.stop) for one in program.sections if one.stubs]
+    begun = {(number, address) for number, address, _, _ in answer.blocks}
+    order = [
+        number
+        for number, (address, _) in sorted(enumerate(answer.functions), key=lambda one: one[1])
+        if (number, address) in begun and not any(low <= address < high for low, high in stubs)
+    ]
+    place = {number: i for i, number in enumerate(order)}
+    kept = [block for block in answer.blocks if block[0] in place]
+    blocks = sorted(kept, key=lambda block: (place[block[0]], block[1]))
+    decoder = plugins.require("iced_x86").Decoder
+    lengths: list[int] = []
+    count, edge_count, calls = [], [], {}
+    edges: list[tuple[int, int]] = []
+    for _, address, code, ways in blocks:
+        instructions = list(decoder(answer.bits, bytes.fromhex(code), ip=address))
+        lengths += map(len, instructions)
+        count.append(len(instructions))
+        found = _edges(instructions[-1], ways)
+        edges += found
+        edge_count.append(len(found))
+        if (0, Edge.INDIRECT) in found:
+            calls[instructions[-1].ip] = instructions[-1].is_call_near_indirect
+    owner = np.asarray([place[block[0]] for block in blocks], np.int64)
+    return Graph(
+        program=Path(program.name).name,
+        bits=answer.bits,
+        function_address=np.asarray([answer.functions[i][0] for i in order], np.uint64),
+        function_name=[answer.functions[i][1] for i in order],
+        function_blocks=np.searchsorted(owner, np.arange(len(order) + 1)).astype(np.int64),
+        block_address=np.asarray([block[1] for block in blocks], np.uint64),
+        block_bytes=offsets(np.asarray([len(block[2]) // 2 for block in blocks], np.int64)),
+        code=np.frombuffer(bytes.fromhex("".join(block[2] for block in blocks)), np.uint8),
+        block_instructions=offsets(np.asarray(count, np.int64)),
+        lengths=np.asarray(lengths, np.uint8),
+        block_edges=offsets(np.asarray(edge_count, np.int64)),
+        edge_target=np.asarray([target for target, _ in edges], np.uint64),
+        edge_kind=np.asarray([kind for _, kind in edges], np.uint8),
+        unresolved=[
+            (address, "indirect call" if calls[address] else "indirect jump")
+            for address in sorted(calls)
+        ],
+    )
+
+
+def _edges(last: Instruction, ways: list[int]) -> list[tuple[int, int]]:
+    """Return the edges (target, kind) of a block that ends in an instruction, `FALL` last.
+
+    `ways` are the addresses that angr goes on at. A direct target is read from the instruction, as
+    angr names none in the stubs of other libraries.
+    """
+    flows = plugins.require("iced_x86").FlowControl
+    direct = {
+        flows.UNCONDITIONAL_BRANCH: Edge.JUMP,
+        flows.CONDITIONAL_BRANCH: Edge.BRANCH,
+        flows.XBEGIN_XABORT_XEND: Edge.BRANCH,
+        flows.CALL: Edge.CALL,
+    }
+    flow, found = last.flow_control, []
+    falls = flow not in (flows.UNCONDITIONAL_BRANCH, flows.INDIRECT_BRANCH, flows.RETURN)
+    if flow in direct and last.near_branch_target:
+        found.append((last.near_branch_target, int(direct[flow])))
+    elif flow in (flows.INDIRECT_BRANCH, flows.INDIRECT_CALL):
+        known = sorted({way for way in ways if not falls or way != last.next_ip})
+        found += [(way, int(Edge.INDIRECT)) for way in known or [0]]
+    elif flow == flows.RETURN:
+        found.append((0, int(Edge.RETURN)))
+    if falls and last.next_ip in ways:
+        found.append((last.next_ip, int(Edge.FALL)))
+    return found

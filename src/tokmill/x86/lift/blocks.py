@@ -1,0 +1,153 @@
+"""What was reached, cut into blocks with their edges."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.graph import Edge
+from tokmill.x86.image.ranges import distinct, expand, member
+from tokmill.x86.lift.decode import DIRECT, FALLS, Flow
+
+if TYPE_CHECKING:
+    from tokmill.x86.lift.cfg import Lifter
+
+EDGE = np.zeros(len(Flow), np.uint8)
+"""Flow of a block's last instruction → the kind of its edge beside `FALL`."""
+EDGE[[Flow.JUMP, Flow.BRANCH, Flow.CALL]] = Edge.JUMP, Edge.BRANCH, Edge.CALL
+EDGE[Flow.CALL_LOCAL] = Edge.JUMP
+EDGE[[Flow.JUMP_INDIRECT, Flow.CALL_INDIRECT, Flow.RETURN]] = (
+    Edge.INDIRECT, Edge.INDIRECT, Edge.RETURN
+)  # fmt: skip
+PART = 1 << 20
+"""Edges at a time: what is worked out in between takes many times their room."""
+LEADS = np.isin(np.arange(len(Flow)), (Flow.NEXT, Flow.STOP, Flow.INVALID), invert=True)
+
+
+class Blocks:
+    """The blocks that were reached, sorted by offset, and their edges; B blocks, E edges."""
+
+    def __init__(self, lifter: Lifter) -> None:
+        self.lifter, self.code = lifter, lifter.code
+        self._cut()
+        self._set_edges()
+        self._find_targets()
+
+    def _cut(self) -> None:
+        ways, instructions = self.lifter.ways, self.lifter.instructions
+        reached = ways.all_reached()
+        self.broken = np.flatnonzero(reached & (instructions.flow == Flow.INVALID))
+        """i8, rows of what was reached and is no instruction."""
+        reached[self.broken] = False
+        start, length = instructions.start[reached], instructions.length[reached]
+        end = start + length
+        # Ways from code that was not reached cut nothing.
+        targets = ways.target[ways.reached(ways.source)]
+        leaders = np.concatenate(
+            [self.lifter.starts, ways.called, self.lifter.roots, instructions.start[targets]]
+        )
+        begins = np.isin(start, self.code.edge)
+        begins |= instructions.marks(leaders)[reached]
+        begins[:1] = True
+        begins[1:] |= (instructions.flow[reached][:-1] != Flow.NEXT) | (end[:-1] != start[1:])
+        first = np.flatnonzero(begins)
+        last = np.append(first[1:], len(start))[: len(first)] - 1
+        self.start, self.end = start[first].astype(np.int64), end[last].astype(np.int64)
+        """(B,) i8, offsets."""
+        self.first, self.count = first, last - first + 1
+        """(B,) i8, first of `lengths`, and how many."""
+        self.lengths = length
+        """(I,) u1, of the instructions that were reached."""
+        self.last_row = np.flatnonzero(reached)[last]
+        """(B,) i8, the row of the last instruction."""
+        self.flow = instructions.flow[self.last_row]
+
+    def _set_edges(self) -> None:
+        instructions, flow = self.lifter.instructions, self.flow
+        jumps, table_targets = self.lifter.jump_tables()
+        order = np.argsort(jumps, kind="stable")
+        jumps, table_targets = jumps[order], table_targets[order]
+        gates = member(self.last_row, instructions.gates)
+        through = np.flatnonzero((flow == Flow.JUMP_INDIRECT) | gates)
+        at = instructions.start[self.last_row[through]].astype(np.int64)
+        low, high = np.searchsorted(jumps, at), np.searchsorted(jumps, at, side="right")
+        self.lost = through[(low == high) & ~gates[through]]
+        """i8, blocks that end in an indirect jump to nowhere known."""
+        plain = LEADS[flow]
+        plain[through[low < high]] = False
+        falls = FALLS[flow] & ~member(self.last_row, self.lifter.ways.no_return)
+        falls &= ~np.isin(self.end, self.code.edge)
+        # The edges of a block lie side by side, `FALL` is the last one.
+        count = plain.astype(np.int8) + falls
+        begin = np.zeros(len(flow) + 1, np.int64)
+        sizes = count.astype(np.int32)
+        sizes[through] += (high - low).astype(np.int32)
+        np.cumsum(sizes, out=begin[1:])
+        self.edge_begin = begin
+        """(B + 1,) i8, where the edges of each block begin."""
+        self.edge_target = np.zeros(int(begin[-1]), np.uint64)
+        """(E,) u8."""
+        self.edge_kind = np.zeros(len(self.edge_target), np.uint8)
+        """(E,) u1."""
+        direct = np.flatnonzero(DIRECT[flow])
+        row = np.searchsorted(instructions.transfer, self.last_row[direct])
+        self.edge_target[begin[direct]] = instructions.target[row]
+        self.edge_kind[begin[:-1][plain]] = EDGE[flow[plain]]
+        places = expand(begin[through], high - low)
+        self.edge_target[places] = self.code.address(table_targets[expand(low, high - low)])
+        self.edge_kind[places] = Edge.INDIRECT
+        fall = np.flatnonzero(falls)
+        self.edge_target[begin[fall + 1] - 1] = self.code.address(self.end[fall])
+        self.edge_kind[begin[fall + 1] - 1] = Edge.FALL
+
+    def _find_targets(self) -> None:
+        self.edge_to = np.empty(len(self.edge_target), np.int32)
+        """(E,) i4, the block that each edge leads to, or -1."""
+        for begin in range(0, len(self.edge_to), PART):
+            part = slice(begin, begin + PART)
+            self.edge_to[part] = self.at(self.code.offset(self.edge_target[part]))
+
+    def named(self, blocks: Array) -> Array:
+        """Return the address (u8) in the last instruction of blocks that end in a transfer.
+
+        Of an indirect one it is where the pointer lies, or 0.
+        """
+        instructions = self.lifter.instructions
+        row = np.searchsorted(instructions.transfer, self.last_row[blocks])
+        found: Array = instructions.target[row]
+        return found
+
+    def at(self, offsets: Array) -> Array:
+        """Return the blocks that begin at offsets, or -1."""
+        if not len(self.start):
+            return np.full(len(offsets), -1, np.int64)
+        found = np.minimum(np.searchsorted(self.start, offsets), len(self.start) - 1)
+        return np.where(self.start[found] == offsets, found, -1)
+
+    def unresolved(self) -> list[tuple[int, str]]:
+        """Return address and reason of what could not be followed, by address."""
+        instructions, program = self.lifter.instructions, self.lifter.program
+        calls = np.flatnonzero(self.flow == Flow.CALL_INDIRECT)
+        slots = program.slot_address
+        # A call of what lies in a stub or at the made-up place of an import leads out on purpose.
+        lost = np.flatnonzero((self.edge_to < 0) & (self.edge_kind <= Edge.CALL))
+        target = self.edge_target[lost]
+        broken = self.code.address(instructions.start[self.broken].astype(np.int64))
+        wanted = ~member(target, program.import_address) & ~member(target, np.sort(broken))
+        for section in program.sections:
+            if section.stubs:
+                wanted &= target - np.uint64(section.address) >= np.uint64(len(section.data))
+        blocks = np.searchsorted(self.edge_begin, lost[wanted], side="right") - 1
+        rows: list[tuple[Array, str]] = [
+            (self.last_row[self.lost[~member(self.named(self.lost), slots)]], "indirect jump"),
+            (self.last_row[calls[~member(self.named(calls), slots)]], "indirect call"),
+            (self.broken, "no instruction"),
+            (self.last_row[distinct(blocks)], "leads out of the code"),
+        ]
+        return sorted(
+            (address, reason)
+            for found, reason in rows
+            for address in self.code.address(instructions.start[found].astype(np.int64)).tolist()
+        )

@@ -1,0 +1,121 @@
+"""Places in code that instructions use as data: hand-written code keeps its constants there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array
+from tokmill.x86.image.ranges import distinct
+from tokmill.x86.lift.decode import Flow
+
+if TYPE_CHECKING:
+    from tokmill.x86.lift.cfg import Lifter
+    from tokmill.x86.lift.decode import Code
+
+NUMBERS = (0, 1, 2, 4)
+"""Bytes of the number that may follow the distance in an instruction."""
+LEA, SIB = 0x8D, 0x25
+LOOK = 64
+"""Instructions behind one that takes an address in which it is looked for as a base."""
+
+
+class DataUses:
+    """Which places in the code of one program are read or written as data."""
+
+    def __init__(self, code: Code) -> None:
+        data = code.linked
+        at = np.flatnonzero((data[5:-5] & 0xC7) == 5) + 5
+        # Before the distance lies the form of the operands; a SIB byte is none.
+        at = at[(data[at - 1] != LEA) & ((data[at] != SIB) | ((data[at - 1] & 0xC7) != 4))]
+        distance = data[at[:, None] + np.arange(1, 5)].view("<i4")[:, 0].astype(np.uint64)
+        places, ends, targets = [], [], []
+        for more in NUMBERS:
+            end = at + 5 + more
+            target = distance & np.uint64(0xFFFFFFFF)
+            if code.bits == 64:
+                target = code.address(end - 1) + np.uint64(1) + distance
+            offset = code.offset(target)
+            here = np.flatnonzero(offset >= 0)
+            places.append(at[here])
+            ends.append(end[here])
+            targets.append(offset[here])
+        self._at, self._end = np.concatenate(places), np.concatenate(ends)
+        self._target = np.concatenate(targets)
+        self._reads: dict[int, bool] = {}
+        """Offset of an instruction → whether it truly has that operand."""
+        self._based: dict[tuple[int, int], bool] = {}
+        """Where an address is taken, and which → whether it is the base of a memory operand."""
+
+    def find(self, lifter: Lifter) -> Array:
+        """Return the offsets (i8, ascending) of unknown code that reached code uses as data."""
+        instructions = lifter.instructions
+        row = np.searchsorted(instructions.start, self._at) - 1
+        fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
+        fits[fits] = lifter.ways.reached(row[fits]) & ~_reached(lifter, self._target[fits])
+        kept = [
+            target
+            for one, target in zip(row[fits].tolist(), self._target[fits].tolist(), strict=True)
+            if self._names(lifter, one, target)
+        ]
+        return distinct(np.asarray(kept, np.int64), self._bases(lifter))
+
+    def _names(self, lifter: Lifter, row: int, target: int) -> bool:
+        """Return whether an instruction has a memory operand at an offset of code."""
+        at = int(lifter.instructions.start[row])
+        if at not in self._reads:
+            one = lifter.instructions.instruction(row)
+            plain = one.is_ip_rel_memory_operand or not (one.memory_base or one.memory_index)
+            address = np.asarray([one.memory_displacement], np.uint64)
+            self._reads[at] = plain and lifter.code.offset(address).item() == target
+        return self._reads[at]
+
+    def _bases(self, lifter: Lifter) -> Array:
+        """Return the offsets that an instruction takes and one soon behind it uses as a base."""
+        tables, instructions = lifter.tables, lifter.instructions
+        offset = lifter.code.offset(tables.constant)
+        mine = np.flatnonzero(offset >= 0)
+        mine = mine[~_reached(lifter, offset[mine])]
+        rows = instructions.row(tables.at[mine])
+        reached = lifter.ways.reached(rows)
+        found = []
+        for one, row in zip(mine[reached].tolist(), rows[reached].tolist(), strict=True):
+            key = (int(tables.at[one]), int(offset[one]))
+            if key not in self._based:
+                self._based[key] = _is_base(lifter, row, int(tables.register[one]))
+            if self._based[key]:
+                found.append(key[1])
+        return np.asarray(found, np.int64)
+
+
+def _reached(lifter: Lifter, offsets: Array) -> Array:
+    """Return at which offsets an instruction begins that was reached: bool."""
+    rows = lifter.instructions.row(offsets)
+    found: Array = rows >= 0
+    found[found] = lifter.ways.reached(rows[found])
+    return found
+
+
+def _is_base(lifter: Lifter, row: int, register: int) -> bool:
+    """Return whether code behind a row uses what it put into a register as an address."""
+    iced, instructions = plugins.require("iced_x86"), lifter.instructions
+    register += iced.Register.RAX
+    full, access = iced.RegisterExt.full_register, iced.OpAccess
+    info = iced.InstructionInfoFactory()
+    no_use = (iced.Mnemonic.LEA, iced.Mnemonic.NOP)
+    for behind in range(row + 1, min(row + LOOK, len(instructions.start))):
+        flow = instructions.flow[behind]
+        one = instructions.instruction(behind)
+        used = (one.memory_base, one.memory_index)
+        if register in map(full, used) and one.mnemonic not in no_use:
+            return True
+        written = (access.WRITE, access.READ_WRITE, access.COND_WRITE, access.READ_COND_WRITE)
+        lost = any(
+            full(part.register) == register and part.access in written
+            for part in info.info(one).used_registers()
+        )
+        if lost or flow not in (Flow.NEXT, Flow.BRANCH):
+            return False
+    return False

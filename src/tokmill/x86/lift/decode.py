@@ -1,0 +1,433 @@
+"""Instructions of a program in columns: where they begin, how long they are, where they lead.
+
+iced-x86 says how long each instruction is, one object an instruction and nothing more; where
+control goes is read from the opcodes in columns (Intel SDM volume 2, appendix A).
+"""
+
+from __future__ import annotations
+
+import enum
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+from tokmill.store.schema import Array
+from tokmill.x86.image.image import Program
+from tokmill.x86.image.ranges import expand, member
+from tokmill.x86.lift.register_calls import register_calls
+from tokmill.x86.lift.return_addresses import CALL, leaving_returns, local_calls, retpolines
+
+LONGEST = 15
+"""Bytes of the longest instruction."""
+BATCH = 1 << 18
+"""Instructions decoded at a time: a list of them must stay small."""
+INVALID_BIT = 16
+INT3 = 0xCC
+NOTHING = np.frombuffer(bytes.fromhex("0f1f840000000000"), np.uint8)
+"""The longest instruction that does nothing, in 64-bit and 32-bit code."""
+# iced's kinds of flow: jumps, branches and calls; and those behind which control may go on.
+LEADS, GOES_ON = (1, 3, 5), (0, 3, 5, 6, 7, 8)
+
+
+class Flow(enum.IntEnum):
+    """Where control goes after an instruction."""
+
+    NEXT = 0
+    JUMP = 1
+    BRANCH = 2
+    CALL = 3
+    JUMP_INDIRECT = 4
+    CALL_INDIRECT = 5
+    RETURN = 6
+    STOP = 7
+    """Nowhere: UD2, HLT, INT3."""
+    INVALID = 8
+    """No instruction."""
+    CALL_LOCAL = 9
+    """A call of code of the same function, and what comes behind it (see `return_addresses`)."""
+
+
+FLOWS = np.arange(len(Flow))
+FALLS = np.isin(FLOWS, (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.CALL_INDIRECT, Flow.CALL_LOCAL))
+"""Flow → whether control may go on behind the instruction."""
+DIRECT = np.isin(FLOWS, (Flow.JUMP, Flow.BRANCH, Flow.CALL, Flow.CALL_LOCAL))
+INDIRECT = np.isin(FLOWS, (Flow.JUMP_INDIRECT, Flow.CALL_INDIRECT))
+
+
+class Code:
+    """The code of a program end to end: an offset counts bytes of it.
+
+    Stubs are left out. N bytes.
+    """
+
+    def __init__(self, program: Program) -> None:
+        sections = [s for s in program.sections if s.execute and not s.stubs]
+        self.bits = program.bits
+        self._executable = [(s.address, len(s.data)) for s in program.sections if s.execute]
+        self.base = np.asarray([section.address for section in sections], np.uint64)
+        self.edge = np.zeros(len(sections) + 1, np.int64)
+        np.cumsum([len(section.data) for section in sections], out=self.edge[1:])
+        self.size = int(self.edge[-1])
+        if self.size >= 1 << 31:
+            raise TokmillError(
+                "more than 2 GiB of code", where=program.name, hint="split the program"
+            )
+        # Reading a little behind the end must be harmless.
+        self.linked = np.concatenate([*(s.linked for s in sections), np.zeros(32, np.uint8)])
+        same = all(section.linked is section.data for section in sections)
+        self.raw = self.linked if same else np.concatenate([section.data for section in sections])
+        self.table = program.global_offset_table
+        self.slot, self.slot_target = self._known_slots(program)
+        """u8, ascending: pointers that nothing changes once the program is loaded, and to where."""
+        self.data_begin = self.data_end = np.zeros(0, np.int64)
+        """(D,) i8, ascending: where data that is known to lie between code begins and ends."""
+        own = program.import_target > 0
+        self._stub, self._stub_target = program.import_address[own], program.import_target[own]
+
+    def executable(self, address: Array) -> Array:
+        """Return which addresses (u8) are those of code or of import stubs: bool."""
+        found = np.zeros(len(address), bool)
+        for low, size in self._executable:
+            found |= address - np.uint64(low) < np.uint64(size)
+        return found
+
+    def address(self, offset: Array) -> Array:
+        """Return the addresses (u8) of offsets (i8)."""
+        part = np.searchsorted(self.edge, offset, side="right") - 1
+        part = np.clip(part, 0, len(self.base) - 1)
+        return self.base[part] + (offset - self.edge[part]).astype(np.uint64)
+
+    def offset(self, address: Array) -> Array:
+        """Return the offsets (i8) of addresses (u8); -1 where no code lies."""
+        part = np.searchsorted(self.base, address, side="right") - 1
+        inside = (address - self.base[part]).astype(np.int64)
+        sizes = np.diff(self.edge)
+        ok = (part >= 0) & (inside >= 0) & (inside < sizes[part])
+        return np.where(ok, self.edge[part] + inside, -1)
+
+    def behind_stubs(self, address: Array) -> Array:
+        """Return addresses (u8), those of stubs replaced by what this program defines for them."""
+        found = address.copy()
+        mine = np.flatnonzero(member(address, self._stub))
+        found[mine] = self._stub_target[np.searchsorted(self._stub, address[mine])]
+        return found
+
+    def in_data(self, offset: Array) -> Array:
+        """Return which offsets lie in known data: bool."""
+        at = np.searchsorted(self.data_begin, offset, side="right")
+        found: Array = offset < np.append(0, self.data_end)[at]
+        return found
+
+    def add_data(self, begin: Array, end: Array) -> None:
+        """Take the bytes between some offsets for data, too."""
+        begin, end = np.append(self.data_begin, begin), np.append(self.data_end, end)
+        order = np.argsort(begin, kind="stable")
+        begin, end = begin[order], np.maximum.accumulate(end[order])
+        apart = begin[1:] > end[:-1]
+        self.data_begin = begin[np.append(True, apart)]
+        self.data_end = end[np.append(apart, True)]
+
+    def to_decode(self) -> Array:
+        """Return the bytes as they are decoded: known data is instructions that do nothing."""
+        if not len(self.data_begin):
+            return self.linked
+        found = self.linked.copy()
+        sizes = self.data_end - self.data_begin
+        place = expand(np.zeros_like(sizes), sizes)
+        whole = place < np.repeat(sizes - sizes % len(NOTHING), sizes)
+        rows = expand(self.data_begin, sizes)
+        found[rows] = np.where(whole, NOTHING[place % len(NOTHING)], INT3)
+        return found
+
+    def _known_slots(self, program: Program) -> tuple[Array, Array]:
+        slots, targets = [program.slot_address], [program.slot_target]
+        for section in program.sections:
+            if section.name.startswith(".got"):
+                count = len(section.data) // program.word
+                places = np.arange(count, dtype=np.uint64) * np.uint64(program.word)
+                slots.append(places + np.uint64(section.address))
+                targets.append(program.load(slots[-1]))
+        slot, target = np.concatenate(slots), np.concatenate(targets)
+        known = self.offset(target) >= 0
+        slot, first = np.unique(slot[known], return_index=True)
+        return slot, target[known][first]
+
+
+class Instructions:
+    """The instructions that were decoded, sorted by offset; I instructions.
+
+    Two may overlap, where code jumps into the middle of one.
+    """
+
+    def __init__(self, code: Code) -> None:
+        self.code = code
+        self.start = np.zeros(0, np.int32)
+        """(I,) i4, offsets."""
+        self.length = np.zeros(0, np.uint8)
+        self.flow = np.zeros(0, np.uint8)
+        """(I,) u1, a `Flow`."""
+        self.transfer = np.zeros(0, np.int64)
+        """(T,) i8, rows of the instructions that are not `NEXT`."""
+        self.target = np.zeros(0, np.uint64)
+        """(T,) u8, the address that they name: where they lead, or for the indirect ones where the
+        pointer lies; 0 where they name none."""
+        self.gates = np.zeros(0, np.int64)
+        """i8, ascending: rows of jumps to retpolines, which lead where a register says."""
+        self._words = np.zeros(code.size // 64 + 1, np.uint64)
+        self._before = np.zeros(len(self._words), np.int32)
+        self._waiting: dict[int, int] = {}
+        decoder, data = plugins.require("iced_x86").Decoder, code.to_decode()
+        self._decoders = [
+            decoder(code.bits, data[int(a) : int(b)].tobytes(), ip=int(base))
+            for a, b, base in zip(code.edge[:-1], code.edge[1:], code.base, strict=True)
+        ]
+
+    def sweep(self) -> None:
+        """Decode all code from the beginning of each section to its end."""
+        found = [self._columns(np.zeros(0, np.int32), np.zeros(0, np.uint8))]
+        for edge, decoder in zip(self.code.edge.tolist(), self._decoders, strict=False):
+            instructions = iter(decoder)
+            while True:
+                marks = bytes([i.len | i.is_invalid << 4 for i in islice(instructions, BATCH)])
+                if not marks:
+                    break
+                marked = np.frombuffer(marks, np.uint8)
+                ends = edge + np.cumsum(marked & (INVALID_BIT - 1), dtype=np.int32)
+                start = (ends - (marked & (INVALID_BIT - 1))).astype(np.int32)
+                edge = int(ends[-1])
+                if len(self.code.data_begin):
+                    code = ~self.code.in_data(start)
+                    start, marked = start[code], marked[code]
+                found.append(self._columns(start, marked))
+        self._add(found)
+
+    def decode(self, offsets: Array) -> Array:
+        """Decode from each offset on, and where jumps and calls lead, to what is known.
+
+        What is found waits for `settle`. Returns the offsets (i8) of the known instructions where
+        it ended.
+        """
+        joined: list[int] = []
+        todo = offsets.tolist()
+        while todo:
+            offset = todo.pop()
+            for instruction in self._from(offset):
+                if offset in self._waiting:
+                    break
+                if self._has(offset):
+                    joined.append(offset)
+                    break
+                self._waiting[offset] = instruction.len | instruction.is_invalid << 4
+                if instruction.is_invalid:
+                    break
+                flow = instruction.flow_control
+                if flow in LEADS:
+                    target = self.code.offset(np.asarray([instruction.near_branch_target], "u8"))
+                    todo += target[target >= 0].tolist()
+                if flow not in GOES_ON:
+                    break
+                offset += instruction.len
+        return np.asarray(joined, np.int64)
+
+    def waits(self, offsets: Array) -> Array:
+        """Return which offsets were decoded and wait for `settle`: bool."""
+        return np.asarray([offset in self._waiting for offset in offsets.tolist()], bool)
+
+    def settle(self) -> None:
+        """Put what was decoded in its place, which changes the rows."""
+        count = len(self._waiting)
+        start = np.fromiter(self._waiting, np.int32, count)
+        columns = self._columns(start, np.fromiter(self._waiting.values(), np.uint8, count))
+        self._waiting.clear()
+        self._add([(self.start, self.length, self.flow, self.target), columns])
+
+    def instruction(self, row: int) -> Any:
+        """Return iced's object of one instruction."""
+        return self._from(int(self.start[row])).decode()
+
+    def _from(self, offset: int) -> Any:
+        """Return the decoder of a section, set to an offset in it."""
+        part = int(np.searchsorted(self.code.edge, offset, side="right")) - 1
+        decoder, inside = self._decoders[part], offset - int(self.code.edge[part])
+        decoder.position = inside
+        decoder.ip = (int(self.code.base[part]) + inside) & ((1 << 64) - 1)
+        return decoder
+
+    def row(self, offset: Array) -> Array:
+        """Return the rows (i8) of the instructions that begin at offsets; -1 where none does."""
+        ok = (offset >= 0) & (offset < self.code.size)
+        at = np.where(ok, offset, 0)
+        word, bit = self._words[at >> 6], np.uint64(1) << (at & 63).astype(np.uint64)
+        row = self._before[at >> 6] + np.bitwise_count(word & (bit - np.uint64(1)))
+        return np.where(ok & ((word & bit) != 0), row.astype(np.int64), -1)
+
+    def marks(self, offsets: Array) -> Array:
+        """Return for each row whether it begins at one of some offsets: (I,) bool."""
+        rows = self.row(offsets)
+        found = np.zeros(len(self.start), bool)
+        found[rows[rows >= 0]] = True
+        return found
+
+    def _has(self, offset: int) -> bool:
+        return bool(int(self._words[offset >> 6]) >> (offset & 63) & 1)
+
+    def _columns(self, start: Array, marked: Array) -> tuple[Array, Array, Array, Array]:
+        """Return start, length and flow of instructions, and the targets of those not `NEXT`."""
+        length: Array = marked & (INVALID_BIT - 1)
+        flow, target = classify(self.code, start, length)
+        flow[marked >= INVALID_BIT] = Flow.INVALID
+        through = np.flatnonzero(INDIRECT[flow] & (target > 0))
+        through = through[member(target[through], self.code.slot)]
+        target[through] = self.code.slot_target[np.searchsorted(self.code.slot, target[through])]
+        flow[through] = np.where(flow[through] == Flow.JUMP_INDIRECT, Flow.JUMP, Flow.CALL)
+        rows = np.flatnonzero(INDIRECT[flow] & (target == 0))
+        rows, address = register_calls(self.code, start, length, flow, rows)
+        flow[rows] = np.where(flow[rows] == Flow.JUMP_INDIRECT, Flow.JUMP, Flow.CALL)
+        target[rows] = address
+        self._set_return_addresses(start, length, flow, target)
+        return start, length, flow, target[flow > 0]
+
+    def _set_return_addresses(
+        self, start: Array, length: Array, flow: Array, target: Array
+    ) -> None:
+        """Take calls that do not come back to themselves out of the calls."""
+        calls = np.flatnonzero((flow == Flow.CALL) & (self.code.linked[start] == CALL))
+        at, size = start[calls].astype(np.int64), length[calls]
+        local, gone = local_calls(self.code, at, size, self.code.offset(target[calls]))
+        flow[calls[local]], flow[calls[gone]] = Flow.CALL_LOCAL, Flow.JUMP
+        returns = np.flatnonzero(flow == Flow.RETURN)
+        at = start[returns].astype(np.int64)
+        flow[returns[leaving_returns(self.code, at)]] = Flow.JUMP_INDIRECT
+
+    def _set_gates(self) -> None:
+        flow = self.flow[self.transfer]
+        calls = self.start[self.transfer[flow == Flow.CALL_LOCAL]].astype(np.int64)
+        thunks = self.code.address(calls[retpolines(self.code, calls) >= 0])
+        jumps = flow == Flow.JUMP
+        self.gates = self.transfer[jumps][member(self.target[jumps], thunks)]
+
+    def _add(self, parts: list[tuple[Array, Array, Array, Array]]) -> None:
+        """Set the columns from parts, which are sorted."""
+        start, length, flow, target = (
+            np.concatenate([part[i] for part in parts]) for i in range(4)
+        )
+        transfer = np.flatnonzero(flow)
+        if (start[1:] <= start[:-1]).any():
+            target = target[np.argsort(start[transfer], kind="stable")]
+            order = np.argsort(start, kind="stable")
+            start, length, flow = start[order], length[order], flow[order]
+            transfer = np.flatnonzero(flow)
+        self.start, self.length, self.flow = start, length, flow
+        self.transfer, self.target = transfer, target
+        self._set_gates()
+        flags = np.zeros(len(self._words) * 64, np.uint8)
+        flags[start] = 1
+        self._words = np.packbits(flags, bitorder="little").view(np.uint64)
+        counts = np.bitwise_count(self._words).astype(np.int32)
+        self._before = np.cumsum(counts, dtype=np.int32) - counts
+
+
+def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
+    """Return the flow (u1) of instructions and the address (u8) that they name, or 0.
+
+    Agrees with iced's `flow_control`, except: INT3, HLT and `int 29h` stop; system calls go on.
+    """
+    data = code.linked
+    flow = np.zeros(len(start), np.uint8)
+    first = data[start]
+    # Most instructions can neither jump nor have a prefix before an opcode that does.
+    rows = np.flatnonzero(_MAYBE[code.bits][first])
+    at = start[rows].astype(np.int64)
+    byte = first[rows]
+    narrow, small = np.zeros(len(rows), bool), np.zeros(len(rows), bool)
+    for _ in range(LONGEST):
+        prefix = PREFIX[code.bits][byte]
+        if not prefix.any():
+            break
+        narrow |= prefix & (byte == 0x66)
+        small |= prefix & (byte == 0x67)
+        at = at + prefix
+        byte = np.where(prefix, data[at], byte)
+    second = data[at + 1]
+    kind = _ONE_BYTE[code.bits][byte]
+    wide = byte == 0x0F
+    kind = np.where(wide, _TWO_BYTE[second], kind)
+    group = second >> 3 & 7
+    kind = np.where(byte == 0xFF, _GROUP_FIVE[group], kind)
+    kind = np.where((byte == 0xC7) & (second == 0xF8), Flow.BRANCH, kind)
+    kind = np.where((byte == 0xCD) & (second == 0x29), Flow.STOP, kind)
+    flow[rows] = kind
+    target = np.zeros(len(start), np.uint64)
+    near, small = DIRECT[kind], rows[small & INDIRECT[kind]]
+    rows, at, byte, wide, narrow = rows[near], at[near], byte[near], wide[near], narrow[near]
+    end = start[rows].astype(np.int64) + length[rows]
+    short = ((byte & 0xF0) == 0x70) | ((byte & 0xFC) == 0xE0) | (byte == 0xEB)
+    short &= ~wide
+    cells = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)]
+    # In 64-bit code Intel's processors ignore the prefix that would make the distance 16 bits.
+    half = narrow if code.bits == 32 else np.zeros(len(rows), bool)
+    distance = cells.view("<i4")[:, 0].astype(np.int64)
+    distance = np.where(half, distance >> 16, distance)
+    # The first instruction may be shorter than the number that was read.
+    distance = np.where(short, data[end - 1].view(np.int8).astype(np.int64), distance)
+    value = code.address(end - 1) + np.uint64(1) + distance.astype(np.uint64)
+    if code.bits == 32:
+        value = value & np.where(half, 0xFFFF, 0xFFFFFFFF).astype(np.uint64)
+    target[rows] = value
+    rows = np.flatnonzero(INDIRECT[flow])
+    target[rows] = _slots(code, start[rows].astype(np.int64), length[rows])
+    target[small] &= np.uint64(0xFFFFFFFF)
+    return flow, target
+
+
+def _slots(code: Code, start: Array, length: Array) -> Array:
+    """Return where the pointer of `jmp [memory]` or `call [memory]` lies; 0 if it is not known."""
+    data, end = code.linked, start + length
+    found = np.zeros(len(start), np.uint64)
+    form = data[np.maximum(end - 5, 0)]
+    opcode = data[np.maximum(end - 6, 0)]
+    plain = (opcode == 0xFF) & (length >= 6)
+    value = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)].view("<i4")[:, 0].astype(np.uint64)
+    here = plain & ((form & 0xC7) == 0x05)
+    if code.bits == 64:
+        found[here] = (code.address(end - 1) + np.uint64(1) + value)[here]
+        return found
+    found[here] = value[here]
+    # In 32-bit position-independent code EBX holds the address of the global offset table.
+    here = plain & ((form & 0xC7) == 0x83) & (code.table > 0)
+    found[here] = value[here] + np.uint64(code.table)
+    return found & np.uint64(0xFFFFFFFF)
+
+
+def _tables() -> tuple[dict[int, Array], dict[int, Array], dict[int, Array], Array, Array]:
+    prefix, one, maybe = {}, {}, {}
+    two = np.zeros(256, np.uint8)
+    two[0x80:0x90] = Flow.BRANCH
+    two[[0x0B, 0xB9, 0xFF]] = Flow.STOP
+    two[[0x07, 0x35]] = Flow.RETURN
+    five = np.zeros(8, np.uint8)
+    five[[2, 3]] = Flow.CALL_INDIRECT
+    five[[4, 5]] = Flow.JUMP_INDIRECT
+    for bits in (32, 64):
+        prefixes = np.zeros(256, bool)
+        prefixes[[0x26, 0x2E, 0x36, 0x3E, 0x64, 0x65, 0x66, 0x67, 0xF0, 0xF2, 0xF3]] = True
+        if bits == 64:
+            prefixes[0x40:0x50] = True
+        flow = np.zeros(256, np.uint8)
+        flow[0x70:0x80] = flow[0xE0:0xE4] = Flow.BRANCH
+        flow[0xE8] = Flow.CALL
+        flow[[0xE9, 0xEB]] = Flow.JUMP
+        flow[[0xC2, 0xC3, 0xCA, 0xCB, 0xCF]] = Flow.RETURN
+        flow[[0xCC, 0xF1, 0xF4]] = Flow.STOP
+        if bits == 32:
+            flow[0x9A], flow[0xEA] = Flow.CALL_INDIRECT, Flow.JUMP_INDIRECT
+        prefix[bits], one[bits] = prefixes, flow
+        maybe[bits] = prefixes | (flow > 0)
+        maybe[bits][[0x0F, 0xFF, 0xC7, 0xCD]] = True
+    return prefix, one, maybe, two, five
+
+
+PREFIX, _ONE_BYTE, _MAYBE, _TWO_BYTE, _GROUP_FIVE = _tables()

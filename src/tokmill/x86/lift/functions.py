@@ -1,0 +1,261 @@
+"""Which blocks belong to which function."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image.ranges import distinct, expand, member, offsets, without
+from tokmill.x86.lift.blocks import Blocks
+from tokmill.x86.lift.decode import Flow
+from tokmill.x86.lift.gaps import ALIGNMENT, is_padding
+
+if TYPE_CHECKING:
+    from tokmill.x86.lift.cfg import Lifter
+
+GATHER = 1 << 19
+"""Values copied at a time."""
+SHARED = 64
+"""Blocks that functions share may be counted so often; then each goes to one function only."""
+TANGLED = "functions share so much code that some of it stands under one of them only"
+
+
+def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
+    """Return the graph of the blocks that were found; the lifter is used up."""
+    entries = _entries(lifter, blocks)
+    function, block = _owners(lifter, blocks, entries)
+    code = blocks.code
+    number = distinct(function)
+    at = np.searchsorted(number, function)
+    order = np.lexsort((block, at))
+    at, block = at[order], block[order]
+    names, unresolved = _names(lifter, blocks, number), blocks.unresolved()
+    lifter.release()
+    edge_count = np.diff(blocks.edge_begin)[block]
+    sizes = (blocks.end - blocks.start)[block]
+    program = lifter.program
+    address = code.address(blocks.start[number])
+    return Graph(
+        program=Path(program.name).name,
+        bits=program.bits,
+        function_address=address,
+        function_name=names,
+        function_blocks=np.searchsorted(at, np.arange(len(number) + 1)).astype(np.int64),
+        block_address=code.address(blocks.start[block]),
+        block_bytes=offsets(sizes),
+        code=_gather(code.raw, blocks.start[block], sizes),
+        block_instructions=offsets(blocks.count[block]),
+        lengths=_gather(blocks.lengths, blocks.first[block], blocks.count[block]),
+        block_edges=offsets(edge_count),
+        edge_target=_gather(blocks.edge_target, blocks.edge_begin[block], edge_count),
+        edge_kind=_gather(blocks.edge_kind, blocks.edge_begin[block], edge_count),
+        unresolved=unresolved,
+        cut_short=tuple(lifter.cut_short),
+    )
+
+
+def _gather(values: Array, begins: Array, counts: Array) -> Array:
+    """Return values[begins[0] : begins[0] + counts[0]], then those of the next, … ."""
+    ends = np.cumsum(counts)
+    found = np.empty(int(ends[-1]) if len(ends) else 0, values.dtype)
+    done = first = 0
+    while first < len(counts):
+        # The indices take eight times the room of what they gather.
+        last = max(first + 1, int(np.searchsorted(ends, done + GATHER)))
+        rows = expand(begins[first:last], counts[first:last])
+        found[done : done + len(rows)] = values[rows]
+        done += len(rows)
+        first = last
+    return found
+
+
+def _entries(lifter: Lifter, blocks: Blocks) -> Array:
+    """Return the blocks at which functions begin, ascending.
+
+    A range of code is a part of another function where a frame is set up before it begins, or
+    where nothing but conditional branches leads to it and it lies where no function is put.
+    """
+    program, code, ways = lifter.program, lifter.code, lifter.ways
+    sure = [program.function_address, program.starts, np.asarray([program.entry], np.uint64)]
+    sure_offsets = code.offset(np.concatenate(sure))
+    called = ways.called
+    certain = distinct(sure_offsets, called, lifter.found)
+    unwind = program.unwind
+    starts = lifter.ranges.unwind_start
+    parts = [starts[unwind.fragment], code.offset(program.fragments)]
+    parts.append(_branched_to(lifter, blocks, without(starts, certain)))
+    entries = without(lifter.functions(), without(np.concatenate(parts), certain))
+    found = blocks.at(entries)
+    return found[found >= 0]
+
+
+def _branched_to(lifter: Lifter, blocks: Blocks, candidates: Array) -> Array:
+    """Return which range starts are the targets of conditional branches of other code only."""
+    ways, instructions, code = lifter.ways, lifter.instructions, lifter.code
+    reached = ways.reached(ways.source)
+    branch = reached & (instructions.flow[ways.source] == Flow.BRANCH)
+    target = instructions.start[ways.target].astype(np.int64)
+    candidates = candidates[member(candidates, distinct(target[branch]))]
+    taken = code.offset(lifter.program.pointers)
+    tables = lifter.tables
+    used = ways.reached(instructions.row(tables.at))
+    taken = np.concatenate([taken, code.offset(tables.constant[used])])
+    candidates = candidates[~member(candidates, distinct(taken))]
+    rows = instructions.row(candidates)
+    before = np.maximum(rows - 1, 0)
+    padded = is_padding(instructions, before) & (code.address(candidates) % ALIGNMENT == 0)
+    candidates = candidates[~padded]
+    # Compilers also branch to a function in place of calling it last; that one returns itself.
+    number = lifter.ranges.number(candidates)
+    stop = lifter.ranges.stop[number]
+    returns = np.sort(blocks.start[blocks.flow == Flow.RETURN])
+    ends = np.searchsorted(returns, candidates) < np.searchsorted(returns, stop)
+    from_ = instructions.start[ways.source].astype(np.int64)
+    inside = lifter.ranges.number(from_)
+    leaves = (inside >= 0) & (inside != lifter.ranges.number(target))
+    back = member(candidates, lifter.ranges.start[distinct(inside[leaves])])
+    return candidates[~ends | back]
+
+
+def _owners(lifter: Lifter, blocks: Blocks, entries: Array) -> tuple[Array, Array]:
+    """Return pairs of (entry block of a function, block of it).
+
+    Blocks that ways connect, without passing the beginning of a function, form one part. A part
+    with one beginning is a function. In one with several each function has what it can reach. One
+    without becomes a function of its own.
+    """
+    count = len(blocks.start)
+    target, kind = blocks.edge_to, blocks.edge_kind
+    begun = np.zeros(count, bool)
+    begun[entries] = True
+    inner = np.flatnonzero((target >= 0) & (kind != Edge.CALL) & (kind != Edge.RETURN))
+    inner = inner[~begun[target[inner]]]
+    source = np.searchsorted(blocks.edge_begin, inner, side="right") - 1
+    target = target[inner]
+    # What exceptions or unknown jumps lead to belongs to the code in whose range it lies.
+    head, root = _roots(lifter, blocks)
+    mine = ~member(root, entries)
+    source = np.concatenate([source, head[mine]], dtype=np.int32, casting="same_kind")
+    target = np.concatenate([target, root[mine]], dtype=np.int32, casting="same_kind")
+    del inner
+    part = components(count, source, target)
+    beginnings = np.bincount(part[entries], minlength=count)
+    # Parts are named by their first block, which is where one without a beginning begins.
+    owner = np.arange(count)
+    owner[part[entries]] = entries
+    owner = owner[part]
+    single = beginnings[part] <= 1
+    several = beginnings > 1
+    function, block = [owner[single]], [np.flatnonzero(single)]
+    if several.any():
+        pairs = _shared(part, several, entries, source, target, lifter.cut_short)
+        function.append(pairs[0])
+        block.append(pairs[1])
+    return np.concatenate(function), np.concatenate(block)
+
+
+def _roots(lifter: Lifter, blocks: Blocks) -> tuple[Array, Array]:
+    """Return pairs of blocks: the beginning of a range, and code of it that nothing leads to."""
+    unwind, code, ranges = lifter.program.unwind, lifter.code, lifter.ranges
+    pad = code.offset(unwind.pad)
+    served = ranges.unwind_start[unwind.pad_range]
+    others = lifter.roots[~member(lifter.roots, distinct(pad))]
+    number = ranges.number(others)
+    behind = others[number < 0]
+    head = blocks.at(np.concatenate([served, ranges.start[number[number >= 0]]]))
+    # Outside the ranges it lies behind the block that it belongs to, a return point of GHC
+    # anywhere behind where its function begins.
+    before = blocks.at(behind) - 1
+    known, inner = lifter.info_tables.function, member(behind, lifter.info_tables.inner)
+    if inner.any():
+        before[inner] = blocks.at(known[np.searchsorted(known, behind[inner]) - 1])
+    head = np.concatenate([head, before])
+    root = blocks.at(np.concatenate([pad, others[number >= 0], behind]))
+    keep = (head >= 0) & (root >= 0)
+    return head[keep], root[keep]
+
+
+def components(count: int, a: Array, b: Array) -> Array:
+    """Return for each of `count` nodes the lowest node that edges a – b connect it with (i4)."""
+    label = np.arange(count, dtype=np.int32)
+    while True:
+        left, right = label[a], label[b]
+        apart = left != right
+        if not apart.any():
+            return label
+        a, b, left, right = a[apart], b[apart], left[apart], right[apart]
+        np.minimum.at(label, np.maximum(left, right), np.minimum(left, right))
+        while True:
+            further = label[label]
+            if (further == label).all():
+                break
+            label = further
+
+
+def _shared(
+    part: Array,
+    several: Array,
+    entries: Array,
+    source: Array,
+    target: Array,
+    cut_short: list[str],
+) -> tuple[Array, Array]:
+    """Return pairs (entry, block) of the parts that several functions share.
+
+    `part` is the part of each block, `several` tells for each part whether it is shared. What
+    costs too much is said in `cut_short`.
+    """
+    inside = several[part[source]]
+    ways: dict[int, list[int]] = {}
+    for one, other in zip(source[inside].tolist(), target[inside].tolist(), strict=True):
+        ways.setdefault(one, []).append(other)
+    blocks = np.flatnonzero(several[part])
+    begins = entries[several[part[entries]]]
+    budget = SHARED * len(blocks)
+    function, block = [], []
+    seen_by_any: set[int] = set()
+    for entry in begins.tolist():
+        seen = {entry}
+        todo = [entry]
+        while todo and budget > 0:
+            for other in ways.get(todo.pop(), ()):
+                if other not in seen:
+                    seen.add(other)
+                    todo.append(other)
+            budget -= 1
+        function += [entry] * len(seen)
+        block += sorted(seen)
+        seen_by_any |= seen
+    if budget <= 0:
+        cut_short.append(TANGLED)
+    # What no function reaches, or what it cost too much to follow: the nearest beginning before.
+    rest = blocks[~np.isin(blocks, np.fromiter(seen_by_any, np.int64, len(seen_by_any)))]
+    order = np.lexsort((begins, part[begins]))
+    mine, theirs = part[begins][order].astype(np.int64), part[rest].astype(np.int64)
+    keys = mine * (len(part) + 1) + begins[order]
+    at = np.searchsorted(keys, theirs * (len(part) + 1) + rest, side="right") - 1
+    low = np.searchsorted(mine, theirs)
+    nearest = begins[order][np.maximum(at, low)]
+    return (
+        np.concatenate([np.asarray(function, np.int64), nearest]),
+        np.concatenate([np.asarray(block, np.int64), rest]),
+    )
+
+
+def _names(lifter: Lifter, blocks: Blocks, entries: Array) -> list[str]:
+    """Return the names of functions: of their symbols, or of the import that they jump to."""
+    program = lifter.program
+    names = dict(zip(program.function_address.tolist(), program.function_name, strict=True))
+    jumps = np.flatnonzero(
+        (blocks.flow[entries] == Flow.JUMP_INDIRECT) & (blocks.count[entries] <= 2)
+    )
+    pointers = blocks.named(entries[jumps])
+    slots = dict(zip(program.slot_address.tolist(), program.slot_name, strict=True))
+    found = [names.get(one, "") for one in blocks.code.address(blocks.start[entries]).tolist()]
+    for i, pointer in zip(jumps.tolist(), pointers.tolist(), strict=True):
+        found[i] = found[i] or slots.get(pointer, "")
+    return found

@@ -1,0 +1,128 @@
+"""Calls whose target does not go back to them: what they put on the stack is read or thrown away.
+
+Code against speculation (retpolines: GCC's -mindirect-branch and -mfunction-return, Clang's
+-mretpoline) goes where a register says by
+
+        call 1f                      thunk:  the same, and a register jumps by `jmp thunk`
+    2:  pause; lfence; jmp 2b
+    1:  mov [rsp], rax               -mfunction-return: lea rsp, [rsp + 8]
+        ret
+
+and calls so, within a function, by `jmp 3f; 4: (all of the above); 3: call 4b`. 32-bit code that
+is position-independent calls `mov ebx, [esp]; ret` to learn where it is, and hand-written code
+jumps over data by a call of `pop rsi`, which has the address of the data then. None of these
+targets is a function.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokmill.store.schema import Array
+
+if TYPE_CHECKING:
+    from tokmill.x86.lift.decode import Code
+
+NEAR = 64
+"""Bytes to what belongs to a call."""
+DATA = 512
+"""Bytes of data that a call jumps over."""
+CALL, RET, HLT, REX_B = 0xE8, 0xC3, 0xF4, 0x41
+NOWHERE = -1
+
+
+def local_calls(code: Code, at: Array, length: Array, offset: Array) -> tuple[Array, Array]:
+    """Return which direct calls lead to code of the same function, and which never come back: bool.
+
+    `at` (n,) are offsets of calls, `length` their bytes, `offset` where they lead (-1: nowhere).
+    """
+    local, gone = np.zeros(len(at), bool), np.zeros(len(at), bool)
+    end = at + length
+    ahead = offset - end
+    rows = np.flatnonzero((ahead >= 0) & (ahead < DATA))
+    near = rows[ahead[rows] < NEAR]
+    over = overwrites(code, offset[near]) >= 0
+    local[near] = over | _discards(code, offset[near]) | _asks(code, offset[near])
+    # A call of what comes next is another way to learn where it is.
+    rows = rows[ahead[rows] > 0]
+    local[rows] |= _pops(code, offset[rows])
+    gone[rows] = _pops(code, offset[rows])
+    rows = np.flatnonzero((offset >= 0) & (ahead < 0) & (ahead > -NEAR))
+    target = retpolines(code, offset[rows])
+    known = target >= 0
+    behind = target[known] + _store(code) + 1
+    local[rows[known]] = behind == at[rows[known]]
+    return local, gone
+
+
+def retpolines(code: Code, offset: Array) -> Array:
+    """Return where `1: mov [rsp], register; ret` is for offsets of `call 1f`; -1 for others."""
+    found = np.full(len(offset), NOWHERE)
+    data = code.linked
+    rows = np.flatnonzero((offset >= 0) & (data[np.maximum(offset, 0)] == CALL))
+    begin = offset[rows]
+    cells = data[begin[:, None] + np.arange(1, 5)]
+    target = begin + 5 + cells.view("<i4")[:, 0].astype(np.int64)
+    near = (target > begin) & (target < np.minimum(begin + NEAR, code.size))
+    rows, target = rows[near], target[near]
+    found[rows] = np.where(overwrites(code, target) >= 0, target, NOWHERE)
+    return found
+
+
+def overwrites(code: Code, offset: Array) -> Array:
+    """Return the register (0 to 15) at offsets of `mov [rsp], register; ret`; -1 elsewhere."""
+    data, rex = code.linked, code.bits == 64
+    cells = data[offset[:, None] + np.arange(4 + rex)]
+    first = (cells[:, 0] & 0xFB) == 0x48 if rex else np.ones(len(offset), bool)
+    move, form, base, last = cells[:, rex:].T
+    fits = first & (move == 0x89) & ((form & 0xC7) == 4) & (base == 0x24) & (last == RET)
+    high = (cells[:, 0] & 4) << 1 if rex else 0
+    found: Array = np.where(fits, (form >> 3 & 7 | high).astype(np.int64), NOWHERE)
+    return found
+
+
+def leaving_returns(code: Code, at: Array) -> Array:
+    """Return which returns (offsets) lead where a register says that was stored right before."""
+    place = at - _store(code)
+    found: Array = place >= 0
+    found[found] = overwrites(code, place[found]) >= 0
+    return found
+
+
+def _store(code: Code) -> int:
+    """Return the bytes of `mov [rsp], register`."""
+    return 4 if code.bits == 64 else 3
+
+
+def _discards(code: Code, offset: Array) -> Array:
+    """Return where the return address is dropped for that of the caller's caller."""
+    data, rex = code.linked, code.bits == 64
+    cells = data[offset[:, None] + np.arange(6)]
+    lea = b"\x48\x8d\x64\x24\x08\xc3" if rex else b"\x8d\x64\x24\x04\xc3"
+    add = b"\x48\x83\xc4\x08\xc3" if rex else b"\x83\xc4\x04\xc3"
+    found = np.zeros(len(offset), bool)
+    for form in (lea, add):
+        found |= (cells[:, : len(form)] == np.frombuffer(form, np.uint8)).all(axis=1)
+    return found
+
+
+def _asks(code: Code, offset: Array) -> Array:
+    """Return where `mov register, [esp]; ret` lies right behind HLT, as in the start-up code."""
+    if code.bits == 64:
+        return np.zeros(len(offset), bool)
+    cells = code.linked[offset[:, None] + np.arange(-1, 4)]
+    before, move, form, base, last = cells.T
+    found: Array = (
+        (before == HLT) & (move == 0x8B) & ((form & 0xC7) == 4) & (base == 0x24) & (last == RET)
+    )
+    return found
+
+
+def _pops(code: Code, offset: Array) -> Array:
+    data = code.linked
+    first, second = data[offset], data[offset + 1]
+    extended = (first == REX_B) & (code.bits == 64)
+    found: Array = (np.where(extended, second, first) & 0xF8) == 0x58
+    return found

@@ -1,0 +1,335 @@
+"""Where functions begin outside the ranges that tables describe.
+
+A function is what is called, what a pointer leads to, what is jumped to across other functions,
+and what looks like a beginning behind padding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.image.image import Program
+from tokmill.x86.image.ranges import distinct, expand, member, without
+from tokmill.x86.lift.decode import INT3, Code, Flow, Instructions
+from tokmill.x86.lift.entries import nearest_entries, possible_entries
+from tokmill.x86.lift.gaps import ALIGNMENT, gaps, is_padding, opcodes, skip_padding
+from tokmill.x86.lift.jump_tables import indirect_jumps, scaled_tables
+from tokmill.x86.lift.reach import Ways
+
+if TYPE_CHECKING:
+    from tokmill.x86.lift.cfg import Lifter
+
+LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
+FEW = 64
+"""Bytes between two ranges that are not worth a table of their own."""
+PUSH_FRAME = {64: b"\x55\x48\x89\xe5", 32: b"\x55\x89\xe5"}
+# Input and output, flags of the system, decimal arithmetic, far calls, LOOP.
+RARE = np.isin(
+    np.arange(256),
+    [0x06, 0x07, 0x0E, 0x16, 0x17, 0x1E, 0x1F, 0x27, 0x2F, 0x37, 0x3F, 0x60, 0x61, 0x6C, 0x6D, 0x6E,
+     0x6F, 0x9A, 0xC8, 0xCA, 0xCB, 0xCE, 0xCF, 0xD4, 0xD5, 0xD6, 0xD7, 0xE0, 0xE1, 0xE2, 0xE4, 0xE5,
+     0xE6, 0xE7, 0xEA, 0xEC, 0xED, 0xEE, 0xEF, 0xF1, 0xF5, 0xFA, 0xFB],
+)  # fmt: skip
+
+
+def trapped_starts(lifter: Lifter, functions: Array) -> Array:
+    """Return offsets outside the ranges at multiples of 16 behind INT3.
+
+    Linkers and some compilers fill the room between functions with it, and nobody pads a loop so.
+    """
+    instructions, code = lifter.instructions, lifter.code
+    trap = np.flatnonzero(instructions.flow[:-1] == Flow.STOP)
+    trap = trap[code.linked[instructions.start[trap]] == INT3]
+    offsets = instructions.start[trap + 1].astype(np.int64)
+    offsets = offsets[code.address(offsets) % ALIGNMENT == 0]
+    offsets, rows = _fresh(lifter, functions, code.address(offsets))
+    return offsets[instructions.flow[rows] != Flow.STOP]  # type: ignore[no-any-return]
+
+
+def hidden_starts(lifter: Lifter) -> Array:
+    """Return offsets outside the ranges that are to be decoded, for their address is known.
+
+    Bytes before them that are no code may have put the first pass out of step.
+    """
+    code, ways = lifter.code, lifter.ways
+    offsets = distinct(code.offset(np.concatenate([_taken(lifter), _pointed(lifter)])))
+    offsets = offsets[offsets >= 0]
+    offsets = offsets[(lifter.ranges.number(offsets) < 0) & (lifter.instructions.row(offsets) < 0)]
+    begin, end = gaps(ways)
+    at = np.searchsorted(begin, offsets, side="right") - 1
+    offsets = offsets[(at >= 0) & (offsets < np.append(end, 0)[at])]
+    begins = (code.address(offsets) % ALIGNMENT == 0) | _looks(code, offsets)
+    # Hand-written functions begin anywhere, behind data.
+    begins[~begins] = possible_entries(code, offsets[~begins])
+    found: Array = offsets[begins]
+    return found
+
+
+def _taken(lifter: Lifter) -> Array:
+    """Return the addresses (u8) that reached code takes, where they are no labels."""
+    tables = lifter.tables
+    value = tables.constant[lifter.ways.reached(lifter.instructions.row(tables.at))]
+    labels = np.asarray(sorted(tables.labels), np.uint64)
+    found: Array = value[~member(value, labels)]
+    return found
+
+
+def taken_starts(lifter: Lifter, functions: Array) -> Array:
+    """Return offsets outside the ranges whose address reached code takes."""
+    return _fresh(lifter, functions, _taken(lifter))[0]
+
+
+def pointed_starts(lifter: Lifter, functions: Array, *, doubtful: bool = False) -> Array:
+    """Return offsets outside the ranges that pointers in memory lead to.
+
+    Such a pointer may be a label within a function, too. So those that do not look like a function
+    wait until the code before them is known: one for each run of unknown code, if `doubtful`.
+    """
+    offsets, _ = _fresh(lifter, functions, _pointed(lifter))
+    begin, _ = gaps(lifter.ways)
+    gap = np.searchsorted(begin, offsets, side="right") - 1
+    first = np.ones(len(gap), bool)
+    first[1:] = gap[1:] != gap[:-1]
+    no_label = _no_jump_between(lifter.instructions, begin[gap], offsets)
+    return offsets[(first & doubtful) | no_label | _looks(lifter.code, offsets)]
+
+
+def _pointed(lifter: Lifter) -> Array:
+    """Return what pointers in memory lead to (u8)."""
+    # What is decoded decides which of them are jump tables; that changes in few rounds.
+    decoded = len(lifter.instructions.start)
+    if lifter.pointed[0] != decoded:
+        lifter.pointed = decoded, distinct(lifter.program.pointers, _words(lifter))
+    return lifter.pointed[1]
+
+
+def _words(lifter: Lifter) -> Array:
+    """Return what may be a pointer to code in the data of a program with a fixed place (u8).
+
+    Runs of them that an instruction reads at a scaled index are jump tables.
+    """
+    program, found = lifter.program, [np.zeros(0, np.uint64)]
+    tables = scaled_tables(lifter.instructions)
+    for section in program.sections:
+        if not program.fixed or section.execute:
+            continue
+        count = len(section.data) // program.word
+        words = section.linked[: count * program.word].view(f"<u{program.word}").astype(np.uint64)
+        code = lifter.code.offset(words) >= 0
+        # Where the run of code that each word is in began.
+        number = np.arange(count)
+        begin = np.maximum.accumulate(np.where(code, 0, number + 1))
+        table = ((tables - np.uint64(section.address)) // np.uint64(program.word)).astype(np.int64)
+        table = distinct(table[(table >= 0) & (table < count)])
+        last = np.append(-1, table)[np.searchsorted(table, number, side="right")]
+        found.append(words[code & (last < begin)])
+    return np.concatenate(found)
+
+
+def _no_jump_between(instructions: Instructions, begin: Array, end: Array) -> Array:
+    """Return where no indirect jump lies between two offsets, and so no jump table leads."""
+    jumps = instructions.start[indirect_jumps(instructions)]
+    found: Array = np.searchsorted(jumps, begin) == np.searchsorted(jumps, end)
+    return found
+
+
+def _fresh(lifter: Lifter, functions: Array, address: Array) -> tuple[Array, Array]:
+    """Return which addresses lie outside the ranges and are code not reached: offsets, rows."""
+    offsets = distinct(lifter.code.offset(address))
+    offsets = offsets[offsets >= 0]
+    offsets = offsets[(lifter.ranges.number(offsets) < 0) & ~member(offsets, functions)]
+    rows = lifter.instructions.row(offsets)
+    offsets, rows = offsets[rows >= 0], rows[rows >= 0]
+    ways = lifter.ways
+    keep = ~ways.reached(rows) & _sound(lifter, rows) & ~is_padding(lifter.instructions, rows)
+    return offsets[keep], rows[keep]
+
+
+def _looks(code: Code, offsets: Array) -> Array:
+    """Return which offsets begin with ENDBR or by setting up a frame pointer."""
+    head = code.linked[offsets[:, None] + np.arange(4)]
+    frame = np.frombuffer(PUSH_FRAME[code.bits], np.uint8)
+    looks = (head[:, None, :] == LANDING).all(axis=2).any(axis=1) & ~_saves(code, offsets + 4)
+    found: Array = looks | (head[:, : len(frame)] == frame).all(axis=1)
+    return found
+
+
+def _saves(code: Code, offsets: Array) -> Array:
+    """Return where RAX is saved first, as landing pads do: `mov register, rax`."""
+    head = code.linked[offsets[:, None] + np.arange(3)]
+    found: Array = (
+        ((head[:, 0] & 0xFE) == 0x48) & (head[:, 1] == 0x89) & ((head[:, 2] & 0xF8) == 0xC0)
+    )
+    return found
+
+
+def tail_starts(lifter: Lifter, functions: Array) -> Array:
+    """Return offsets outside the ranges that are only jumped to, and only across functions."""
+    instructions, ways = lifter.instructions, lifter.ways
+    # Most ways lead to what cannot be one: they are left aside first.
+    wanted = np.zeros(len(instructions.start), bool)
+    wanted[ways.target[instructions.flow[ways.source] == Flow.JUMP]] = True
+    rows = np.flatnonzero(wanted)
+    offsets = instructions.start[rows].astype(np.int64)
+    wanted[rows] = (lifter.ranges.number(offsets) < 0) & ~member(offsets, functions)
+    kept = np.flatnonzero(wanted[ways.target])
+    kept = kept[ways.reached(ways.source[kept])]
+    source, target = ways.source[kept], ways.target[kept]
+    flow = instructions.flow[source]
+    offset = instructions.start[target].astype(np.int64)
+    from_ = instructions.start[source].astype(np.int64)
+    crossing = np.searchsorted(functions, from_, side="right") != np.searchsorted(
+        functions, offset, side="right"
+    )
+    # Nobody jumps over padding to what comes next, unless it is another function.
+    end = from_ + instructions.length[source]
+    aligned = (offset > end + 1) & (lifter.code.address(offset) % ALIGNMENT == 0)
+    crossing |= aligned & (skip_padding(instructions, end, offset) == offset)
+    # Jumps to retpolines may have a table, whose targets are none. Retpolines are jumped to from
+    # the function before them, too.
+    thunk = instructions.flow[target] == Flow.CALL_LOCAL
+    far = crossing & (flow == Flow.JUMP) & (thunk | ~member(source, instructions.gates))
+    candidates = distinct(target[far])
+    candidates = candidates[~member(candidates, distinct(target[~far & ~thunk]))]
+    # Nothing may fall into it but padding.
+    before = np.maximum(candidates - 1, 0)
+    fallen = (ways.run(before) == ways.run(candidates)) & ~is_padding(instructions, before)
+    found: Array = instructions.start[candidates[~fallen]].astype(np.int64)
+    return found
+
+
+def gap_starts(lifter: Lifter, functions: Array) -> Array:
+    """Return offsets outside the ranges where code that nothing leads to begins like a function.
+
+    It begins at a multiple of 16, behind padding or at the beginning of unknown code; or with
+    ENDBR, or by setting up a frame pointer. Where no exception can enter code, what nothing leads
+    to is a function anyway, if all up to the next known code is plausible.
+    """
+    instructions, code, ways = lifter.instructions, lifter.code, lifter.ways
+    begin, end = gaps(ways)
+    if not len(begin):
+        return begin
+    plausible = _plausible(ways, begin, end)
+    whole = plausible & (not _has_landing_pads(lifter.program))
+    gap = np.arange(len(begin))
+    # Behind what does not go on something new begins: a function if nothing decoded leads there.
+    rows = without(ways.last[:-1] + 1, ways.target)
+    inner = instructions.start[rows].astype(np.int64)
+    at = np.searchsorted(begin, inner) - 1
+    inside = (at >= 0) & (inner < end[at])
+    first = np.concatenate([np.ones(len(begin), bool), np.zeros(int(inside.sum()), bool)])
+    place, gap = np.concatenate([begin, inner[inside]]), np.concatenate([gap, at[inside]])
+    start = skip_padding(instructions, place, end[gap])
+    padded = start > place
+    rows = instructions.row(start)
+    keep = (start < end[gap]) & (lifter.ranges.number(start) < 0) & (rows >= 0)
+    # Where a jump leads to unknown places of its function, what follows may be these places.
+    unknown = np.fromiter(lifter.computed, np.int64, len(lifter.computed))
+    doubtful = distinct(np.searchsorted(functions, unknown, side="right"))
+    keep &= ~member(np.searchsorted(functions, start), doubtful)
+    looks = _looks(code, start)
+    # Behind a call that does not come back lies what its caller would have done next.
+    keep &= padded | looks | ~member(start, _behind_quiet(lifter))
+    aligned = code.address(start) % ALIGNMENT == 0
+    free = ~member(rows, distinct(ways.target))
+    no_label = (looks & aligned) | _no_jump_between(instructions, begin[gap], start)
+    keep &= first | (free & no_label)
+    start, first, padded, gap = start[keep], first[keep], padded[keep], gap[keep]
+    looks, aligned, rows = looks[keep], aligned[keep], rows[keep]
+    # Up to where the next one may begin.
+    ordered = np.sort(place)
+    behind = np.append(ordered, end[-1])[np.searchsorted(ordered, start, side="right")]
+    good = _plausible(ways, start, np.minimum(behind, end[gap]), ends=False)
+    found = looks | (aligned & (padded | (first & ~_saves(code, start))) & good)
+    found |= whole[gap]
+    # The little that lies between two ranges is code as a whole, or something else.
+    between = member(end, lifter.ranges.start) & (end - begin <= FEW)
+    found &= plausible[gap] | ~between[gap]
+    found &= _sound(lifter, rows) & (instructions.flow[rows] != Flow.STOP)
+    # Where random bytes lie between functions, nothing is plausible as a whole.
+    lone = first & ~found & ~plausible[gap] & (end[gap] - start > FEW)
+    guessed = ((found & ~looks) | lone) & ~member(start, lifter.no_entries)
+    at, solid = start[guessed], plausible[gap][guessed]
+    entered = nearest_entries(code, functions, at, end[gap][guessed])
+    # Plausible code is not given up, whatever it reads.
+    entered = np.where((entered < 0) & solid, at, entered)
+    stays = entered == at
+    lifter.no_entries = distinct(lifter.no_entries, at[~stays])
+    entered = entered[(entered >= 0) & ~(stays & lone[guessed])]
+    called = _called_from(lifter, functions, begin[plausible], end[plausible])
+    return distinct(start[found & looks], entered, called)
+
+
+def _called_from(lifter: Lifter, functions: Array, begin: Array, end: Array) -> Array:
+    """Return offsets outside the ranges that code between some offsets calls."""
+    ways = lifter.ways
+    call = lifter.instructions.start[ways.call].astype(np.int64)
+    gap = np.searchsorted(begin, call, side="right") - 1
+    inside = (gap >= 0) & (call < np.append(end, 0)[gap])
+    called = ways.callee[inside]
+    return _fresh(lifter, functions, lifter.code.address(called[called >= 0]))[0]
+
+
+def silent_gaps(lifter: Lifter, functions: Array) -> Array:
+    """Return offsets outside the ranges of code behind calls that do not come back.
+
+    The compiler did not know that they do not, or it would have written nothing there.
+    """
+    begin, _ = gaps(lifter.ways)
+    begin = begin[(lifter.ranges.number(begin) < 0) & member(begin, _behind_quiet(lifter))]
+    begin = begin[~member(begin, functions) & ~_looks(lifter.code, begin)]
+    rows = lifter.instructions.row(begin)
+    begin, rows = begin[rows >= 0], rows[rows >= 0]
+    return begin[~is_padding(lifter.instructions, rows) & _sound(lifter, rows)]
+
+
+def _behind_quiet(lifter: Lifter) -> Array:
+    instructions = lifter.instructions
+    rows = instructions.row(lifter.quiet)
+    return lifter.quiet + instructions.length[rows]
+
+
+def _has_landing_pads(program: Program) -> bool:
+    return any(section.name == ".gcc_except_table" for section in program.sections) or any(
+        "_Unwind_Resume" in names for names in (program.slot_name, program.function_name)
+    )
+
+
+def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Array:
+    """Return for each gap whether a compiler may have written all of it.
+
+    No rare instruction, no jump into the middle of another, and, if it `ends`, no way to go on
+    past the end.
+    """
+    instructions = ways.instructions
+    low, high = np.searchsorted(instructions.start, begin), np.searchsorted(instructions.start, end)
+    inside = expand(low, high - low)
+    gap = np.repeat(np.arange(len(begin)), high - low)
+    first, _ = opcodes(instructions, inside)
+    bad = RARE[first] | (instructions.flow[inside] == Flow.INVALID)
+    bad |= member(inside, ways.missing_source[ways.missing >= 0])
+    # An instruction must end where the next begins.
+    start = instructions.start[inside].astype(np.int64)
+    bad[:-1] |= (start + instructions.length[inside])[:-1] > start[1:]
+    solid = ~is_padding(instructions, inside)
+    final = np.full(len(begin), -1)
+    np.maximum.at(final, gap[solid], inside[solid])
+    found: Array = np.bincount(gap[bad], minlength=len(begin)) == 0
+    found &= (final >= 0) & ((ways.last[ways.run(final)] == final) | (not ends))
+    found &= instructions.start[final] + instructions.length[final] <= end
+    return found
+
+
+def _sound(lifter: Lifter, rows: Array) -> Array:
+    """Return which rows begin code that goes on to a sound end, none of which is used as data."""
+    instructions, ways = lifter.instructions, lifter.ways
+    last = ways.last[ways.run(rows)] if len(rows) else rows
+    found: Array = instructions.flow[last] != Flow.INVALID
+    if found.any():
+        used = lifter.data_uses.find(lifter)
+        end = instructions.start[last].astype(np.int64) + instructions.length[last]
+        found &= np.searchsorted(used, instructions.start[rows]) == np.searchsorted(used, end)
+    return found

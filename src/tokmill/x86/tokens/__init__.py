@@ -1,0 +1,1 @@
+"""Instructions as tokens: rules, spellings and vocabularies."""

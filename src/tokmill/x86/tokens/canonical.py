@@ -1,0 +1,155 @@
+"""Numbers in code by class, in bulk: instructions that differ in a number become equal bytes.
+
+A displacement or immediate that is neither 0, 1 nor -1 becomes 2 or -2, in its own size and with
+its own sign. The result is code as before, of as many bytes, and by the contract of
+`tokmill.x86.tokens.rules.Rules` it has the same tokens; but of a million instructions only some ten
+thousand differ. Where numbers lie follows from the bytes before them: prefixes, opcode, ModRM,
+SIB. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, chapter 2 and
+appendix A; EVEX, XOP and 3DNow! as their makers document them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokmill.store.schema import Array
+
+LONGEST = 15
+"""Bytes of an instruction at most."""
+
+
+def _set(*values: int) -> Array:
+    table = np.zeros(256, bool)
+    table[list(values)] = True
+    return table
+
+
+_LEGACY = (0x26, 0x2E, 0x36, 0x3E, 0x64, 0x65, 0x66, 0x67, 0xF0, 0xF2, 0xF3)
+_PREFIX = {32: _set(*_LEGACY), 64: _set(*_LEGACY, *range(0x40, 0x50))}
+_MODRM = _set(
+    *(opcode for opcode in range(0x40) if opcode & 7 < 4),
+    *(0x62, 0x63, 0x69, 0x6B, *range(0x80, 0x90), 0xC0, 0xC1, 0xC4, 0xC5, 0xC6, 0xC7),
+    *(*range(0xD0, 0xD4), *range(0xD8, 0xE0), 0xF6, 0xF7, 0xFE, 0xFF),
+)
+"""Opcodes of the one-byte map that a ModRM byte follows."""
+_WHOLE = _set(0x9A, 0xC0, 0xC1, 0xC8, 0xD4, 0xD5, 0xEA)
+"""Those whose immediates are no single number, or decide more than a class: far pointers, ENTER,
+AAM, AAD, and shifts (by how much decides about the flags)."""
+_ESCAPE = _set(0x0F, 0x62, 0x8F, 0xC4, 0xC5)
+"""Bytes that lead to other maps. Their immediates stay: some choose the mnemonic or a register."""
+
+_modrm = np.arange(256)
+_DISPLACEMENT = np.choose(_modrm >> 6, [4 * (_modrm & 7 == 5), 1, 4, 0])
+"""ModRM byte → bytes of displacement, where no SIB byte says otherwise."""
+_SIB = (_modrm >> 6 < 3) & (_modrm & 7 == 4)
+_BYTE = np.full(256, 2, np.uint8)
+_BYTE[[0, 1, 255]] = 0, 1, 255
+_BYTE[128:255] = 254
+
+
+def canonical(code: Array, lengths: Array, bits: int) -> Array:
+    """Return code with its numbers replaced by those that stand for their classes.
+
+    Args:
+        code: u1, instructions end to end; what is no instruction comes back as something else
+            that is none, or as it is.
+        lengths: u1 (n), their bytes, 1 to 15 each.
+        bits: 64 or 32.
+
+    Returns:
+        u1, as many bytes and 16 more, which are 0, so that all may be read as words.
+    """
+    changed = np.zeros(len(code) + 16, np.uint8)
+    changed[: len(code)] = code
+    ends = np.cumsum(lengths, dtype=np.intp)
+    place, first = _opcodes(changed, ends - lengths, ends, bits)
+    # The place behind the opcode, whether ModRM is there, whether a number may be at the end.
+    behind, modrm, number = place + 1, _MODRM[first], ~_WHOLE[first]
+    _escapes(changed, place, first, bits, behind, modrm, number)
+    modrm &= behind < ends
+    if bits == 32:
+        # 67 makes addresses of 16 bits, whose displacements lie otherwise.
+        odd = np.flatnonzero(place > ends - lengths)
+        odd = odd[_short_addresses(changed, (ends - lengths)[odd], place[odd])]
+        modrm[odd] = number[odd] = False
+    narrow, wide = _displacements(changed, behind, modrm)
+    sizes = np.where(number, ends - behind, 0)
+    _classify(changed, np.concatenate([narrow, behind[sizes == 1]]), "<u1")
+    _classify(changed, behind[sizes == 2], "<u2")
+    _classify(changed, np.concatenate([wide, behind[sizes == 4]]), "<u4")
+    _classify(changed, behind[sizes == 8], "<u8")
+    return changed
+
+
+def _opcodes(code: Array, starts: Array, ends: Array, bits: int) -> tuple[Array, Array]:
+    """Return where the first byte behind the prefixes lies (n), and that byte."""
+    prefix = _PREFIX[bits]
+    place = starts.copy()
+    first = code[place]
+    rest = np.flatnonzero(prefix[first])
+    while len(rest):
+        place[rest] += 1
+        rest = rest[place[rest] < ends[rest]]
+        first[rest] = code[place[rest]]
+        rest = rest[prefix[first[rest]]]
+    return place, first
+
+
+def _escapes(
+    code: Array, place: Array, first: Array, bits: int, behind: Array, modrm: Array, number: Array
+) -> None:
+    """Say of instructions outside the one-byte map where their opcodes end, in place."""
+    rows = np.flatnonzero(_ESCAPE[first])
+    first, second = first[rows], code[place[rows] + 1]
+    # In 32-bit code these bytes are also BOUND, LES and LDS, whose operand is memory.
+    vector = (second >= 0xC0) | (bits == 64)
+    two = first == 0x0F
+    sizes = np.select(
+        [two, (first == 0xC5) & vector, (first == 0xC4) & vector, (first == 0x62) & vector,
+         (first == 0x8F) & (second & 0x1F >= 8)],
+        [2 + ((second == 0x38) | (second == 0x3A)), 3, 4, 5, 4],
+    )  # fmt: skip
+    there = sizes > 0
+    rows, two, second = rows[there], two[there], second[there]
+    behind[rows] = place[rows] + sizes[there]
+    branch = two & (second & 0xF0 == 0x80)
+    # MOV of control and debug registers has a ModRM byte that never means memory.
+    modrm[rows] = ~branch & ~(two & (second & 0xF8 == 0x20))
+    number[rows] = branch
+
+
+def _short_addresses(code: Array, starts: Array, places: Array) -> Array:
+    """Say which instructions have the prefix 67 (bool), given where prefixes begin and end."""
+    found = np.zeros(len(starts), bool)
+    for step in range(LONGEST):
+        found |= (starts + step < places) & (code[starts + step] == 0x67)
+    return found
+
+
+def _displacements(code: Array, behind: Array, modrm: Array) -> tuple[Array, Array]:
+    """Return where displacements of 1 and of 4 bytes lie, and move `behind` past them."""
+    rows = np.flatnonzero(modrm)
+    places = behind[rows]
+    byte = code[places]
+    sizes, sib = _DISPLACEMENT[byte], _SIB[byte]
+    bare = np.flatnonzero(sib & (byte < 0x40))
+    sizes[bare] = 4 * (code[places[bare] + 1] & 7 == 5)
+    places += 1 + sib
+    behind[rows] = places + sizes
+    return places[sizes == 1], places[sizes == 4]
+
+
+def _classify(code: Array, places: Array, dtype: str) -> None:
+    """Replace the little-endian numbers at some places, which do not overlap."""
+    if dtype == "<u1":
+        code[places] = _BYTE[code[places]]
+        return
+    # A view whose items begin at every byte.
+    size = np.dtype(dtype).itemsize
+    numbers = np.ndarray((len(code) - size + 1,), dtype, code.data, strides=(1,))
+    values = numbers[places]
+    most = np.iinfo(dtype).max
+    changed = np.where(values > most >> 1, most - 1, 2).astype(dtype)
+    keep = (values <= 1) | (values == most)
+    changed[keep] = values[keep]
+    numbers[places] = changed

@@ -1,0 +1,198 @@
+"""The different instructions of programs: bytes, text, and how often each stands."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import UsageError
+from tokmill.files import make_folder, write_file
+from tokmill.store.schema import Array
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.inputs import Seen, find_inputs, look_at
+from tokmill.x86.tokens.canonical import LONGEST
+from tokmill.x86.tokens.count import nothing_read, parts
+from tokmill.x86.tokens.names import names
+from tokmill.x86.tokens.spellings import intel
+
+SUFFIXES = (".csv", ".jsonl", ".parquet")
+COLUMNS = ("text", "bytes", "code", "bits", "count", "programs")
+KEY = np.dtype(f"S{LONGEST + 1}")
+"""The bytes of an instruction, then zeros, then their number: never 0, so numpy keeps it whole."""
+BLOCK = 1 << 18
+ROWS = 1 << 14
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """What was collected."""
+
+    programs: int
+    instructions: int
+    encodings: int
+    """Different instructions by their bytes: the rows of the file."""
+    refused: dict[str, str]
+    """Program → why it was not read."""
+
+
+def collect(
+    inputs: Sequence[str],
+    out: Path,
+    *,
+    levels: Sequence[str] | None = None,
+    workers: int = 0,
+    quiet: bool = True,
+) -> Collected:
+    """Write the different instructions of programs, pickles and graph files.
+
+    A row an encoding, the most frequent first, those that are alike by their bytes: `text` (Intel
+    syntax, as it lies at address 0), `bytes` (hexadecimal), `code` (the `Code` of iced-x86), `bits`
+    of the code, `count`, and `programs` that have it. Held are 28 bytes a row, about.
+
+    Raises:
+        UsageError: `out` ends in none of `SUFFIXES`.
+        TokmillError: a path is not there, or nothing could be read.
+    """
+    if out.suffix not in SUFFIXES:
+        raise UsageError(
+            "the file's suffix says its form", where=str(out), hint=f"one of {' '.join(SUFFIXES)}"
+        )
+    files, _ = find_inputs(inputs)
+    tables: dict[Literal[32, 64], _Table] = {}
+    programs = instructions = 0
+    refused: dict[str, Seen] = {}
+    for seen in look_at(
+        distinct, files, levels=levels, workers=workers, title="instructions", quiet=quiet
+    ):
+        if seen.refused:
+            refused[seen.program] = seen
+            continue
+        bits, keys, counts = seen.value
+        tables.setdefault(bits, _Table()).add(keys, counts, np.ones(len(keys), np.int64))
+        programs += 1
+        instructions += int(counts.sum())
+    if not programs:
+        raise nothing_read(inputs, refused)
+    for table in tables.values():
+        table.merge()
+    make_folder(out.parent)
+    write_file(out, _FORMS[out.suffix](_rows(tables)))
+    return Collected(
+        programs,
+        instructions,
+        sum(len(table.keys) for table in tables.values()),
+        {name: refused[name].refused for name in sorted(refused)},
+    )
+
+
+def distinct(graph: Graph) -> tuple[int, Array, Array]:
+    """Return bits, the different instructions of a graph (`KEY`, sorted) and their counts (i8)."""
+    table = _Table()
+    for code, lengths in parts(graph, 0, len(graph.lengths), BLOCK):
+        keys, counts = np.unique(_keys(code, lengths), return_counts=True)
+        table.add(keys, counts, np.zeros(len(keys), np.int64))
+    table.merge()
+    return graph.bits, table.keys, table.counts
+
+
+def _keys(code: Array, lengths: Array) -> Array:
+    padded = np.concatenate([code, np.zeros(LONGEST + 1, np.uint8)])
+    starts = np.cumsum(lengths, dtype=np.intp) - lengths
+    place = np.arange(LONGEST + 1)
+    keys = padded[starts[:, None] + place]
+    keys[place >= lengths[:, None]] = 0
+    keys[:, LONGEST] = lengths
+    found: Array = keys.view(KEY).reshape(-1)
+    return found
+
+
+class _Table:
+    """Keys with two sums each; what is added is merged whenever it is as much as what is there."""
+
+    def __init__(self) -> None:
+        self.keys = np.zeros(0, KEY)
+        self.counts = self.programs = np.zeros(0, np.int64)
+        self.waiting: list[tuple[Array, Array, Array]] = []
+
+    def add(self, keys: Array, counts: Array, programs: Array) -> None:
+        self.waiting.append((keys, counts, programs))
+        if sum(len(part[0]) for part in self.waiting) > len(self.keys) + BLOCK:
+            self.merge()
+
+    def merge(self) -> None:
+        parts = [(self.keys, self.counts, self.programs), *self.waiting]
+        keys, counts, programs = (np.concatenate(column) for column in zip(*parts, strict=True))
+        self.waiting = []
+        order = np.argsort(keys, kind="stable")
+        keys = keys[order]
+        begins = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: len(keys)])
+        self.keys = keys[begins]
+        self.counts = np.add.reduceat(counts[order], begins) if len(begins) else counts
+        self.programs = np.add.reduceat(programs[order], begins) if len(begins) else programs
+
+
+def _rows(tables: dict[Literal[32, 64], _Table]) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield some thousand rows at a time."""
+    widths = sorted(tables, reverse=True)
+    bits = np.repeat(widths, [len(tables[width].keys) for width in widths])
+    keys = np.concatenate([tables[width].keys for width in widths])
+    counts = np.concatenate([tables[width].counts for width in widths])
+    programs = np.concatenate([tables[width].programs for width in widths])
+    order = np.lexsort((-bits, keys, -counts))
+    code_names, formatter = names("Code"), intel()
+    decoders = plugins.require("iced_x86").Decoder
+    for first in range(0, len(order), ROWS):
+        rows = order[first : first + ROWS]
+        found = []
+        for key, width, count, programs_with in zip(
+            keys[rows].tolist(),
+            bits[rows].tolist(),
+            counts[rows].tolist(),
+            programs[rows].tolist(),
+            strict=True,
+        ):
+            raw = key[: key[LONGEST]]
+            instruction = decoders(width, raw).decode()
+            code = code_names[instruction.code]
+            text = formatter.format(instruction)
+            found.append((text, raw.hex(), code, width, count, programs_with))
+        yield found
+
+
+def _csv(rows: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for some in rows:
+        writer.writerows(some)
+        yield out.getvalue().encode()
+        out.seek(0)
+        out.truncate()
+
+
+def _json_lines(rows: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
+    encode = msgspec.json.Encoder().encode_lines
+    for some in rows:
+        yield encode([dict(zip(COLUMNS, row, strict=True)) for row in some])
+
+
+def _parquet(rows: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:
+    arrow = plugins.require("pyarrow")
+    types = [arrow.string()] * 3 + [arrow.uint8(), arrow.int64(), arrow.int64()]
+    schema = arrow.schema(list(zip(COLUMNS, types, strict=True)))
+    sink = arrow.BufferOutputStream()
+    writer = plugins.require("pyarrow.parquet").ParquetWriter(sink, schema, compression="zstd")
+    for some in rows:
+        columns = [arrow.array(c, t) for c, t in zip(zip(*some, strict=True), types, strict=True)]
+        writer.write_table(arrow.Table.from_arrays(columns, schema=schema))
+    writer.close()
+    yield memoryview(sink.getvalue()).tobytes()
+
+
+_FORMS = {".csv": _csv, ".jsonl": _json_lines, ".parquet": _parquet}

@@ -1,0 +1,211 @@
+"""Instructions to tokens: what a set of rules is, and the public functions for a few of them.
+
+A set of rules makes six streams of one instruction. `asm` and `reg` have an entry a token, `type`
+and `rw` runs, `mne` and `eflag` one string for all tokens. For many instructions use
+`tokmill.x86.tokens.templates`, which gives equal tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypedDict
+
+from tokmill import plugins
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.plugins import Part
+
+if TYPE_CHECKING:
+    from iced_x86 import Instruction
+
+COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
+"""The six streams, in the order in which they are written."""
+
+RULES: dict[str, Part] = {
+    "tokmill": Part(
+        "tokmill.x86.tokens.tokmill_rules:TokmillRules", "x86", "closed, nothing left out"
+    ),
+    "semanticbbv": Part(
+        "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
+    ),
+}
+
+Runs = list[tuple[str, int]]
+
+
+class DecodeError(TokmillError):
+    """Bytes that are no instruction, or that the rules cannot tell apart."""
+
+
+class Tokens(TypedDict):
+    """The six streams of one instruction of n tokens."""
+
+    asm: list[str]
+    """(n): the mnemonic and the parts of the operands."""
+    mne: str
+    """Name of the `Mnemonic`."""
+    type: Runs
+    """Kind of the operand that the tokens belong to; the runs sum to n."""
+    reg: list[str]
+    """(n): the register that a token names."""
+    rw: Runs
+    """Whether it is read or written; the runs sum to n."""
+    eflag: str
+    """What the instruction does with the flags."""
+
+
+class Rules(Protocol):
+    """How an instruction becomes tokens.
+
+    What `tokens` returns may depend on the bytes of the instruction, never on its address, and of
+    a number in it (`tokmill.x86.tokens.canonical`) on its class alone.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    """Raised when the tokens of any instruction change."""
+    bad: ClassVar[Tokens | None]
+    """What stands for a byte that begins no instruction; None: the rules have no such token."""
+    bits: int
+    """64 or 32."""
+
+    def __init__(self, bits: int = 64) -> None: ...
+
+    def tokens(self, instruction: Instruction) -> Tokens:
+        """Return the tokens of a decoded instruction."""
+        ...
+
+
+def make_rules(name: str, bits: int = 64) -> Rules:
+    """Return a set of rules by its name.
+
+    Raises `UsageError` for an unknown name and for other `bits` than 64 and 32.
+    """
+    if bits not in (64, 32):
+        raise UsageError(f"code of {bits} bits is not known", hint="bits=64 or bits=32")
+    if name not in RULES:
+        raise UsageError(f"no rules are called {name!r}", hint=nearest(name, RULES))
+    rules: Rules = plugins.load(RULES, name)(bits)
+    return rules
+
+
+def decode(code: bytes, address: int, bits: int) -> Iterator[Instruction]:
+    """Yield the instructions that lie end to end in some bytes.
+
+    Raises `DecodeError`, with address and bytes, where there is none; `TypeError` for text,
+    `ValueError` for an address that is none.
+    """
+    try:
+        code = bytes(memoryview(code))
+    except TypeError:
+        raise TypeError(
+            f"machine code is bytes, not {type(code).__name__}: bytes.fromhex makes them of text"
+        ) from None
+    if not 0 <= address < 1 << 64:
+        raise ValueError(f"the address {address} is not from 0 to 2**64 - 1")
+    for instruction in plugins.require("iced_x86").Decoder(bits, code, ip=address):
+        if not instruction:
+            place = instruction.ip - address
+            raise not_decoded(code[place : place + 15], instruction.ip, bits)
+        yield instruction
+
+
+def not_decoded(code: bytes, address: int, bits: int) -> DecodeError:
+    """Return the error for bytes at an address that begin no instruction."""
+    return DecodeError(
+        f"no instruction of {bits}-bit code: {code.hex(' ') or 'no bytes'}",
+        where=f"{address:#x}",
+        hint=f"the bytes are data, are cut off, or are {96 - bits}-bit code",
+    )
+
+
+def tokenize_binary_instruction(
+    instruction_bytes: bytes, address: int, rules: str = "tokmill", bits: int = 64
+) -> Tokens:
+    """Return the six streams of exactly one instruction.
+
+    Args:
+        instruction_bytes: one instruction, all of it and nothing else.
+        address: where it lies; for error messages only, tokens do not depend on it.
+        rules: `tokmill` or `semanticbbv`; docs/x86-tokens.md has both.
+        bits: 64 or 32.
+
+    Raises:
+        DecodeError: the bytes are no instruction, or bytes are left over.
+        TypeError: text was given instead of bytes.
+        ValueError: the address is not from 0 to 2**64 - 1.
+    """
+    tokens = tokenize_bytes(instruction_bytes, address, rules, bits)
+    if not tokens:
+        raise not_decoded(b"", address, bits)
+    if len(tokens) > 1:
+        raise DecodeError(
+            f"{len(tokens)} instructions where one was asked for: {instruction_bytes.hex(' ')}",
+            where=f"{address:#x}",
+            hint="tokenize_bytes takes several",
+        )
+    return tokens[0]
+
+
+def tokenize_bytes(
+    code: bytes,
+    address: int,
+    rules: str = "tokmill",
+    bits: int = 64,
+    *,
+    invalid: Literal["error", "bad"] = "error",
+) -> list[Tokens]:
+    """Return the six streams of each of the instructions that lie end to end in some bytes.
+
+    Args:
+        code, address, rules, bits: as of `tokenize_binary_instruction`, but for any bytes.
+        invalid: `bad` puts the token `BAD` in the place of each byte that begins no instruction,
+            and goes on behind it. Only the rules `semanticbbv` have this token.
+
+    Raises:
+        DecodeError, TypeError, ValueError: as `tokenize_binary_instruction`.
+        UsageError: the rules have no such token, or `invalid` is another word.
+    """
+    made = make_rules(rules, bits)
+    if invalid not in ("error", "bad"):
+        raise UsageError(f"invalid = {invalid!r} is not known", hint="'error' or 'bad'")
+    if invalid == "error":
+        return [made.tokens(instruction) for instruction in decode(code, address, bits)]
+    if made.bad is None:
+        having = [name for name in RULES if plugins.load(RULES, name).bad is not None]
+        raise UsageError(
+            f"the rules {rules} have no token for a byte that begins no instruction",
+            hint=f"the rules {', '.join(having)} have one",
+        )
+    return list(_with_bad(made, made.bad, bytes(memoryview(code)), address))
+
+
+def _with_bad(rules: Rules, bad: Tokens, code: bytes, address: int) -> Iterator[Tokens]:
+    """Yield the tokens of instructions, and `bad` for each byte that begins none."""
+    decoder = plugins.require("iced_x86").Decoder(rules.bits, code, ip=address)
+    while decoder.can_decode:
+        place = decoder.position
+        instruction = decoder.decode()
+        if instruction:
+            yield rules.tokens(instruction)
+        else:
+            yield bad
+            decoder.position = place + 1
+            decoder.ip = address + place + 1
+
+
+def align(tokens: Tokens) -> dict[str, list[str]]:
+    """Return six lists of equal length: runs written out, `mne` and `eflag` on every token."""
+    count = len(tokens["asm"])
+    return {
+        "asm": tokens["asm"],
+        "mne": [tokens["mne"]] * count,
+        "type": expand(tokens["type"]),
+        "reg": tokens["reg"],
+        "rw": expand(tokens["rw"]),
+        "eflag": [tokens["eflag"]] * count,
+    }
+
+
+def expand(runs: Runs) -> list[str]:
+    """Return runs written out: [("READ", 2)] → ["READ", "READ"]."""
+    return [name for name, count in runs for _ in range(count)]

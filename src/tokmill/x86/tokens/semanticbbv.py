@@ -1,0 +1,148 @@
+"""The `semanticbbv` rules: stream for stream what SemanticBBV's tokenizer emits.
+
+Tokens are read off NASM text, so they are what is printed: prefixes and most implicit registers
+are lost, and every number is `IMM`. docs/x86-tokens.md states the rules and names their oddities,
+which `tokmill_rules` does not have. Source: the behaviour of the public tokenizer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from tokmill import plugins
+from tokmill.x86.tokens.names import flags, full_registers, names, operand_kinds
+from tokmill.x86.tokens.rules import DecodeError, Runs, Tokens
+
+if TYPE_CHECKING:
+    from iced_x86 import Instruction, InstructionInfo
+
+NOTHING = "[PAD]"
+IMM = "IMM"
+TOKEN = re.compile(
+    r"0X[0-9A-F]+H(?![A-Z0-9_])|[0-9A-F]+H(?![A-Z0-9_])|[0-9]+|[A-Z_][A-Z0-9_]*|[-+*/:{}]"
+)
+"""What may stand in the text of an operand; blanks and brackets are passed over."""
+NUMBER = re.compile(r"(?:0X)?[0-9A-F]+H|[0-9]+")
+BARE = {"NOP_RM16", "NOP_RM32", "NOPW"}
+"""Codes whose text is NOP alone."""
+LOW_BYTE = re.compile(r"R(\d+)B")
+
+
+class SemanticbbvRules:
+    """The rules of SemanticBBV."""
+
+    name: ClassVar[str] = "semanticbbv"
+    version: ClassVar[int] = 1
+    bad: ClassVar[Tokens | None] = {
+        # NASM's text of it is (bad), and iced-x86 calls its mnemonic INVALID.
+        "asm": ["BAD"],
+        "mne": "INVALID",
+        "type": [(NOTHING, 1)],
+        "reg": [NOTHING],
+        "rw": [(NOTHING, 1)],
+        "eflag": NOTHING,
+    }
+
+    def __init__(self, bits: int = 64) -> None:
+        self.bits = bits
+        iced = plugins.require("iced_x86")
+        self.formatter = iced.Formatter(iced.FormatterSyntax.NASM)
+        self.no_prefixes = iced.FormatMnemonicOptions.NO_PREFIXES
+        self.info = iced.InstructionInfoFactory().info
+        registers = names("Register")
+        self.registers = {name: number for number, name in enumerate(registers) if number}
+        # What NASM calls R8B is R8L in the enumeration.
+        self.registers |= {f"R{n}B": self.registers[f"R{n}L"] for n in range(8, 16)}
+
+    def tokens(self, instruction: Instruction) -> Tokens:
+        """Return the tokens of an instruction.
+
+        Raises `DecodeError` where nothing says which operands the printed ones are.
+        """
+        info: InstructionInfo = self.info(instruction)
+        access, kinds = names("OpAccess"), operand_kinds(instruction.code)
+        mnemonic, operands = self._text(instruction)
+        places = self._places(instruction, len(operands))
+        used = [(register.register, register.access) for register in info.used_registers()]
+        asm, reg, matched = [mnemonic], [NOTHING], set[int]()
+        types: Runs = [(NOTHING, 1)]
+        accesses: Runs = [(NOTHING, 1)]
+        for place, operand in zip(places, operands, strict=True):
+            for token in TOKEN.findall(operand):
+                number = self.registers.get(token, 0)
+                if number:
+                    matched.add(full_registers()[number])
+                asm.append(IMM if not number and NUMBER.fullmatch(token) else token)
+                reg.append(_shown(number, used))
+            count = len(asm) - sum(run for _, run in types)
+            types.append((_or_nothing(kinds[place]), count))
+            accesses.append((_or_nothing(access[info.op_access(place)]), count))
+        implicit = [pair for pair in used if full_registers()[pair[0]] not in matched]
+        if len(implicit) == 1:
+            reg[0] = names("Register")[implicit[0][0]]
+            accesses[0] = (_or_nothing(access[implicit[0][1]]), 1)
+        return {
+            "asm": asm,
+            "mne": names("Mnemonic")[instruction.mnemonic],
+            "type": types,
+            "reg": reg,
+            "rw": accesses,
+            "eflag": flags(instruction) or NOTHING,
+        }
+
+    def _text(self, instruction: Instruction) -> tuple[str, list[str]]:
+        """Return the printed mnemonic and operands in capitals."""
+        mnemonic = self.formatter.format_mnemonic(instruction, self.no_prefixes).upper()
+        if mnemonic == "NOP" or names("Code")[instruction.code] in BARE:
+            return "NOP", []
+        if not mnemonic.isidentifier():
+            raise self._unclear(instruction, f"the mnemonic {mnemonic!r} is no single token")
+        text = self.formatter.format_all_operands(instruction).upper()
+        return mnemonic, text.split(",") if text else []
+
+    def _places(self, instruction: Instruction, printed: int) -> range | tuple[int, int]:
+        """Return which operand of the instruction each printed one is."""
+        own = instruction.op_count
+        if (printed, own) == (2, 3):
+            return 0, 2
+        if (printed, own) == (3, 4):
+            known = names("Code")[instruction.code].endswith(("IMM8", "IMM8_SAE"))
+        else:
+            known = printed in (0, own) or printed > own or (printed, own) == (1, 2)
+        if not known:
+            raise self._unclear(instruction, f"{printed} operands are printed of {own}")
+        return range(printed)
+
+    def _unclear(self, instruction: Instruction, what: str) -> DecodeError:
+        encoder = plugins.require("iced_x86").Encoder(self.bits)
+        encoder.encode(instruction, instruction.ip)
+        return DecodeError(
+            f"{instruction} ({encoder.take_buffer().hex(' ')}): {what}",
+            where=f"{instruction.ip:#x}",
+            hint='rules="tokmill" read every instruction',
+        )
+
+
+def _shown(number: int, used: Sequence[tuple[int, int]]) -> str:
+    """Return what `reg` shows of a register: the first used one that is part of the same."""
+    if not number:
+        return NOTHING
+    for register, _ in used:
+        if full_registers()[register] == full_registers()[number]:
+            return names("Register")[register]
+    return names("Register")[_parent(number)]
+
+
+def _parent(number: int) -> int:
+    """Return the 16-bit register of an 8-bit one (of AL and AH: AX), others as they are."""
+    name, registers = names("Register"), full_registers()
+    if number > name.index("R15L"):
+        return number
+    words = range(name.index("AX"), name.index("EAX"))
+    return next(word for word in words if registers[word] == registers[number])
+
+
+def _or_nothing(name: str) -> str:
+    return NOTHING if name == "NONE" else name

@@ -1,0 +1,294 @@
+"""Many instructions to tokens: each kind of instruction is read once, then looked up.
+
+A template is what the rules make of an instruction; its number stands for it in a column of
+phrases, one number an instruction. The key of the cache is the canonical code
+(`tokmill.x86.tokens.canonical`), so only what is new by more than a number goes through the rules.
+`tokmill.x86.tokens.rules.tokenize_bytes` is the slow twin.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array, id_dtype
+from tokmill.x86.tokens.canonical import LONGEST, canonical
+from tokmill.x86.tokens.index import KeyIndex
+from tokmill.x86.tokens.rules import COLUMNS, DecodeError, Tokens, make_rules, not_decoded
+from tokmill.x86.tokens.vocabulary import SPECIALS, UNKNOWN, Vocabularies
+
+MOST_KEYS = 1 << 18
+"""Keys at which the cache begins anew: with their templates they take less than 256 MB."""
+_CHUNK = 1 << 15
+"""Instructions at a time, so that the arrays between lie in the processor's cache."""
+
+_SPECIAL_IDS = {token: number for number, token in enumerate(SPECIALS)}
+_MASK = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+_LOW = _MASK[np.minimum(np.arange(LONGEST + 1), 8)]
+_HIGH = _MASK[np.maximum(np.arange(LONGEST + 1) - 8, 0)]
+
+
+class Table(NamedTuple):
+    """The tokens of all templates so far: those of number i lie from offsets[i] to [i + 1]."""
+
+    offsets: Array
+    """(m + 1) i8."""
+    columns: dict[str, Array]
+    """Column → ids, flat."""
+
+
+class Templates:
+    """A cache of templates for one set of rules.
+
+    It may be pickled, with what it holds. Numbers depend on what was asked before; what they stand
+    for does not.
+    """
+
+    def __init__(
+        self,
+        rules: str = "tokmill",
+        bits: int = 64,
+        vocabularies: Vocabularies | None = None,
+        separator: bool = False,
+    ) -> None:
+        """Make an empty cache.
+
+        Args:
+            rules: name of the rules.
+            bits: 64 or 32.
+            vocabularies: column → vocabulary; a token that is not there becomes `[UNK]`. None: an
+                open one that grows, for counting.
+            separator: whether each instruction ends in a `[SEP]`, in all columns.
+        """
+        self.name, self.bits, self.separator = rules, bits, separator
+        self.rules = make_rules(rules, bits)
+        self.open = vocabularies is None
+        self.ids = {
+            column: _Ids(vocabularies[column].ids if vocabularies else _SPECIAL_IDS, self.open)
+            for column in COLUMNS
+        }
+        self.dtypes = {
+            column: np.dtype("u4" if self.open else id_dtype(len(ids)))
+            for column, ids in self.ids.items()
+        }
+        self.index = KeyIndex()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.growing = object()
+        """Another one whenever the cache begins anew: what `Phrases.growing` is."""
+        self.index.clear()
+        self.number_of: dict[bytes, int] = {}
+        self.offsets = _Growing(np.dtype("i8"))
+        self.offsets.add(np.zeros(1, np.int64))
+        self.columns = {column: _Growing(dtype) for column, dtype in self.dtypes.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The rules hold objects of iced-x86, which cannot be pickled.
+        return {name: value for name, value in vars(self).items() if name != "rules"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.rules = make_rules(self.name, self.bits)
+
+    def table(self) -> Table:
+        """Return the tokens of the templates, as views.
+
+        It fits the numbers that `numbers` gave since the last table, and all before them unless the
+        cache began anew; so take it right after `numbers`.
+        """
+        return Table(
+            self.offsets.values(),
+            {column: values.values() for column, values in self.columns.items()},
+        )
+
+    def numbers(
+        self, code: Array, lengths: Array, address_of: Callable[[int], int] | None = None
+    ) -> Array:
+        """Return the template of each instruction.
+
+        Args:
+            code: u1, instructions end to end.
+            lengths: u1 (n), their bytes. Some million instructions at most, as the cache is only
+                emptied between two calls.
+            address_of: instruction → address, for error messages; without it the place in `code`.
+
+        Returns:
+            u4 (n), rows of `table()`.
+
+        Raises:
+            DecodeError: bytes are no instruction of this length; nothing is remembered of them.
+        """
+        if len(self.index) > MOST_KEYS:
+            self._clear()
+        found = np.empty(len(lengths), np.uint32)
+        ends = np.cumsum(lengths, dtype=np.intp)
+        if len(code) != (ends[-1] if len(ends) else 0):
+            raise ValueError(f"{len(code)} bytes of code, but {ends[-1:].sum()} of instructions")
+        for first in range(0, len(lengths), _CHUNK):
+            last = min(first + _CHUNK, len(lengths))
+            start = int(ends[first] - lengths[first])
+            try:
+                found[first:last] = self._chunk(code[start : ends[last - 1]], lengths[first:last])
+            except _Refused as refused:
+                row = first + refused.row
+                place = int(ends[row] - lengths[row])
+                address = address_of(row) if address_of else place
+                raise _located(refused, code[place : ends[row]], address, self.bits) from None
+        return found
+
+    def _chunk(self, code: Array, lengths: Array) -> Array:
+        low, high = self._keys(code, lengths)
+        numbers = self.index.find(low, high)
+        missing = np.flatnonzero(numbers < 0)
+        if len(missing):
+            keys = np.stack([low[missing], high[missing]], axis=1)
+            # As byte strings, which sort much faster than rows; the last byte is never 0.
+            _, first, inverse = np.unique(
+                keys.view("S16").reshape(-1), return_index=True, return_inverse=True
+            )
+            order = np.argsort(first)
+            rows = first[order]
+            made = self._make(keys[rows], missing[rows])
+            self.index.add(keys[rows, 0], keys[rows, 1], made)
+            place = np.empty(len(order), np.intp)
+            place[order] = np.arange(len(order))
+            numbers[missing] = made[place[inverse]]
+        return numbers
+
+    def _keys(self, code: Array, lengths: Array) -> tuple[Array, Array]:
+        """Return the canonical bytes of each instruction and its length as two u8 (n)."""
+        if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= LONGEST:
+            raise _Refused(int(np.flatnonzero((lengths < 1) | (lengths > LONGEST))[0]))
+        changed = canonical(code, lengths, self.bits)
+        starts = np.cumsum(lengths, dtype=np.intp) - lengths
+        words = np.ndarray((len(changed) - 7,), "<u8", changed.data, strides=(1,))
+        low = words[starts] & _LOW[lengths]
+        high = words[starts + 8] & _HIGH[lengths]
+        high |= lengths.astype(np.uint64) << np.uint64(56)
+        return low, high
+
+    def _make(self, keys: Array, rows: Array) -> Array:
+        """Return the numbers (i4) of new keys; `rows` says which instruction each one is."""
+        raw = keys.view(np.uint8)
+        sizes = raw[:, LONGEST]
+        code = raw[np.arange(LONGEST + 1) < sizes[:, None]].tobytes()
+        decoder = plugins.require("iced_x86").Decoder(self.bits, code)
+        contents = []
+        for row, size, instruction in zip(rows.tolist(), sizes.tolist(), decoder, strict=False):
+            if not instruction or len(instruction) != size:
+                raise _Refused(row)
+            try:
+                contents.append(self._content(self.rules.tokens(instruction)))
+            except DecodeError as error:
+                raise _Refused(row, error) from None
+        first_new = len(self.number_of)
+        numbers = [self.number_of.setdefault(content, len(self.number_of)) for content in contents]
+        new = dict(zip(numbers, contents, strict=True))
+        self._extend([new[number] for number in range(first_new, len(self.number_of))])
+        return np.array(numbers, np.int32)
+
+    def _content(self, tokens: Tokens) -> bytes:
+        """Return the ids of a template (u4), all of the first column, then of the next ones."""
+        asm, mne, kind, reg, rw, eflag = (self.ids[column] for column in COLUMNS)
+        count = len(tokens["asm"])
+        streams = [
+            [asm[token] for token in tokens["asm"]],
+            [mne[tokens["mne"]]] * count,
+            [kind[name] for name, run in tokens["type"] for _ in range(run)],
+            [reg[token] for token in tokens["reg"]],
+            [rw[name] for name, run in tokens["rw"] for _ in range(run)],
+            [eflag[tokens["eflag"]]] * count,
+        ]
+        if self.separator:
+            streams = [[*stream, _SPECIAL_IDS["[SEP]"]] for stream in streams]
+        return array("I", chain.from_iterable(streams)).tobytes()
+
+    def _extend(self, contents: list[bytes]) -> None:
+        """Add templates to the table."""
+        if not contents:
+            return
+        ids = np.frombuffer(b"".join(contents), np.uint32)
+        lengths = np.array([len(content) for content in contents]) // (4 * len(COLUMNS))
+        ends = np.cumsum(lengths)
+        # Where a column begins in each content, and how far each token lies behind that.
+        begins = (ends - lengths) * len(COLUMNS)
+        within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+        for place, column in enumerate(COLUMNS):
+            where = np.repeat(begins + place * lengths, lengths) + within
+            self.columns[column].add(ids[where])
+        self.offsets.add(self.offsets.values()[-1] + ends)
+
+    def counts(self, numbers: Array) -> dict[str, dict[str, int]]:
+        """Return column → token → how often it stands in what `numbers` just gave."""
+        offsets, columns = self.table()
+        uses = np.bincount(numbers, minlength=len(offsets) - 1)
+        each = np.repeat(uses, np.diff(offsets))
+        result = {}
+        for column, ids in columns.items():
+            # Sums of whole numbers, which doubles hold exactly up to 2^53.
+            sums = np.bincount(ids, each, len(self.ids[column])).astype(np.int64)
+            tokens = zip(self.ids[column], sums.tolist(), strict=True)
+            result[column] = {token: count for token, count in tokens if count}
+        return result
+
+
+class _Refused(Exception):
+    """An instruction (its row in the chunk) has no tokens; without an error it is none at all."""
+
+    def __init__(self, row: int, error: DecodeError | None = None) -> None:
+        super().__init__(row)
+        self.row, self.error = row, error
+
+
+def _located(refused: _Refused, code: Array, address: int, bits: int) -> DecodeError:
+    if refused.error is None:
+        return not_decoded(code.tobytes(), address, bits)
+    what, hint = refused.error.what, refused.error.hint
+    return DecodeError(what, where=f"{address:#x}", hint=hint)
+
+
+class _Ids(dict[str, int]):
+    """Token → id; an unknown one is `[UNK]`, or a new one where the vocabulary is open."""
+
+    def __init__(self, ids: dict[str, int], grows: bool) -> None:
+        super().__init__(ids)
+        self.grows = grows
+
+    def __missing__(self, token: str) -> int:
+        if not self.grows:
+            return UNKNOWN
+        self[token] = len(self)
+        return self[token]
+
+
+class _Growing:
+    """An array that is added to; views of it stay as they are."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.data = np.empty(1 << 10, dtype)
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def values(self) -> Array:
+        """Return what was added so far, as a view that cannot be written to."""
+        view = self.data[: self.count]
+        view.flags.writeable = False
+        return view
+
+    def add(self, values: Array) -> None:
+        """Add values at the end."""
+        stop = self.count + len(values)
+        if stop > len(self.data):
+            larger = np.empty(1 << (2 * stop - 1).bit_length(), self.data.dtype)
+            larger[: self.count] = self.data[: self.count]
+            self.data = larger
+        self.data[self.count : stop] = values
+        self.count = stop

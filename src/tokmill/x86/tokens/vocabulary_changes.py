@@ -1,0 +1,145 @@
+"""Smaller and larger vocabularies out of others, and the ids that tokens get by it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.stats import count
+from tokmill.store.store import Store
+from tokmill.x86.tokens.count import Counts
+from tokmill.x86.tokens.rules import COLUMNS
+from tokmill.x86.tokens.vocabulary import SPECIALS, UNKNOWN, TokenList, Vocabularies
+from tokmill.x86.tokens.vocabulary_files import find_lists, read_list
+
+WAYS = "--min-count N, --used-by STORE or --keep FILE"
+
+
+def vocabularies_in(store: Store) -> Vocabularies:
+    """Return the x86 vocabularies that a store carries.
+
+    Raises `TokmillError` where it carries none.
+    """
+    found = {}
+    for column in COLUMNS:
+        if column in store.schema and (name := store.schema[column].vocab) in store.vocabularies:
+            path = store.vocabulary_file(name or column)
+            found[column] = TokenList.from_json(path.read_bytes(), str(path))
+    if not found:
+        raise TokmillError(
+            "the store carries no vocabulary of an x86 column",
+            where=str(store.path),
+            hint="stores of `build x86` and `build token-dicts` do",
+        )
+    return found
+
+
+def counts_in(store: Store, advance: Callable[[int], None] | None = None) -> Counts:
+    """Return how often each token of each x86 column stands in a store."""
+    ids = count(store, advance=advance).ids
+    return {
+        column: {
+            token: number
+            for token, number in zip(tokens.tokens, ids[column].tolist(), strict=False)
+            if number
+        }
+        for column, tokens in vocabularies_in(store).items()
+    }
+
+
+def with_counts(vocabularies: Mapping[str, TokenList], counts: Counts) -> Vocabularies:
+    """Return the same lists with other counts."""
+    return {
+        column: TokenList(
+            column,
+            tokens.rules,
+            tokens.tokens,
+            [counts.get(column, {}).get(token, 0) for token in tokens.tokens],
+        )
+        for column, tokens in vocabularies.items()
+    }
+
+
+def pruned(
+    vocabularies: Mapping[str, TokenList],
+    *,
+    min_count: int = 1,
+    used: Sequence[Counts] = (),
+    keep: Mapping[str, TokenList] | None = None,
+) -> Vocabularies:
+    """Return lists without some tokens; those that stay have the same order, special ones stay.
+
+    Args:
+        vocabularies: column → list.
+        min_count: tokens that stood less often go; by the counts of `used`, else of the lists.
+        used: counts of stores: what stands in none of them goes.
+        keep: column → tokens that may stay; other columns stay as they are.
+
+    Raises:
+        TokmillError: `min_count` is above 1, and neither a list nor `used` has counts.
+    """
+    sums: dict[str, Counter[str]] = {column: Counter() for column in vocabularies}
+    for counts in used:
+        for column in vocabularies:
+            sums[column].update(counts.get(column, {}))
+    made = {}
+    for column, tokens in vocabularies.items():
+        stood: Mapping[str, int] = sums[column]
+        if not used:
+            stood = dict(zip(tokens.tokens, tokens.counts or (), strict=False))
+        if min_count > 1 and not stood:
+            raise TokmillError(
+                f"the list of {column} has no counts, so none is below {min_count}",
+                hint="--used-by STORE counts those of a store, --keep FILE names those to keep",
+            )
+        least = max(min_count, 1) if used else min_count if min_count > 1 else 0
+        allowed = None if keep is None or column not in keep else keep[column].ids
+        kept = [
+            token
+            for token in tokens.tokens[len(SPECIALS) :]
+            if stood.get(token, 0) >= least and (allowed is None or token in allowed)
+        ]
+        names = [*SPECIALS, *kept]
+        counted = [stood.get(name, 0) for name in names] if stood else None
+        made[column] = TokenList(column, tokens.rules, names, counted)
+    return made
+
+
+def lists_to_keep(path: Path | str) -> dict[str, TokenList]:
+    """Return column → the tokens in a file, or in the files of a folder, of any form of list."""
+    if Path(path).is_dir():
+        return {column: found.tokens for column, found in find_lists(path).items()}
+    tokens = read_list(path).tokens
+    return {tokens.column: tokens}
+
+
+def merged(parts: Sequence[Vocabularies]) -> Vocabularies:
+    """Return lists of all tokens that any of the vocabularies has, sorted; counts are added.
+
+    A column has counts where all its lists do. Raises `UsageError` for lists of different rules.
+    """
+    rules = sorted({tokens.rules for part in parts for tokens in part.values()})
+    if len(rules) != 1:
+        raise UsageError(
+            f"the vocabularies are for different rules: {', '.join(rules)}",
+            hint="their tokens mean different things",
+        )
+    made = {}
+    for column in COLUMNS:
+        lists = [part[column] for part in parts if column in part]
+        if not lists:
+            continue
+        sums: Counter[str] = Counter()
+        for one in lists:
+            sums.update(dict(zip(one.tokens, one.counts or [0] * len(one), strict=True)))
+        made[column] = TokenList.counted(column, rules[0], sums, min_count=0)
+        if any(one.counts is None for one in lists):
+            made[column].counts = None
+    return made
+
+
+def id_map(old: TokenList, new: TokenList) -> list[int]:
+    """Return old id → new id; of tokens that went it is that of `[UNK]`."""
+    return [new.ids.get(token, UNKNOWN) for token in old.tokens]

@@ -1,0 +1,338 @@
+"""Vocabularies in files: frozen lists, and those of SemanticBBV in text and in pickles.
+
+A folder has a file a column: `asm.json` … is the frozen form, `asm_tokens.txt` … has a token a line
+in the order of the ids, `asm_tokens_dict.pkl` … is {token: frequency}. Source of the last two:
+SemanticBBV, `pre_processing/`, whose two writers put either [PAD] alone or five special tokens in
+front of a text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import is_private, machine_errors, make_folder, write_file
+from tokmill.formats.notes import write_noted
+from tokmill.formats.token_dicts_export import pickled_counts
+from tokmill.unpickle import Pickle
+from tokmill.x86.tokens.rules import COLUMNS, RULES
+from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, Vocabularies
+
+FROZEN = ".json"
+ENDINGS = (FROZEN, "_tokens.txt", "_tokens_dict.pkl")
+"""How the file of a column ends; where several are there the first is read."""
+FORMS = {".json": "frozen", ".txt": "text", ".pkl": "pickle", ".pickle": "pickle"}
+"""Suffix → form of a list."""
+DEFAULT_RULES = "semanticbbv"
+"""The rules of lists that do not say theirs."""
+OTHER_NAMES = {"assemble": "asm"}
+KNOWN = "a list is COLUMN.json, COLUMN_tokens.txt or COLUMN_tokens_dict.pkl"
+
+
+class Found(NamedTuple):
+    """A list that was read, and how it was arranged in its file."""
+
+    path: Path
+    tokens: TokenList
+    convention: str
+    """What stood in front, in words."""
+    ids: list[int] | None
+    """Id in the file → id now; None where the file has no ids."""
+    repeated: tuple[str, ...] = ()
+    """Tokens that stood in the file again, and got the id of the first."""
+
+    @property
+    def renumbered(self) -> bool:
+        """Whether tokens have other ids than in the file."""
+        return self.ids is not None and self.ids != list(range(len(self.ids)))
+
+
+def read_vocabularies(folder: Path | str, rules: str | None = None) -> Vocabularies:
+    """Return the six vocabularies in a folder, of a store too, in any of the three forms.
+
+    Args:
+        folder: where the lists lie, or a store.
+        rules: the rules that they are to be for. None: the ones that they name; text and pickles
+            name none and are taken to be of `semanticbbv`.
+
+    Raises:
+        TokmillError: a column has no list, a file is none, or lists are for other rules.
+    """
+    lists = find_lists(folder, rules)
+    for one in lists.values():
+        if one.repeated:
+            raise TokmillError(
+                f"the token {one.repeated[0]!r} stands in the list more than once, so ids of later "
+                "tokens would not be their lines",
+                where=str(one.path),
+                hint="`tokmill vocab import` leaves such lines out, and says which ids change",
+            )
+    found = {column: one.tokens for column, one in lists.items()}
+    missing = [column for column in COLUMNS if column not in found]
+    if missing:
+        raise TokmillError(
+            f"the vocabularies of {', '.join(missing)} are missing",
+            where=str(folder),
+            hint="`tokmill vocab build x86` makes all six",
+        )
+    return found
+
+
+def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]:
+    """Return column → list of those columns that a folder has one for, as `read_vocabularies`.
+
+    Where text and pickle of a column lie side by side, ids are those of the text, and counts those
+    of the pickle.
+    """
+    root = Path(folder)
+    with machine_errors("read", root):
+        if not root.is_dir():
+            raise TokmillError(
+                "there is no such folder", where=str(root), hint="check the path"
+            ) from None
+        if (root / "plan.json").exists() or (root / "manifest.json").exists():
+            root = root / "vocab"
+        paths = {
+            column: [
+                root / f"{column}{end}" for end in ENDINGS if (root / f"{column}{end}").exists()
+            ]
+            for column in COLUMNS
+        }
+    found = {}
+    for column, files in paths.items():
+        if files:
+            found[column] = read_list(files[0], rules)
+            if found[column].tokens.column != column:
+                raise TokmillError(
+                    f"the list is of the column {found[column].tokens.column}, not {column}",
+                    where=str(files[0]),
+                    hint="call it by its column",
+                )
+        if [form_of(file) for file in files] == ["text", "pickle"]:
+            counts = read_list(files[1], rules).tokens
+            numbers = dict(zip(counts.tokens, counts.counts or (), strict=False))
+            if numbers:
+                tokens = found[column].tokens
+                tokens.counts = [numbers.get(token, 0) for token in tokens.tokens]
+    if not found:
+        raise TokmillError("the folder holds no x86 vocabulary", where=str(root), hint=KNOWN)
+    named = {one.tokens.rules for one in found.values()}
+    if len(named) > 1:
+        raise TokmillError(
+            f"the lists are for different rules: {', '.join(sorted(named))}", where=str(root)
+        )
+    return found
+
+
+def read_list(path: Path | str, rules: str | None = None, column: str = "") -> Found:
+    """Return the list in a file of any of the three forms; see `read_vocabularies`.
+
+    `column` is needed where the name of the file does not say it.
+    """
+    path = Path(path)
+    form = form_of(path)
+    if rules is not None and rules not in RULES:
+        raise UsageError(f"no rules are called {rules!r}", hint=nearest(rules, RULES))
+    with machine_errors("read", path):
+        if not path.is_file():
+            raise TokmillError("there is no such file", where=str(path), hint="check the path")
+        if form == "frozen":
+            tokens = TokenList.from_json(path.read_bytes(), str(path))
+            if rules is not None and tokens.rules != rules:
+                raise TokmillError(
+                    f"the list is for the rules {tokens.rules}, not {rules}",
+                    where=str(path),
+                    hint=f"choose another list, or the rules {tokens.rules} for all else",
+                )
+            return Found(path, tokens, "frozen", list(range(len(tokens))))
+        column, rules = column or column_of(path), rules or DEFAULT_RULES
+        if form == "text":
+            return _arranged(path, column, rules, _lines(path))
+    return _of_pickle(path, column, rules)
+
+
+def is_vocabulary(path: Path) -> bool:
+    """Say whether something is called like a list of tokens, or is a folder with such a list."""
+    if path.is_dir():
+        names = (f"{column}{ending}" for column in COLUMNS for ending in ENDINGS)
+        return any((path / name).exists() for name in names)
+    return path.is_file() and path.suffix.lower() in FORMS
+
+
+def form_of(path: Path) -> str:
+    """Return the form of a list by the name of its file: frozen, text or pickle."""
+    if path.suffix.lower() not in FORMS:
+        raise TokmillError("the name is not that of a list of tokens", where=str(path), hint=KNOWN)
+    return FORMS[path.suffix.lower()]
+
+
+def column_of(path: Path) -> str:
+    """Return the column that the name of a file begins with."""
+    word = path.name.partition("_")[0].partition(".")[0]
+    column = OTHER_NAMES.get(word, word)
+    if column not in COLUMNS:
+        raise UsageError(
+            "the name does not say of which column the tokens are",
+            where=str(path),
+            hint=f"--column {'|'.join(COLUMNS)}",
+        )
+    return column
+
+
+def write_vocabularies(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
+    """Write the frozen form, and return the files."""
+    return _write(folder, vocabularies, FROZEN, TokenList.to_json)
+
+
+def check_target(folder: Path, rules: str) -> None:
+    """Refuse a folder that holds anything but frozen lists by the same rules, before writing there.
+
+    Raises `TokmillError`.
+    """
+    hint = "choose another folder, or remove this one"
+    with machine_errors("read", folder):
+        if not folder.exists():
+            return
+        if not folder.is_dir():
+            raise TokmillError("this is no folder", where=str(folder), hint=hint)
+        names = sorted(path.name for path in folder.iterdir() if not is_private(path.name))
+    lists = {f"{column}.json" for column in COLUMNS}
+    for name in names:
+        if name not in lists:
+            raise TokmillError(
+                f"the folder holds something else than a vocabulary: {name}",
+                where=str(folder),
+                hint=hint,
+            )
+        there = read_list(folder / name).tokens.rules
+        if there != rules:
+            raise TokmillError(
+                f"the folder holds a vocabulary by the rules {there}, not {rules}",
+                where=str(folder),
+                hint=hint,
+            )
+
+
+def write_texts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
+    """Write `asm_tokens.txt` …, a token a line in the order of the ids."""
+    return _write(folder, vocabularies, "_tokens.txt", _text)
+
+
+def write_counts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
+    """Write `asm_tokens_dict.pkl` …, {token: frequency} of the tokens that stood somewhere.
+
+    Raises `TokmillError` for lists without counts.
+    """
+    for tokens in vocabularies.values():
+        if tokens.counts is None:
+            raise TokmillError(
+                f"the list of {tokens.column} has no counts, which such pickles hold",
+                hint="export a store, whose tokens can be counted, or count programs with "
+                "`tokmill vocab build x86`",
+            )
+    return _write(folder, vocabularies, "_tokens_dict.pkl", _pickle)
+
+
+def _write(
+    folder: Path,
+    vocabularies: Mapping[str, TokenList],
+    ending: str,
+    made: Callable[[TokenList], bytes],
+) -> list[Path]:
+    files = {f"{column}{ending}": made(tokens) for column, tokens in vocabularies.items()}
+    make_folder(folder)
+    if ending == FROZEN:
+        return [write_file(folder / name, data) for name, data in files.items()]
+    # Lists of other scripts are called so too, and look the same.
+    return write_noted(folder, f"lists{ending}", "vocabulary", files)
+
+
+def _text(tokens: TokenList) -> bytes:
+    for token in tokens.tokens:
+        if not token or token.splitlines() != [token] or token != token.strip():
+            raise TokmillError(
+                f"the token {token!r} of {tokens.column} cannot stand on a line of its own",
+                hint="the frozen form holds any token",
+            )
+    return "".join(f"{token}\n" for token in tokens.tokens).encode()
+
+
+def _pickle(tokens: TokenList) -> bytes:
+    pairs = zip(tokens.tokens, tokens.counts or (), strict=True)
+    return pickled_counts({token: count for token, count in pairs if count})
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TokmillError(
+            f"the text is no UTF-8: {error.reason}", where=f"{path}, byte {error.start:,}"
+        ) from None
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    if lines[-1] == "":
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            raise TokmillError(
+                "the line is empty", where=f"{path}:{number}", hint="a list has a token a line"
+            )
+    return lines
+
+
+def _of_pickle(path: Path, column: str, rules: str) -> Found:
+    # The factory of a defaultdict(int), as Python 2's spelling of it is written.
+    value = Pickle(path, ["builtins.long"]).load()
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=str)
+    names: Iterable[Any] = value if isinstance(value, dict | list) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise _no_list(path, f"it is of type {type(value).__name__}")
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise _no_list(path, f"{name!r} is no text") from None
+    if isinstance(value, list):
+        return _arranged(path, column, rules, value)
+    if not all(type(count) is int and count >= 0 for count in value.values()):
+        raise _no_list(path, "its values are no counts")
+    if sorted(value.values()) == list(range(len(value))) and len(value) > 1:
+        return _arranged(path, column, rules, sorted(value, key=value.__getitem__))
+    tokens = TokenList.counted(column, rules, value, min_count=0)
+    there = [special for special in SPECIALS if special in value]
+    with_specials = f", {' '.join(there)} among them" if there else ""
+    return Found(path, tokens, f"counts{with_specials}", None)
+
+
+def _no_list(path: Path, why: str) -> TokmillError:
+    return TokmillError(
+        f"no {{token: frequency}} of strings and counts: {why}",
+        where=str(path),
+        hint="`tokmill inspect` shows what it holds",
+    )
+
+
+def _arranged(path: Path, column: str, rules: str, names: Sequence[str]) -> Found:
+    """Return a list of tokens by id; the five special ones are put in front if they are not.
+
+    A token that stands there again is left out, and what had its id gets that of the first.
+    """
+    counts = Counter(names)
+    repeated = tuple(name for name, times in counts.items() if times > 1)
+    there = [special for special in SPECIALS if special in names]
+    if tuple(names[: len(SPECIALS)]) == SPECIALS:
+        tokens = TokenList(column, rules, [*counts])
+        ids = [tokens.ids[name] for name in names]
+        return Found(path, tokens, "five special tokens first", ids, repeated)
+    if there == ["[PAD]"] and names[0] == "[PAD]":
+        convention = "[PAD] alone first"
+    elif there:
+        convention = f"{' '.join(there)} elsewhere than in front"
+    else:
+        convention = "no special tokens"
+    tokens = TokenList.of(column, rules, names)
+    return Found(path, tokens, convention, [tokens.ids[name] for name in names], repeated)

@@ -1,0 +1,520 @@
+"""Builds: same plan and same bytes in give the same store, however it comes about."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+import tokmill
+from making import TOKENIZER, files_of, here, ids_of, jsonl, quick_build
+from tokmill.builds import make_shard as make
+from tokmill.builds import plan
+from tokmill.builds import run as run_module
+from tokmill.builds.executors import Here, Pool
+from tokmill.builds.finish import finish_parts
+from tokmill.builds.make_shard import ShardJob, Work
+from tokmill.builds.prepare import How
+from tokmill.builds.resources import Amount, choose, parse_bytes, parse_seconds
+from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.files import locked
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+
+SMALL = 1 << 12
+"""Input bytes of a shard in these tests, so that a few files make several shards."""
+
+
+def write_inputs(folder: Path, count: int = 8) -> Path:
+    """JSON Lines files with all kinds of outcomes, in an order that tells blocks apart."""
+    folder.mkdir()
+    for number in range(count):
+        rows: list[Any] = []
+        for i in range(30):
+            rows.append({"id": i, "text": f"file {number} text {i} " + "word " * (i % 7)})
+            if i % 10 == 3:
+                rows += ["", {"text": "[removed]"}, b'{"text": 5}', "{", {"text": "\ud800"}]
+        jsonl(folder / f"{number}.jsonl", rows)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "SHARD_BYTES", SMALL)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_inputs(tmp_path_factory.mktemp("inputs") / "in")
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, inputs: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "SHARD_BYTES", SMALL)
+        out = tmp_path_factory.mktemp("reference") / "store"
+        store = quick_build("jsonl", inputs, out, keep=["id"])
+    assert len(store.shards) >= 4
+    return out
+
+
+@pytest.mark.parametrize(
+    "amount",
+    [
+        Amount(workers=1),
+        Amount(workers=2),
+        Amount(workers=0, preset="memory"),
+        Amount(workers=0, preset="speed"),
+        Amount(workers=0, engine="tokenizers"),
+        Amount(workers=0, engine="gigatoken"),
+    ],
+    ids=["1 worker", "2 workers", "memory", "speed", "tokenizers", "gigatoken"],
+)
+def test_same_bytes_for_any_amount(
+    tmp_path: Path, inputs: Path, reference: Path, amount: Amount
+) -> None:
+    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], how=How(quiet=True, amount=amount))
+    assert files_of(tmp_path / "s") == files_of(reference)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 64, 1000])
+def test_same_bytes_for_any_block_size(
+    tmp_path: Path,
+    inputs: Path,
+    reference: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    block_bytes: int,
+) -> None:
+    from tokmill.builds.source import Resources
+    from tokmill.text import blocks
+
+    monkeypatch.setattr(Amount, "resources", lambda self: Resources(block_bytes=block_bytes))
+    monkeypatch.setattr(blocks, "READ", 50)
+    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"])
+    assert files_of(tmp_path / "s") == files_of(reference)
+
+
+def test_nothing_is_dropped_without_being_counted(inputs: Path, reference: Path) -> None:
+    store = Store(reference)
+    lines = sum(path.read_bytes().count(b"\n") for path in inputs.iterdir())
+    manifest = store.manifest
+    assert manifest.skipped == {"blank line": 24, "placeholder": 24}
+    assert manifest.rejected == {"json": 24, "type": 24, "utf8": 24}
+    counted = sum(manifest.skipped.values()) + sum(manifest.rejected.values())
+    assert len(store) + counted == lines
+    for number in range(len(store.shards)):
+        receipt = store.receipt(number)
+        assert receipt.rejects == sorted(receipt.rejects, key=lambda run: (run.item, run.first))
+        for i, item in enumerate(receipt.items):
+            mine = [run for run in receipt.rejects if run.item == i]
+            assert item.rejected == sum(run.count for run in mine)
+        assert sum(item.rejected for item in receipt.items) == sum(receipt.rejected.values())
+        assert sum(item.skipped for item in receipt.items) == sum(receipt.skipped.values())
+        assert sum(item.records for item in receipt.items) == receipt.records
+        assert sum(item.tokens for item in receipt.items) == receipt.tokens
+    assert manifest.input_bytes == sum(path.stat().st_size for path in inputs.iterdir())
+    assert validate(store).ok
+
+
+def test_an_existing_store_is_simply_opened(inputs: Path, reference: Path, tmp_path: Path) -> None:
+    shutil.copytree(reference, tmp_path / "s")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()}
+    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"])
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()} == times
+
+
+def test_growth_makes_what_is_new_and_nothing_else(
+    tmp_path: Path, inputs: Path, reference: Path
+) -> None:
+    shutil.copytree(inputs, tmp_path / "in")
+    shutil.copytree(reference, tmp_path / "s")
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()}
+    jsonl(tmp_path / "in/35.jsonl", [{"id": 1, "text": "new " * 300}] * 3)
+    grown = quick_build("jsonl", tmp_path / "in", tmp_path / "s", keep=["id"])
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "s/shards").iterdir()}
+    assert len(grown) == len(Store(reference)) + 3
+    kept = {name for name in after if before.get(name) == after[name]}
+    assert len(before.keys() - kept) <= 2
+    assert len(after.keys() - kept) <= 4
+    quick_build("jsonl", tmp_path / "in", tmp_path / "again", keep=["id"])
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "s")
+
+
+@pytest.mark.parametrize("change", ["vanished", "changed"])
+def test_changed_and_vanished_inputs_need_a_yes(
+    tmp_path: Path, inputs: Path, reference: Path, change: str
+) -> None:
+    shutil.copytree(inputs, tmp_path / "in")
+    shutil.copytree(reference, tmp_path / "s")
+    path = tmp_path / "in/3.jsonl"
+    if change == "vanished":
+        path.unlink()
+    else:
+        jsonl(path, [{"id": 0, "text": "other"}])
+    before = files_of(tmp_path / "s")
+    with pytest.raises(TokmillError, match=rf"{change}: 3\.jsonl") as caught:
+        quick_build("jsonl", tmp_path / "in", tmp_path / "s", keep=["id"])
+    assert "--yes" in caught.value.hint
+    assert files_of(tmp_path / "s") == before
+    how = How(quiet=True, amount=here(), yes=True)
+    quick_build("jsonl", tmp_path / "in", tmp_path / "s", keep=["id"], how=how)
+    quick_build("jsonl", tmp_path / "in", tmp_path / "again", keep=["id"])
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "s")
+
+
+def test_another_recipe_is_refused_with_its_difference(
+    tmp_path: Path, inputs: Path, reference: Path
+) -> None:
+    shutil.copytree(reference, tmp_path / "s")
+    before = files_of(tmp_path / "s")
+    with pytest.raises(TokmillError, match=r"config\.strip: false → true") as caught:
+        quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], strip=True)
+    assert "--fresh" in caught.value.hint
+    assert files_of(tmp_path / "s") == before
+    how = How(quiet=True, amount=here(), fresh=True)
+    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], strip=True, how=how)
+    quick_build("jsonl", inputs, tmp_path / "again", keep=["id"], strip=True)
+    assert files_of(tmp_path / "again") == files_of(tmp_path / "s")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_time_limit_leaves_a_partial_store_that_completes_to_the_same_bytes(
+    tmp_path: Path, inputs: Path, reference: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "grace_of", lambda limit: 60.0)
+    how = How(quiet=True, amount=Amount(workers=workers), limit_seconds=0)
+    partial = quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], how=how)
+    assert partial.partial
+    assert 1 <= len(partial.shards) < len(Store(reference).shards)
+    assert 0 < len(partial) < len(Store(reference))
+    projection = json.loads((tmp_path / "s/projection.json").read_text())
+    assert 0 < projection["share"] < 1
+    assert projection["projected_tokens"] > partial.tokens
+    whole = files_of(reference)
+    assert set(files_of(tmp_path / "s")) < set(whole)
+    assert validate(partial).ok
+    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"])
+    assert files_of(tmp_path / "s") == whole
+    assert not (tmp_path / "s/projection.json").exists()
+
+
+def test_workers_that_have_only_begun_at_the_limit_are_given_up(
+    tmp_path: Path,
+    inputs: Path,
+    reference: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(run_module, "grace_of", lambda limit: 0.0)
+    how = How(amount=Amount(workers=2), limit_seconds=0)
+    partial = quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], how=how)
+    assert partial.partial and len(partial) == 0
+    assert "before one record was whole" in (said := capsys.readouterr().err)
+    assert "--workers 0" in said
+    quick_build("jsonl", inputs, tmp_path / "s", keep=["id"])
+    assert files_of(tmp_path / "s") == files_of(reference)
+
+
+def test_parts_make_the_same_store_in_any_order(
+    tmp_path: Path, inputs: Path, reference: Path
+) -> None:
+    for part in (3, 1, 2):
+        how = How(quiet=True, amount=here(), part=(part, 3))
+        store = quick_build("jsonl", inputs, tmp_path / "s", keep=["id"], how=how)
+        assert store.partial == (part != 2)
+    assert files_of(tmp_path / "s") == files_of(reference)
+
+
+def test_finish_counts_what_is_missing(tmp_path: Path, inputs: Path, reference: Path) -> None:
+    shutil.copytree(reference, tmp_path / "s")
+    (tmp_path / "s/manifest.json").unlink()
+    gone = tmp_path / f"s/shards/{Store(reference).shards[1].name}.json"
+    kept = gone.read_bytes()
+    gone.unlink()
+    assert finish_parts(tmp_path / "s") == 1
+    assert Store(tmp_path / "s").partial
+    gone.write_bytes(kept)
+    assert finish_parts(tmp_path / "s") == 0
+    assert files_of(tmp_path / "s") == files_of(reference)
+
+
+def test_too_many_rejects_end_the_build(tmp_path: Path) -> None:
+    good, bad = [{"text": f"text {i}"} for i in range(980)], ["{"] * 20
+    few = quick_build("jsonl", jsonl(tmp_path / "few.jsonl", [*good[:500], *bad]), tmp_path / "a")
+    assert (len(few), few.manifest.rejected) == (500, {"json": 20})
+    many = jsonl(tmp_path / "many.jsonl", [*good, *bad])
+    with pytest.raises(TokmillError, match="20 of 1,000 records were rejected") as caught:
+        quick_build("jsonl", many, tmp_path / "b")
+    assert caught.value.exit_code == 1
+    assert "many.jsonl, byte" in str(caught.value)
+    assert "--max-rejects" in caught.value.hint
+    assert not (tmp_path / "b/manifest.json").exists()
+    how = How(quiet=True, amount=here(), max_rejects=0.02)
+    assert len(quick_build("jsonl", many, tmp_path / "b", how=how)) == 980
+    # Where none is allowed one is too many, however few were seen.
+    one = jsonl(tmp_path / "one.jsonl", [*good[:5], "{"])
+    how = How(quiet=True, amount=here(), max_rejects=0)
+    with pytest.raises(TokmillError, match="1 of 6 records were rejected"):
+        quick_build("jsonl", one, tmp_path / "c", how=how)
+
+
+def test_what_an_interrupted_build_keeps(
+    tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = Here.map
+
+    def stopped(self: Here, tasks: Any) -> Any:
+        yield from itertools.islice(begun(self, tasks), finished)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Here, "map", stopped)
+    for finished, said in ((0, "before a shard was finished"), (1, "finished shards are kept")):
+        with pytest.raises(TokmillError, match=said):
+            quick_build("jsonl", inputs, tmp_path / str(finished))
+        assert (tmp_path / str(finished) / "plan.json").exists()
+
+
+def test_one_input_need_not_be_a_list(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "one.jsonl", [{"text": "one"}, {"text": "two"}])
+    listed = quick_build("jsonl", path, tmp_path / "a")
+    for number, given in enumerate((path, str(path))):
+        store = tokmill.build(
+            "jsonl", given, tmp_path / f"s{number}", how=How(quiet=True, amount=here()),
+            tokenizer=TOKENIZER,
+        )  # fmt: skip
+        assert store.fingerprint == listed.fingerprint
+
+
+def test_skipped_records_are_no_rejects(tmp_path: Path) -> None:
+    rows = [{"text": "one"}, *[{"text": "[deleted]"}] * 1000, *[""] * 1000]
+    store = quick_build("jsonl", jsonl(tmp_path / "x.jsonl", rows), tmp_path / "s")
+    assert store.manifest.skipped == {"blank line": 1000, "placeholder": 1000}
+
+
+def test_an_input_without_a_record_is_refused(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "x.jsonl", [{"txt": "one"}, ""])
+    with pytest.raises(TokmillError, match="not one record was found") as caught:
+        quick_build("jsonl", path, tmp_path / "s")
+    assert "1 missing" in str(caught.value)
+    assert "--field" in caught.value.hint
+
+
+def test_a_build_that_fails_where_it_began_leaves_no_store(tmp_path: Path) -> None:
+    wrong = jsonl(tmp_path / "wrong.jsonl", [{"txt": "one"}, "{"])
+    right = jsonl(tmp_path / "right.jsonl", [{"text": "one"}])
+    (tmp_path / "there").mkdir()
+    for amount in (Amount(workers=0), Amount(workers=1)):
+        for out in (tmp_path / "new/store", tmp_path / "there"):
+            with pytest.raises(TokmillError, match="not one record was found"):
+                quick_build("jsonl", wrong, out, how=How(quiet=True, amount=amount))
+        assert not (tmp_path / "new").exists()
+        assert list((tmp_path / "there").iterdir()) == []
+    # Nothing of it stands in the way of the next one.
+    assert len(quick_build("jsonl", right, tmp_path / "there")) == 1
+
+
+def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    right = jsonl(tmp_path / "right.jsonl", [{"text": "one"}])
+    quick_build("jsonl", right, tmp_path / "s")
+    before = files_of(tmp_path / "s")
+    with pytest.raises(TokmillError, match="another recipe"):
+        quick_build("jsonl", right, tmp_path / "s", strip=True)
+    assert files_of(tmp_path / "s") == before
+    # A tokenizer that was learned for it took its time.
+    wrong = jsonl(tmp_path / "wrong.jsonl", ["{"])
+    learned = tmp_path / "t/vocab"
+    learned.mkdir(parents=True)
+    for name in ("tokenizer.json", "learned.json"):
+        (learned / name).write_bytes(TOKENIZER.read_bytes())
+    with locked(tmp_path / "t/.lock", "", ""):
+        pass
+    with pytest.raises(TokmillError, match="not one record was found"):
+        quick_build("jsonl", wrong, tmp_path / "t")
+    found = {path.relative_to(tmp_path / "t").as_posix() for path in (tmp_path / "t").rglob("*")}
+    assert found == {".lock", "vocab", "vocab/tokenizer.json", "vocab/learned.json"}
+    # Of parts no one knows what the others do.
+    how = How(quiet=True, amount=here(), part=(1, 1))
+    with pytest.raises(TokmillError, match="not one record was found"):
+        quick_build("jsonl", wrong, tmp_path / "p", how=how)
+    assert (tmp_path / "p/plan.json").exists()
+
+
+def test_folders_that_hold_something_else_are_refused(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "x.jsonl", [{"text": "one"}])
+    with pytest.raises(UsageError, match="not empty"):
+        quick_build("jsonl", path, tmp_path)
+    with pytest.raises(UsageError, match="is a file"):
+        quick_build("jsonl", path, path)
+    with pytest.raises(UsageError, match="nothing is called 'jsnol'") as caught:
+        tokmill.build("jsnol", [path], tmp_path / "s")
+    assert "jsonl" in caught.value.hint
+    with pytest.raises(UsageError, match="stirp") as caught:
+        quick_build("jsonl", path, tmp_path / "s", stirp=True)
+    assert "'strip'" in caught.value.hint
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_changed_file_is_noticed_between_plan_and_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = jsonl(tmp_path / "x.jsonl", [{"text": "one"}])
+    check = make.check_unchanged
+
+    def change_first(item: Any) -> None:
+        jsonl(path, [{"text": "two"}])
+        check(item)
+
+    monkeypatch.setattr(make, "check_unchanged", change_first)
+    with pytest.raises(TokmillError, match="changed since the build was planned"):
+        quick_build("jsonl", path, tmp_path / "s")
+
+
+def work_of(inputs: Path, out: Path) -> tuple[Work, list[ShardJob]]:
+    from tokmill.builds.repair import work_of as stored
+
+    work, tasks = stored(out)
+    return work, list(tasks.values())
+
+
+def test_executors_yield_each_task_with_its_receipts(
+    tmp_path: Path, inputs: Path, reference: Path
+) -> None:
+    shutil.copytree(reference, tmp_path / "s")
+    work, tasks = work_of(inputs, tmp_path / "s")
+    for executor in (Here(work), Pool(work, 2)):
+        made = list(executor.map(iter(tasks)))
+        assert {task.shard for task, _ in made} == {task.shard for task in tasks}
+        assert all(receipt.shard == task.shard for task, found in made for receipt in found)
+    assert files_of(tmp_path / "s") == files_of(reference)
+
+
+def test_executors_tell_of_items_before_their_shard_is_done(
+    tmp_path: Path, inputs: Path, reference: Path
+) -> None:
+    shutil.copytree(reference, tmp_path / "s")
+    work, tasks = work_of(inputs, tmp_path / "s")
+    task = max(tasks, key=lambda task: len(task.items))
+    sizes = list(itertools.accumulate(item.size for item in task.items))
+    told: list[int] = []
+    list(Here(work, report=told.append).map(iter([task])))
+    assert told == sizes and len(sizes) > 1
+    told.clear()
+    list(Pool(work, 2, report=told.append).map(iter(tasks)))
+    assert told == sorted(told) and told[-1] == sum(task.size for task in tasks)
+
+
+def test_a_killed_worker_is_an_error_of_the_machine(
+    tmp_path: Path, inputs: Path, reference: Path
+) -> None:
+    import multiprocessing
+
+    shutil.copytree(reference, tmp_path / "s")
+    work, tasks = work_of(inputs, tmp_path / "s")
+    results = Pool(work, 1).map(iter(tasks * 50))
+    next(results)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    with pytest.raises(MachineError, match="worker process was killed") as caught:
+        list(results)
+    assert "--preset memory" in caught.value.hint
+    until = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not multiprocessing.active_children()
+
+
+def test_an_error_in_a_worker_arrives_as_it_was(tmp_path: Path, inputs: Path) -> None:
+    text = TOKENIZER.read_text().replace("<|endoftext|>", "<|nothing|>")
+    (tmp_path / "t.json").write_text(text)
+    errors = []
+    for workers in (0, 2):
+        with pytest.raises(TokmillError, match="`eot` token") as caught:
+            quick_build(
+                "jsonl",
+                inputs,
+                tmp_path / f"s{workers}",
+                tokenizer=tmp_path / "t.json",
+                how=How(quiet=True, amount=Amount(workers=workers)),
+            )
+        errors.append(str(caught.value))
+        assert "--end-of-record none" in caught.value.hint
+        assert "--role" in caught.value.hint
+    assert errors[0] == errors[1]
+
+
+def test_streams_resume_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever receipts a kill leaves, the build goes on to the same bytes."""
+    import gzip
+
+    from tokmill.text import blocks
+
+    monkeypatch.setattr(blocks, "MAX_ITEM", 700)
+    monkeypatch.setattr(blocks, "READ", 100)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in "abc":
+        lines = [json.dumps({"text": f"{name} {i} " + "x" * (i % 40)}) for i in range(60)]
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    for shard_bytes in (1, 1 << 30):
+        monkeypatch.setattr(plan, "SHARD_BYTES", shard_bytes)
+        out = tmp_path / f"s{shard_bytes}"
+        store = quick_build("jsonl", folder, out)
+        assert len(store) == 180
+        assert len({entry.name.partition("-")[0] for entry in store.shards}) == (
+            3 if shard_bytes == 1 else 1
+        )
+        assert len(store.shards) > 5
+        whole = files_of(out)
+        for kept in (1, 2, len(store.shards) - 1):
+            again = tmp_path / f"again-{shard_bytes}-{kept}"
+            shutil.copytree(out, again)
+            (again / "manifest.json").unlink()
+            for entry in store.shards[kept:]:
+                (again / f"shards/{entry.name}.json").unlink()
+                (again / f"shards/{entry.name}.safetensors").unlink()
+            quick_build("jsonl", folder, again)
+            assert files_of(again) == whole
+        assert validate(Store(out)).ok
+        assert ids_of(Store(out)) == ids_of(store)
+
+
+def test_amounts() -> None:
+    assert parse_bytes("2GB") == 2 * 10**9
+    assert parse_bytes("1.5 KiB") == 1536
+    assert parse_bytes("7") == 7
+    assert parse_seconds("1.5h") == 5400
+    assert parse_seconds("90") == parse_seconds("90s") == parse_seconds("1.5m")
+    for text in ("", "x", "2XB", "-1"):
+        with pytest.raises(UsageError):
+            parse_bytes(text)
+    for text in ("", "x", "2w", "-1"):
+        with pytest.raises(UsageError):
+            parse_seconds(text)
+    assert choose(Amount(workers=8), 3)[0] == 3
+    assert choose(Amount(preset="memory"), 100)[0] == 0
+    with pytest.raises(UsageError, match="too little"):
+        choose(Amount(memory=1 << 20), 1)
+    workers, resources = choose(Amount(workers=8, memory=parse_bytes("1GB")), 100)
+    assert 1 <= workers < 8
+    assert resources.block_bytes == 1 << 20
+
+
+def test_a_shard_under_way_is_cut_at_the_deadline(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", [{"text": "word"}])
+    quick_build("jsonl", tmp_path / "a.jsonl", tmp_path / "s")
+    work, (task,) = work_of(tmp_path, tmp_path / "s")
+    folder = tmp_path / "again"
+    folder.mkdir()
+    cut = make.make_shard(work.source(), task, work.vocabularies, folder, time.monotonic() - 1)
+    assert [receipt.cut for receipt in cut] == [True]
+    whole = make.make_shard(work.source(), task, work.vocabularies, folder, time.monotonic() + 60)
+    assert [receipt.cut for receipt in whole] == [UNSET]
+    assert whole[0].name == cut[0].name

@@ -1,0 +1,368 @@
+"""`build select`: filters, draws, splits and merges against plain Python."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from making import files_of, here, ids_of, quick_build, rec, write_store
+from phrase_records import PHRASES, expand
+from tokmill.builds import plan
+from tokmill.builds.prepare import How
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.schema import Column, Schema
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+from tokmill.store.vocab import Vocabulary
+
+SCHEMA: Schema = {
+    "token": Column("u2", vocab="token"),
+    "name": Column("utf8", per="record"),
+    "level": Column("i8", per="record"),
+    "score": Column("f4", per="record"),
+    "vector": Column("u1", per="record", width=2),
+}
+RECORDS = [
+    rec(
+        [i % 5] * (i % 7),
+        name=f"{'ab'[i % 2]}{i % 4}",
+        level=i - 20,
+        score=i / 8,
+        vector=[i, 1],
+    )
+    for i in range(40)
+]
+
+
+def make(path: Path, *shards: list[dict[str, Any]], roles: dict[str, int] | None = None) -> Store:
+    digest = hashlib.sha256(b"{}").hexdigest()
+    vocabulary = Vocabulary("tokenizer.json", digest, 10, roles or {})
+    store = write_store(path, SCHEMA, shards, vocabularies={"token": vocabulary})
+    (path / "vocab/tokenizer.json").write_bytes(b"{}")
+    return store
+
+
+@pytest.fixture(scope="module")
+def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("parent") / "store"
+    make(path, RECORDS[:15], [], RECORDS[15:])
+    return path
+
+
+def levels(store: Store) -> list[int]:
+    """What identifies a record here."""
+    return store.column("level").tolist()
+
+
+def chosen(condition: Any) -> list[int]:
+    return [record["level"] for record in RECORDS if condition(record)]
+
+
+@pytest.mark.parametrize(
+    ("options", "condition"),
+    [
+        ({}, lambda r: True),
+        ({"min_length": 3}, lambda r: len(r["token"]) >= 3),
+        ({"max_length": 0}, lambda r: len(r["token"]) == 0),
+        ({"min_length": 2, "max_length": 4}, lambda r: 2 <= len(r["token"]) <= 4),
+        ({"where": ["length == 6"]}, lambda r: len(r["token"]) == 6),
+        ({"where": ["level >= -5", "level<3"]}, lambda r: -5 <= r["level"] < 3),
+        ({"where": ["level != 0"]}, lambda r: r["level"] != 0),
+        ({"where": ["score > 1.5"]}, lambda r: r["score"] > 1.5),
+        ({"where": ["score <= 1e0"]}, lambda r: r["score"] <= 1),
+        ({"where": ["name = a2"]}, lambda r: r["name"] == "a2"),
+        ({"where": ["name == 'b1'"]}, lambda r: r["name"] == "b1"),
+        ({"where": ["name ~ ^a|3$"]}, lambda r: r["name"][0] == "a" or r["name"][1] == "3"),
+        ({"where": ["level ~ ^-1"]}, lambda r: str(r["level"]).startswith("-1")),
+    ],
+)
+def test_filters(tmp_path: Path, parent: Path, options: Any, condition: Any) -> None:
+    store = quick_build("select", parent, tmp_path / "s", **options)
+    wanted = chosen(condition)
+    assert levels(store) == wanted
+    by_level = {record["level"]: record for record in RECORDS}
+    for record in store:
+        original = by_level[int(record["level"])]
+        assert record["token"].tolist() == original["token"]
+        assert record["name"] == original["name"]
+        assert record["vector"].tolist() == original["vector"]
+    assert sum(store.manifest.skipped.values()) == len(RECORDS) - len(wanted)
+    assert validate(store).ok
+
+
+def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
+    tmp_path: Path, parent: Path
+) -> None:
+    store = quick_build("select", parent, tmp_path / "s", where=["level >= 0"])
+    starts = [int(v) for i in range(len(store.shards)) for v in store.shard(i)["start"]]
+    levels = [int(record["level"]) for record in Store(parent)]
+    numbers = [*range(15), *range(25)]
+    assert starts == [n for n, level in zip(numbers, levels, strict=True) if level >= 0]
+    skipped = sum(store.receipt(i).skipped["not level >= 0"] for i in range(len(store.shards)))
+    assert len(store) + skipped == len(levels)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"where": ["level"]}, "is not COLUMN OP VALUE"),
+        ({"where": ["lvel > 1"]}, "no column 'lvel'"),
+        ({"where": ["level > x"]}, "'x' is no number"),
+        ({"where": ["name ~ ("]}, "no regular expression"),
+        ({"where": ["vector > 1"]}, "one value a record"),
+        ({"ratio": 1.5}, "is no share"),
+        ({"rest": True}, "--rest does nothing without --ratio"),
+        ({"by": "name"}, "--by does nothing without --ratio"),
+        ({"shingle": 9}, "--shingle does nothing without --near-unique"),
+        ({"ratio": 0.5, "by": "nmae"}, "no column 'nmae'"),
+        ({"ratio": 0.5, "by": "token"}, "no column 'token' with one value a record"),
+        ({"ratio": 0.5, "by": "vector"}, "no column 'vector' with one value a record"),
+        ({"near_unique": 0.2}, "no threshold"),
+        ({"near_unique": 0.9, "shingle": 0}, "no length"),
+    ],
+)
+def test_wrong_options(tmp_path: Path, parent: Path, options: Any, what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        quick_build("select", parent, tmp_path / "s", **options)
+
+
+def test_a_selection_of_nothing_names_its_conditions(tmp_path: Path, parent: Path) -> None:
+    with pytest.raises(TokmillError, match=r"40 not level > 99") as error:
+        quick_build("select", parent, tmp_path / "s", where=["level > 99"])
+    assert "no record fits all conditions" in (error.value.hint or "")
+
+
+RATIOS = st.one_of(st.sampled_from([0.25, 0.5, 0.9]), st.floats(0.05, 0.95))
+
+
+@settings(max_examples=12, deadline=None)
+@given(RATIOS, st.integers(0, 5), st.sampled_from(["", "name", "level"]))
+def test_a_split_is_disjoint_and_complete(
+    tmp_path_factory: pytest.TempPathFactory, parent: Path, ratio: float, seed: int, by: str
+) -> None:
+    out = tmp_path_factory.mktemp("split")
+    parts = []
+    for rest in (False, True):
+        try:
+            parts.append(
+                quick_build(
+                    "select", parent, out / f"{rest}", ratio=ratio, seed=seed, by=by, rest=rest
+                )
+            )
+        except TokmillError as error:
+            assert "not one record" in str(error)
+    found = [level for part in parts for level in levels(part)]
+    assert sorted(found) == sorted(record["level"] for record in RECORDS)
+    if by != "level" and len(parts) == 2:
+        # What is equal in the key stands on one side.
+        values = [{r["name"] if by else tuple(r["token"].tolist()) for r in part} for part in parts]
+        assert not values[0] & values[1]
+
+
+def test_a_draw_is_of_about_the_wanted_size_and_by_seed(tmp_path: Path) -> None:
+    records = [
+        rec([i % 10, i // 10 % 10, i // 100], name="", level=i, score=0, vector=[0, 0])
+        for i in range(1000)
+    ]
+    make(tmp_path / "p", records)
+    third = {"ratio": 0.3}
+    ways = [third, third | {"seed": 1}, {"ratio": 0.5}, third | {"by": "level"}]
+    drawn = [
+        set(levels(quick_build("select", tmp_path / "p", tmp_path / f"{n}", **options)))
+        for n, options in enumerate(ways)
+    ]
+    for found, ratio in zip(drawn, (0.3, 0.3, 0.5, 0.3), strict=True):
+        assert abs(len(found) / 1000 - ratio) < 0.06
+    assert drawn[0] != drawn[1]
+    assert drawn[0] < drawn[2]
+
+
+def test_unique_keeps_the_first_of_all_inputs(tmp_path: Path) -> None:
+    rows = [[1, 2], [], [1, 2], [3], [], [1]]
+    more = [[3], [4], [4]]
+    make_row = lambda i, t: rec(t, name="", level=i, score=0, vector=[0, 0])  # noqa: E731
+    make(tmp_path / "a", [make_row(i, t) for i, t in enumerate(rows)])
+    make(tmp_path / "b", [make_row(10 + i, t) for i, t in enumerate(more)])
+    both = [tmp_path / "a", tmp_path / "b"]
+    assert levels(quick_build("select", both, tmp_path / "u", unique=True)) == [0, 1, 3, 5, 11]
+    other = quick_build("select", tmp_path / "b", tmp_path / "n", not_in=[str(tmp_path / "a")])
+    assert levels(other) == [11, 12]
+    assert other.manifest.skipped == {"in another store": 1}
+
+
+def test_the_other_half_of_a_split_is_no_duplicate(tmp_path: Path) -> None:
+    rows = [(i, [i % 7, i % 3]) for i in range(60)]
+    row = lambda i, t: rec(t, name=f"p{i % 8}", level=i, score=0, vector=[0, 0])  # noqa: E731
+    make(tmp_path / "p", [row(i, t) for i, t in rows])
+    split: dict[str, Any] = {"ratio": 0.5, "by": "name"}
+    train = quick_build("select", tmp_path / "p", tmp_path / "train", **split)
+    alone = {tuple(t) for i, t in rows if i in set(levels(train))}
+    rest = [(i, t) for i, t in rows if i not in set(levels(train))]
+    fresh = [i for i, t in rest if tuple(t) not in alone]
+    options = split | {"rest": True, "not_in": [str(train.path)]}
+    val = quick_build("select", tmp_path / "p", tmp_path / "val", **options)
+    assert levels(val) == fresh
+    twice = len(rest) - len(fresh)
+    assert twice and val.manifest.skipped == {"not drawn": len(train), "in another store": twice}
+
+
+def test_unique_sees_a_change_in_an_earlier_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard is made again when what stands before it has changed."""
+    monkeypatch.setattr(plan, "SHARD_BYTES", 1)
+    row = lambda i, t: rec(t, name="", level=i, score=0, vector=[0, 0])  # noqa: E731
+    make(tmp_path / "p", [row(0, [1]), row(1, [2])], [row(2, [1]), row(3, [3])])
+    out = tmp_path / "s"
+    assert levels(quick_build("select", tmp_path / "p", out, unique=True)) == [0, 1, 3]
+    make(tmp_path / "p", [row(0, [4]), row(1, [2])], [row(2, [1]), row(3, [3])])
+    how = How(quiet=True, amount=here(), yes=True)
+    assert levels(quick_build("select", tmp_path / "p", out, unique=True, how=how)) == [0, 1, 2, 3]
+
+
+def test_merge_is_in_the_order_given_and_needs_equal_schemas(tmp_path: Path, parent: Path) -> None:
+    make(tmp_path / "b", RECORDS[:3])
+    merged = quick_build("select", [tmp_path / "b", parent], tmp_path / "m")
+    assert levels(merged) == [r["level"] for r in [*RECORDS[:3], *RECORDS]]
+    listed = tmp_path / "stores.txt"
+    listed.write_text(f"# those to merge\nb\n\n  # and\n{parent}\n")
+    assert (
+        files_of(tmp_path / "m").keys()
+        == files_of(quick_build("select", listed, tmp_path / "l").path).keys()
+    )
+    write_store(tmp_path / "c", {"token": Column("u2")}, [[rec([1])]])
+    with pytest.raises(TokmillError, match="cannot be merged") as caught:
+        quick_build("select", [parent, tmp_path / "c"], tmp_path / "x")
+    assert "schema.name" in str(caught.value)
+
+
+def test_select_of_a_select_is_both_conditions(tmp_path: Path, parent: Path) -> None:
+    quick_build("select", parent, tmp_path / "a", min_length=2)
+    twice = quick_build("select", tmp_path / "a", tmp_path / "b", where=["level > 0"])
+    once = quick_build("select", parent, tmp_path / "c", where=["level > 0"], min_length=2)
+    assert levels(twice) == levels(once)
+    assert ids_of(twice) == ids_of(once)
+    for a, b in zip(range(len(twice.shards)), range(len(once.shards)), strict=True):
+        assert twice.shard(a)["token"].tolist() == once.shard(b)["token"].tolist()
+
+
+def test_ids_out_of_the_vocabulary(tmp_path: Path) -> None:
+    """Only an imported store can hold them, as the writer refuses them."""
+    rows = [rec([1, 12, 3], name="", level=0, score=0, vector=[0, 0])]
+    digest = hashlib.sha256(b"{}").hexdigest()
+    store = make(tmp_path / "p", rows[:0])
+    wide = {**SCHEMA, "token": Column("u2")}
+    write_store(tmp_path / "p", wide, [rows])
+    vocabulary = Vocabulary("tokenizer.json", digest, 10, {"unk": 7})
+    import msgspec
+
+    from tokmill.store import manifest as layout
+
+    changed = msgspec.structs.replace(
+        Store(tmp_path / "p").manifest, schema=SCHEMA, vocabularies={"token": vocabulary}
+    )
+    (tmp_path / "p/vocab/tokenizer.json").write_bytes(b"{}")
+    (store.path / "manifest.json").write_bytes(layout.encode(changed))
+    with pytest.raises(TokmillError, match="holds the id 12"):
+        quick_build("select", tmp_path / "p", tmp_path / "a")
+    mapped = quick_build("select", tmp_path / "p", tmp_path / "b", map_oov="unk")
+    assert ids_of(mapped) == [[1, 7, 3]]
+    assert mapped.manifest.notes == {"ids of token replaced by unk": 1}
+    mapped = quick_build("select", tmp_path / "p", tmp_path / "c", map_oov="4")
+    assert ids_of(mapped) == [[1, 4, 3]]
+    assert mapped.manifest.notes == {"ids of token replaced by 4": 1}
+    with pytest.raises(UsageError, match="map_oov = 10 is no id of the vocabulary, which has 10"):
+        quick_build("select", tmp_path / "p", tmp_path / "d", map_oov="10")
+    with pytest.raises(TokmillError, match="the vocabulary has no 'pad' token"):
+        quick_build("select", tmp_path / "p", tmp_path / "d", map_oov="pad")
+
+
+def test_phrases_are_selected_with_their_table(tmp_path: Path) -> None:
+    table = {"asm": [[1, 2], [3], [4]], "type": [[0, 1], [1], [1]]}
+    rows = [
+        {"phrases": [(0, True), (1, False)], "side": [0, 1, 0], "address": 5},
+        {"phrases": [(2, False)], "side": [1], "address": 6},
+        {"phrases": [(1, True), (0, True)], "side": [1, 0, 0], "address": 7},
+    ]
+    write_store(tmp_path / "p", PHRASES, [rows], table=table)
+    store = quick_build("select", tmp_path / "p", tmp_path / "s", where=["length == 3"])
+    assert [int(r["address"]) for r in store] == [5, 7]
+    for record, row in zip(store, (rows[0], rows[2]), strict=True):
+        for name, wanted in {**expand(table, row), "side": row["side"]}.items():
+            assert record[name].tolist() == wanted
+    assert store.shard(0)["table.asm"].tolist() == [1, 2, 3]
+
+
+def test_parts_and_dry_runs(tmp_path: Path, parent: Path) -> None:
+    from tokmill.builds.prepare import BuildRecipe, prepare
+
+    prepared = prepare(
+        BuildRecipe(source="select", inputs=(str(parent),), out=str(tmp_path / "none"))
+    )
+    assert prepared.plan.items == 3
+    assert list(tmp_path.iterdir()) == []
+    for part in (1, 2):
+        how = How(quiet=True, amount=here(), part=(part, 2))
+        quick_build("select", parent, tmp_path / "parts", how=how)
+    quick_build("select", parent, tmp_path / "whole")
+    assert files_of(tmp_path / "parts") == files_of(tmp_path / "whole")
+
+
+def test_function_hash_draws_what_is_equal_together(tmp_path: Path) -> None:
+    rows = [[n % 9, n % 4] for n in range(200)]
+    make(
+        tmp_path / "p",
+        [rec(t, name="", level=i, score=0, vector=[0, 0]) for i, t in enumerate(rows)],
+    )
+    sides = []
+    for by in ("function-hash", ""):
+        parts = [
+            quick_build(
+                "select",
+                tmp_path / "p",
+                tmp_path / f"{by}{rest}",
+                ratio=0.5,
+                seed=2,
+                by=by,
+                rest=rest,
+            )
+            for rest in (False, True)
+        ]
+        sides.append([levels(part) for part in parts])
+        groups = [{tuple(r["token"].tolist()) for r in part} for part in parts]
+        assert groups[0] and groups[1] and not groups[0] & groups[1]
+    assert sides[0] == sides[1]
+    assert sorted(sides[0][0] + sides[0][1]) == list(range(200))
+
+
+@pytest.mark.parametrize("by", ["project", "program", "function"])
+def test_the_names_of_programs_are_drawn_together(tmp_path: Path, by: str) -> None:
+    names = ("project", "program", "function")
+    schema: Schema = PHRASES | {name: Column("utf8", per="record") for name in names}
+    table = {"asm": [[1, 2], [3]], "type": [[0, 1], [1]]}
+    rows = [
+        {
+            "phrases": [(i % 2, True)],
+            "side": [0] * (2 - i % 2),
+            "address": i,
+            "project": f"p{i % 5}",
+            "program": f"p{i % 5}/{i % 10}",
+            "function": f"f{i % 8}",
+        }
+        for i in range(80)
+    ]
+    write_store(tmp_path / "p", schema, [rows[:30], rows[30:]], table=table)
+    found = []
+    for rest in (False, True):
+        options = {"ratio": 0.5, "by": by, "rest": rest}
+        store = quick_build("select", tmp_path / "p", tmp_path / f"{rest}", **options)
+        found.append(list(store))
+    groups = [{record[by] for record in part} for part in found]
+    assert groups[0] and groups[1] and not groups[0] & groups[1]
+    addresses = [int(record["address"]) for part in found for record in part]
+    assert sorted(addresses) == list(range(80))

@@ -1,0 +1,267 @@
+"""A time limit holds within a shard, for every source; what goes on makes the same bytes."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+
+import chat_peers
+import tokmill
+from making import files_of, here, jsonl, quick_build, token_store
+from tokmill import plugins
+from tokmill.builds import make_shard as make
+from tokmill.builds import overlay, repeats, run
+from tokmill.builds.prepare import How
+from tokmill.builds.resources import Amount
+from tokmill.builds.source import Item, Resources
+from tokmill.formats import parquet as formats_parquet
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+from tokmill.text import blocks, parquet
+from tokmill.x86 import records
+from tokmill.x86.tokens.rules import tokenize_bytes
+from tokmill.x86.tokens.vocabulary import closed
+from tokmill.x86.tokens.vocabulary_files import write_vocabularies
+from x86_programs import compiles
+
+ROWS = [{"text": f"document {i} " * 5} for i in range(400)]
+LIMIT = 3
+"""Looks at the clock before the time is up."""
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many batches of small inputs, for every source."""
+    monkeypatch.setattr(blocks, "MOST_RECORDS", 20)
+    monkeypatch.setattr(parquet, "BATCH", 1500)
+    monkeypatch.setattr(formats_parquet, "ROWS", 20)
+    monkeypatch.setattr(repeats, "BATCH_RECORDS", 20)
+    monkeypatch.setattr(overlay, "BLOCK", 20)
+    monkeypatch.setattr(records, "AT_ONCE", 1)
+    whole = Amount.resources
+
+    def small(amount: Amount) -> Resources:
+        return msgspec.structs.replace(whole(amount), block_bytes=1000)
+
+    monkeypatch.setattr(Amount, "resources", small)
+
+
+class Case(NamedTuple):
+    """A build: its source, its input, options."""
+
+    source: str
+    path: Path
+    options: dict[str, Any] = {}
+
+
+def lines(folder: Path) -> Case:
+    return Case("jsonl", jsonl(folder / "x.jsonl", ROWS))
+
+
+def packed(folder: Path) -> Case:
+    path = folder / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(jsonl(folder / "x.jsonl", ROWS).read_bytes()))
+    return Case("jsonl", path)
+
+
+def text(folder: Path) -> Case:
+    path = folder / "x.txt"
+    path.write_text("<|endoftext|>".join(row["text"] for row in ROWS))
+    return Case("text", path)
+
+
+def chat(folder: Path) -> Case:
+    tokenizer = chat_peers.tokenizer().save(folder / "tokenizer")
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": row["text"]},
+                {"role": "assistant", "content": "yes"},
+            ]
+        }
+        for row in ROWS
+    ]
+    options = {"chat_template": "chatml", "tokenizer": tokenizer}
+    return Case("chat", jsonl(folder / "x.jsonl", rows), options)
+
+
+def columns(folder: Path) -> Case:
+    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
+    pq.write_table(pa.table({"text": [row["text"] for row in ROWS]}), folder / "x.parquet")
+    return Case("parquet", folder / "x.parquet")
+
+
+def ids(folder: Path) -> Store:
+    return token_store(folder / "ids", [[[i % 200 + 1] * 30 + [0] for i in range(400)]])
+
+
+def exported(kind: str, name: str, **options: Any) -> Callable[[Path], Case]:
+    def make(folder: Path) -> Case:
+        (folder / "out").mkdir()
+        part = plugins.load(plugins.EXPORTS, kind)
+        part(part.Config(**options.pop("export", {}))).write(ids(folder), folder / name)
+        return Case(kind, folder / name, options)
+
+    return make
+
+
+def token_rows(folder: Path) -> Case:
+    pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
+    rows = [[i % 200] * 30 for i in range(400)]
+    pq.write_table(pa.table({"input_ids": pa.array(rows, pa.list_(pa.uint16()))}), folder / "x.pq")
+    return Case("parquet-tokens", (folder / "x.pq").rename(folder / "x.parquet"))
+
+
+def dicts(folder: Path) -> Case:
+    code = [bytes.fromhex(part) for part in ("55", "4889e5", "0fa2", "c3")]
+    sequences = [tokenize_bytes(b"".join(code * (1 + i % 3)), 0) for i in range(400)]
+    (folder / "in.pkl").write_bytes(pickle.dumps(sequences))
+    write_vocabularies(folder / "closed", closed())
+    return Case("token-dicts", folder / "in.pkl", {"vocab": str(folder / "closed")})
+
+
+def recoded(folder: Path) -> Case:
+    case = dicts(folder)
+    quick_build(*case[:2], folder / "base", **case.options)
+    return Case("recode", folder / "base", {"min_count": 1})
+
+
+def program(folder: Path) -> Case:
+    functions = "".join(f"int f{i}(int x) {{ return x * {i + 3} ^ x; }}" for i in range(60))
+    return Case(
+        "x86", compiles(folder, "limits", functions + "int main() { return f1(2); }", "-O1")
+    )
+
+
+def selected(folder: Path) -> Case:
+    quick_build("jsonl", lines(folder).path, folder / "base")
+    return Case("select", folder / "base", {"min_length": 1})
+
+
+def values(folder: Path) -> Case:
+    base = quick_build("jsonl", lines(folder).path, folder / "base")
+    np.save(folder / "x.npy", np.arange(len(base), dtype=np.float32))
+    return Case("overlay", folder / "base", {"values": str(folder / "x.npy"), "name": "x"})
+
+
+def vectors(folder: Path) -> Case:
+    torch = pytest.importorskip("torch", reason="needs the extra train")
+    torch.set_num_threads(1)
+    quick_build("jsonl", lines(folder).path, folder / "base")
+    recipe = {
+        "data": {"train": str(folder / "base"), "batch": 4},
+        "model": {"kind": "decoder", "dim": 8, "layers": 1, "heads": 2},
+        "task": {"length": 8},
+        "run": {"steps": 1, "device": "cpu", "peak_flops": 1e12},
+    }
+    tokmill.train(recipe, folder / "run", quiet=True)
+    options = {"run": str(folder / "run"), "name": "x", "batch_tokens": 400}
+    return Case("embed", folder / "base", options)
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "jsonl": lines,
+    "jsonl, packed": packed,
+    "text": text,
+    "chat": chat,
+    "parquet": columns,
+    "bin": exported("bin", "out/x.bin", record_tokens=31, dtype="u2"),
+    "megatron": exported("megatron", "out/set"),
+    "datatrove": exported("datatrove", "out"),
+    "npz": exported("npz", "out", export={"max_length": 31, "stride": 31, "pad_id": 7}),
+    "parquet-tokens": token_rows,
+    "token-dicts": dicts,
+    "recode": recoded,
+    "x86": program,
+    "select": selected,
+    "overlay": values,
+    "embed": vectors,
+}
+
+
+def test_every_source_has_a_case() -> None:
+    assert {name.split(",")[0] for name in CASES} == {*plugins.SOURCES}
+
+
+def build(case: Case, out: Path, how: How | None = None) -> Store:
+    """Build; an overlay lies in its store, of which each build gets a copy."""
+    path, place = case.path, out
+    if case.source in ("overlay", "embed"):
+        path = out / "base"
+        if not path.exists():
+            shutil.copytree(case.path, path)
+        place = Path()
+    return quick_build(case.source, path, place if place != Path() else "", how=how, **case.options)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "in").mkdir()
+    case = CASES[name](tmp_path / "in")
+    loaded = plugins.load(plugins.SOURCES, case.source)
+    read = loaded.read
+    seen = 0
+    ends: list[float | None] = []
+
+    def counted(self: Any, item: Item, digest: Any) -> Iterator[Any]:
+        nonlocal seen
+        for batch in read(self, item, digest):
+            seen += 1
+            ends.append(batch.done)
+            yield batch
+
+    monkeypatch.setattr(loaded, "read", counted)
+    whole = build(case, tmp_path / "whole")
+    batches, seen = seen, 0
+    assert batches > 5 * LIMIT, "too few batches to tell"
+    if name not in ("x86", "token-dicts"):
+        said = [end for end in ends if end is not None]
+        assert len(said) == len(ends) and said == sorted(said) and said[-1] == pytest.approx(1.0)
+    looks = 0
+
+    def clock() -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0 if looks <= LIMIT + 2 else 100.0
+
+    monkeypatch.setattr(make, "clock", clock)
+    how = How(amount=here(), limit_seconds=10)
+    partial = build(case, tmp_path / "s", how)
+    assert LIMIT <= seen <= LIMIT + 3, f"{seen} of {batches} batches"
+    assert partial.partial and len(partial) < len(whole)
+    assert partial.receipt(0).cut is True
+    assert validate(partial).ok
+    for mine, theirs in zip(partial, whole, strict=False):
+        assert all(np.array_equal(mine[column], theirs[column]) for column in whole.schema)
+    projection = partial.path / "projection.json"
+    if name == "embed":
+        # Records are read by length, so none is whole yet.
+        assert not len(partial) and not projection.exists()
+        assert "before one record was whole" in capsys.readouterr().err
+    else:
+        assert len(partial) and projection.exists()
+        share = json.loads(projection.read_bytes())["share"]
+        if name != "x86":
+            assert share == pytest.approx(len(partial) / len(whole), abs=0.05)
+    monkeypatch.setattr(make, "clock", lambda: 0.0)
+    again = build(case, tmp_path / "s")
+    assert not again.partial
+    assert files_of(again.path) == files_of(whole.path)
+
+
+@pytest.mark.parametrize("limit", [0.5, 4.0, 60.0])
+def test_the_time_to_commit_is_a_fifth_of_the_limit(limit: float) -> None:
+    assert run.grace_of(limit) == max(1.0, limit / 5)

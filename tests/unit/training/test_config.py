@@ -1,0 +1,95 @@
+"""The numbers that a recipe may hold, and which of them may change on a resume."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokmill.errors import UsageError
+from tokmill.training.recipe.config import (
+    FREE,
+    RATE,
+    TrainConfig,
+    differences,
+    flatten,
+    from_dict,
+    seconds,
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("run.steps", 0, "0 is below 1"),
+        ("optim.decay", 1.5, "1.5 is above 1"),
+        ("optim.decay", -0.1, "-0.1 is below 0"),
+        ("optim.floor", 2.0, "2.0 is above 1"),
+        ("optim.lr", float("nan"), "nan is above inf"),
+        ("data.batch_tokens", -1, "-1 is below 0"),
+        ("data.shards", -1, "-1 is below 0"),
+        ("run.peak_flops", -1.0, "-1.0 is below 0"),
+        ("data.weights", [1.0], "1 weights for 2 stores"),
+        ("data.weights", [1.0, 0.0], "a weight must be above 0"),
+        ("run.track", ["tensorbord"], "no tracker is called 'tensorbord'"),
+        ("run.max_time", "soon", "'soon' is no time"),
+    ],
+)
+def test_numbers_that_make_no_training(key: str, value: Any, what: str) -> None:
+    table, _, name = key.partition(".")
+    recipe: dict[str, Any] = {"data": {"train": ["a", "b"]}}
+    recipe[table] = {**recipe.get(table, {}), name: value}
+    with pytest.raises(UsageError) as caught:
+        from_dict(recipe)
+    assert what in caught.value.what and caught.value.hint
+
+
+def test_several_stores_have_weights() -> None:
+    config = from_dict({"data": {"train": ["a", "b"], "weights": [3.0, 1.0]}})
+    assert config.data.stores == ("a", "b") and config.data.weights == (3.0, 1.0)
+    assert from_dict({"data": {"train": "a"}}).data.stores == ("a",)
+
+
+def as_saved(config: TrainConfig) -> dict[str, Any]:
+    value: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config))
+    return value
+
+
+def test_differences_are_of_what_decides_the_weights() -> None:
+    config = from_dict({"run": {"track": ["tensorboard"], "steps": 7}, "optim": {"lr": 0.5}})
+    before = as_saved(from_dict({}))
+    assert differences(before, config) == {"optim.lr": "0.002 → 0.5", "run.steps": "1000 → 7"}
+    assert not differences(as_saved(config), config)
+
+
+def test_engines_are_told_what_they_alone_know() -> None:
+    table = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+    config = from_dict({"engine": {"deepspeed": table}, "run": {"engine": "deepspeed"}})
+    assert config.engine.deepspeed == table
+    # Another stage, or another engine, is the same training.
+    assert not differences(as_saved(config), from_dict({"run": {"engine": "fsdp2"}}))
+    for table, what in (
+        ({"optimizer": {"type": "Adam"}}, "deepspeed.optimizer: the table [optim] says this"),
+        ({"gradient_clipping": 2.0}, "engine.deepspeed.gradient_clipping: optim.clip says"),
+        ({"zero_optimization": {"stage": 4}}, "it is 0, 1, 2 or 3"),
+        ({"zero_optimization": 2}, "it is 0, 1, 2 or 3"),
+        ({"zero_optimization": {"compute_grad_norm": False}}, "a run records the norm"),
+        ({"bf16": {"enabled": True}, "zero_optimization": {"stage": 0}}, "no float32 weights"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            from_dict({"engine": {"deepspeed": table}}, "r.toml")
+        assert what in caught.value.what and caught.value.hint and caught.value.where == "r.toml"
+    with pytest.raises(UsageError, match="engine.deepsped: there is no such key"):
+        from_dict({"engine": {"deepsped": {}}})
+
+
+def test_the_lists_of_keys_hold_keys() -> None:
+    keys = flatten(msgspec.to_builtins(from_dict({}))).keys()
+    assert keys >= FREE and keys >= RATE and not FREE & RATE
+    assert "run.start" not in FREE
+
+
+def test_times() -> None:
+    given = ("90", "90s", "1.5m", "2h", "")
+    assert [*map(seconds, given)] == [90, 90, 90, 7200, float("inf")]

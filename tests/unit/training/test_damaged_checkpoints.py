@@ -1,0 +1,261 @@
+"""Damaged checkpoints: none is resumed, the one before is, and nothing of others is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+import tokmill
+from tokmill.errors import TokmillError
+from tokmill.store.manifest import read_json
+from tokmill.training.engines.rng import RandomStates, random_states, set_random_states
+from tokmill.training.engines.tensors import read_tensors, write_tensors
+from tokmill.training.evaluate import evaluate
+from tokmill.training.runs.intact import check_checkpoint, find_whole
+from tokmill.training.runs.run import load_task
+from toy import recipe, weights
+
+FILES = ("model.safetensors", "optimizer.safetensors", "rng-00000.json", "state.json")
+NEWEST, BEFORE = "checkpoints/step-00000006", "checkpoints/step-00000004"
+
+
+@pytest.fixture(scope="module")
+def made(store: Path, val: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with checkpoints of steps 4 and 6, the last."""
+    plain = recipe(store, 6, run={"checkpoint_every": 2}, data={"val": str(val)})
+    return tokmill.train(plain, tmp_path_factory.mktemp("runs") / "run", quiet=True).path
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_flipped_bit_anywhere(name: str, run: Path) -> None:
+    path = run / NEWEST / name
+    whole, state = path.read_bytes(), check_checkpoint(run / NEWEST)
+    draw = random.Random(name)
+    for bit in (*range(0, 512, 7), *(draw.randrange(8 * len(whole)) for _ in range(200))):
+        flip(path, bit)
+        try:
+            # White space in JSON means nothing, and may become other white space.
+            found = check_checkpoint(run / NEWEST)
+            assert name == "state.json" and found == state
+        except TokmillError as error:
+            assert error.where == str(path) and "damaged" in error.what
+        path.write_bytes(whole)
+    for cut in (0, 7, len(whole) // 2, len(whole) - 2):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(TokmillError):
+            check_checkpoint(run / NEWEST)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["of another step", "missing", "flipped"])
+def test_a_resume_goes_on_from_the_one_before(
+    name: str, how: str, run: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / NEWEST / name
+    if how == "of another step":
+        shutil.copy(run / BEFORE / name, path)
+        if name.startswith("rng"):
+            # Without dropout they are those of step 6 too.
+            torch.rand(9)
+            path.write_bytes(msgspec.json.encode(random_states()))
+    elif how == "missing":
+        path.unlink()
+    else:
+        flip(path, 8 * path.stat().st_size // 2)
+    shutil.rmtree(run / "model")
+    tokmill.train(None, run, resume=True, quiet=True)
+    said = capsys.readouterr().err
+    if name == "state.json" and how == "missing":
+        assert f"{run / NEWEST} is no checkpoint" in said
+        aside = run / "checkpoints/foreign-1-step-00000006"
+    else:
+        assert str(path) in said and "goes on from step 4" in said
+        aside = run / "checkpoints/damaged-1-step-00000006"
+    # What was damaged is still there, and the steps were done again to the same bits.
+    assert aside.is_dir()
+    for one in (*FILES[:3],):
+        assert (run / NEWEST / one).read_bytes() == (made / NEWEST / one).read_bytes(), one
+    assert all(torch.equal(value, weights(made)[key]) for key, value in weights(run).items())
+
+
+def test_none_is_whole(run: Path) -> None:
+    for folder in (NEWEST, BEFORE):
+        flip(run / folder / "optimizer.safetensors", 80_000)
+    before = sorted(os.listdir(run / "checkpoints"))
+    with pytest.raises(TokmillError, match="no checkpoint of the run is whole, and 2 are") as found:
+        tokmill.train(None, run, resume=True, quiet=True)
+    assert "--from" in found.value.hint and "step-00000006" in found.value.where
+    assert sorted(os.listdir(run / "checkpoints")) == before
+
+
+def test_what_is_not_ours_is_left_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run / "checkpoints"
+    (folder / ".tmp-x").write_text("a file of somebody")
+    (folder / ".tmp-thesis").mkdir()
+    (folder / "step-00000009").mkdir()
+    (folder / "step-00000009/notes.txt").write_text("mine")
+    (folder / "step-00000008").write_text("a file")
+    (folder / "step-00000007").symlink_to(folder / "step-00000006")
+    (folder / ".tmp-step-00000005").mkdir()  # as a killed writer leaves it
+    names = {path.name for path in folder.iterdir()}
+    assert find_whole(run) == run / NEWEST
+    said = capsys.readouterr().err
+    assert all(f"step-0000000{n} is no checkpoint" in said for n in (7, 8, 9))
+    tokmill.train(None, run, options={"run": {"steps": 6}}, resume=True, quiet=True)
+    # The next checkpoints need some of these names.
+    (run / "recipe.json").write_text(
+        (run / "recipe.json").read_text().replace('"cosine"', '"constant"')
+    )
+    tokmill.train(None, run, options={"run": {"steps": 9}}, resume=True, quiet=True)
+    left = {path.name for path in folder.iterdir()}
+    assert names - left == {".tmp-step-00000005", "step-00000004", "step-00000006"}
+    assert (folder / "foreign-1-step-00000009/notes.txt").read_text() == "mine"
+    assert (folder / "foreign-1-step-00000008").read_text() == "a file"
+    assert (folder / "step-00000007").is_symlink()
+    assert (folder / ".tmp-x").read_text() == "a file of somebody"
+
+
+def older(folder: Path) -> None:
+    """Make a checkpoint what it was before there were digests."""
+    state = json.loads((folder / "state.json").read_text())
+    del state["files"], state["digest"]
+    (folder / "state.json").write_text(json.dumps(state))
+    for name in FILES[:2]:
+        unsealed(folder / name)
+
+
+def unsealed(path: Path) -> None:
+    import safetensors.torch
+
+    safetensors.torch.save_file(read_tensors(path), path)
+
+
+def test_checkpoints_of_older_versions(
+    run: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (NEWEST, BEFORE):
+        older(run / folder)
+    shutil.rmtree(run / NEWEST)
+    tokmill.train(None, run, resume=True, quiet=True)
+    assert "holds no digests" in capsys.readouterr().err
+    assert all(torch.equal(value, weights(made)[key]) for key, value in weights(run).items())
+
+
+@pytest.mark.parametrize("place", ["model", "best", NEWEST])
+def test_whoever_reads_weights_checks_them(place: str, run: Path, val: Path, store: Path) -> None:
+    if place == NEWEST:
+        shutil.rmtree(run / "model")
+    path = run / place / "model.safetensors"
+    at = "best" if place == "best" else ""
+    whole = path.read_bytes()
+    flip(path, 8 * (len(whole) - 100) + 3)
+    for call in (
+        lambda: load_task(run, at),
+        lambda: evaluate(run, val, at=at, device="cpu"),
+        lambda: tokmill.train(
+            recipe(store, 2, run={"start": str(run / place)}), run.parent / "new", quiet=True
+        ),
+    ):
+        with pytest.raises(TokmillError, match="damaged") as found:
+            call()
+        assert found.value.where == str(path) and found.value.hint
+    if place == NEWEST:
+        # Whole, but of another step.
+        shutil.copy(run / BEFORE / "model.safetensors", path)
+        with pytest.raises(TokmillError, match="comes from elsewhere"):
+            load_task(run)
+
+
+def test_a_damaged_one_does_not_push_out_a_whole_one(run: Path) -> None:
+    flip(run / NEWEST / "model.safetensors", 9999)
+    tokmill.train(None, run, options={"run": {"keep": 1}}, resume=True, quiet=True)
+    assert find_whole(run) == run / NEWEST
+
+
+@pytest.mark.parametrize("kind", ["tensors", "rng"])
+def test_mutated_files_without_digests_are_clean_errors(kind: str, run: Path) -> None:
+    """Also where no digest tells: what a header or a state says is looked at before it is used."""
+    name = "optimizer.safetensors" if kind == "tensors" else "rng-00000.json"
+    path = run / NEWEST / name
+    if kind == "tensors":
+        unsealed(path)
+    whole, draw = path.read_bytes(), random.Random(5)
+    head = 8 + int.from_bytes(whole[:8], "little") if kind == "tensors" else len(whole)
+    words = [b"-1", b"[[[[", b"9" * 30, b"1e999", b'"F64"', b"null", b"{}", b"[" * 9999, b"\xff"]
+    wrong = 0
+    for number in range(300):
+        data, place = bytearray(whole), draw.randrange(head)
+        if number % 3:
+            data[place] ^= 1 << draw.randrange(8)
+        else:
+            data[place : place + draw.randrange(6)] = draw.choice(words)
+        path.write_bytes(data)
+        try:
+            if kind == "tensors":
+                read_tensors(path)
+            else:
+                set_random_states(read_json(path, RandomStates), str(path))
+        except TokmillError as error:
+            wrong += 1
+            assert str(path) in error.where
+    assert wrong > 50
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [1 << 60], "data_offsets": [0, 1 << 62]},
+        {"dtype": "F32", "shape": [1 << 60, 0], "data_offsets": [0, 0]},
+        {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1] * 5000, "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]},
+        {"dtype": "F32", "shape": [10**400, 0], "data_offsets": [0, 0]},
+        {"dtype": "X", "shape": [1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]},
+        {"dtype": "F32"},
+        [],
+    ],
+    ids=str,
+)
+def test_headers_that_promise_what_is_not_there(entry: object, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    for header in (json.dumps({"a": entry}), '{"a":' + json.dumps(entry) + "," + "[" * 10**5):
+        path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(4))
+        with pytest.raises(TokmillError, match="damaged"):
+            read_tensors(path)
+
+
+def test_a_seal_is_of_all_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    tensors = {"a": torch.arange(5.0), "empty": torch.zeros(0, 3)}
+    assert write_tensors(path, tensors, {"step": "3"}) == write_tensors(
+        path, tensors, {"step": "3"}
+    )
+    assert write_tensors(path, tensors, {"step": "4"}) != write_tensors(
+        path, tensors, {"step": "3"}
+    )
+    seal = write_tensors(path, tensors)
+    assert torch.equal(read_tensors(path, seal)["a"], tensors["a"])
+    with pytest.raises(TokmillError, match="comes from elsewhere"):
+        read_tensors(path, "0" * 64)

@@ -1,0 +1,242 @@
+"""Stores in other loops: items with labels that are not shifted, and batches by the step."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, SequentialSampler
+
+from making import TOKENS, rec, token_store, write_store
+from tokmill.errors import TokmillError, UsageError
+from tokmill.feed.feed import Feed
+from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.store.schema import Column
+from tokmill.store.store import Store
+from tokmill.tasks.next_token import NextToken, NextTokenConfig, RowKind
+from tokmill.tasks.task import positions
+from tokmill.training.dataset import TokenDataset, batches
+from toy import SIZE, cycles, make_store
+
+NO = -100
+THREE = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return make_store(tmp_path / "store", cycles(30, seed=1))
+
+
+def lists(dataset: TokenDataset, name: str) -> list[list[int]]:
+    return [dataset[i][name].tolist() for i in range(len(dataset))]
+
+
+def test_windows_by_hand(tmp_path: Path) -> None:
+    dataset = TokenDataset(token_store(tmp_path / "s", [THREE]), 4)
+    assert lists(dataset, "input_ids") == [[1, 2, 3, 4], [4, 5, 6, 7], [7, 8, 9, 0]]
+    # A row's first token and the first of a document (5, 7) are not learned, nor is padding.
+    assert lists(dataset, "labels") == [[NO, 2, 3, 4], [NO, NO, 6, NO], [NO, 8, 9, NO]]
+    assert lists(dataset, "attention_mask") == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 0]]
+    item = dataset[0]
+    assert set(item) == {"input_ids", "labels", "attention_mask"}
+    assert {value.dtype for value in item.values()} == {torch.int64}
+
+
+def test_what_an_earlier_window_holds_is_not_learned_again(tmp_path: Path) -> None:
+    dataset = TokenDataset(token_store(tmp_path / "s", [[[1, 2, 3, 4, 5, 6]]]), 4, step=1)
+    assert lists(dataset, "labels") == [[NO, 2, 3, 4], [NO, NO, NO, 5], [NO, NO, NO, 6]]
+
+
+def test_whole_and_packed_by_hand(tmp_path: Path) -> None:
+    made = token_store(tmp_path / "s", [THREE])
+    whole = TokenDataset(made, 3, rows="whole")
+    assert lists(whole, "input_ids") == [[1, 2, 3], [5, 6, 0], [7, 8, 9]]
+    assert lists(whole, "labels") == [[NO, 2, 3], [NO, 6, NO], [NO, 8, 9]]
+    assert lists(whole, "attention_mask") == [[1, 1, 1], [1, 1, 0], [1, 1, 1]]
+    packed = TokenDataset(made, 5, rows="packed")
+    # With a mask, transformers would let the documents of a row see one another.
+    assert set(packed[0]) == {"input_ids", "labels", "position_ids"}
+    assert sorted(lists(packed, "input_ids")) == [[1, 2, 3, 4, 0], [7, 8, 9, 5, 6]]
+    assert sorted(lists(packed, "labels")) == [[NO, 2, 3, 4, NO], [NO, 8, 9, NO, 6]]
+    assert sorted(lists(packed, "position_ids")) == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
+
+
+@pytest.mark.parametrize("rows", ["windows", "packed", "whole"])
+def test_each_token_but_first_ones_is_learned_once(store: Path, rows: RowKind) -> None:
+    dataset = TokenDataset(store, 40 if rows == "whole" else 16, rows=rows)
+    found = sorted(label for row in lists(dataset, "labels") for label in row if label != NO)
+    assert found == sorted(int(token) for document in cycles(30, seed=1) for token in document[1:])
+    for item in dataset.__getitems__(list(range(len(dataset)))):
+        # Not shifted: a label is the token of its own place.
+        kept = item["labels"] != NO
+        assert torch.equal(item["labels"][kept], item["input_ids"][kept])
+
+
+def test_tokens_with_a_loss_of_zero_are_only_read(tmp_path: Path) -> None:
+    schema = {**TOKENS, "loss": Column("u1")}
+    made = write_store(tmp_path / "s", schema, [[rec([1, 2, 3, 4, 5], loss=[1, 1, 0, 0, 1])]])
+    assert lists(TokenDataset(made, 5), "labels") == [[NO, 2, NO, NO, 5]]
+    with closing(batches(made, 4, 1)) as found:
+        _, y = next(found)
+    assert y.tolist() == [[2, NO, NO, 5]]
+
+
+def test_a_stream_differs_by_epoch_and_by_seed(store: Path) -> None:
+    dataset = TokenDataset(store, 16, rows="stream", seed=3)
+    first = lists(dataset, "input_ids")
+    assert lists(TokenDataset(store, 16, rows="stream", seed=3), "input_ids") == first
+    assert lists(TokenDataset(store, 16, rows="stream", seed=4), "input_ids") != first
+    dataset.set_epoch(1)
+    second = lists(dataset, "input_ids")
+    assert second != first
+    assert lists(pickle.loads(pickle.dumps(dataset)), "input_ids") == second  # noqa: S301
+
+
+def test_as_a_sequence(tmp_path: Path) -> None:
+    dataset = TokenDataset(token_store(tmp_path / "s", [THREE]), 4)
+    assert torch.equal(dataset[-1]["input_ids"], dataset[2]["input_ids"])
+    for outside in (3, -4):
+        with pytest.raises(IndexError, match="0 to 2"):
+            dataset[outside]
+    assert len(list(iter(dataset))) == 3  # type: ignore[call-overload]
+
+
+def test_a_pickle_is_a_path(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(store.parent)
+    dataset = TokenDataset("store", 16)
+    data = pickle.dumps(dataset)
+    assert len(data) < 1000
+    monkeypatch.chdir("/")
+    assert lists(pickle.loads(data), "labels") == lists(dataset, "labels")  # noqa: S301
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_what_the_dataset_holds(store: Path, context: str) -> None:
+    dataset = TokenDataset(store, 16, rows="packed")
+    expected = dataset.__getitems__(list(range(len(dataset))))
+    loader = DataLoader(dataset, batch_size=5, num_workers=2, multiprocessing_context=context)
+    found = list(loader)
+    assert [len(batch["labels"]) for batch in found][:-1] == [5] * (len(found) - 1)
+    for name in expected[0]:
+        together = torch.cat([batch[name] for batch in found])
+        assert torch.equal(together, torch.stack([item[name] for item in expected]))
+
+
+def test_a_loader_fetches_a_batch_in_one_call(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = TokenDataset(store, 16)
+    calls = []
+    make = Feed.make
+
+    def counted(self: Feed, epoch: Any, row: Any, *rest: Any) -> Any:
+        calls.append(row.tolist())
+        return make(self, epoch, row, *rest)
+
+    monkeypatch.setattr(Feed, "make", counted)
+    sampler = BatchSampler(SequentialSampler(range(8)), 3, drop_last=False)
+    assert len(list(DataLoader(dataset, batch_sampler=sampler))) == 3
+    assert calls == [[0, 1, 2], [3, 4, 5], [6, 7]]
+
+
+@pytest.mark.parametrize("rows", ["windows", "packed", "whole", "stream"])
+def test_batches_are_those_that_a_training_learns_from(store: Path, rows: RowKind) -> None:
+    sizes = {"token": SIZE}
+    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), sizes)
+    task = NextToken(NextTokenConfig(length=12, rows=rows), model, sizes)
+    feed = Feed(task.rows(Store(store), seed=5), 4, seed=5, columns=["token"])
+    found = batches(store, 12, 4, rows=rows, seed=5, start_step=7, with_positions=True)
+    with closing(found):
+        for step in range(7, 7 + 2 * len(feed)):
+            x, y, place = next(found)
+            batch = task.prepare(feed.batch(step))
+            targets = batch.targets["token"]
+            assert np.array_equal(x, batch.columns["token"]) and x.dtype == torch.int64
+            assert np.array_equal(y, np.where(targets < 0, NO, targets)) and y.dtype == torch.int64
+            assert np.array_equal(place, positions(batch.document))
+
+
+def test_processes_share_a_batch(store: Path) -> None:
+    with closing(batches(store, 8, 6, start_step=2)) as one:
+        x, y = next(one)
+    parts = [batches(store, 8, 6, start_step=2, rank=rank, world=3) for rank in range(3)]
+    found = [next(part) for part in parts]
+    assert torch.equal(torch.cat([part[0] for part in found]), x)
+    assert torch.equal(torch.cat([part[1] for part in found]), y)
+    for part in parts:
+        part.close()
+
+
+def test_the_ignored_index_can_be_chosen(store: Path) -> None:
+    with closing(batches(store, 8, 6)) as one, closing(batches(store, 8, 6, ignore_index=-1)) as b:
+        y, other = next(one)[1], next(b)[1]
+    assert (y == NO).any() and torch.equal(torch.where(y == NO, -1, y), other)
+
+
+def test_a_loop_that_breaks_ends_the_thread(store: Path) -> None:
+    def threads() -> Iterator[threading.Thread]:
+        return (one for one in threading.enumerate() if one.name == "tokmill-prefetch")
+
+    assert not list(threads())
+    with closing(batches(store, 8, 4)) as found:
+        for _ in found:
+            assert list(threads())
+            break
+    assert not list(threads())
+
+
+def test_numbers_that_cannot_be_are_refused_at_once(store: Path) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"length": 1},
+        {"step": -1},
+        {"step": 16},
+        {"step": 4, "rows": "packed"},
+        {"rows": "window"},
+        {"column": "tokens"},
+    ]
+    for options in wrong:
+        with pytest.raises(UsageError):
+            TokenDataset(store, **{"length": 16, **options})
+    for options in (
+        {"length": 0},
+        {"start_step": -1},
+        {"rank": 2, "world": 2},
+        {"world": 3},
+        {"batch_size": 0},
+    ):
+        with pytest.raises(UsageError):
+            batches(store, **{"length": 16, "batch_size": 4, **options})
+
+
+def test_a_store_that_is_not_complete_has_to_be_opened_by_hand(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "store", cycles(5), complete=False)
+    for refused in (lambda: TokenDataset(path, 16), lambda: batches(str(path), 16, 2)):
+        with pytest.raises(TokmillError, match="not complete"):
+            refused()
+    dataset = TokenDataset(Store(path), 16)
+    assert len(pickle.loads(pickle.dumps(dataset))) == len(dataset)  # noqa: S301
+
+
+def test_several_stores_are_refused_with_a_way_out(store: Path, tmp_path: Path) -> None:
+    other = make_store(tmp_path / "other", cycles(5))
+    for several in ([store, other], (Store(store), Store(other))):
+        for refused in (lambda s: TokenDataset(s, 16), lambda s: batches(s, 16, 2)):
+            with pytest.raises(UsageError, match="not several") as caught:
+                refused(several)
+            assert "ConcatDataset" in caught.value.hint
+    parts = [TokenDataset(path, 16) for path in (store, other)]
+    joined = ConcatDataset(parts)
+    assert len(joined) == len(parts[0]) + len(parts[1])
+    shared = DataLoader(joined, batch_size=len(joined))
+    assert next(iter(shared))["input_ids"].shape == (len(joined), 16)
+
+
+def test_a_store_that_holds_nothing_is_refused(tmp_path: Path) -> None:
+    made = token_store(tmp_path / "s", [[]])
+    with pytest.raises(TokmillError, match="no rows|column"):
+        TokenDataset(made, 16)

@@ -1,0 +1,84 @@
+"""The loss of a run on a store: that of the loop, and that of the definition."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tokmill
+from tokmill.errors import TokmillError
+from tokmill.models.model import Tensors
+from tokmill.store.store import Store
+from tokmill.tasks.next_token import NextToken
+from tokmill.training.evaluate import evaluate
+from tokmill.training.runs.run import load_task
+from toy import cycles, losses, make_store, recipe
+
+
+@pytest.fixture(scope="module")
+def run(store: Path, val: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    plain = recipe(store, 24, data={"val": str(val)}, run={"eval_every": 12, "eval_rows": 0})
+    return tokmill.train(plain, tmp_path_factory.mktemp("runs") / "run", quiet=True).path
+
+
+def test_it_is_what_the_loop_measured(run: Path, val: Path) -> None:
+    found = evaluate(run, val, device="cpu")
+    assert (found["step"], found["rows"]) == (24, -(-Store(val).tokens // 16))
+    for name in ("loss", "perplexity", "bits_per_byte"):
+        assert found[name] == pytest.approx(losses(run, f"val_{name}")[24], rel=1e-6)
+    assert found["fingerprint"] == Store(val).fingerprint
+    # Neither the size of a batch nor that of a micro-batch is part of the result.
+    assert evaluate(run, val, batch=3, device="cpu")["loss"] == pytest.approx(found["loss"])
+
+
+def test_it_is_the_mean_over_all_targets(run: Path, val: Path) -> None:
+    task = load_task(run)
+    assert isinstance(task, NextToken)
+    documents = cycles(30, seed=1)
+    ids = torch.from_numpy(np.concatenate(documents).astype(np.int64))
+    owner = torch.from_numpy(np.repeat(np.arange(30), [*map(len, documents)]))
+    total, count = 0.0, 0
+    # Rows of 17 tokens, 16 apart; in each, every document by itself.
+    for start in range(0, len(ids) - 1, 16):
+        row, owners = ids[start : start + 17], owner[start : start + 17]
+        for one in owners.unique():
+            part = row[owners == one]
+            zeros = torch.zeros(1, len(part) - 1, dtype=torch.int64)
+            place = torch.arange(len(part) - 1)[None]
+            if len(part) > 1:
+                with torch.no_grad():
+                    hidden = task.model(Tensors({"token": part[None, :-1]}, zeros, place, True))
+                    loss = F.cross_entropy(task.logits(hidden)[0], part[1:], reduction="sum")
+                total, count = total + loss.item(), count + len(part) - 1
+    found = evaluate(run, val, device="cpu")
+    assert found["tokens"] == count == len(ids) - len(documents)
+    assert found["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert found["bits_per_byte"] == pytest.approx(total / count / math.log(2) / 2, rel=1e-5)
+
+
+def test_some_rows_and_other_weights(run: Path, val: Path) -> None:
+    some = evaluate(run, val, rows=7, device="cpu")
+    assert some["rows"] == 7 and 0 < some["tokens"] <= 7 * 16
+    best = evaluate(run, val, at="best", device="cpu")
+    found = losses(run, "val_loss")
+    assert best["loss"] == pytest.approx(min(found.values()), rel=1e-6)
+    with pytest.raises(TokmillError, match="no weights of step 5"):
+        evaluate(run, val, at="5")
+
+
+def test_foreign_and_unfinished_stores_are_refused(run: Path, tmp_path: Path) -> None:
+    foreign = make_store(tmp_path / "foreign", cycles(9), vocabulary=b"another")
+    with pytest.raises(TokmillError, match="the vocabulary 'token' differs"):
+        evaluate(run, foreign)
+    partial = make_store(tmp_path / "partial", cycles(9), complete=False)
+    with pytest.raises(TokmillError, match="not complete"):
+        evaluate(run, partial)
+    assert evaluate(run, partial, partial=True, device="cpu")["tokens"] > 0
+    with pytest.raises(TokmillError, match="holds no run"):
+        evaluate(tmp_path, foreign)

@@ -1,0 +1,95 @@
+"""Keys without their table: ours, other trainers', ambiguous and unknown ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokmill.errors import UsageError
+from tokmill.training.recipe.config import DEFAULT_KINDS, FREE, flatten, from_dict
+from tokmill.training.recipe.key_names import OTHER_NAMES, OTHER_WAYS, TABLES, in_tables, merged
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ("batch_size", "data.batch"),
+        ("d_model", "model.dim"),
+        ("num_layers", "model.layers"),
+        ("n_head", "model.heads"),
+        ("d_ff", "model.hidden"),
+        ("context_length", "task.length"),
+        ("block_size", "task.length"),
+        ("learning_rate", "optim.lr"),
+        ("warmup_iters", "optim.warmup"),
+        ("grad_clip", "optim.clip"),
+        ("max_iters", "run.steps"),
+        ("eval_interval", "run.eval_every"),
+        ("steps", "run.steps"),
+        ("lr", "optim.lr"),
+        ("batch", "data.batch"),
+        ("dim", "model.dim"),
+        ("length", "task.length"),
+    ],
+)
+def test_a_name_finds_its_table(given: str, key: str) -> None:
+    table, _, name = key.partition(".")
+    assert merged({}, {given: 3}) == merged({given: 3}, {}) == {table: {name: 3}}
+
+
+def test_every_other_name_is_of_a_key_that_is_there_and_is_none_of_ours() -> None:
+    whole = msgspec.to_builtins(from_dict({}))
+    keys = flatten(whole)
+    assert set(OTHER_NAMES.values()) <= keys.keys()
+    ours = {key.partition(".")[2] for key in keys}
+    assert not ours & (OTHER_NAMES.keys() | OTHER_WAYS.keys())
+    # A name of ours is looked for in the model and the task only where these tables lack it.
+    parts = {name for table in DEFAULT_KINDS for name in whole[table]}
+    assert not parts & {name for kind in TABLES.values() for name in kind.__struct_fields__}
+
+
+def test_options_win_over_the_recipe_under_any_name() -> None:
+    recipe = {"optim": {"lr": 1.0, "warmup": 7}, "max_iters": 5}
+    assert merged(recipe, {"learning_rate": 2.0, "run": {"steps": 6}}) == {
+        "optim": {"lr": 2.0, "warmup": 7},
+        "run": {"steps": 6},
+    }
+    # The tables themselves, and what is wrong in them, stay as they are.
+    odd: dict[str, Any] = {"modle": {"dim": 1}, "data": 3}
+    assert in_tables(odd, odd) == odd
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "hint"),
+    [
+        ({"seed": 1}, "seed may be data.seed or run.seed", "name its table"),
+        ({"kind": "x"}, "kind may be model.kind or task.kind", "name its table"),
+        ({"warmupp": 1}, "warmupp: there is no such key", "did you mean 'warmup'?"),
+        ({"learning_rat": 1}, "learning_rat: there is no such key", "'learning_rate'?"),
+        ({"min_lr": 1}, "min_lr: there is no such key", "optim.floor"),
+        ({"vocab_size": 9}, "vocab_size: there is no such key", "the store"),
+        ({"lr": 1, "learning_rate": 2}, "lr and learning_rate are the same key", "one of them"),
+        ({"optim": {"lr": 1}, "lr": 2}, "optim.lr and lr are the same key", "one of them"),
+    ],
+)
+def test_what_is_not_clear_is_refused(given: dict[str, Any], what: str, hint: str) -> None:
+    for value, options, where in (({}, given, "options"), (given, {}, "r.toml")):
+        with pytest.raises(UsageError) as caught:
+            merged(value, options, "r.toml")
+        assert (caught.value.what, caught.value.where) == (what, where)
+        assert hint in caught.value.hint
+
+
+def test_the_page_on_training_lists_them(repository: Path) -> None:
+    text = (repository / "docs/training.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w.]+)` \| (`.*`) \|$", text, re.MULTILINE)
+    listed = {name: key for key, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert {name: key for name, key in listed.items() if key in OTHER_NAMES.values()} == OTHER_NAMES
+    free = text[
+        text.index("These keys may change on a resume") : text.index("`--max-time` is kept")
+    ]
+    assert set(re.findall(r"`(\w+\.\w+)`", free)) == FREE

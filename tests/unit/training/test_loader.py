@@ -1,0 +1,198 @@
+"""The loader: order, ranks, errors, an end."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tokmill.errors import UsageError
+from tokmill.feed.feed import Batch, Feed
+from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.model import Model
+from tokmill.models.rwkv7 import RWKV7, RWKV7Config
+from tokmill.store.store import Store
+from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.tasks.task import to_tensors
+from tokmill.training.engines.engine import Single
+from tokmill.training.loader import STEP, Loader, evened, micro_batches
+from tokmill.training.recipe.config import OptimConfig, RunConfig
+from toy import cycles, make_store
+
+SIZES = {"token": 23}
+CPU = torch.device("cpu")
+
+
+def loaded(feed: Feed, task: NextToken, steps: range, *place: int, ahead: int = 2) -> Loader:
+    """Micro-batches of at most three rows."""
+    return Loader(feed, task, steps, *place, micro_tokens=24, device=CPU, ahead=ahead)
+
+
+@pytest.fixture
+def task() -> NextToken:
+    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), SIZES)
+    return NextToken(NextTokenConfig(length=8), model, SIZES)
+
+
+@pytest.fixture
+def feed(tmp_path: Path, task: NextToken) -> Feed:
+    return Feed(task.rows(Store(make_store(tmp_path / "store", cycles(20)))), 8, seed=3)
+
+
+def test_batches_come_in_order_as_tensors(feed: Feed, task: NextToken) -> None:
+    with loaded(feed, task, range(5, 9)) as loader:
+        for step in range(5, 9):
+            parts, count = loader.next()
+            assert [part.rows.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+            made = [part.tensors for part in parts]
+            batch = task.prepare(feed.batch(step))
+            expected = to_tensors(batch, CPU)
+            for name in ("columns", "targets"):
+                joined = torch.cat([getattr(part, name)["token"] for part in made])
+                assert torch.equal(joined, getattr(expected, name)["token"])
+            assert torch.equal(torch.cat([part.position for part in made]), expected.position)
+            assert count == task.count(batch)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_any_number_of_processes_draws_the_same_rows(
+    feed: Feed, task: NextToken, world: int
+) -> None:
+    for step in (0, 1, 7, 40):
+        whole = task.prepare(feed.batch(step))
+        parts = [task.prepare(feed.batch(step, rank, world)) for rank in range(world)]
+        for name in ("columns", "targets"):
+            joined = np.concatenate([getattr(part, name)["token"] for part in parts])
+            assert np.array_equal(joined, getattr(whole, name)["token"])
+        assert np.array_equal(np.concatenate([part.key for part in parts]), whole.key)
+        assert sum(map(task.count, parts)) == task.count(whole)
+
+
+def test_an_error_of_the_thread_comes_out(feed: Feed, task: NextToken) -> None:
+    with (
+        loaded(feed, task, range(3), 0, 3) as loader,
+        pytest.raises(UsageError, match="3 processes"),
+    ):
+        loader.next()
+
+
+def test_leaving_early_ends_the_thread(feed: Feed, task: NextToken) -> None:
+    before = threading.active_count()
+    with loaded(feed, task, range(10**9), ahead=1) as loader:
+        loader.next()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("tokens", "sizes"), [(1, [1] * 5), (16, [2, 2, 1]), (99, [5])])
+def test_micro_batches(tokens: int, sizes: list[int]) -> None:
+    document = np.arange(40).reshape(5, 8)
+    batch = Batch({"token": document}, document, np.arange(5).astype(np.uint64))
+    parts = list(micro_batches(batch, tokens))
+    assert [len(part) for _, part in parts] == sizes
+    assert np.array_equal(np.concatenate([p.columns["token"] for _, p in parts]), document)
+    assert np.concatenate([rows for rows, _ in parts]).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_becomes_tensors_without_another_copy(feed: Feed, task: NextToken) -> None:
+    batch = task.prepare(feed.batch(0))
+    _, part = next(iter(micro_batches(batch, 24)))
+    made = to_tensors(part, CPU)
+    for name in ("columns", "targets"):
+        array = getattr(batch, name)["token"]
+        assert getattr(made, name)["token"].data_ptr() == array.ctypes.data
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Documents of 1 to 80 tokens."""
+    random = np.random.default_rng(5)
+    documents = [random.integers(1, 23, n) for n in random.integers(1, 81, 60)]
+    return Store(make_store(tmp_path_factory.mktemp("stores") / "mixed", documents))
+
+
+def whole_rows(model: Model, **keys: Any) -> NextToken:
+    return NextToken(NextTokenConfig(length=70, rows="whole", **keys), model, SIZES)
+
+
+@pytest.mark.parametrize("tokens", [1, 130, 400, 10_000])
+def test_rows_are_trimmed_to_what_stands_in_them(mixed: Store, tokens: int) -> None:
+    task = whole_rows(Decoder(DecoderConfig(dim=4, layers=1, heads=2), SIZES))
+    batch = task.prepare(Feed(task.rows(mixed), 32).batch(0))
+    parts = list(micro_batches(batch, tokens))
+    assert sorted(np.concatenate([rows for rows, _ in parts])) == list(range(32))
+    lengths = []
+    for rows, part in parts:
+        size, length = part.document.shape
+        assert size == 1 or size * length <= tokens
+        longest = (batch.document[rows] >= 0).sum(1).max()
+        assert longest <= length <= min(70, longest + STEP)
+        for name in ("columns", "targets"):
+            array = getattr(batch, name)["token"]
+            assert np.array_equal(getattr(part, name)["token"], array[rows, :length])
+        # Nothing that is read or learned is cut off.
+        assert (batch.document[rows, length:] < 0).all()
+        assert (batch.targets["token"][rows, length:] < 0).all()
+        lengths.append(length)
+    assert lengths == sorted(lengths, reverse=True)
+    computed = sum(part.document.size for _, part in parts)
+    assert computed <= (0.8 if tokens <= 400 else 1.0) * batch.document.size
+    whole = micro_batches(batch, tokens, trim=False)
+    assert {part.document.shape[1] for _, part in whole} == {70}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Decoder(DecoderConfig(dim=8, layers=2, heads=2), SIZES),
+        RWKV7(RWKV7Config(dim=8, layers=2, head_dim=4), SIZES),
+    ],
+)
+def test_trimming_changes_neither_loss_nor_gradient(mixed: Store, model: Model) -> None:
+    torch.manual_seed(3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    task = whole_rows(model, tied=False)
+    feed = Feed(task.rows(mixed), 16, seed=4)
+    found = []
+    for trim in (False, True):
+        engine = Single(RunConfig(device="cpu"))
+        engine.prepare(task, OptimConfig())
+        with Loader(feed, task, range(1), micro_tokens=300, device=CPU, trim=trim) as loader:
+            parts, count = loader.next()
+        # One more, as where another process has more.
+        parts = evened(parts, len(parts) + 1)
+        sums = [engine.micro(part.tensors, False, 1 / count) for part in parts]
+        assert sums[-1]["loss"] == 0
+        loss = sum(one["loss"].item() for one in sums) / count
+        found.append((loss, [p.grad for p in engine.parameters]))
+        engine.optimizer.zero_grad()
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-6)
+    for left, right in zip(found[0][1], found[1][1], strict=True):
+        assert left is not None and right is not None and left.abs().max() > 0
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("instruction", ["border", "last"])
+def test_trimming_keeps_the_second_objective(instruction: Any) -> None:
+    random = np.random.default_rng(1)
+    lengths = random.integers(2, 72, 12)
+    document = np.where(np.arange(71) < lengths[:, None], 0, -1).astype(np.int32)
+    columns = {
+        "token": random.integers(0, 23, document.shape).astype(np.uint8),
+        "border": (random.random(document.shape) < 0.4).astype(np.uint8),
+    }
+    raw = Batch(columns, document, np.arange(12).astype(np.uint64))
+    torch.manual_seed(0)
+    model = RWKV7(RWKV7Config(dim=8, layers=1, head_dim=4), SIZES)
+    task = whole_rows(model, tied=False, instruction=instruction)
+    batch = task.prepare(raw)
+    found = []
+    for trim in (False, True):
+        sums = [task(to_tensors(part, CPU))[1] for _, part in micro_batches(batch, 300, trim=trim)]
+        found.append({name: sum(one[name].item() for one in sums) for name in sums[0]})
+    assert found[0]["loss_instruction"] > 0
+    assert found[0] == pytest.approx(found[1], rel=1e-6)

@@ -1,0 +1,347 @@
+"""The loop as a whole: it learns, accumulates, stops, continues, and refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tokmill
+from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.training.loop import Training
+from tokmill.training.runs.track import read_metrics
+from tokmill.training.stop import Stop
+from toy import cycles, losses, make_store, recipe, stop_after, weights
+
+
+def test_it_learns_and_keeps_what_a_run_is(store: Path, val: Path, tmp_path: Path) -> None:
+    options = {"data": {"val": str(val)}, "run": {"eval_every": 20, "checkpoint_every": 20}}
+    run = tokmill.train(recipe(store, 60), tmp_path / "run", options=options, quiet=True)
+    loss = losses(run.path)
+    assert loss[1] == pytest.approx(math.log(23), abs=0.2)
+    assert loss[60] < 0.4 * loss[1]
+    assert list(losses(run.path, "val_loss")) == [20, 40, 60]
+    assert run.metrics["val_loss"] < 0.4 * loss[1]
+    assert run.metrics["val_bits_per_byte"] == pytest.approx(
+        run.metrics["val_loss"] / math.log(2) / 2
+    )
+    needed = {"step", "loss", "lr", "grad_norm", "tokens", "tokens_per_second", "seconds"}
+    needed |= {"seconds_left", "mfu"}
+    assert needed <= read_metrics(run.path / "metrics.jsonl")[0].keys()
+    found = sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*.*"))
+    assert found == [
+        ".lock",
+        "best/config.json",
+        "best/model.safetensors",
+        "checked.json",
+        *(
+            f"checkpoints/step-000000{step}/{name}"
+            for step in (40, 60)
+            for name in (
+                "model.safetensors",
+                "optimizer.safetensors",
+                "rng-00000.json",
+                "state.json",
+            )
+        ),
+        "metrics.jsonl",
+        "model/config.json",
+        "model/model.safetensors",
+        "recipe.json",
+        "schema.json",
+        "vocab/token.json",
+    ]
+    saved = json.loads((run.path / "recipe.json").read_text())
+    assert saved["model"]["kind"] == "decoder" and saved["optim"]["betas"] == [0.9, 0.95]
+    task = run.task()
+    assert not task.training
+    assert all(torch.equal(p, weights(run.path)[n]) for n, p in task.named_parameters())
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 3])
+def test_resume_is_exact_to_the_last_bit(
+    attempt: int, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Dropout, so that random states matter; small micro-batches, so that sums do.
+    options = {
+        "model": {"dropout": 0.2},
+        "run": {"micro_tokens": 48, "seed": attempt, "eval_every": 3, "eval_rows": 16},
+        "data": {"seed": attempt, "val": str(store)},
+        "task": {"rows": "stream" if attempt == 2 else "windows"},
+    }
+    whole = tokmill.train(recipe(store), tmp_path / "whole", options=options, quiet=True)
+    with monkeypatch.context() as patch:
+        stop_after(8, patch)
+        with pytest.raises(Interrupted, match="at step 8 of 20"):
+            tokmill.train(recipe(store), tmp_path / "parts", options=options, quiet=True)
+    torch.manual_seed(99)
+    random.seed(99)
+    parts = tokmill.train(None, tmp_path / "parts", resume=True, quiet=True)
+    last = "checkpoints/step-00000020"
+    for name in ("model.safetensors", "optimizer.safetensors", "rng-00000.json"):
+        left, right = (run.path / last / name for run in (whole, parts))
+        assert left.read_bytes() == right.read_bytes(), name
+    for name in ("loss", "grad_norm", "lr", "tokens", "val_loss"):
+        assert losses(whole.path, name) == losses(parts.path, name)
+
+
+def test_a_killed_run_forgets_the_steps_after_its_checkpoint(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = recipe(store, 12, run={"checkpoint_every": 4})
+    whole = tokmill.train(plain, tmp_path / "whole", quiet=True)
+
+    def die(self: Training) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "log_step", _after(10, Training.log_step, die))
+        with pytest.raises(MemoryError):
+            tokmill.train(plain, tmp_path / "parts", quiet=True)
+    with open(tmp_path / "parts/metrics.jsonl", "a") as lines:
+        lines.write('{"step": 10, "lo')
+    (tmp_path / "parts/checkpoints/.tmp-step-00000009").mkdir()
+    parts = tokmill.train(plain, tmp_path / "parts", resume=True, quiet=True)
+    assert losses(whole.path) == losses(parts.path)
+    assert len(read_metrics(parts.path / "metrics.jsonl")) == 12
+    names = sorted(path.name for path in (parts.path / "checkpoints").iterdir())
+    assert names == ["step-00000008", "step-00000012"]
+    left, right = weights(whole.path), weights(parts.path)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def _after(step: int, plain: Any, other: Any) -> Any:
+    def method(self: Training) -> None:
+        (other if self.state.step == step else plain)(self)
+
+    return method
+
+
+def test_a_finished_run_stays_as_it_is(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = tokmill.train(recipe(store, 5), tmp_path / "run", quiet=True)
+    before = {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
+    again = tokmill.train(recipe(store, 5), tmp_path / "run", resume=True)
+    assert "the run is finished" in capsys.readouterr().err
+    assert again.step == 5 and again.metrics["loss"] == first.metrics["loss"]
+    assert before == {path: path.read_bytes() for path in first.path.rglob("*.safetensors")}
+
+
+def test_accumulation_equals_the_big_batch(store: Path, tmp_path: Path) -> None:
+    runs = [
+        tokmill.train(recipe(store, 6, run={"micro_tokens": n}), tmp_path / str(n), quiet=True)
+        for n in (16, 48, 10_000)
+    ]
+    for run in runs[:2]:
+        for name, tensor in weights(runs[2].path).items():
+            torch.testing.assert_close(weights(run.path)[name], tensor, atol=1e-5, rtol=1e-5)
+        for step, loss in losses(runs[2].path).items():
+            assert losses(run.path)[step] == pytest.approx(loss, abs=1e-6)
+
+
+def test_bfloat16_keeps_weights_in_float32(store: Path, tmp_path: Path) -> None:
+    run = tokmill.train(recipe(store, 30, run={"precision": "bf16"}), tmp_path / "run", quiet=True)
+    assert run.metrics["loss"] < 2.5
+    assert {tensor.dtype for tensor in weights(run.path).values()} == {torch.float32}
+
+
+def test_the_time_limit_saves_and_stops(store: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted, match="the time limit") as caught:
+        tokmill.train(recipe(store, 10**6, run={"max_time": "0.5s"}), tmp_path / "run", quiet=True)
+    assert caught.value.exit_code == 3
+    assert "checkpoint saved" in caught.value.what
+    assert caught.value.hint == f"`tokmill train --resume -o {tmp_path / 'run'}` continues"
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 1
+
+
+def test_a_taken_folder_is_refused(store: Path, tmp_path: Path) -> None:
+    tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
+    with pytest.raises(TokmillError, match="already holds a run") as caught:
+        tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
+    assert "--resume" in caught.value.hint
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/letter.txt").touch()
+    with pytest.raises(TokmillError, match="other files and no run"):
+        tokmill.train(recipe(store, 1), tmp_path / "other", resume=True, quiet=True)
+
+
+def test_a_refused_start_leaves_no_folder(tmp_path: Path) -> None:
+    bare = make_store(tmp_path / "store", cycles(2), complete=False)
+    (tmp_path / "there").mkdir()
+    for name in ("new", "there"):
+        with pytest.raises(TokmillError, match="not complete"):
+            tokmill.train(recipe(bare), tmp_path / name, quiet=True)
+    assert not (tmp_path / "new").exists()
+    assert not list((tmp_path / "there").iterdir())
+
+
+def test_a_run_that_stopped_before_its_first_step_goes_on(store: Path, tmp_path: Path) -> None:
+    value = recipe(store, 9, run={"max_time": "0s"})
+    with pytest.raises(Interrupted):
+        tokmill.train(value, tmp_path / "run", quiet=True)
+    assert (tmp_path / "run/recipe.json").exists()
+    options = {"optim": {"clip": 0.5}}
+    with pytest.raises(TokmillError, match="optim.clip"):
+        tokmill.train(value, tmp_path / "run", options=options, resume=True, quiet=True)
+    options = {"run": {"max_time": ""}}
+    done = tokmill.train(value, tmp_path / "run", options=options, resume=True, quiet=True)
+    assert done.step == 9
+
+
+def test_another_recipe_is_refused_but_for_what_decides_nothing(
+    store: Path, tmp_path: Path
+) -> None:
+    tokmill.train(recipe(store, 2), tmp_path / "run", quiet=True)
+    with pytest.raises(
+        TokmillError, match=r"optim\.lr: 0\.01 → 0\.5; run\.steps: 2 → 3\n"
+    ) as caught:
+        changed = recipe(store, 3, optim={"lr": 0.5})
+        tokmill.train(changed, tmp_path / "run", resume=True, quiet=True)
+    assert "learning rate" in caught.value.hint
+    free = recipe(store, 2, run={"log_every": 7, "max_time": "1h", "keep": 9})
+    tokmill.train(free, tmp_path / "run", resume=True, quiet=True)
+    assert json.loads((tmp_path / "run/recipe.json").read_text())["run"]["keep"] == 9
+
+
+def test_other_stores_are_refused(store: Path, tmp_path: Path) -> None:
+    tokmill.train(recipe(store, 1), tmp_path / "run", quiet=True)
+    other = make_store(tmp_path / "other", cycles(9, seed=5))
+    with pytest.raises(TokmillError, match="fingerprint"):
+        tokmill.train(recipe(other, 1), tmp_path / "run", resume=True, quiet=True)
+    foreign = make_store(tmp_path / "foreign", cycles(9), vocabulary=b"another")
+    for again in (
+        {"recipe": recipe(foreign, 1), "out": tmp_path / "run", "resume": True},
+        {"recipe": recipe(store, 1, data={"val": str(foreign)}), "out": tmp_path / "new"},
+    ):
+        with pytest.raises(TokmillError, match="the vocabulary 'token' differs: the run has 23"):
+            tokmill.train(**again, quiet=True)
+    # What was refused left no run behind.
+    assert not (tmp_path / "new/recipe.json").exists()
+    partial = make_store(tmp_path / "partial", cycles(9), complete=False)
+    with pytest.raises(TokmillError, match="not complete"):
+        tokmill.train(recipe(partial, 1), tmp_path / "partly", quiet=True)
+    tokmill.train(recipe(partial, 1, data={"partial": True}), tmp_path / "partly", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"model": {"dmi": 3}}, "model.dmi: there is no such key"),
+        ({"model": {"kind": "decodr"}}, "no model is called 'decodr'"),
+        ({"run": {"steps": 0}}, "run.steps: 0 is below 1"),
+        ({"run": {"steps": "many"}}, "run.steps: expected"),
+        ({"run": {"max_time": "soon"}}, "'soon' is no time"),
+        ({"run": {"device": "abacus"}}, "no device"),
+        ({"data": {"train": ""}}, "names no store"),
+    ],
+)
+def test_wrong_recipes(options: dict[str, Any], what: str, store: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        tokmill.train(recipe(store), tmp_path / "run", options=options, quiet=True)
+    assert what in str(caught.value)
+    assert not (tmp_path / "run/recipe.json").exists()
+
+
+def test_a_damaged_checkpoint_is_named(store: Path, tmp_path: Path) -> None:
+    plain = recipe(store, 4, run={"checkpoint_every": 2})
+    tokmill.train(plain, tmp_path / "run", quiet=True)
+    for path in (tmp_path / "run/checkpoints").glob("*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(TokmillError, match="damaged") as caught:
+        tokmill.train(plain, tmp_path / "run", resume=True, quiet=True)
+    assert "step-00000004/model.safetensors" in caught.value.where
+
+
+def test_keys_that_are_newer_than_a_run_have_their_defaults(store: Path, tmp_path: Path) -> None:
+    tokmill.train(recipe(store, 2), tmp_path / "run", quiet=True)
+    path = tmp_path / "run/recipe.json"
+    written = json.loads(path.read_text())
+    del written["task"]["pull"], written["optim"]["eps"]
+    path.write_text(json.dumps(written))
+    tokmill.train(recipe(store, 2), tmp_path / "run", resume=True, quiet=True)
+    options = {"task": {"pull": 0.1}}
+    with pytest.raises(TokmillError, match=r"task\.pull: 0\.0 → 0\.1"):
+        tokmill.train(recipe(store, 2), tmp_path / "run", options=options, resume=True, quiet=True)
+
+
+def test_signals_are_taken_over_once_and_given_back() -> None:
+    import os
+    import signal
+
+    before = signal.getsignal(signal.SIGTERM)
+    with Stop(math.inf) as stop:
+        assert stop.reason == ""
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.reason == "SIGTERM"
+        assert signal.getsignal(signal.SIGTERM) is before
+    assert Stop(0.0).reason == "the time limit"
+
+
+def test_one_of_several_processes_ignores_a_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may report the end of a starter more than once: saving must outlast that."""
+    import os
+    import signal
+
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "1")):
+        monkeypatch.setenv(name, value)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with Stop(math.inf) as stop:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.reason == "SIGTERM"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_damaged_ids_are_named(tmp_path: Path) -> None:
+    documents = cycles(20)
+    documents[7][3] = 200
+    damaged = make_store(tmp_path / "damaged", documents, size=256)
+    # The shard holds an id that the vocabulary of the manifest does not have.
+    manifest = json.loads((damaged / "manifest.json").read_text())
+    manifest["vocabularies"]["token"]["size"] = 23
+    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(TokmillError, match="'token' holds the id 200, but its ids are 0 to") as it:
+        tokmill.train(recipe(damaged, 20), tmp_path / "run", quiet=True)
+    assert it.value.exit_code == 1 and it.value.where == str(damaged)
+    assert "tokmill store validate" in it.value.hint and "store repair" in it.value.hint
+    assert "STORE" not in it.value.hint and str(damaged) in it.value.hint
+
+
+def test_sampling_has_the_same_defaults_everywhere() -> None:
+    import inspect
+
+    from tokmill.cli.sample import sample as command
+    from tokmill.inference.draw import Drawing
+    from tokmill.inference.sample import generate
+
+    for name in Drawing.__struct_fields__:
+        for function in (command, generate):
+            assert inspect.signature(function).parameters[name].default == getattr(Drawing(), name)
+    for name in ("temperature", "top_k", "top_p", "seed", "tokens"):
+        given = [inspect.signature(f).parameters[name].default for f in (command, tokmill.sample)]
+        assert given[0] == given[1]
+
+
+def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
+    bare = make_store(tmp_path / "bare", cycles(20))
+    manifest = json.loads((bare / "manifest.json").read_text())
+    manifest |= {"vocabularies": {}, "schema": {"token": {"dtype": "u1"}}, "source": "bin"}
+    (bare / "manifest.json").write_text(json.dumps(manifest))
+    run = tokmill.train(recipe(bare, 1), tmp_path / "run", quiet=True)
+    assert run.task().sizes == {"token": 23}
+    with pytest.raises(TokmillError, match="imported without a tokenizer") as caught:
+        tokmill.sample(run.path, "x")
+    assert caught.value.exit_code == 1 and "--ids 1,2,3" in caught.value.hint
+    wider = make_store(tmp_path / "wider", cycles(9, size=40), size=40)
+    with pytest.raises(TokmillError, match="the run knows 0 to 22"):
+        val = {"data": {"val": str(wider)}}
+        tokmill.train(recipe(bare, 1), tmp_path / "new", options=val, quiet=True)

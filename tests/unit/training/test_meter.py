@@ -1,0 +1,90 @@
+"""Rates, time left and MFU, by a clock that is turned by hand; and what is known of devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tokmill.training import flops, meter
+from tokmill.training.meter import Meter
+from tokmill.training.recipe.config import RunConfig
+from tokmill.training.runs.checkpoint import State
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(meter, "time", made)
+    return made
+
+
+def test_rates_leave_out_what_is_no_training(clock: Clock) -> None:
+    state = State(step=10, tokens=500, seconds=60.0)
+    made = Meter(state, steps=30, flops_per_token=10.0, peak=4000.0)
+    assert made.line() == ""
+    clock.now += 4
+    with made.aside():
+        clock.now += 6
+    state.step, state.tokens = 14, 900
+    assert made.report() == {
+        "tokens": 900,
+        "tokens_per_second": 100.0,
+        "mfu": 0.25,
+        "seconds": 70.0,
+        # 4 steps took 10 seconds, evaluation and all; 16 are left.
+        "seconds_left": 40.0,
+    }
+    assert made.line() == ", 100 tokens/s, MFU 25%"
+    clock.now += 5
+    state.step, state.tokens = 30, 1000
+    last = made.report()
+    assert (last["tokens_per_second"], last["seconds_left"]) == (20.0, 0.0)
+
+
+def test_an_error_inside_is_counted_too(clock: Clock) -> None:
+    made = Meter(State(), steps=2, flops_per_token=1.0, peak=0.0)
+    with pytest.raises(ValueError), made.aside():
+        clock.now += 3
+        raise ValueError
+    clock.now += 1
+    made.state.tokens = 10
+    assert made.report()["tokens_per_second"] == 10.0
+    assert "mfu" not in made.report() and "MFU" not in made.line()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", 989e12),
+        ("NVIDIA H100 PCIe", "bf16", 756e12),
+        ("NVIDIA H200", "fp16", 989e12),
+        ("NVIDIA A100-SXM4-40GB", "bf16", 312e12),
+        ("NVIDIA A100-SXM4-40GB", "fp32", 19.5e12),
+        ("NVIDIA L4", "bf16", 121e12),
+        ("NVIDIA L40S", "bf16", 362e12),
+        ("NVIDIA A10G", "bf16", 70e12),
+        ("Tesla V100-SXM2-16GB", "fp16", 125e12),
+        ("NVIDIA GeForce RTX 4090", "bf16", 165.2e12),
+        # Others than those whose names they hold.
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", 0),
+        ("NVIDIA GeForce RTX 3090 Ti", "bf16", 0),
+        ("NVIDIA L400", "bf16", 0),
+        ("Abacus", "fp32", 0),
+    ],
+)
+def test_gpus_by_name(name: str, precision: str, peak: float) -> None:
+    assert flops.known(name, precision) == pytest.approx(peak)
+
+
+def test_of_a_cpu_nothing_is_known_and_the_recipe_wins() -> None:
+    cpu = torch.device("cpu")
+    assert flops.peak_flops(RunConfig(), cpu) == 0
+    assert flops.peak_flops(RunConfig(peak_flops=5e12), cpu) == 5e12

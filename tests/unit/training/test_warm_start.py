@@ -1,0 +1,99 @@
+"""First weights from another run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tokmill
+from tokmill.errors import TokmillError
+from tokmill.store.manifest import read_json
+from tokmill.store.schema import Column
+from tokmill.store.vocab import Vocabulary
+from tokmill.training.runs.run import FACTS, Facts, load_task
+from tokmill.training.runs.warm_start import check_ids, start_facts
+from toy import cycles, make_store, recipe
+
+BARE = Facts(fingerprint="", columns={"token": 20}, schema={"token": Column("u1")}, vocabularies={})
+NAMED = msgspec.structs.replace(
+    BARE,
+    schema={"token": Column("u1", vocab="token")},
+    vocabularies={"token": Vocabulary("tokenizer.json", "a" * 64, 20)},
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start")
+    store = make_store(folder / "store", cycles(20))
+    tokmill.train(recipe(store, steps=4, data={"val": str(store)}), folder / "run", quiet=True)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("place", [".", "model", "best", "checkpoints/step-00000004"])
+def test_every_folder_with_weights_is_a_start(place: str, run: Path, tmp_path: Path) -> None:
+    store = run.parent / "store"
+    start = {"start": str(run / place), "steps": 1}
+    tokmill.train(
+        {"data": {"train": str(store)}, "run": start, "optim": {"lr": 0}}, tmp_path / "new"
+    )
+    folder = {".": "model"}.get(place, place)
+    before = load_file(run / folder / "model.safetensors")
+    after = load_task(tmp_path / "new").state_dict()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_another_model_is_told_by_the_keys_that_differ(run: Path, tmp_path: Path) -> None:
+    value = recipe(run.parent / "store", run={"start": str(run)})
+    value["model"] = {"dim": 32, "layers": 2, "heads": 2}
+    with pytest.raises(TokmillError, match=r"to start from: model\.dim: 16 → 32\b") as caught:
+        tokmill.train(value, tmp_path / "new", quiet=True)
+    assert "model.layers" not in caught.value.what and caught.value.hint
+    # Keys that change no shape may differ.
+    value["model"] = {"dim": 16, "dropout": 0.1}
+    value["run"]["steps"] = 1
+    tokmill.train(value, tmp_path / "new", quiet=True)
+
+
+def test_a_run_that_has_begun_needs_its_start_no_more(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "first")
+    store = str(run.parent / "store")
+    value = {"data": {"train": store}, "run": {"start": str(tmp_path / "first"), "steps": 2}}
+    tokmill.train(value, tmp_path / "new", quiet=True)
+    before = load_task(tmp_path / "new").state_dict()
+    shutil.rmtree(tmp_path / "first")
+    tokmill.train(None, tmp_path / "new", resume=True, quiet=True)
+    after = load_task(tmp_path / "new").state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_bare_ids_may_lack_the_largest(run: Path) -> None:
+    fewer = msgspec.structs.replace(BARE, columns={"token": 12})
+    check_ids(BARE, fewer, run)
+    with pytest.raises(TokmillError, match="ids up to 19; the run to start from knows 0 to 11"):
+        check_ids(fewer, BARE, run)
+
+
+@pytest.mark.parametrize(("before", "now"), [(BARE, NAMED), (NAMED, BARE)])
+def test_bare_ids_are_no_vocabulary(before: Facts, now: Facts, run: Path) -> None:
+    with pytest.raises(TokmillError, match="no vocabulary") as refused:
+        check_ids(before, now, run)
+    assert refused.value.hint
+
+
+def test_another_column_is_refused(run: Path) -> None:
+    other = msgspec.structs.replace(BARE, columns={"opcode": 5})
+    with pytest.raises(TokmillError, match="reads the columns token; the store has opcode"):
+        check_ids(BARE, other, run)
+
+
+def test_facts_keep_the_rows_of_the_start(run: Path) -> None:
+    facts = read_json(run / FACTS, Facts)
+    assert start_facts(run, facts) == facts
+    fewer = msgspec.structs.replace(facts, columns={"token": 9})
+    assert start_facts(run, fewer) == facts

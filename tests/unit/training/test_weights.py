@@ -1,0 +1,151 @@
+"""Which weights a run has: the best, the last, those of a step; and a kill while they change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tokmill
+from tokmill.errors import Interrupted, TokmillError
+from tokmill.training.engines.tensors import write_tensors
+from tokmill.training.runs import weights as module
+from tokmill.training.runs.run import load_task
+from tokmill.training.runs.weights import step_of, weights_at
+from toy import losses, recipe, stop_after, weights
+
+# A learning rate that is far too high at the end: the best weights are not the last ones.
+WORSENING: dict[str, Any] = {
+    "optim": {"lr": 1.0, "warmup": 24, "schedule": "constant"},
+    "run": {"eval_every": 4, "checkpoint_every": 7, "keep": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def run(store: Path, val: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = {**WORSENING, "data": {"val": str(val)}}
+    out = tmp_path_factory.mktemp("runs") / "run"
+    return tokmill.train(recipe(store, 24), out, options=options, quiet=True).path
+
+
+def test_best_is_the_step_with_the_lowest_validation_loss(run: Path, val: Path) -> None:
+    found = losses(run, "val_loss")
+    best = min(found, key=found.__getitem__)
+    assert best not in (4, 24), "the test needs a run that worsens"
+    said = json.loads((run / "best/config.json").read_text())
+    assert (said["step"], said["loss"]) == (best, found[best])
+    assert said["model"]["dim"] == 16 and said["columns"] == {"token": 23}
+    state = json.loads((run / "checkpoints/step-00000024/state.json").read_text())
+    assert (state["best_step"], state["best_loss"]) == (best, found[best])
+    assert step_of(run / "best") == best and step_of(run / "model") == 24
+
+
+def test_the_weights_are_those_of_the_step(run: Path, store: Path, tmp_path: Path) -> None:
+    best = step_of(run / "best")
+    # The same run, stopped there.
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(best, patch)
+        tokmill.train(recipe(store, 24), tmp_path / "run", options=WORSENING, quiet=True)
+    assert all(
+        torch.equal(tensor, load_task(tmp_path / "run", "last").state_dict()[name])
+        for name, tensor in load_task(run, "best").state_dict().items()
+    )
+
+
+def test_weights_by_name(run: Path) -> None:
+    file = "model.safetensors"
+    assert weights_at(run) == weights_at(run, "last") == run / "model" / file
+    best = weights_at(run, str(step_of(run / "best")))
+    assert weights_at(run, "best") == best == run / "best" / file
+    assert weights_at(run, "21") == run / "checkpoints/step-00000021" / file
+    for at, named in (("7", "of step 7"), ("first", "called first"), ("9999", "of step 9999")):
+        with pytest.raises(TokmillError) as caught:
+            weights_at(run, at)
+        assert caught.value.what == f"the run has no weights {named}"
+        steps = sorted([14, 21, 24, step_of(run / "best")])
+        assert caught.value.hint == f"there are: {', '.join(map(str, steps))}, best, last"
+
+
+@pytest.mark.parametrize("metadata", [{}, {"step": "x"}, {"step": "-1"}, {"step": "9" * 5000}])
+def test_weights_that_do_not_say_their_step(
+    metadata: dict[str, str], run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    write_tensors(tmp_path / "run/model/model.safetensors", weights(run), metadata)
+    for call in (weights_at, load_task):
+        with pytest.raises(TokmillError, match="do not say of which step") as caught:
+            call(tmp_path / "run")
+        assert "model.safetensors" in caught.value.where and caught.value.hint
+
+
+def test_a_run_without_a_validation_store_has_no_best(store: Path, tmp_path: Path) -> None:
+    plain = tokmill.train(recipe(store, 2), tmp_path / "run", quiet=True).path
+    assert not (plain / "best").exists()
+    with pytest.raises(TokmillError, match="no weights called best"):
+        weights_at(plain, "best")
+    (tmp_path / "empty").mkdir()
+    for at in ("", "best", "3"):
+        with pytest.raises(TokmillError, match="no weights yet"):
+            weights_at(tmp_path / "empty", at)
+
+
+def test_best_can_be_turned_off(store: Path, val: Path, tmp_path: Path) -> None:
+    plain = recipe(store, 2, data={"val": str(val)}, run={"best": False})
+    assert not (tokmill.train(plain, tmp_path / "run", quiet=True).path / "best").exists()
+
+
+@pytest.mark.parametrize("call", [0, 1, 2, 3])
+def test_a_kill_while_best_is_written_leaves_whole_weights(
+    call: int, run: Path, store: Path, val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**WORSENING, "data": {"val": str(val)}}
+    calls = [0]
+
+    def dying(real: Any) -> Any:
+        def write(*arguments: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if calls[0] > call:
+                raise MemoryError
+            return real(*arguments, **options)
+
+        return write
+
+    # Weights, config.json of step 4; then those of step 8.
+    with monkeypatch.context() as patch:
+        for name in ("write_tensors", "write_file"):
+            patch.setattr(module, name, dying(getattr(module, name)))
+        with pytest.raises(MemoryError):
+            tokmill.train(recipe(store, 24), tmp_path / "run", options=options, quiet=True)
+    if call == 0:
+        assert not (tmp_path / "run/best/model.safetensors").exists()
+    else:
+        assert step_of(weights_at(tmp_path / "run", "best").parent) == {1: 4, 2: 4, 3: 8}[call]
+        load_task(tmp_path / "run", "best")
+    again = tokmill.train(
+        recipe(store, 24), tmp_path / "run", options=options, resume=True, quiet=True
+    )
+    for name, tensor in weights(run, "best").items():
+        assert torch.equal(tensor, weights(again.path, "best")[name])
+    assert (run / "best/config.json").read_bytes() == (again.path / "best/config.json").read_bytes()
+
+
+def test_a_resumed_run_remembers_the_best(
+    run: Path, store: Path, val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**WORSENING, "data": {"val": str(val)}}
+    after = step_of(run / "best") + 2
+    with monkeypatch.context() as patch:
+        stop_after(after, patch)
+        with pytest.raises(Interrupted):
+            tokmill.train(recipe(store, 24), tmp_path / "run", options=options, quiet=True)
+    again = tokmill.train(None, tmp_path / "run", resume=True, quiet=True).path
+    assert (run / "best/model.safetensors").read_bytes() == (
+        again / "best/model.safetensors"
+    ).read_bytes()
+    state = "checkpoints/step-00000024/state.json"
+    before, now = (json.loads((path / state).read_text()) for path in (run, again))
+    assert before["best_loss"] == now["best_loss"]
