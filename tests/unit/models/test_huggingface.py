@@ -13,7 +13,7 @@ from tokmill.errors import TokmillError
 from tokmill.models.attention import RopeScaling
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.huggingface import GPT2, Llama, Mistral, public_of, read_config
-from tokmill.models.public_tensors import GPT2_LAYOUT, LLAMA_LAYOUT, from_public, to_public
+from tokmill.models.public_tensors import GPT2_NAMES, LLAMA_NAMES, from_public, to_public
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 GPT2_SMALL = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -185,7 +185,7 @@ def test_gpt2_without_biases_has_no_public_counterpart() -> None:
 
 def test_gpt2_fuses_and_transposes() -> None:
     state = state_of(GPT2_LIKE, tied=True)
-    public = to_public(state, GPT2_LAYOUT, "token")
+    public = to_public(state, GPT2_NAMES, "token")
     parts = [state[f"model.blocks.1.attention.{part}.weight"] for part in "qkv"]
     fused = public["transformer.h.1.attn.c_attn.weight"]
     assert fused.shape == (8, 24)
@@ -200,7 +200,7 @@ def test_gpt2_fuses_and_transposes() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(
-    ("config", "layout"), [(GPT2_LIKE, GPT2_LAYOUT), (LLAMA_LIKE, LLAMA_LAYOUT)]
+    ("config", "layout"), [(GPT2_LIKE, GPT2_NAMES), (LLAMA_LIKE, LLAMA_NAMES)]
 )
 def test_tensors_go_there_and_back(config: DecoderConfig, layout: Any, tied: bool) -> None:
     state = state_of(config, tied)
@@ -216,11 +216,11 @@ def test_tensors_go_there_and_back(config: DecoderConfig, layout: Any, tied: boo
 
 def test_what_follows_from_the_configuration_is_left_out() -> None:
     state = state_of(GPT2_LIKE, tied=True)
-    public = to_public(state, GPT2_LAYOUT, "token")
+    public = to_public(state, GPT2_NAMES, "token")
     more = {"h.0.attn.bias": torch.ones(1), "h.1.attn.masked_bias": torch.ones(1)}
     # A tied head that is written out a second time says nothing new.
     more["lm_head.weight"] = public["transformer.wte.weight"].clone()
-    assert from_public(public | more, GPT2_LAYOUT, state, "token", "").keys() == state.keys()
+    assert from_public(public | more, GPT2_NAMES, state, "token", "").keys() == state.keys()
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_what_follows_from_the_configuration_is_left_out() -> None:
 )
 def test_tensors_that_do_not_fit_are_named(change: dict[str, Tensor | None], said: str) -> None:
     state = state_of(LLAMA_LIKE, tied=True)
-    changed = to_public(state, LLAMA_LAYOUT, "token") | change
+    changed = to_public(state, LLAMA_NAMES, "token") | change
     tensors = {name: tensor for name, tensor in changed.items() if tensor is not None}
     with pytest.raises(TokmillError, match=said) as refused:
-        from_public(tensors, LLAMA_LAYOUT, state, "token", "folder")
+        from_public(tensors, LLAMA_NAMES, state, "token", "folder")
     assert refused.value.where == "folder" and refused.value.hint
