@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tokmill.errors import TokmillError
 from tokmill.models.model import Recurrent, Tensors, join_rows, take_rows
 from tokmill.tasks.next_token import NextToken
 
@@ -36,7 +37,16 @@ class Reading(Protocol):
 
 
 def reading(task: NextToken) -> Reading:
-    """Return how the model of a task reads on."""
+    """Return how the model of a task reads on.
+
+    Raises `TokmillError` for a model that looks ahead: it cannot say what comes next.
+    """
+    if not task.model.causal:
+        raise TokmillError(
+            "the model looks ahead, so it cannot say what comes next",
+            where="model.kind",
+            hint="sample a run of a causal model, such as decoder or rwkv7",
+        )
     return Carried(task) if isinstance(task.model, Recurrent) else Windows(task)
 
 

@@ -24,7 +24,7 @@ from tokmill.models.pooling import (
 from tokmill.store.schema import Array
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
-from tokmill.tasks.task import Task
+from tokmill.tasks.task import Task, borders
 from tokmill.training.engines.precision import Precision
 
 BATCH_TOKENS = 16_384
@@ -111,7 +111,7 @@ class Vectors:
                 if model:
                     hidden, state = model.run(part, take_rows(state, slice(rows)))
                 else:
-                    hidden = self.model(side_by_side(part))
+                    hidden = self.model(side_by_side(part, count, self.model.causal))
             yield hidden, torch.from_numpy(count).to(device)
 
     def _check_ids(self, store: Store, columns: dict[str, Array]) -> None:
@@ -126,15 +126,21 @@ class Vectors:
                 )
 
 
-def side_by_side(columns: dict[str, Tensor]) -> Tensors:
-    """Return rows, each from its first position on, as a batch.
+def side_by_side(columns: dict[str, Tensor], lengths: Array, causal: bool) -> Tensors:
+    """Return rows (B, T), each from its first position on, as a batch for a model.
 
-    What stands behind a row's end comes after all that counts, and no model looks ahead: so rows
-    pass as whole ones, which need no mask.
+    `lengths`: (B,) int64, of each row; what stands behind it is padding. For a `causal` model that
+    is after all that counts, so rows pass as whole ones, which need no mask. Another model would
+    look at it: there it is marked.
     """
     first = next(iter(columns.values()))
-    position = torch.arange(first.shape[1], device=first.device).expand_as(first)
-    return Tensors(columns, torch.zeros_like(first), position, whole=True)
+    place = torch.arange(first.shape[1], device=first.device).expand_as(first)
+    if causal or (lengths == first.shape[1]).all():
+        return Tensors(columns, torch.zeros_like(first), place, whole=True)
+    number = np.where(np.arange(first.shape[1]) < lengths[:, None], 0, -1)
+    document = torch.from_numpy(number).to(first.device)
+    ends = torch.from_numpy(borders(number).astype(np.int32)).to(first.device)
+    return Tensors(columns, document, place, whole=False, cu_seqlens=ends)
 
 
 def groups(lengths: Array, batch_tokens: int) -> Iterator[Array]:

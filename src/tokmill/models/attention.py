@@ -56,18 +56,23 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             )
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
     """Return softmax(q · kᵀ / sqrt(K)) · v, (…, T, K).
 
-    q is (…, T, K), k and v are (…, S, K); `mask` (…, T, S) is true where a query may look, None:
-    everywhere. With fewer key heads than query heads, each serves a group of neighbours.
+    q is (…, T, K), k and v are (…, S, K). A query looks at all S positions; with `causal` at its
+    own and at those before it; with `mask` (…, T, S), bool, where that is true. Only one of the two
+    can be given. With fewer key heads than query heads, each serves a group of neighbours.
     """
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped(q, k))
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped(q, k)
+    )
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Return `attention` in which a position looks at itself and back."""
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped(q, k))
+    return attention(q, k, v, causal=True)
 
 
 def grouped(q: Tensor, k: Tensor) -> bool:
@@ -75,23 +80,26 @@ def grouped(q: Tensor, k: Tensor) -> bool:
     return q.ndim > 3 and q.shape[-3] != k.shape[-3]
 
 
-def document_attention(batch: Tensors, dtype: torch.dtype, width: int) -> Attend:
-    """Return the attention in which a position looks back within its document.
+def document_attention(
+    batch: Tensors, dtype: torch.dtype, width: int, causal: bool = True
+) -> Attend:
+    """Return the attention in which a position looks at its own document.
 
-    `dtype` and `width` are those of a head. All ways give the same up to rounding; the mask is the
-    slow one, and the readable one.
+    With `causal` it looks at itself and back, without also ahead. `dtype` and `width` are those of
+    a head. All ways give the same up to rounding; the mask is the slow one, and the readable one.
     """
     if batch.whole:
-        return causal_attention
+        return causal_attention if causal else attention
     borders, device = batch.cu_seqlens, batch.document.device
     if borders is not None:
         if has_kernel(device, dtype, width):
-            return partial(attention_by_kernel, borders=borders)
+            return partial(attention_by_kernel, borders=borders, causal=causal)
         long = batch.document.numel() >= SHORT * (len(borders) - 1)
         # Compiled, every new list of lengths would be a new program.
         if device.type == "cpu" and long and not torch.compiler.is_compiling():
-            return partial(attention_by_document, lengths=borders.diff().tolist())
-    return partial(attention, mask=document_mask(batch.document))
+            lengths = borders.diff().tolist()
+            return partial(attention_by_document, lengths=lengths, causal=causal)
+    return partial(attention, mask=document_mask(batch.document, causal))
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
@@ -105,21 +113,22 @@ def has_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
     )
 
 
-def document_mask(document_BT: Tensor) -> Tensor:
-    """Return where a position may look, (B, 1, T, T): back, and within its document.
+def document_mask(document_BT: Tensor, causal: bool = True) -> Tensor:
+    """Return where a position may look, (B, 1, T, T) bool: within its document, or `causal` back.
 
     Padding is a document of its own, so no line of the mask is empty.
     """
-    length = document_BT.shape[1]
     same_BTT = document_BT[:, :, None] == document_BT[:, None, :]
-    causal_TT = torch.ones(length, length, dtype=torch.bool, device=document_BT.device).tril()
-    return (same_BTT & causal_TT)[:, None]
+    if causal:
+        length = document_BT.shape[1]
+        same_BTT &= torch.ones(length, length, dtype=torch.bool, device=same_BTT.device).tril()
+    return same_BTT[:, None]
 
 
 def attention_by_document(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, lengths: Sequence[int]
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, lengths: Sequence[int], causal: bool = True
 ) -> Tensor:
-    """Return causal attention of one document after the other; `lengths` add up to N.
+    """Return attention of one document after the other; `lengths` add up to N.
 
     On a CPU this is the fastest exact way: what a mask would throw away is not computed.
     """
@@ -128,12 +137,14 @@ def attention_by_document(
     done = []
     for one in zip(*parts, strict=True):
         q_1HLK, k_1GLK, v_1GLK = (x_LHK.transpose(0, 1)[None] for x_LHK in one)
-        done.append(causal_attention(q_1HLK, k_1GLK, v_1GLK)[0].transpose(0, 1))
+        done.append(attention(q_1HLK, k_1GLK, v_1GLK, causal=causal)[0].transpose(0, 1))
     return rows_again(torch.cat(done), q_BHTK)
 
 
-def attention_by_kernel(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, borders: Tensor) -> Tensor:
-    """Return causal attention within documents by PyTorch's kernel for lengths that differ (CUDA).
+def attention_by_kernel(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, borders: Tensor, causal: bool = True
+) -> Tensor:
+    """Return attention within documents by PyTorch's kernel for lengths that differ (CUDA).
 
     `borders` is int32 (documents + 1,), on the same device.
     """
@@ -150,7 +161,7 @@ def attention_by_kernel(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, borders:
         borders,
         longest,
         longest,
-        window_size=(-1, 0),
+        window_size=(-1, 0 if causal else -1),
         enable_gqa=grouped(q_BHTK, k_BGTK),
     )
     assert isinstance(y_NHK, Tensor)

@@ -163,6 +163,7 @@ class Decoder(Model):
     """The whole backbone. Heads are the task's."""
 
     Config = DecoderConfig
+    causal = True
 
     def __init__(self, config: DecoderConfig, sizes: Mapping[str, int]) -> None:
         super().__init__()

@@ -41,11 +41,15 @@ class Tensors:
 class Model(nn.Module):
     """A backbone. `dim` is the width D of its hidden states.
 
-    `recompute`: whether blocks are run again in the backward pass, while training, in place of
-    keeping what they computed; the numbers are the same.
+    `causal`: whether the hidden state of a position depends on that position and those before it
+    alone. Every model says it: only a causal one can predict what comes next, and only to a causal
+    one can padded rows be given as if they were whole. `recompute`: whether blocks are run again in
+    the backward pass, while training, in place of keeping what they computed; the numbers are the
+    same.
     """
 
     dim: int
+    causal: bool
     recompute = False
 
     def forward(self, batch: Tensors) -> Tensor:

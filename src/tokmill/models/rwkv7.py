@@ -290,6 +290,7 @@ class RWKV7(Model):
     """The whole backbone. Heads are the task's."""
 
     Config = RWKV7Config
+    causal = True
 
     def __init__(self, config: RWKV7Config, sizes: Mapping[str, int]) -> None:
         super().__init__()

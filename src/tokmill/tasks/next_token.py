@@ -202,6 +202,12 @@ class NextToken(Task):
 
     def __init__(self, config: NextTokenConfig, model: Model, sizes: Mapping[str, int]) -> None:
         super().__init__(config, model, sizes)
+        if not model.causal:
+            raise UsageError(
+                "a model that looks ahead sees the token that it is to predict",
+                where="model.kind",
+                hint="the task next_token takes causal models, such as decoder and rwkv7",
+            )
         check_cut(config.rows, config.length, config.step, "task.")
         self.config = config
         if config.column:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
 from tokmill.models.attention import (
@@ -46,35 +48,64 @@ def qkv(document: np.ndarray, heads: int = 4, groups: int = 4, width: int = 8) -
     return [one.requires_grad_() for one in made]
 
 
+WAYS = ["whole", "mask", "by document"]
+CAUSAL = pytest.mark.parametrize("causal", [True, False], ids=["back", "both"])
+
+
+def by_formula(q: Tensor, k: Tensor, v: Tensor, document: np.ndarray, causal: bool) -> Tensor:
+    """Softmax over what a position may look at, which is found a pair at a time."""
+    length = document.shape[1]
+    scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
+    scores = scores / q.shape[-1] ** 0.5
+    for row, i, j in np.ndindex(len(document), length, length):
+        if document[row, i] != document[row, j] or (causal and j > i):
+            scores[row, :, i, j] = -torch.inf
+    return scores.softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+
+
+@CAUSAL
 @pytest.mark.parametrize("groups", [4, 2, 1])
-def test_document_by_document_equals_the_mask(groups: int) -> None:
-    batch = batch_of(DOCUMENTS)
-    inputs = qkv(DOCUMENTS, groups=groups)
-    fast = document_attention(batch, torch.float32, 8)
-    assert isinstance(fast, partial) and fast.func is attention_by_document
-    assert fast.keywords["lengths"] == LENGTHS
-    found, expected = fast(*inputs), attention(*inputs, document_mask(batch.document))
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    upstream = torch.randn_like(found)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ways_equal_the_formula(
+    way: str, dtype: torch.dtype, groups: int, causal: bool
+) -> None:
+    """Outputs and gradients, in rows that hold documents and padding or are one document."""
+    document = DOCUMENTS[:1] * 0 if way == "whole" else DOCUMENTS
+    batch = batch_of(document)
+    if way == "mask":
+        batch.cu_seqlens = None
+    inputs = [x.detach().to(dtype).requires_grad_() for x in qkv(document, groups=groups)]
+    attend = document_attention(batch, dtype, 8, causal)
+    functions = {"whole": causal_attention if causal else attention, "mask": attention,
+                 "by document": attention_by_document}  # fmt: skip
+    assert getattr(attend, "func", attend) is functions[way]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    found, expected = attend(*inputs), by_formula(*wide, document, causal)
+    assert found.dtype == dtype
+    close = {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-12, "rtol": 0}
+    torch.testing.assert_close(found.double(), expected, **close)
+    upstream = torch.randn_like(expected)
     for one, other in zip(
-        torch.autograd.grad(found, inputs, upstream),
-        torch.autograd.grad(expected, inputs, upstream),
+        torch.autograd.grad(found, inputs, upstream.to(dtype)),
+        torch.autograd.grad(expected, wide, upstream.to(dtype).double()),
         strict=True,
     ):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(one.double(), other, **close)
 
 
 @pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
     reason="the kernel needs CUDA and an Ampere GPU or a newer one",
 )
+@CAUSAL
 @pytest.mark.parametrize("groups", [4, 2])
-def test_the_kernel_for_documents_equals_the_mask(groups: int) -> None:
+def test_the_kernel_for_documents_equals_the_mask(groups: int, causal: bool) -> None:
     batch = batch_of(DOCUMENTS)
     assert batch.cu_seqlens is not None
     inputs = [x.detach().cuda().bfloat16().requires_grad_() for x in qkv(DOCUMENTS, groups=groups)]
-    found = attention_by_kernel(*inputs, borders=batch.cu_seqlens.cuda())
-    expected = attention(*inputs, document_mask(batch.document.cuda()))
+    found = attention_by_kernel(*inputs, borders=batch.cu_seqlens.cuda(), causal=causal)
+    expected = attention(*inputs, document_mask(batch.document.cuda(), causal))
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
     upstream = torch.randn_like(found)
     for one, other in zip(
@@ -85,27 +116,55 @@ def test_the_kernel_for_documents_equals_the_mask(groups: int) -> None:
         torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
 
 
-def test_which_attention_is_chosen() -> None:
+@CAUSAL
+def test_the_kernel_is_asked_for_what_the_mask_allows(
+    causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: its arguments, read as PyTorch documents them, give what the mask gives."""
+    from torch.nn.attention import varlen
+
+    def stand_in(
+        q: Tensor, k: Tensor, v: Tensor, starts: Tensor, same: Tensor, longest: int, *_: int,
+        window_size: tuple[int, int], enable_gqa: bool,
+    ) -> Tensor:  # fmt: skip
+        assert starts is same and longest >= int(starts.diff().max())
+        done = []
+        for first, last in itertools.pairwise(starts.tolist()):
+            one = [x[first:last].transpose(0, 1)[None] for x in (q, k, v)]
+            place = torch.arange(last - first)
+            apart, (left, right) = place - place[:, None], window_size
+            seen = (apart >= -left if left >= 0 else True) & (
+                apart <= right if right >= 0 else apart == apart
+            )
+            done.append(F.scaled_dot_product_attention(*one, attn_mask=seen, enable_gqa=enable_gqa))
+        return torch.cat([one[0].transpose(0, 1) for one in done])
+
+    monkeypatch.setattr(varlen, "varlen_attn", stand_in)
+    batch, inputs = batch_of(DOCUMENTS), qkv(DOCUMENTS, groups=2)
+    assert batch.cu_seqlens is not None
+    found = attention_by_kernel(*inputs, borders=batch.cu_seqlens, causal=causal)
+    expected = attention(*inputs, document_mask(batch.document, causal))
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+
+
+@CAUSAL
+def test_which_attention_is_chosen(causal: bool) -> None:
     packed, whole = batch_of(DOCUMENTS), batch_of(DOCUMENTS[:1] * 0)
-    assert document_attention(whole, torch.float32, 8) is causal_attention
+    plain = causal_attention if causal else attention
+    assert document_attention(whole, torch.float32, 8, causal) is plain
+    fast = document_attention(packed, torch.float32, 8, causal)
+    assert isinstance(fast, partial) and fast.func is attention_by_document
+    assert fast.keywords == {"lengths": LENGTHS, "causal": causal}
     many = batch_of(np.arange(24).reshape(1, 24) // 7)
     assert many.cu_seqlens is not None and len(many.cu_seqlens) == 5
-    masked = document_attention(many, torch.float32, 8)
-    assert isinstance(masked, partial) and masked.func is attention
     packed.cu_seqlens = None
-    masked = document_attention(packed, torch.float32, 8)
-    assert isinstance(masked, partial) and masked.func is attention
+    for batch in (many, packed):
+        masked = document_attention(batch, torch.float32, 8, causal)
+        assert isinstance(masked, partial) and masked.func is attention
+        assert torch.equal(masked.keywords["mask"], document_mask(batch.document, causal))
     assert not has_kernel(torch.device("cpu"), torch.bfloat16, 8)
     assert not has_kernel(torch.device("cuda"), torch.float32, 8)
     assert not has_kernel(torch.device("cuda"), torch.bfloat16, 12)
-
-
-def test_the_causal_flag_is_the_causal_mask() -> None:
-    inputs = qkv(DOCUMENTS)
-    mask = torch.ones(24, 24, dtype=torch.bool).tril()
-    torch.testing.assert_close(
-        causal_attention(*inputs), attention(*inputs, mask), atol=1e-6, rtol=1e-5
-    )
 
 
 def test_borders_and_positions() -> None:

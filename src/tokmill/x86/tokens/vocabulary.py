@@ -116,7 +116,9 @@ def closed() -> Vocabularies:
     They hold every token that the rules can emit of what iced-x86 1.21 decodes; the list lies in
     this package, so that it is the same whatever version is installed.
     """
-    raw = importlib.resources.files("tokmill.x86.tokens").joinpath("closed_tokens.json").read_bytes()
+    raw = (
+        importlib.resources.files("tokmill.x86.tokens").joinpath("closed_tokens.json").read_bytes()
+    )
     lists = json.loads(raw)
     return {column: TokenList.of(column, "tokmill", lists[column]) for column in COLUMNS}
 
