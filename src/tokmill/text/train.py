@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.child import ChildDied, Limits, call
+from tokmill.errors import MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.progress import elapsed
 from tokmill.text import tokenizer_json
@@ -43,6 +40,11 @@ other, 26,000 in 1.3 times, 35,000 in 5 times and 50,257 in 24 times; of 161,605
 fifth and 50,257 in half (source code; docs/log/2026-11-22-memory-of-text-builds.md)."""
 _MOST_COUNTED = 2**31 - 1
 """Pairs that `tokenizers` counts in 32 bits; above that only the Python trainer is exact."""
+
+
+_MOST_ANSWERED = 1 << 30
+"""Bytes that the merges of gigatoken may have."""
+GIGATOKEN = "tokmill.text.train_child:train"
 
 
 def records(
@@ -215,48 +217,26 @@ def _with_gigatoken(
         if required:
             raise
         return None
-    answer = spool.path.with_name("merges.json")
-    package = str(Path(__file__).resolve().parents[2])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tokmill.text.train_child",
-            str(spool.path),
-            str(vocab_size),
-            json.dumps(specials),
-            str(answer),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    ) as child:
-        try:
-            words, output = 0, ""
-            assert child.stdout is not None
-            with elapsed("training with gigatoken"):
-                for line in child.stdout:
-                    output += line
-                    if counted := re.search(r"(\d+) unique words", line):
-                        words = int(counted[1])
-                        if not required and vocab_size > MERGES_A_WORD * words:
-                            return None
-                child.wait()
-        finally:
-            # It is of no use to anybody else, also after Ctrl-C.
-            child.kill()
-    if child.returncode != 0 or not answer.exists():
-        last = (output.strip().splitlines() or ["no message"])[-1]
-        raise MachineError(
-            f"the training process ended with {child.returncode}: {last}",
-            hint="it may have run out of memory; --engine python needs the least",
-        )
-    merges = [
-        (bytes.fromhex(left), bytes.fromhex(right))
-        for left, right in json.loads(answer.read_bytes())
-    ]
+    words = 0
+
+    def goes_on(line: str) -> bool:
+        nonlocal words
+        if counted := re.search(r"(\d+) unique words", line):
+            words = int(counted[1])
+        return required or not words or vocab_size <= MERGES_A_WORD * words
+
+    limits = Limits(output=_MOST_ANSWERED)
+    try:
+        with elapsed("training with gigatoken"):
+            found = call(
+                GIGATOKEN, str(spool.path), vocab_size, specials, limits=limits, line=goes_on
+            )
+    except ChildDied as died:
+        if words and not goes_on(""):
+            return None
+        died.hint = "it may have run out of memory; --engine python needs the least"
+        raise
+    merges = [(left, right) for left, right in found]
     joined = {left + right for left, right in merges}
     if words <= len(merges) or len(joined) < len(merges):
         return None

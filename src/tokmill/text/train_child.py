@@ -1,31 +1,16 @@
-"""The process in which gigatoken trains: SPOOL VOCAB_SIZE SPECIALS ANSWER.
-
-gigatoken prints to stdout and raises PanicException, so it does not run in ours. The merges go to
-the file ANSWER as pairs of hexadecimal strings.
-"""
+"""What gigatoken does in a child process, as it prints to stdout and panics."""
 
 from __future__ import annotations
-
-import json
-import sys
-from pathlib import Path
 
 BORDER = b"\xff"
 """Stands between records in the file SPOOL; no UTF-8 text holds this byte."""
 
 
-def main(spool: str, vocab_size: str, specials: str, answer: str) -> None:
-    """Train on the records in a file and write the merges."""
+def train(spool: str, vocab_size: int, specials: list[str]) -> list[tuple[bytes, bytes]]:
+    """Train on the records in a file and return the merges."""
     import gigatoken
 
-    _, merges = gigatoken.train_bpe(
-        gigatoken.TextFileSource([spool], separator=BORDER),
-        int(vocab_size),
-        json.loads(specials),
-        "huggingface",
-    )
-    Path(answer).write_text(json.dumps([[left.hex(), right.hex()] for left, right in merges]))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    merges: list[tuple[bytes, bytes]] = gigatoken.train_bpe(
+        gigatoken.TextFileSource([spool], separator=BORDER), vocab_size, specials, "huggingface"
+    )[1]
+    return merges

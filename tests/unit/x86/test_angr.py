@@ -93,7 +93,7 @@ def interpreter(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_limit_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter(tmp_path, "exec sleep 60", monkeypatch)
-    with pytest.raises(TokmillError, match="took more than 0 seconds") as caught:
+    with pytest.raises(TokmillError, match="took more than 0.1 seconds") as caught:
         angr.analyse("some/program", seconds=0.1)
     assert caught.value.where == "some/program"
     assert "native" in caught.value.hint
@@ -108,10 +108,10 @@ def test_a_limit_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_failure_says_its_last_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter(tmp_path, "echo half an answer; echo first >&2; echo why >&2; exit 1", monkeypatch)
-    with pytest.raises(TokmillError, match="angr failed: why"):
+    with pytest.raises(TokmillError, match="angr ended with exit code 1: why"):
         angr.analyse("some/program")
     interpreter(tmp_path, "exit 7", monkeypatch)
-    with pytest.raises(TokmillError, match="angr failed: exit code 7"):
+    with pytest.raises(TokmillError, match="angr ended with exit code 7"):
         angr.analyse("some/program")
 
 

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +16,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
+from tokmill.child import Limits, run
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.headers import loads_json
 from tokmill.x86.graph import Edge, Graph
@@ -37,8 +35,8 @@ SECONDS = 3600.0
 MEMORY = 8 << 30
 ANSWER = 60.0
 """Seconds in which the child tells its version."""
-LOOK = 0.05
-"""Seconds between two looks at the child."""
+OUTPUT = 4 << 30
+"""Bytes that an answer may have."""
 HINT = "tokmill's own lifter needs a small part of both: --lifter native"
 
 
@@ -91,14 +89,11 @@ def packages() -> list[str]:
 def _version_in(interpreter: str) -> str:
     command = [interpreter, "-I", str(CHILD), "--version"]
     try:
-        ran = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER, check=False
-        )
-        answer: Answer = loads_json(ran.stdout, Answer)
+        answer: Answer = loads_json(run(command, Limits(seconds=ANSWER)).out, Answer)
         return answer.version
     except OSError as error:
         raise _not_run(interpreter, error) from None
-    except (subprocess.TimeoutExpired, ValueError):
+    except ValueError:
         return ""
 
 
@@ -109,55 +104,22 @@ def _not_run(interpreter: str, error: OSError) -> MachineError:
 def analyse(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
     """Run angr on a program and return what it answers; see `lift` for limits and errors."""
     command = [os.environ.get(PYTHON) or sys.executable, "-I", str(CHILD), str(Path(path))]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
-        try:
-            # It ends when its input does: with this process, however that ends.
-            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=said)
-        except OSError as error:
-            raise _not_run(command[0], error) from None
-        with child:
-            try:
-                excess = _wait(child, seconds, memory)
-            finally:
-                child.kill()
-        if excess:
-            raise TokmillError(f"angr took more than {excess}", where=str(path), hint=HINT)
-        out.seek(0)
-        said.seek(0)
-        printed, errors = out.read(), said.read().decode("utf-8", "replace")
     try:
-        answer: Answer = loads_json(printed, Answer)
+        ended = run(command, Limits(seconds=seconds, memory=memory, output=OUTPUT))
+    except OSError as error:
+        raise _not_run(command[0], error) from None
+    if ended.passed:
+        raise TokmillError(f"angr {ended.why()}", where=str(path), hint=HINT)
+    try:
+        answer: Answer = loads_json(ended.out, Answer)
     except ValueError:
-        last = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
-        raise TokmillError(f"angr failed: {last[0]}", where=str(path), hint=HINT) from None
+        raise TokmillError(f"angr {ended.why()}", where=str(path), hint=HINT) from None
     if answer.missing:
         raise MissingExtraError(
             f"angr cannot be imported: {answer.missing}",
             hint=f"pip install 'tokmill[angr]', or name an interpreter that has it in {PYTHON}",
         )
     return answer
-
-
-def _wait(child: subprocess.Popen[bytes], seconds: float, memory: int) -> str:
-    """Wait until the child ends; return which limit it passed, "" for none."""
-    until = time.monotonic() + seconds
-    while child.poll() is None:
-        if time.monotonic() > until:
-            return f"{seconds:,.0f} seconds"
-        if _resident(child.pid) > memory:
-            return f"{memory / 2**20:,.0f} MiB"
-        time.sleep(LOOK)
-    return ""
-
-
-def _resident(pid: int) -> int:
-    # Mapped files are no burden; what the process has made for itself is.
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    _, _, found = status.partition("RssAnon:")
-    return int(found.split()[0]) * 1024 if found else 0
 
 
 def graph_of(answer: Answer, program: Program) -> Graph:

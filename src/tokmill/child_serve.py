@@ -1,0 +1,67 @@
+"""What runs in the child of `child.Child`: calls of one function, answered one after the other.
+
+A message is 8 bytes of its size and msgpack. An answer is ("value", result), or the name of an
+exception and its text; that of a `TokmillError` is (what, where, hint).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+import select
+import signal
+from typing import Any, BinaryIO
+
+import msgspec
+
+from tokmill.errors import TokmillError
+
+
+def frame(data: bytes) -> bytes:
+    """Return a message with its size before it."""
+    return len(data).to_bytes(8, "little") + data
+
+
+def frame_size(data: bytes | bytearray) -> int:
+    """Return the size of the message that begins there."""
+    return int.from_bytes(data[:8], "little")
+
+
+def serve(target: str, requests: int, answers: int) -> None:
+    """Import `module:function`, then answer calls until the requests (a file descriptor) end."""
+    end_with_parent()
+    module, _, name = target.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    with open(requests, "rb") as asked, open(answers, "wb", buffering=0) as told:
+        _tell(told, ("value", None))
+        while len(head := asked.read(8)) == 8:
+            arguments = msgspec.msgpack.decode(asked.read(frame_size(head)))
+            _tell(told, _answer(function, arguments))
+
+
+def _answer(function: Any, arguments: list[Any]) -> bytes | tuple[str, Any]:
+    try:
+        return msgspec.msgpack.encode(("value", function(*arguments)))
+    except TokmillError as error:
+        return type(error).__name__, (error.what, error.where, error.hint)
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def _tell(told: BinaryIO, answer: bytes | tuple[str, Any]) -> None:
+    data = answer if isinstance(answer, bytes) else msgspec.msgpack.encode(answer)
+    rest = memoryview(frame(data))
+    while rest:
+        rest = rest[told.write(rest) :]
+
+
+def end_with_parent() -> None:
+    """Let the kernel end this process when its stdin is closed, even while no Python can run."""
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    gone = select.poll()
+    gone.register(0, select.POLLHUP)
+    if gone.poll(0):
+        os._exit(1)
