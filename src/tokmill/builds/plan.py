@@ -14,7 +14,7 @@ from tokmill.builds.source import Frozen, Item, Source
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, path_to_text, write_file
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Plan, PlannedItem, canonical_digest
+from tokmill.store.manifest import Plan, PlannedItem, Reference, canonical_digest
 from tokmill.store.schema import check_schema
 from tokmill.store.seal import sealed
 
@@ -23,8 +23,16 @@ SHARD_BYTES = 64 << 20
 MAX_SHARD_BYTES = 256 << 20
 
 
+REFER = "refer"
+"""Option that names the places of stores: the recipe has their fingerprints in its place."""
+
+
 def recipe_of(
-    kind: str, source: Source, config: msgspec.Struct, frozen: Mapping[str, Frozen]
+    kind: str,
+    source: Source,
+    config: msgspec.Struct,
+    frozen: Mapping[str, Frozen],
+    references: Mapping[str, Reference],
 ) -> dict[str, Any]:
     """Return all that decides a store's bytes but its inputs; its digest is the recipe_id."""
     recipe = {
@@ -35,7 +43,7 @@ def recipe_of(
             key: value
             for key, value in (msgspec.to_builtins(config) | source.identity()).items()
             # The plan lists the files that they choose.
-            if key not in CHOICE
+            if key not in CHOICE and key != REFER
         },
         "shard_bytes": SHARD_BYTES,
         "vocabularies": {
@@ -43,6 +51,8 @@ def recipe_of(
             for name, item in sorted(frozen.items())
         },
     }
+    if references:
+        recipe["references"] = {name: one.fingerprint for name, one in sorted(references.items())}
     # As JSON has it (lists, no tuples), so that it compares with the one read back.
     value: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(recipe))
     return value
@@ -55,9 +65,15 @@ def make_plan(
     frozen: Mapping[str, Frozen],
     roots: Sequence[str],
 ) -> tuple[Plan, list[PlannedItem]]:
-    """Return the plan of a build and its items with their shards."""
+    """Return the plan of a build and its items with their shards.
+
+    The places of stores that it refers to are absolute in it.
+    """
     check_schema(source.schema)
-    recipe = recipe_of(kind, source, config, frozen)
+    references: dict[str, Reference] = getattr(source, "references", dict)()
+    missing = {c.ref for c in source.schema.values() if c.ref is not None} - references.keys()
+    assert not missing, f"the source says nothing of the stores {missing} that its columns refer to"
+    recipe = recipe_of(kind, source, config, frozen, references)
     recipe_id = canonical_digest(recipe)
     planned: list[PlannedItem] = []
     shards = 0
@@ -84,6 +100,7 @@ def make_plan(
         left_out=dict(getattr(source, "left_out", {})) or msgspec.UNSET,
         overlay=getattr(source, "overlay", msgspec.UNSET),
         command=getattr(source, "command", msgspec.UNSET),
+        references=references or msgspec.UNSET,
         inputs_sha256=digest_of(_lines(planned)),
     )
     return plan, planned

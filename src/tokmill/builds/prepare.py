@@ -16,6 +16,7 @@ from tokmill.builds.source import Frozen, Request, Source
 from tokmill.errors import UsageError
 from tokmill.files import path_to_text
 from tokmill.store.manifest import Plan, PlannedItem
+from tokmill.store.references import written_in
 
 
 class BuildRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -91,6 +92,9 @@ def prepare(chosen: BuildRecipe) -> Prepared:
         plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs)
     finally:
         OWN.reset(own)
+    if isinstance(plan.references, dict):
+        placed = written_in(folder_of(chosen), plan.references)
+        plan = msgspec.structs.replace(plan, references=placed)
     if chosen.tokenizer is not None:
         plan = msgspec.structs.replace(
             plan, tokenizer=path_to_text(str(Path(chosen.tokenizer).absolute()))

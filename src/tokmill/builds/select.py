@@ -21,7 +21,8 @@ from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, sampled_digest
 from tokmill.store.hashes import mix, record_digests, store_digests, token_names
-from tokmill.store.manifest import canonical_digest
+from tokmill.store.manifest import Reference, canonical_digest
+from tokmill.store.references import references_of
 from tokmill.store.schema import Array, Records, Schema, id_dtype
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
@@ -155,6 +156,10 @@ class SelectSource:
     def identity(self) -> dict[str, Any]:
         """Return the excluded stores by what they hold."""
         return {"not_in": [Store(path).fingerprint for path in self.config.not_in]}
+
+    def references(self) -> dict[str, Reference]:
+        """Return the stores that the inputs refer to, which are the same in all of them."""
+        return references_of(self.stores[0])
 
     def items(self) -> Iterator[Item]:
         """Yield the shards of the inputs in order."""
@@ -343,17 +348,25 @@ def read_list(path: Path) -> str:
 
 
 def check_equal(stores: Sequence[Store]) -> None:
-    """Refuse stores that differ in columns or vocabularies."""
+    """Refuse stores that differ in columns, in vocabularies, or in the stores they refer to."""
     first = stores[0]
     for store in stores[1:]:
-        lines = difference(
-            msgspec.to_builtins({"schema": first.schema, "vocabularies": first.vocabularies}),
-            msgspec.to_builtins({"schema": store.schema, "vocabularies": store.vocabularies}),
-        )
+        lines = difference(*(msgspec.to_builtins(_equal_in(one)) for one in (first, store)))
         if lines:
             listed = "\n  ".join(lines)
             raise TokmillError(
                 f"it cannot be merged with {first.path}:\n  {listed}",
                 where=str(store.path),
-                hint="stores are merged when columns and vocabularies are equal",
+                hint="stores are merged when columns and vocabularies are equal, and when they "
+                "refer to the same stores",
             )
+
+
+def _equal_in(store: Store) -> dict[str, Any]:
+    """Return what stores that are merged must have in common."""
+    references = {name: one.fingerprint for name, one in references_of(store).items()}
+    return {
+        "schema": store.schema,
+        "vocabularies": store.vocabularies,
+        "references": references,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,9 @@ from tokmill.builds.source import Frozen, Hash, Item, Resources
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.headers import ZIP_ERRORS, array_header
-from tokmill.store.manifest import Overlay
+from tokmill.store.manifest import Overlay, Reference
 from tokmill.store.mask import LOSS, check_mask
+from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column, DType, Records, check_schema
 from tokmill.store.store import Store
 
@@ -41,6 +43,8 @@ class ValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     without it all of them are, under their own names."""
     per: Literal["auto", "record", "token"] = "auto"
     """Whether there is a value a record or a token; auto: the length says it."""
+    refer: tuple[str, ...] = ()
+    """COLUMN=STORE: the numbers of the column are those of records of that store."""
 
 
 class ValuesSource(OverlaySource):
@@ -62,19 +66,32 @@ class ValuesSource(OverlaySource):
     ) -> None:
         super().__init__(inputs)
         path = file_of(config).absolute()
-        self.config: ValuesConfig = msgspec.structs.replace(config, values=str(path))
+        self.referred = split_references(config.refer)
+        self.config: ValuesConfig = msgspec.structs.replace(
+            config,
+            values=str(path),
+            refer=tuple(f"{column}={store}" for column, store in self.referred.items()),
+        )
         self.arrays = open_arrays(path, self.name_of(config), config.column)
         self.schema = {}
         for name, array in self.arrays.items():
             where = f"{path}, {name}" if len(self.arrays) > 1 else str(path)
             per = per_of(self.base, len(array), config.per, where)
             width = array.shape[1] if array.ndim == 2 else 0
-            column = Column(smallest(path, name, array), per=per, width=width)
+            ref = name if name in self.referred else None
+            column = Column(smallest(path, name, array), per=per, width=width, ref=ref)
             if name == LOSS:
                 check_mask(column, _range(path, name, *_stamp(path)), where)
             self.schema[name] = column
         check_schema(self.schema)
         self.check_columns("give the new one another name: --column")
+        for column_name in self.referred:
+            if column_name not in self.schema:
+                raise UsageError(
+                    f"refer: the file gives no column {column_name!r}",
+                    where=str(path),
+                    hint=nearest(column_name, self.schema),
+                )
         self.overlay = Overlay(base=self.base.fingerprint)
         self.command = self._command()
 
@@ -86,6 +103,22 @@ class ValuesSource(OverlaySource):
     def identity(self) -> dict[str, Any]:
         """Return the columns in place of names and paths: the values stand in the items."""
         return {"values": "", "name": "", "column": list(self.schema)}
+
+    def references(self) -> dict[str, Reference]:
+        """Return the stores whose records the columns number; a number beyond them is refused."""
+        found: dict[str, Reference] = {}
+        path = Path(self.config.values)
+        for column, store in self.referred.items():
+            found[column] = reference_to(store)
+            _, high = _range(path, column, *_stamp(path))
+            if high >= found[column].records:
+                raise UsageError(
+                    f"{column} holds {high}, and the store {store} has the records 0 to "
+                    f"{found[column].records - 1}",
+                    where=str(path),
+                    hint="records are numbered from 0, in the order of the store",
+                )
+        return found
 
     def items(self) -> Iterator[Item]:
         """Yield the shards of the store, each named by the digest of its values too."""
@@ -137,7 +170,22 @@ class ValuesSource(OverlaySource):
         words += ["--values", config.values, "--name", self.name_of(config)]
         words += ["--column", config.column] if config.column else []
         words += ["--per", config.per] if config.per != "auto" else []
+        words += [word for refer in config.refer for word in ("--refer", refer)]
         return shlex.join([*words, "--yes"])
+
+
+def split_references(refer: Sequence[str]) -> dict[str, str]:
+    """Return column → absolute path of the store that it refers to, from COLUMN=STORE."""
+    found: dict[str, str] = {}
+    for text in refer:
+        column, sign, store = text.partition("=")
+        if not (column and sign and store) or column in found:
+            raise UsageError(
+                f"refer: {text!r} is not COLUMN=STORE, or names a column again",
+                hint="--refer positive=STORE, once a column",
+            )
+        found[column] = os.path.abspath(store)
+    return found
 
 
 def blocks(values: Array) -> Iterator[Array]:

@@ -1,4 +1,4 @@
-"""`tokmill store`: validate, repair, locate, duplicates, export, finish."""
+"""`tokmill store`: validate, repair, refer, locate, duplicates, export, finish."""
 
 from __future__ import annotations
 
@@ -107,6 +107,22 @@ def repair(
         for problem in done.remaining:
             print(f"{problem.where}: {problem.what}")
     return 1 if done.remaining else 0
+
+
+def refer(
+    store: StorePath,
+    column: Annotated[str, typer.Argument(help="Column that refers to another store.")],
+    new: Annotated[Path, typer.Argument(help="Where that store is now.")],
+    json: Json = False,
+) -> None:
+    """Say where the store is now that a column refers to; it must be the one that it was."""
+    from tokmill.store.references import refer as move
+
+    columns = move(store, column, new)
+    if json:
+        print_json({"store": str(store), "columns": columns, "refers_to": str(new.absolute())})
+    else:
+        print(f"{store}: {', '.join(columns)} → {new}")
 
 
 def locate(
@@ -300,6 +316,7 @@ export = lazy_group(
 COMMANDS: dict[str, Callable[..., Any]] = {
     "validate": validate,
     "repair": repair,
+    "refer": refer,
     "locate": locate,
     "rejects": rejects,
     "duplicates": duplicates,

@@ -38,6 +38,18 @@ class Overlay(msgspec.Struct, frozen=True, omit_defaults=True):
     """What made the columns; of vectors the digest of the model, its step, pooling and width."""
 
 
+class Reference(msgspec.Struct, frozen=True):
+    """A store whose record numbers a column holds: what it was, and where."""
+
+    fingerprint: str
+    path: str
+    """Its folder, as text of a path: relative to the folder of the store that refers to it, or
+    absolute. No part of any identity, and not to be trusted: see `store/references.py`."""
+    records: int
+    recipe_id: str
+    """Recipe of that store, which tells one that has grown from one that is another."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a build promised before it began. `recipe` is all that decides bytes but the inputs."""
 
@@ -59,6 +71,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Reason → what in the folders of the inputs was not read; no part of any identity."""
     command: str | UnsetType = UNSET
     """The command that makes an overlay again when its base has changed."""
+    references: dict[str, Reference] | UnsetType = UNSET
+    """Name (`ref` of columns) → the store that it stands for."""
     tokenizer: str | UnsetType = UNSET
     """The tokenizer's file, absolute; with `roles` it makes a lost vocabulary again."""
     roles: dict[str, str] | UnsetType = UNSET
@@ -217,6 +231,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Reason → what in the folders of the inputs was not read, where there was some."""
     overlay: Overlay | UnsetType = UNSET
     """Where it is an overlay: what it lies over."""
+    references: dict[str, Reference] | UnsetType = UNSET
+    """Name (`ref` of columns) → the store that it stands for."""
     shards: list[ShardEntry]
 
 

@@ -20,7 +20,8 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `utf8` columns are per record and hold strings. A column with `phrase=True` is per token, and
     its values lie in the shard's phrase table. `ref` names the store whose record numbers the
-    values are; `width` above 0 makes every value a vector.
+    values are, by a key of `references` in plan and manifest; `width` above 0 makes every value a
+    vector.
     """
 
     dtype: DType
@@ -178,6 +179,13 @@ def check_schema(schema: Schema) -> None:
             raise TokmillError(f"the column {name!r}: a value a phrase is not held yet")
         if column.phrase and (column.per != "token" or column.width):
             raise TokmillError(f"the column {name!r} lies in phrases, so it is a scalar a token")
+        if column.ref is not None and (column.phrase or column.dtype not in REFERRING):
+            raise TokmillError(
+                f"the column {name!r} is of type {column.dtype}, and cannot hold record numbers",
+                hint="they are whole numbers from 0 on",
+            )
 
 
+REFERRING = ("u1", "u2", "u4", "u8")
+"""Types of columns that may hold record numbers of another store."""
 RESERVED = {"offsets", "phrase", "phrase_offsets", "table_offsets", "item", "start"}

@@ -84,6 +84,8 @@ class Store:
         self._touched: dict[int, None] = {}
         self._offsets: Array | None = None
         self.overlays: dict[str, Store] = {}
+        self.referred: dict[str, Store] = {}
+        """Fingerprint → the stores that `reference` has opened."""
         _OPEN.add(self)
         for name in overlays:
             self._lay(name)
@@ -107,6 +109,18 @@ class Store:
             ranges={**self.manifest.ranges, **overlay.manifest.ranges},
         )
         self.token_columns = [n for n, c in self.schema.items() if c.per == "token"]
+
+    def reference(self, column: str) -> Store:
+        """Return the store whose record numbers a column holds, opened once for all columns.
+
+        Raises `UsageError` where the column refers to none, and `TokmillError` where the store is
+        not there, is not the one that it was, or has fewer records than the column says
+        (`store/references.py`).
+        """
+        from tokmill.store.references import open_reference
+
+        owner = next((laid for laid in self.overlays.values() if column in laid.schema), self)
+        return open_reference(owner, column, self.referred)
 
     @property
     def content(self) -> str:
@@ -398,5 +412,6 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
         notes=dict(sorted(notes.items())),
         left_out=plan.left_out,
         overlay=plan.overlay,
+        references=plan.references,
         shards=entries,
     )

@@ -23,6 +23,7 @@ from tokmill.store.overlay import (
     facts_of,
     overlay_names,
 )
+from tokmill.store.references import bad_references
 from tokmill.store.schema import PHRASE_BIT, phrase_columns
 from tokmill.store.shard import Shard
 from tokmill.store.store import (
@@ -93,6 +94,9 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
     problems += check_strays(store)
     problems += check_events(store)
     problems += check_learned(store)
+    problems += [
+        Problem(error.where, error.what, mend=mend) for error, mend in bad_references(store)
+    ]
     problems += check_overlays(store, quiet=quiet)
     return Report(
         store=str(store.path),
@@ -174,6 +178,9 @@ def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
             limit = store.vocabularies[column.vocab].size
             high = int(array.max())
             demand(high < limit, f"column {name!r} holds the id {high}; ids are 0 to {limit - 1}")
+        if column.ref is not None and array.size:
+            stated = store.manifest.ranges.get(name, (0, -1))
+            demand(array.max() <= stated[1], f"column {name!r} holds more than the manifest says")
     return int((lengths == 0).sum())
 
 
@@ -286,7 +293,7 @@ def check_overlays(store: Store, *, quiet: bool = True) -> list[Problem]:
             overlay = Store(path)
             facts = facts_of(overlay)
             found = validate(overlay, quiet=quiet).problems
-            problems += [Problem(one.where, one.what, mend=mend) for one in found]
+            problems += [msgspec.structs.replace(one, mend=one.mend or mend) for one in found]
             if facts.base != store.fingerprint:
                 stale = "the overlay belongs to another fingerprint"
                 problems.append(Problem(str(path), stale, mend=command_of(overlay)))

@@ -15,6 +15,8 @@ from tokmill.builds.select import check_equal, expand
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import sampled_digest
+from tokmill.store.manifest import Reference
+from tokmill.store.references import references_of
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Records, Schema, id_dtype
 from tokmill.store.store import Store
 from tokmill.x86.tokens.vocabulary import UNKNOWN, TokenList, Vocabularies
@@ -116,6 +118,10 @@ class RecodeSource:
     def identity(self) -> dict[str, Any]:
         """Return nothing for what only chooses vocabularies, as these are in the plan."""
         return dict.fromkeys(("vocab", "min_count", "used_by", "keep"))
+
+    def references(self) -> dict[str, Reference]:
+        """Return the stores that the inputs refer to, which are the same in all of them."""
+        return references_of(self.stores[0])
 
     def items(self) -> Iterator[Item]:
         """Yield the shards of the stores in order."""
