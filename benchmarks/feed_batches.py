@@ -22,6 +22,7 @@ from jsonl_store import tokmill
 from tokmill.feed.feed import Feed
 from tokmill.feed.order import Order
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import Task, to_tensors
@@ -67,8 +68,8 @@ def export(store: Path, kind: str, out: Path, made: Path) -> None:
 def make_task(store: Store, rows: str) -> Task:
     """Return the task; its model is as small as can be and does not run."""
     sizes = {"token": store.vocabularies["token"].size}
-    model = Decoder(DecoderConfig(dim=2, layers=1, heads=1), sizes)
-    return NextToken(NextTokenConfig(length=LENGTH, rows=rows), model, sizes)
+    model = Decoder(DecoderConfig(dim=2, layers=1, heads=1), Inputs(sizes))
+    return NextToken(NextTokenConfig(length=LENGTH, rows=rows), model, Inputs(sizes))
 
 
 def loader(store: Store, rows: str) -> Callable[[int], Any]:

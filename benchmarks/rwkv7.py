@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
 from tokmill.models.rwkv7 import RWKV7, RWKV7Config, TimeMix
 from tokmill.models.wkv7 import Form, wkv7
@@ -82,7 +83,7 @@ def learner(form: Form) -> NextToken:
     """Return a model of 4 layers with its head; `form` of the recurrence."""
     torch.manual_seed(0)
     sizes = {"token": 4096}
-    task = NextToken(NextTokenConfig(tied=False), RWKV7(CONFIG, sizes), sizes)
+    task = NextToken(NextTokenConfig(tied=False), RWKV7(CONFIG, Inputs(sizes)), Inputs(sizes))
     for module in task.modules():
         if isinstance(module, TimeMix):
             module.form = form
@@ -144,7 +145,7 @@ def two_objectives() -> list[Callable[[], object]]:
     """
     torch.manual_seed(0)
     config = NextTokenConfig(tied=False, instruction="last", length=512)
-    task = NextToken(config, RWKV7(CONFIG, STREAMS), STREAMS)
+    task = NextToken(config, RWKV7(CONFIG, Inputs(STREAMS)), Inputs(STREAMS))
     made = to_tensors(task.prepare(streams(4, 512)), torch.device("cpu"))
     heads = task.instruction_heads
     assert heads is not None

@@ -21,10 +21,11 @@ from tokmill.inference.draw import Drawing
 from tokmill.inference.generate import Row, continue_rows
 from tokmill.inference.reading import reading
 from tokmill.store.schema import Column
+from tokmill.tasks.inputs import Facts
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.recipe.config import from_dict
 from tokmill.training.runs.exchange import export_model, write_run
-from tokmill.training.runs.run import Facts, make_task
+from tokmill.training.runs.run import inputs_of, make_task
 
 TOKENS = 250
 LENGTH, IDS = 512, 4096
@@ -58,7 +59,7 @@ def pair(folder: Path, model: dict[str, Any]) -> tuple[NextToken, Any]:
     facts = Facts(
         fingerprint="", columns={"token": IDS}, schema={"token": Column("u2")}, vocabularies={}
     )
-    task = make_task(config, facts.columns)
+    task = make_task(config, inputs_of(config, facts))
     for name, weight in task.named_parameters():
         if weight.ndim == 2:
             torch.nn.init.normal_(weight, std=0.02 if "embeddings" in name else STD)

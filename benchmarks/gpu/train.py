@@ -18,6 +18,7 @@ import torch
 from device import cuda, describe
 
 from tokmill.feed.feed import Batch
+from tokmill.models.inputs import Inputs
 from tokmill.models.rwkv7 import TimeMix
 from tokmill.models.wkv7 import Form
 from tokmill.models.wkv7_triton import HAS_TRITON
@@ -50,7 +51,7 @@ def rows(count: int, length: int) -> Batch:
 def measure(config: TrainConfig, form: Form, steps: int) -> str:
     """Return a Markdown row: whole steps with one form of the recurrence, after two others."""
     with make_engine(config.run, config.engine) as engine:
-        task = make_task(config, STREAMS)
+        task = make_task(config, Inputs(STREAMS))
         for module in task.modules():
             if isinstance(module, TimeMix):
                 module.form = form

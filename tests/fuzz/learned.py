@@ -81,6 +81,7 @@ def engine() -> Any:
     """The engine of the toy run, which a checkpoint is loaded into."""
     import torch
 
+    from tokmill.models.inputs import Inputs
     from tokmill.training.engines.engine import make_engine
     from tokmill.training.recipe import config as configs
     from tokmill.training.runs.run import make_task
@@ -89,7 +90,7 @@ def engine() -> Any:
     torch.set_num_threads(1)
     value = configs.from_dict(recipe(Path("train"), 12), "")
     made = make_engine(value.run)
-    made.prepare(make_task(value, {"token": 23}), value.optim)
+    made.prepare(make_task(value, Inputs({"token": 23})), value.optim)
     return made
 
 
@@ -208,6 +209,7 @@ def make_public(kind: str, files: int = 1) -> Make:
         from test_huggingface import GPT2_SMALL, LLAMA_SMALL
 
         from tokmill.models.huggingface import read_config
+        from tokmill.models.inputs import Inputs
         from tokmill.models.public_tensors import to_public
         from tokmill.training.runs.exchange import recipe_of
         from tokmill.training.runs.run import make_task
@@ -216,7 +218,7 @@ def make_public(kind: str, files: int = 1) -> Make:
         small = {"gpt2": {**GPT2_SMALL, "n_positions": 16}, "llama": LLAMA_SMALL}[kind]
         config = {**small, "vocab_size": 300, "eos_token_id": 0, "rope_theta": 1e4}
         public, decoder = read_config(config, "")
-        task = make_task(recipe_of(public, decoder, 0, ""), {"token": 300})
+        task = make_task(recipe_of(public, decoder, 0, ""), Inputs({"token": 300}))
         tensors = to_public(task.state_dict(), public.layout, "token")
         (folder / "config.json").write_text(json.dumps(config))
         made = [folder / "config.json", folder / "model.safetensors"]

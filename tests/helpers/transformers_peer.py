@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.training.engines.tensors import write_tensors
@@ -54,9 +55,9 @@ class Case(NamedTuple):
 def make_task(case: Case) -> NextToken:
     """Return the case's model in its task, with weights that leave no gradient small."""
     torch.manual_seed(0)
-    model = Decoder(case.config, {"token": VOCAB})
+    model = Decoder(case.config, Inputs({"token": VOCAB}))
     config = NextTokenConfig(length=LENGTH, tied=case.tied)
-    task = NextToken(config, model, {"token": VOCAB})
+    task = NextToken(config, model, Inputs({"token": VOCAB}))
     for name, parameter in task.named_parameters():
         scale = parameter.ndim == 1 and name.endswith("weight")
         torch.nn.init.normal_(parameter, mean=float(scale), std=0.2)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
 from tokmill.models.rwkv7 import RWKV7, RWKV7Config
 
@@ -38,7 +39,7 @@ json.dump(whole.tolist(), open(sys.argv[3], "w"))
 def test_logits_equal_the_official_ones(config: RWKV7Config, tmp_path: Path) -> None:
     """The whole sequence at once, and a position after the other."""
     torch.manual_seed(0)
-    model = RWKV7(config, {"token": IDS}).eval()
+    model = RWKV7(config, Inputs({"token": IDS})).eval()
     head = torch.empty(IDS, config.dim)
     model.init_head(head)
     with torch.no_grad():

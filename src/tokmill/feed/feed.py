@@ -23,14 +23,17 @@ from tokmill.store.store import Store
 class Batch:
     """B rows of T tokens.
 
-    `columns`: name → (B, T) in the store's dtype, 0 where nothing stands. `document`: (B, T)
-    int32, the number of the token's document within its row, -1 at padding. `values`: name → (B,)
-    or (B, width), columns that have a value a record (of the row's first span). `key`: (B,) uint64
-    = hash(seed, epoch, row), of several stores hash(seed, store, epoch, row): all random choices
-    about a row come from it, so they do not depend on the process that makes them. `targets`: put
-    in by the task; name → (B, T) int64, -1 where there is nothing to learn. `shared`: (B,) int64,
-    how many tokens at the beginning of the row another row of the epoch holds too: they are read,
-    and count there.
+    `columns`: name → (B, T) in the store's dtype, 0 where nothing stands; of vectors (B, T, W).
+    `document`: (B, T) int32, the number of the token's document within its row, -1 at padding.
+    `key`: (B,) uint64 = hash(seed, epoch, row), of several stores hash(seed, store, epoch, row):
+    all random choices about a row come from it, so they do not depend on the process that makes
+    them. `values`: name → (B,) or (B, width), columns with a value a record. `targets`: put in by
+    the task; name → (B,), or (B, K, …) with values along the positions of a row, K at most T, which
+    are cut with the row; int64 (-1: nothing to learn) or float32. Several values a row that do not
+    go with positions are put into `values`. `shared`: (B,) int64, how many tokens at the beginning
+    of the row another row of the epoch holds too: they are read, and count there. `entry`: (B,)
+    int64, to which entry of the batch a row belongs, rising, -1: to none; rows of an entry are
+    adjacent and stay together. By default each row is one.
     """
 
     columns: dict[str, Array]
@@ -39,6 +42,11 @@ class Batch:
     values: dict[str, Array] = field(default_factory=dict)
     targets: dict[str, Array] = field(default_factory=dict)
     shared: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    entry: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def __post_init__(self) -> None:
+        if len(self.entry) != len(self.key):
+            self.entry = np.arange(len(self.key))
 
     def __len__(self) -> int:
         return len(self.key)
@@ -53,9 +61,15 @@ class Batch:
             self.document[which, :length],
             self.key[which],
             {name: value[which] for name, value in self.values.items()},
-            {name: value[which, :length] for name, value in self.targets.items()},
+            {name: _cut(value, which, length) for name, value in self.targets.items()},
             self.shared[which] if len(self.shared) else self.shared,
+            self.entry[which],
         )
+
+
+def _cut(target: Array, which: slice | Array, length: int | None) -> Array:
+    cut: Array = target[which, :length] if target.ndim > 1 else target[which]
+    return cut
 
 
 class LaidOut(NamedTuple):

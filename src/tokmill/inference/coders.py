@@ -11,7 +11,8 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.files import inside
 from tokmill.inference.reading import Ids
 from tokmill.store.vocab import Vocabulary
-from tokmill.training.runs.run import VOCAB, Facts
+from tokmill.tasks.inputs import Facts
+from tokmill.training.runs.run import VOCAB
 
 
 class Coder(Protocol):

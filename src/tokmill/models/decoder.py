@@ -13,7 +13,6 @@ are in the order of the public checkpoints, so that these map name by name:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -32,6 +31,7 @@ from tokmill.models.attention import (
     rotary,
 )
 from tokmill.models.fields import Fields, Join
+from tokmill.models.inputs import Inputs
 from tokmill.models.layers import Activation, FeedForward, RMSNorm, product_dtype
 from tokmill.models.model import Cached, Model, Tensors
 
@@ -165,11 +165,11 @@ class Decoder(Model):
     Config = DecoderConfig
     causal = True
 
-    def __init__(self, config: DecoderConfig, sizes: Mapping[str, int]) -> None:
+    def __init__(self, config: DecoderConfig, inputs: Inputs) -> None:
         super().__init__()
         config.check()
         self.config, self.dim = config, config.dim
-        self.fields = Fields(sizes, config.dim, join=config.join, width=config.field_dim)
+        self.fields = Fields(inputs, config.dim, join=config.join, width=config.field_dim)
         self.positions: nn.Embedding | None = None
         if config.position == "learned":
             self.positions = nn.Embedding(config.context, config.dim)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.errors import UsageError, nearest
+from tokmill.models.inputs import Inputs
 from tokmill.models.layers import Linear, embedding
 
 Join = Literal["sum", "concat"]
@@ -22,15 +23,16 @@ PREFIX = "column_"
 
 
 class Fields(nn.Module):
-    """One embedding a column, joined: their sum, or end to end and a linear map to D.
+    """One vector a column, joined: their sum, or end to end and a linear map to D.
 
-    `sizes` maps each column to the number of its ids. `width`: of an embedding where they are put
-    end to end; 0: D / columns, rounded up. Heads may be tied only where an embedding is D wide.
+    A column of ids has an embedding, a column of vectors a linear map. `width`: of a column's
+    vector where they are put end to end; 0: D / columns, rounded up. Heads may be tied only where
+    an embedding is D wide.
     """
 
     def __init__(
         self,
-        sizes: Mapping[str, int],
+        inputs: Inputs,
         dim: int,
         std: float = 0.02,
         *,
@@ -38,7 +40,9 @@ class Fields(nn.Module):
         width: int = 0,
     ) -> None:
         super().__init__()
-        if not sizes:
+        sizes, vectors = inputs.embedded, inputs.vectors
+        count = len(sizes) + len(vectors)
+        if not count:
             raise UsageError(
                 "there is no column to learn from",
                 hint="a model reads columns that have a vocabulary and a value a token",
@@ -49,14 +53,17 @@ class Fields(nn.Module):
                 where="model.field_dim",
                 hint='it is for join = "concat"',
             )
-        self.sizes, self.std, self.dim = dict(sizes), std, dim
-        each = dim if join == "sum" else width or -(-dim // len(sizes))
+        self.sizes, self.std, self.dim = sizes, std, dim
+        each = dim if join == "sum" else width or -(-dim // count)
         self.embeddings = nn.ModuleDict(
             {PREFIX + name: nn.Embedding(size, each) for name, size in sizes.items()}
         )
+        self.maps = nn.ModuleDict(
+            {PREFIX + name: Linear(wide, each, bias=False) for name, wide in vectors.items()}
+        )
         self.joined: Linear | None = None
         if join == "concat":
-            self.joined = Linear(each * len(sizes), dim, bias=False)
+            self.joined = Linear(each * count, dim, bias=False)
         self.init_weights()
 
     def init_weights(self) -> None:
@@ -64,6 +71,9 @@ class Fields(nn.Module):
         for table in self.embeddings.values():
             assert isinstance(table, nn.Embedding)
             nn.init.normal_(table.weight, std=self.std)
+        for linear in self.maps.values():
+            assert isinstance(linear, Linear)
+            nn.init.normal_(linear.weight, std=linear.in_features**-0.5)
         if self.joined is not None:
             nn.init.orthogonal_(self.joined.weight)
 
@@ -83,8 +93,12 @@ class Fields(nn.Module):
         return weight
 
     def forward(self, columns: Mapping[str, Tensor]) -> Tensor:
-        """Return (B, T, D) from name → (B, T) int64."""
-        return self.join([embedding(columns[name], self._table(name)) for name in self.sizes])
+        """Return (B, T, D) from name → (B, T) int64, of vectors (B, T, W) float32."""
+        parts = [embedding(columns[name], self._table(name)) for name in self.sizes]
+        for key, linear in self.maps.items():
+            # Under autocast the product is in half precision; the stream is not.
+            parts.append(linear(columns[key.removeprefix(PREFIX)]).to(linear.weight.dtype))
+        return self.join(parts)
 
     def _table(self, column: str) -> nn.Parameter:
         weight = self.embeddings[PREFIX + column].weight

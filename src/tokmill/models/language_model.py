@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.heads import Heads
+from tokmill.models.inputs import Inputs
 from tokmill.models.layers import linear, linear_cross_entropy
 from tokmill.models.model import Tensors
 
@@ -22,7 +23,7 @@ class LanguageModel(nn.Module):
 
     def __init__(self, config: DecoderConfig, vocab_size: int, tied: bool = True) -> None:
         super().__init__()
-        self.model = Decoder(config, {COLUMN: vocab_size})
+        self.model = Decoder(config, Inputs({COLUMN: vocab_size}))
         self.heads = Heads(self.model, {COLUMN: vocab_size}, tied)
 
     def forward(self, ids: Tensor) -> Tensor:

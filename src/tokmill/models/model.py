@@ -21,7 +21,9 @@ Group = dict[str, Any]
 class Tensors:
     """A batch as a model sees it, all on one device.
 
-    `columns` and `targets`: name → (B, T) int64; a target of -1 is nothing to learn. `document`:
+    `columns`: name → (B, T) int64, of vectors (B, T, W) float32. `values` and `targets`: name →
+    (B, …), int64 or float32, as the task says (`Batch`). `entry`: (B,) int64, to which entry of the
+    process's batch a row belongs, -1: to none, it teaches nothing; None: each is one. `document`:
     (B, T) int64, the number of the document within its row, -1 at padding. `position`: (B, T)
     int64, counted from the document's first token in the row. `whole`: every row is one document
     without padding, so that the causal mask is all the mask there is. `cu_seqlens`: int32
@@ -36,6 +38,7 @@ class Tensors:
     cu_seqlens: Tensor | None = None
     values: dict[str, Tensor] = field(default_factory=dict)
     targets: dict[str, Tensor] = field(default_factory=dict)
+    entry: Tensor | None = None
 
 
 class Model(nn.Module):

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tokmill.errors import UsageError
 from tokmill.models.fields import Fields, Join
+from tokmill.models.inputs import Inputs
 from tokmill.models.layers import Linear
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.models.wkv7 import CHUNK, Form, continues, wkv7
@@ -292,11 +293,11 @@ class RWKV7(Model):
     Config = RWKV7Config
     causal = True
 
-    def __init__(self, config: RWKV7Config, sizes: Mapping[str, int]) -> None:
+    def __init__(self, config: RWKV7Config, inputs: Inputs) -> None:
         super().__init__()
         config.check()
         self.config, self.dim = config, config.dim
-        self.fields = Fields(sizes, config.dim, join=config.join, width=config.field_dim)
+        self.fields = Fields(inputs, config.dim, join=config.join, width=config.field_dim)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.ln_out = nn.LayerNorm(config.dim)
         self.init_weights()

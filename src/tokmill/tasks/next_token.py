@@ -19,6 +19,7 @@ from tokmill.feed.feed import Batch
 from tokmill.feed.packed import Packed
 from tokmill.feed.rows import Rows, Stream, Whole, Windows
 from tokmill.models.heads import Heads
+from tokmill.models.inputs import Inputs
 from tokmill.models.layers import linear, linear_cross_entropy
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.mask import LOSS
@@ -200,8 +201,9 @@ class NextToken(Task):
 
     Config = NextTokenConfig
 
-    def __init__(self, config: NextTokenConfig, model: Model, sizes: Mapping[str, int]) -> None:
-        super().__init__(config, model, sizes)
+    def __init__(self, config: NextTokenConfig, model: Model, inputs: Inputs) -> None:
+        super().__init__(config, model, inputs)
+        sizes = self.sizes
         if not model.causal:
             raise UsageError(
                 "a model that looks ahead sees the token that it is to predict",
@@ -264,7 +266,9 @@ class NextToken(Task):
             kind = self.config.instruction
             targets[SOURCE], targets[PLACE] = instruction_targets(batch, skipped, kind)
         columns = {name: batch.columns[name][:, :-1].astype(np.int64) for name in self.sizes}
-        return Batch(columns, batch.document[:, :-1], batch.key, batch.values, targets)
+        return Batch(
+            columns, batch.document[:, :-1], batch.key, batch.values, targets, entry=batch.entry
+        )
 
     def count(self, batch: Batch) -> int:
         """Return the number of next tokens; one of several columns counts once."""

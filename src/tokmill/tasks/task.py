@@ -1,11 +1,16 @@
-"""What is learned: rows, masks, head, loss and metrics around a model.
+"""What is learned: inputs, rows, targets, head, loss and metrics around a model.
 
-A task runs in two places. `rows`, `prepare` and `count` are numpy and run in the loader's thread;
-`forward` is torch and runs where the engine says.
+A task runs in two places. `rows`, `prepare`, `count` and `nothing` are numpy and run in the
+loader's thread; `forward`, `act` and `compare` are torch and run where the engine says.
+
+A batch holds entries, of one row or of several that belong together (`Batch.entry`). Most tasks
+have a loss that is a sum over entries: `forward`. One that compares the entries of a step with each
+other sets `compares`; its loss is `compare`, of what `act` gives for all entries of the step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
@@ -15,11 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tokmill.feed.feed import Batch, id_counts
+from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
+from tokmill.tasks.inputs import Facts, store_inputs
 from tokmill.tasks.scores import Scores
 
 
@@ -33,13 +40,30 @@ class TaskConfig(Protocol):
 
 
 class Task(nn.Module):
-    """Wraps a model. `sizes`: the columns that it reads and the number of their ids."""
+    """Wraps a model. Shapes: B rows, T positions, D width of the model, N rows of a whole step.
+
+    `reads`: what the model reads. `sizes`: its columns of the store and the number of their ids.
+    """
 
     Config: ClassVar[type[msgspec.Struct]]
+    compares: ClassVar[bool] = False
+    """Whether entries of a step are compared with each other: the loss is then `compare`."""
+    collects: ClassVar[bool] = False
+    """Whether an evaluation keeps what `act` gives for every row, and hands it to `measure`."""
 
-    def __init__(self, config: TaskConfig, model: Model, sizes: Mapping[str, int]) -> None:
+    def __init__(self, config: TaskConfig, model: Model, inputs: Inputs) -> None:
         super().__init__()
-        self.length, self.model, self.sizes = config.length, model, dict(sizes)
+        self.length, self.model, self.reads = config.length, model, inputs
+        self.sizes = dict(inputs.ids)
+
+    @classmethod
+    def inputs(cls, config: Any, facts: Facts) -> Inputs:
+        """Return what the model reads; by default every column of ids of the store.
+
+        config: of this task; `facts`: of the store that a run learns from. A run opens by these
+        two, without its store.
+        """
+        return store_inputs(facts)
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
         """Return how a store is cut for training; `shards`: so many are mixed at a time, 0: all."""
@@ -50,25 +74,107 @@ class Task(nn.Module):
         return self.rows(store)
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return the columns that `prepare` wants to see besides those that the model reads."""
+        """Return the columns that `prepare` wants to see besides those that the model reads.
+
+        One with a value a token comes in `Batch.columns`, one with a value a record in
+        `Batch.values`.
+        """
         return []
 
     @property
     def target_names(self) -> list[str]:
-        """Names of the targets of a prepared batch."""
+        """Names of the targets (B, T) of a prepared batch, for `example`."""
         return list(self.sizes)
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return the batch with its targets; random choices come from `batch.key`."""
+        """Return the batch with its targets; random choices come from `batch.key`.
+
+        Targets are what the task says: a value a position or a row, several a row, ids or
+        fractions (`Batch.targets`).
+        """
         raise NotImplementedError
 
     def count(self, batch: Batch) -> int:
         """Return what the summed loss of a prepared batch will be divided by."""
         return sum(int(np.count_nonzero(target >= 0)) for target in batch.targets.values())
 
+    def nothing(self, batch: Batch, rows: Array) -> Batch:
+        """Return a prepared batch of which some rows teach nothing; `rows`: (B,) bool.
+
+        They fill up a batch where another process has more rows. They are in no entry (-1), and
+        their targets are -1, fractions NaN; a task for which that is something to learn says
+        otherwise.
+        """
+        targets = {name: target.copy() for name, target in batch.targets.items()}
+        for target in targets.values():
+            target[rows] = math.nan if target.dtype.kind == "f" else -1
+        return dataclasses.replace(batch, targets=targets, entry=np.where(rows, -1, batch.entry))
+
+    def idle(self, like: Tensors) -> Tensors:
+        """Return a batch of one position that teaches nothing, in the form of another.
+
+        A pass may be one of all processes, so a process that has no more rows passes this on.
+        """
+        return Tensors(
+            columns={name: value[:1, :1] for name, value in like.columns.items()},
+            document=torch.zeros_like(like.document[:1, :1]),
+            position=torch.zeros_like(like.position[:1, :1]),
+            whole=True,
+            values={name: value[:1] for name, value in like.values.items()},
+            targets={name: _no_target(target) for name, target in like.targets.items()},
+            entry=None if like.entry is None else torch.full_like(like.entry[:1], -1),
+        )
+
+    def example(self, rows: int) -> Tensors:
+        """Return a prepared batch of whole rows, of zeros, with which `--dry-run` finds the memory.
+
+        A task whose targets are not (B, T) ids puts in its own.
+        """
+        ids = torch.zeros(rows, self.length, dtype=torch.int64)
+        columns = dict.fromkeys(self.reads.embedded, ids)
+        for name, width in self.reads.vectors.items():
+            columns[name] = torch.zeros(rows, self.length, width)
+        targets = dict.fromkeys(self.target_names, ids)
+        return Tensors(columns, ids, ids, whole=True, targets=targets, entry=torch.arange(rows))
+
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the summed loss and sums for `report`, detached; one forward of the model."""
+        """Return the summed loss and sums for `report`, detached; one forward of the model.
+
+        Of a task that compares: the loss of these entries among themselves.
+        """
+        if not self.compares:
+            raise NotImplementedError
+        results = self.act(batch)
+        if batch.entry is not None:
+            results["entry"] = batch.entry
+        return self.compare(results.pop("vectors"), results)
+
+    def act(self, batch: Tensors) -> dict[str, Tensor]:
+        """Return results of each row by name, (B, …), without a loss; one forward of the model.
+
+        A task that compares gives `vectors` (B, …), which carry a gradient, and beside them what
+        else `compare` wants to know of the rows.
+        """
         raise NotImplementedError
+
+    def compare(
+        self, vectors: Tensor, results: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a whole step, summed over entries, and sums for `report`, detached.
+
+        vectors: (N, …), what `act` gave of all micro-batches and processes, without the rows that
+        teach nothing. `results`: its other results (N, …), and `entry` (N,) int64, which numbers
+        the entries of the step from 0; rows of an entry are adjacent.
+        """
+        raise NotImplementedError
+
+    def measure(self, results: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return metrics that are no sums, such as ranks, of all rows of an evaluation.
+
+        results: as of `compare`, `vectors` among them, on the CPU; (N, …) of N rows in the order of
+        the evaluation. Called where the task `collects`.
+        """
+        return {}
 
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
         """Return the sums of `forward`, and the scores of each column that tokens are predicted of.
@@ -80,9 +186,10 @@ class Task(nn.Module):
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
     ) -> dict[str, float]:
-        """Return metrics from what `forward` returned, added up over batches.
+        """Return metrics from what `forward` or `compare` returned, added up over batches.
 
-        `bytes_per_token`: of the store, for tasks that measure in bits a byte; 0: not known.
+        `loss` is one of them. `bytes_per_token`: of the store, for tasks that measure in bits a
+        byte; 0: not known.
         """
         return {name: value / max(count, 1) for name, value in sums.items()}
 
@@ -99,13 +206,9 @@ class Task(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
-def column_sizes(store: Store) -> dict[str, int]:
-    """Return the columns that a model can read, with the number of their ids.
-
-    These are the columns with a vocabulary and a value a token; and a column `token` without one
-    (imported from bare ids), whose largest id then says how many there are.
-    """
-    return {name: n for name, n in id_counts(store).items() if not store.schema[name].width}
+def _no_target(target: Tensor) -> Tensor:
+    one = target[:1] if target.ndim == 1 else target[:1, :1]
+    return torch.full_like(one, math.nan if one.is_floating_point() else -1)
 
 
 def borders(document: Array) -> Array:
@@ -159,6 +262,7 @@ def to_tensors(batch: Batch, device: torch.device) -> Tensors:
         cu_seqlens=None if whole else tensor(ends, np.int32),
         values={name: tensor(value) for name, value in batch.values.items()},
         targets={name: tensor(value) for name, value in batch.targets.items()},
+        entry=tensor(batch.entry),
     )
 
 

@@ -15,12 +15,13 @@ from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array
 from tokmill.store.stats import count
+from tokmill.tasks.inputs import Facts
 from tokmill.tasks.next_token import BORDER
 from tokmill.tasks.scores import Scores, whole_instructions
 from tokmill.tasks.task import perplexity
 from tokmill.training.data import open_stores
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.run import Facts, facts_from
+from tokmill.training.runs.run import facts_from
 
 GROUP, INSTRUCTION = ".group", ".instruction"
 """Among the targets of a batch, so that they go where its rows go; no column is called so."""

@@ -60,10 +60,9 @@ def make_feed(
     config: TrainConfig,
     task: Task,
     stores: Sequence[Store],
-    columns: Sequence[str],
     world: int = 1,
 ) -> Feed:
-    """Return the batches of a training over `world` processes; `columns` are the model's."""
+    """Return the batches of a training over `world` processes."""
     data = config.data
     return Feed(
         [task.rows(store, data.seed, data.shards) for store in stores],
@@ -71,12 +70,12 @@ def make_feed(
         weights=data.weights,
         seed=data.seed,
         shuffle=data.shuffle,
-        columns=columns_to_read(task, stores, columns),
+        columns=columns_to_read(task, stores),
     )
 
 
-def columns_to_read(task: Task, stores: Sequence[Store], columns: Sequence[str]) -> list[str]:
-    """Return the model's columns, and those that the task wants to see in any of the stores.
+def columns_to_read(task: Task, stores: Sequence[Store], more: Sequence[str] = ()) -> list[str]:
+    """Return the model's columns, those that the task wants to see in any of the stores, and more.
 
     Raises `TokmillError` for a column `loss` that is no mask, or leaves nothing of a store.
     """
@@ -86,7 +85,7 @@ def columns_to_read(task: Task, stores: Sequence[Store], columns: Sequence[str])
         if LOSS in wanted:
             check_mask_of(store)
         extra += wanted
-    return list(dict.fromkeys([*columns, *extra]))
+    return list(dict.fromkeys([*task.sizes, *more, *extra]))
 
 
 def rows_a_step(data: DataConfig, length: int, world: int = 1) -> int:

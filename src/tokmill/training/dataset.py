@@ -22,8 +22,9 @@ from tokmill.prefetch import prefetch
 from tokmill.store.mask import LOSS, check_mask_of
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
+from tokmill.tasks.inputs import column_sizes
 from tokmill.tasks.next_token import RowKind, check_cut, choose_column, cut_rows, targets_of
-from tokmill.tasks.task import column_sizes, positions
+from tokmill.tasks.task import positions
 
 IGNORED = -100
 """The label of a token that is not learned: what torch's cross-entropy leaves out by itself."""

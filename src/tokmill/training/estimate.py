@@ -13,7 +13,7 @@ from tokmill.feed.rows import Rows
 from tokmill.training.data import make_feed, open_stores
 from tokmill.training.memory_budget import judge, step_bytes, whole_bytes
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.run import facts_from, make_task
+from tokmill.training.runs.run import facts_from, inputs_of, make_task
 from tokmill.training.runs.warm_start import start_facts
 
 SAMPLE = 1000
@@ -33,20 +33,20 @@ def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[st
     facts = facts_from(stores)
     if config.run.start:
         facts = start_facts(Path(config.run.start), facts)
-    columns = facts.columns
+    inputs = inputs_of(config, facts)
     with torch.device("meta"):
-        task = make_task(config, columns)
-    feed = make_feed(config, task, stores, list(columns), processes)
+        task = make_task(config, inputs)
+    feed = make_feed(config, task, stores, processes)
     share = feed.batch_size // processes
     micro = min(share, max(1, config.run.micro_tokens // task.length))
     a_step = feed.batch_size * task.length
     flops = task.flops_per_token(task.length)
-    tensors = step_bytes(config, columns, micro, -(-share // micro), processes)
-    one, needed = whole_bytes(config, tensors, len(columns), share, local or processes)
+    tensors = step_bytes(config, inputs, micro, -(-share // micro), processes)
+    one, needed = whole_bytes(config, tensors, len(inputs.embedded), share, local or processes)
     return {
         "model": config.model.kind,
         "task": config.task.kind,
-        "columns": columns,
+        "columns": inputs.embedded,
         "parameters": task.parameter_count(),
         "tensors": {name: list(tensor.shape) for name, tensor in task.named_parameters()},
         "batch": [feed.batch_size, task.length],

@@ -105,24 +105,12 @@ def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[t
         start = stop
 
 
-def evened(parts: list[Micro], number: int) -> list[Micro]:
-    """Return so many micro-batches: those given, and others of one position that teach nothing.
+def evened(task: Task, parts: list[Micro], number: int) -> list[Micro]:
+    """Return so many micro-batches: those given, and others that teach nothing (`Task.idle`).
 
     A forward or a backward pass may be one of all processes, so each does as many.
     """
-    return parts + [Micro(np.zeros(0, np.int64), _nothing(parts[0].tensors))] * (
-        number - len(parts)
-    )
-
-
-def _nothing(like: Tensors) -> Tensors:
-    """Return a batch of one position without a target, in the form of another."""
-    one = {name: ids[:1, :1] for name, ids in like.columns.items()}
-    return Tensors(
-        columns=one,
-        document=torch.zeros_like(like.document[:1, :1]),
-        position=torch.zeros_like(like.position[:1, :1]),
-        whole=True,
-        values={name: value[:1] for name, value in like.values.items()},
-        targets={name: torch.full_like(ids[:1, :1], -1) for name, ids in like.targets.items()},
-    )
+    lacking = number - len(parts)
+    if not lacking:
+        return parts
+    return parts + [Micro(np.zeros(0, np.int64), task.idle(parts[0].tensors))] * lacking

@@ -83,14 +83,15 @@ def train(
         start = Path(config.run.start) if config.run.start and not newest else None
         if start:
             facts = start_facts(start, facts)
+        inputs = runs.inputs_of(config, facts)
         if engine.rank == 0:
             rows = rows_a_step(config.data, config.task.length, engine.world)
-            check_memory(config, facts.columns, rows, engine.world, place().local_world)
+            check_memory(config, inputs, rows, engine.world, place().local_world)
         seed_random_states(config.run.seed)
-        task = runs.make_task(config, facts.columns)
+        task = runs.make_task(config, inputs)
         if start:
             start_from(task, start, facts, config)
-        feed = make_feed(config, task, stores, list(facts.columns), engine.world)
+        feed = make_feed(config, task, stores, engine.world)
         validation = validation_of(config, facts, task)
         engine.prepare(task, config.optim)
         if engine.rank == 0:
@@ -160,7 +161,7 @@ class Training:
                 total, stopping = engine.total([count, bool(self.stop.reason)])
                 if stopping:
                     self.interrupt()
-                self.step(evened(parts, most(engine, len(parts))), int(total))
+                self.step(evened(self.task, parts, most(engine, len(parts))), int(total))
                 progress.advance(1)
                 last = state.step == run.steps
                 if state.step % run.log_every == 0 or state.step == 1 or last:

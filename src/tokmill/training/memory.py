@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tokmill.models.model import Tensors, blocks_of
+from tokmill.models.inputs import Inputs
+from tokmill.models.model import blocks_of
 from tokmill.tasks.task import Task
 from tokmill.training.engines.precision import DTYPES
 from tokmill.training.recipe.config import TrainConfig
@@ -92,12 +92,10 @@ def shares_of(config: TrainConfig, world: int) -> Shares:
     return Shares(*(part if stage >= least else 1.0 for least in (3, 2, 1)))
 
 
-def tensor_bytes(
-    config: TrainConfig, sizes: Mapping[str, int], rows: int, parts: int, world: int = 1
-) -> int:
+def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world: int = 1) -> int:
     """Return the most bytes that tensors of a process take at a time while a model is trained.
 
-    `sizes`: the ids of each column; `parts`: micro-batches a step. With W bytes of weights in
+    `inputs`: what the model reads; `parts`: micro-batches a step. With W bytes of weights in
     float32, of which a process holds the share w, of gradients g and of moments m (`Shares`; 1, or
     1 / `world`), that is
 
@@ -111,12 +109,9 @@ def tensor_bytes(
     """
     shares = shares_of(config, world)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        task = make_task(config, sizes).train()
+        task = make_task(config, inputs).train()
         task.model.recompute = config.run.recompute
-        ids = torch.zeros(rows, task.length, dtype=torch.int64)
-        columns = dict.fromkeys(task.sizes, ids)
-        targets = dict.fromkeys(task.target_names, ids)
-        batch = Tensors(columns, ids, ids, whole=True, targets=targets)
+        batch = task.example(rows)
         dtype = DTYPES[config.run.precision]
         autocast = torch.autocast("cpu", dtype, enabled=dtype is not torch.float32)
         peak = Peak()

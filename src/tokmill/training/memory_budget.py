@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
 import msgspec
 import torch
 
 from tokmill.builds.resources import machine_memory
 from tokmill.errors import MachineError
+from tokmill.models.inputs import Inputs
 from tokmill.progress import human_bytes
 from tokmill.training.memory import process_bytes, shares_of, tensor_bytes
 from tokmill.training.recipe.config import TrainConfig
@@ -25,28 +25,26 @@ BATCH_ARRAYS = 2
 """Arrays of a batch that are no column: documents and positions."""
 
 
-def parameter_count(config: TrainConfig, sizes: Mapping[str, int]) -> int:
+def parameter_count(config: TrainConfig, inputs: Inputs) -> int:
     """Return the number of weights of a model, by arithmetic from two that have few blocks.
 
-    All blocks but the first are alike. `sizes`: the ids of each column.
+    All blocks but the first are alike. `inputs`: what the model reads.
     """
     layers = getattr(config.model, "layers", 0)
     if layers < 4:
-        return _count(config, sizes)
-    two, three = (_count(with_layers(config, number), sizes) for number in (2, 3))
+        return _count(config, inputs)
+    two, three = (_count(with_layers(config, number), inputs) for number in (2, 3))
     return three + (layers - 3) * (three - two)
 
 
-def step_bytes(
-    config: TrainConfig, sizes: Mapping[str, int], rows: int, parts: int, world: int = 1
-) -> int:
+def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world: int = 1) -> int:
     """Return `tensor_bytes`; of deep models by arithmetic from two that are less so."""
     layers = getattr(config.model, "layers", 0)
     try:
         if layers <= DEEP[1]:
-            return tensor_bytes(config, sizes, rows, parts, world)
+            return tensor_bytes(config, inputs, rows, parts, world)
         less, more = (
-            tensor_bytes(with_layers(config, number), sizes, rows, parts, world) for number in DEEP
+            tensor_bytes(with_layers(config, number), inputs, rows, parts, world) for number in DEEP
         )
     except (RuntimeError, OverflowError):
         # Sizes of which torch cannot even count the bytes.
@@ -54,7 +52,7 @@ def step_bytes(
     return more + (layers - DEEP[1]) * (more - less) // (DEEP[1] - DEEP[0])
 
 
-def rough_bytes(config: TrainConfig, sizes: Mapping[str, int], rows: int, world: int = 1) -> float:
+def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int, world: int = 1) -> float:
     """Return more than `tensor_bytes` would, in no time; infinite for models of unknown sizes.
 
     16 bytes a weight, 4 more with an average, and for each position of `rows` and each block 400
@@ -67,9 +65,9 @@ def rough_bytes(config: TrainConfig, sizes: Mapping[str, int], rows: int, world:
     matrix = getattr(model, "heads", 0) * length
     each: float = 4.0 * (model.layers + 1) * (400 * model.dim + 10 * hidden + 2 * matrix)
     each_weight = 20.0 if config.optim.ema else 16.0
-    weights = each_weight * parameter_count(config, sizes) * max(*shares_of(config, world))
+    weights = each_weight * parameter_count(config, inputs) * max(*shares_of(config, world))
     positions: float = rows * length
-    return weights + positions * (each + 8.0 * max(sizes.values(), default=0))
+    return weights + positions * (each + 8.0 * max(inputs.embedded.values(), default=0))
 
 
 def batch_bytes(config: TrainConfig, columns: int, share: int) -> int:
@@ -121,9 +119,7 @@ def judge(config: TrainConfig, needed: float) -> tuple[bool, str]:
     return needed > total, said
 
 
-def check_memory(
-    config: TrainConfig, sizes: Mapping[str, int], rows: int, world: int, local: int
-) -> None:
+def check_memory(config: TrainConfig, inputs: Inputs, rows: int, world: int, local: int) -> None:
     """Refuse a training that does not fit into the machine's memory or its cgroup's; warn of much.
 
     `rows`: of a step, over all of `world` processes, `local` of them on this machine.
@@ -133,11 +129,13 @@ def check_memory(
     share = max(1, rows // world)
     micro = min(share, max(1, config.run.micro_tokens // config.task.length))
     sure = SURE * memory_of(config)[0]
-    rough = rough_bytes(config, sizes, micro, world)
-    if whole_bytes(config, rough, len(sizes), share, local)[1] < sure:
+    rough = rough_bytes(config, inputs, micro, world)
+    if whole_bytes(config, rough, len(inputs.embedded), share, local)[1] < sure:
         return
-    tensors = step_bytes(config, sizes, micro, -(-share // micro), world)
-    refused, said = judge(config, whole_bytes(config, tensors, len(sizes), share, local)[1])
+    tensors = step_bytes(config, inputs, micro, -(-share // micro), world)
+    refused, said = judge(
+        config, whole_bytes(config, tensors, len(inputs.embedded), share, local)[1]
+    )
     offloads = "offload" in str(config.engine.deepspeed)
     if refused and not config.run.over_memory and not offloads:
         raise MachineError(
@@ -157,6 +155,6 @@ def with_layers(config: TrainConfig, layers: int) -> TrainConfig:
     )
 
 
-def _count(config: TrainConfig, sizes: Mapping[str, int]) -> int:
+def _count(config: TrainConfig, inputs: Inputs) -> int:
     with torch.device("meta"):
-        return make_task(config, sizes).parameter_count()
+        return make_task(config, inputs).parameter_count()

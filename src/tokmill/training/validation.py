@@ -12,13 +12,14 @@ from tokmill.feed.feed import Batch, Feed
 from tokmill.store.mask import leaves_out
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
+from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
 from tokmill.training.data import columns_to_read, open_to_evaluate
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.reduce import add, most, over_processes
 from tokmill.training.loader import evened, micro_batches, to_micro
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.run import Facts, check_store
+from tokmill.training.runs.run import check_store
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,7 @@ class Validation:
         for rows in self.numbers(rank, world):
             batch = task.prepare(self.feed.make(np.zeros_like(rows), rows.clip(min=0)))
             idle = rows < 0
-            if idle.any():
-                batch.targets = {name: ids.copy() for name, ids in batch.targets.items()}
-                for ids in batch.targets.values():
-                    ids[idle] = -1
-            yield batch
+            yield task.nothing(batch, idle) if idle.any() else batch
 
     def measure(
         self, task: Task, engine: Engine, micro_tokens: int
@@ -71,7 +68,7 @@ class Validation:
             cut = micro_batches(batch, micro_tokens, trim=self.trim)
             parts = [to_micro(part, engine.device) for part in cut]
             # A forward may be one of all processes: each does as many.
-            for part in evened(parts, most(engine, len(parts))):
+            for part in evened(task, parts, most(engine, len(parts))):
                 add(sums, engine.evaluate(part.tensors))
         total = int(engine.total([count])[0])
         return task.report(over_processes(engine, sums), total, self.bytes_per_token), total
@@ -82,7 +79,7 @@ def open_validation(
 ) -> Validation:
     """Open a store, whose ids must mean what the run's mean; `extra`: columns to read besides."""
     check_store(facts, store)
-    columns = columns_to_read(task, [store], [*facts.columns, *extra])
+    columns = columns_to_read(task, [store], extra)
     feed = Feed(task.evaluation_rows(store), batch, shuffle=False, columns=columns)
     # Bytes are known of whole documents, not of the tokens in them that a mask leaves.
     bytes_ = 0.0 if leaves_out(store) else store.bytes_per_token() or 0.0

@@ -19,6 +19,7 @@ from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference import embed as module
 from tokmill.inference.embed import embed
 from tokmill.inference.vectors import Vectors, groups
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Recurrent, Tensors, take_rows
 from tokmill.models.pooling import AttentionPooling
 from tokmill.store.schema import Column, Schema
@@ -258,7 +259,7 @@ def test_groups_waste_little() -> None:
 def test_what_a_model_carries_is_cut_to_rows() -> None:
     from tokmill.models.rwkv7 import RWKV7, RWKV7Config
 
-    model = RWKV7(RWKV7Config(dim=8, layers=2, head_dim=4), {"token": 3})
+    model = RWKV7(RWKV7Config(dim=8, layers=2, head_dim=4), Inputs({"token": 3}))
     ids = torch.tensor([[0, 1, 2], [2, 1, 0], [1, 1, 1]])
     after = model.run({"token": ids}, model.start(3))[1]
     cut = take_rows(after, slice(2))

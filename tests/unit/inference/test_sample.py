@@ -17,6 +17,7 @@ from tokmill.inference.draw import Drawing, choose
 from tokmill.inference.generate import Row, continue_rows
 from tokmill.inference.reading import Carried, reading, window
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Cached, Model, Recurrent, Tensors
 from tokmill.models.rwkv7 import RWKV7, RWKV7Config
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
@@ -55,11 +56,13 @@ def task_of(name: str = "llama", length: int = 12, **more: Any) -> NextToken:
     sizes = dict(list(SIZES.items())[:columns])
     model: Model
     if kind == "decoder":
-        model = Decoder(DecoderConfig(**{"dim": 16, "layers": 2, "heads": 2} | keys | more), sizes)
+        model = Decoder(
+            DecoderConfig(**{"dim": 16, "layers": 2, "heads": 2} | keys | more), Inputs(sizes)
+        )
     else:
-        model = RWKV7(RWKV7Config(**{"dim": 16, "layers": 2} | keys), sizes)
+        model = RWKV7(RWKV7Config(**{"dim": 16, "layers": 2} | keys), Inputs(sizes))
     tied = keys.get("join") != "concat"
-    task = NextToken(NextTokenConfig(length=length, tied=tied), model, sizes)
+    task = NextToken(NextTokenConfig(length=length, tied=tied), model, Inputs(sizes))
     for parameter in task.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return task.eval()
@@ -69,7 +72,7 @@ def plain(task: NextToken) -> NextToken:
     """The same weights without a cache or a state; what has a state sees all of a row."""
     length = 999 if isinstance(task.model, Recurrent) else window(task)
     other = NextToken(
-        NextTokenConfig(length=length, tied=task.config.tied), Plain(task.model), task.sizes
+        NextTokenConfig(length=length, tied=task.config.tied), Plain(task.model), Inputs(task.sizes)
     )
     other.heads = task.heads
     return other.eval()

@@ -12,6 +12,7 @@ from tokmill.errors import UsageError
 from tokmill.feed.feed import Batch
 from tokmill.models.attention import RopeScaling
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import to_tensors
 
@@ -31,7 +32,7 @@ def tensors(ids: np.ndarray, document: np.ndarray) -> Tensors:
 
 def decoder(config: DecoderConfig = SMALL, **sizes: int) -> Decoder:
     torch.manual_seed(1)
-    model = Decoder(config, sizes or {"token": 11})
+    model = Decoder(config, Inputs(sizes or {"token": 11}))
     for parameter in model.parameters():
         # Larger than at the start, so that a leak could not hide below the tolerance.
         torch.nn.init.normal_(parameter, mean=parameter.ndim == 1, std=0.3)
@@ -167,7 +168,7 @@ def test_initial_weights_have_the_promised_spread(style: str) -> None:
     torch.manual_seed(0)
     keys: dict[str, Any] = {"norm": "layer", "position": "learned", "activation": "gelu",
                             "bias": True, "context": 40} if style == "gpt2" else {}  # fmt: skip
-    model = Decoder(DecoderConfig(dim=64, layers=8, heads=4, **keys), {"token": 500})
+    model = Decoder(DecoderConfig(dim=64, layers=8, heads=4, **keys), Inputs({"token": 500}))
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             assert (parameter == float("norm" in name and name.endswith("weight"))).all()
@@ -181,7 +182,7 @@ def test_parameters_have_the_documented_names() -> None:
     attention = [f"blocks.0.attention.{part}" for part in "qkvo"]
     branch = ["blocks.0.feed_forward.up", "blocks.0.feed_forward.down"]
     tables = ["fields.embeddings.column_token.weight"]
-    gated = Decoder(DecoderConfig(dim=8, layers=1, heads=2), {"token": 3})
+    gated = Decoder(DecoderConfig(dim=8, layers=1, heads=2), Inputs({"token": 3}))
     linear = [*norms, *attention, *branch, "blocks.0.feed_forward.gate"]
     assert set(gated.state_dict()) == {*tables, *(f"{name}.weight" for name in linear)}
     config = DecoderConfig(
@@ -189,7 +190,7 @@ def test_parameters_have_the_documented_names() -> None:
         context=4,
     )  # fmt: skip
     both = [f"{name}.{part}" for name in norms + attention + branch for part in ("weight", "bias")]
-    plain = Decoder(config, {"token": 3})
+    plain = Decoder(config, Inputs({"token": 3}))
     assert set(plain.state_dict()) == {*tables, "positions.weight", *both}
 
 
@@ -204,7 +205,7 @@ def test_columns_are_added_and_may_have_any_name() -> None:
 
 def test_columns_may_stand_end_to_end() -> None:
     config = DecoderConfig(dim=16, layers=1, heads=2, join="concat", field_dim=6)
-    model = Decoder(config, {"asm": 7, "type": 5})
+    model = Decoder(config, Inputs({"asm": 7, "type": 5}))
     columns = {"asm": torch.tensor([[1, 2]]), "type": torch.tensor([[0, 4]])}
     batch = Tensors(columns, torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None], True)
     assert model(batch).shape == (1, 2, 16)
@@ -226,7 +227,7 @@ def test_columns_may_stand_end_to_end() -> None:
 )
 def test_sizes_that_do_not_fit_are_refused(config: DecoderConfig, where: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Decoder(config, {"token": 3})
+        Decoder(config, Inputs({"token": 3}))
     assert caught.value.where == where
 
 
@@ -235,14 +236,16 @@ def test_widths_that_are_left_out() -> None:
     assert DecoderConfig(dim=128, activation="gelu").feed_forward == 512
     assert DecoderConfig(dim=128, hidden=100).feed_forward == 100
     odd = DecoderConfig(dim=12, heads=4, position="learned", context=3)
-    assert Decoder(odd, {"token": 3}).config.head_width == 3
+    assert Decoder(odd, Inputs({"token": 3})).config.head_width == 3
 
 
 def test_flops_are_counted_by_hand() -> None:
     config = DecoderConfig(dim=8, layers=2, heads=2, hidden=16)
     weights = 2 * (4 * 8 * 8 + 3 * 8 * 16)
-    assert Decoder(config, {"token": 3}).flops_per_token(10) == 6 * weights + 6 * 2 * 8 * 10
+    assert Decoder(config, Inputs({"token": 3})).flops_per_token(10) == 6 * weights + 6 * 2 * 8 * 10
     config = DecoderConfig(dim=8, layers=2, heads=2, head_dim=6, hidden=16, activation="gelu",
                            norm="layer", position="learned", bias=True, context=9)  # fmt: skip
     weights = 2 * (4 * 8 * 12 + 2 * 8 * 16)
-    assert Decoder(config, {"token": 3}).flops_per_token(10) == 6 * weights + 6 * 2 * 12 * 10
+    assert (
+        Decoder(config, Inputs({"token": 3})).flops_per_token(10) == 6 * weights + 6 * 2 * 12 * 10
+    )

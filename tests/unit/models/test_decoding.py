@@ -11,6 +11,7 @@ from torch import Tensor
 from tokmill.models.attention import RopeScaling, halves_from_pairs
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.decoding import SLOTS, Decoding, in_pairs
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
 
 STYLES: dict[str, dict[str, Any]] = {
@@ -33,7 +34,7 @@ def decoder(columns: int = 1, dim: int = 32, **keys: Any) -> Decoder:
     torch.manual_seed(3)
     sizes = dict(zip("ab", (50, 7), strict=True))
     config = DecoderConfig(dim=dim, layers=3, heads=4, **keys)
-    model = Decoder(config, {name: sizes[name] for name in "ab"[:columns]}).eval()
+    model = Decoder(config, Inputs({name: sizes[name] for name in "ab"[:columns]})).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model

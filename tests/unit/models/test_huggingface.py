@@ -13,6 +13,7 @@ from tokmill.errors import TokmillError
 from tokmill.models.attention import RopeScaling
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.huggingface import GPT2, Llama, Mistral, public_of, read_config
+from tokmill.models.inputs import Inputs
 from tokmill.models.public_tensors import GPT2_NAMES, LLAMA_NAMES, from_public, to_public
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
@@ -33,8 +34,8 @@ LLAMA_LIKE = DecoderConfig(dim=8, layers=2, heads=2, hidden=24)
 
 def state_of(config: DecoderConfig, tied: bool) -> dict[str, Tensor]:
     """The state dict of a task, every number another one."""
-    model = Decoder(config, {"token": 5})
-    task = NextToken(NextTokenConfig(length=4, tied=tied), model, {"token": 5})
+    model = Decoder(config, Inputs({"token": 5}))
+    task = NextToken(NextTokenConfig(length=4, tied=tied), model, Inputs({"token": 5}))
     first = 0
     for parameter in task.parameters():
         values = torch.arange(first, first + parameter.numel(), dtype=torch.float32)
@@ -199,9 +200,7 @@ def test_gpt2_fuses_and_transposes() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(
-    ("config", "layout"), [(GPT2_LIKE, GPT2_NAMES), (LLAMA_LIKE, LLAMA_NAMES)]
-)
+@pytest.mark.parametrize(("config", "layout"), [(GPT2_LIKE, GPT2_NAMES), (LLAMA_LIKE, LLAMA_NAMES)])
 def test_tensors_go_there_and_back(config: DecoderConfig, layout: Any, tied: bool) -> None:
     state = state_of(config, tied)
     public = to_public(state, layout, "token")

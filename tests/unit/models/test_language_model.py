@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.models.language_model import LanguageModel
 from tokmill.models.layers import cross_entropy
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
@@ -32,7 +33,9 @@ def test_the_loss_is_the_cross_entropy_of_the_logits(tied: bool) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_those_of_a_run(tied: bool) -> None:
     torch.manual_seed(0)
-    task = NextToken(NextTokenConfig(tied=tied), Decoder(CONFIG, {"token": 20}), {"token": 20})
+    task = NextToken(
+        NextTokenConfig(tied=tied), Decoder(CONFIG, Inputs({"token": 20})), Inputs({"token": 20})
+    )
     model = LanguageModel(CONFIG, 20, tied)
     model.load_state_dict(task.state_dict())
     ids = torch.randint(20, (2, 5))

@@ -12,6 +12,7 @@ import torch
 
 from tokmill.errors import UsageError
 from tokmill.feed.feed import Batch
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
 from tokmill.models.rwkv7 import RWKV7, RWKV7Config
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
@@ -28,7 +29,7 @@ def tensors(ids: np.ndarray, document: np.ndarray) -> Tensors:
 
 def model(config: RWKV7Config = SMALL, **sizes: int) -> RWKV7:
     torch.manual_seed(1)
-    made = RWKV7(config, sizes or {"token": 11}).double()
+    made = RWKV7(config, Inputs(sizes or {"token": 11})).double()
     with torch.no_grad():
         for parameter in made.parameters():
             # Away from the zeros of the start, behind which a leak could hide.
@@ -105,7 +106,7 @@ def test_the_number_of_weights_is_the_published_one() -> None:
     config = RWKV7Config(dim=256, layers=3)
     ranks = {"w": 32, "a": 32, "v": 32, "g": 64}
     assert config.ranks == ranks
-    made = RWKV7(config, {"token": 50})
+    made = RWKV7(config, Inputs({"token": 50}))
     width, layers = config.dim, config.layers
     each = 19 * width + 12 * width**2 + 2 * width * sum(ranks.values())
     weights = sum(p.numel() for p in made.parameters()) + 50 * width
@@ -114,7 +115,7 @@ def test_the_number_of_weights_is_the_published_one() -> None:
 
 def test_columns_are_joined_end_to_end() -> None:
     config = msgspec.structs.replace(SMALL, join="concat", field_dim=6)
-    made = RWKV7(config, {"asm": 7, "type": 5})
+    made = RWKV7(config, Inputs({"asm": 7, "type": 5}))
     columns = {"asm": torch.tensor([[1, 2]]), "type": torch.tensor([[0, 4]])}
     batch = Tensors(columns, torch.zeros(1, 2, dtype=torch.int64), torch.arange(2)[None], True)
     assert made(batch).shape == (1, 2, 16)
@@ -128,7 +129,7 @@ def test_the_form_of_the_recurrence_may_be_named() -> None:
     outputs = []
     for form in ("step_by_step", "chunked"):
         torch.manual_seed(0)
-        made = RWKV7(msgspec.structs.replace(SMALL, form=form), {"token": 9})
+        made = RWKV7(msgspec.structs.replace(SMALL, form=form), Inputs({"token": 9}))
         for parameter in made.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
         outputs.append(made(batch))
@@ -138,10 +139,10 @@ def test_the_form_of_the_recurrence_may_be_named() -> None:
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="no number of heads"):
-        RWKV7(RWKV7Config(dim=100), {"token": 3})
+        RWKV7(RWKV7Config(dim=100), Inputs({"token": 3}))
     with pytest.raises(UsageError, match="at least 1"):
-        RWKV7(RWKV7Config(layers=0), {"token": 3})
-    RWKV7(RWKV7Config(dim=8, head_dim=1, layers=1), {"token": 3})
+        RWKV7(RWKV7Config(layers=0), Inputs({"token": 3}))
+    RWKV7(RWKV7Config(dim=8, head_dim=1, layers=1), Inputs({"token": 3}))
 
 
 def recall(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -172,7 +173,9 @@ def test_it_learns_what_takes_a_memory(problem: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     config = RWKV7Config(dim=64, layers=2, head_dim=32)
-    task = NextToken(NextTokenConfig(tied=False), RWKV7(config, {"token": 16}), {"token": 16})
+    task = NextToken(
+        NextTokenConfig(tied=False), RWKV7(config, Inputs({"token": 16})), Inputs({"token": 16})
+    )
     optimizer = torch.optim.AdamW(task.param_groups(0.0), lr=4e-3, betas=(0.9, 0.99), eps=1e-18)
 
     def batch(rows: int) -> Tensors:

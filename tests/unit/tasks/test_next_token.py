@@ -16,6 +16,7 @@ from tokmill.errors import UsageError
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Stream, Windows
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
@@ -32,7 +33,9 @@ def ribbon(tmp_path: Path) -> Store:
 def task(sizes: dict[str, int] = SIZES, **options: Any) -> NextToken:
     torch.manual_seed(0)
     config = NextTokenConfig(length=5, **options)
-    return NextToken(config, Decoder(DecoderConfig(dim=8, layers=1, heads=2), sizes), sizes)
+    return NextToken(
+        config, Decoder(DecoderConfig(dim=8, layers=1, heads=2), Inputs(sizes)), Inputs(sizes)
+    )
 
 
 def batch() -> Batch:

@@ -12,6 +12,7 @@ from making import rec, token_store, write_store
 from tokmill.errors import UsageError
 from tokmill.feed.feed import Feed
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
@@ -22,7 +23,9 @@ LENGTHS = [[3, 0, 17, 1], [8, 9, 2, 40], [5, 5]]
 def task(length: int, **options: Any) -> NextToken:
     sizes = {"token": 100}
     config = NextTokenConfig(length=length, **options)
-    return NextToken(config, Decoder(DecoderConfig(dim=8, layers=1, heads=2), sizes), sizes)
+    return NextToken(
+        config, Decoder(DecoderConfig(dim=8, layers=1, heads=2), Inputs(sizes)), Inputs(sizes)
+    )
 
 
 def targets(learner: NextToken, store: Store, shards: int = 0) -> list[int]:

@@ -14,6 +14,7 @@ import tokmill
 from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference.embed import embed
 from tokmill.inference.sample import sample
+from tokmill.models.inputs import Inputs
 from tokmill.training.engines.average import AVERAGE, BLOCK, Average, decay_at
 from tokmill.training.engines.engine import Single
 from tokmill.training.engines.tensors import read_tensors, write_tensors
@@ -290,14 +291,16 @@ def test_the_estimate_counts_it(store: Path) -> None:
         from_dict(recipe(store, model={"dim": 64}, optim={"ema": ema})) for ema in (0.9, 0.0)
     )
     task = Single(with_.run)
-    made = make_task(with_, {"token": SIZE})
+    made = make_task(with_, Inputs({"token": SIZE}))
     task.prepare(made, with_.optim)
     assert task.average is not None
     held = sum(one.numel() * one.element_size() for one in task.average.tensors)
     sizes = {"token": SIZE}
-    difference = tensor_bytes(with_, sizes, 4, 2) - tensor_bytes(without, sizes, 4, 2)
+    difference = tensor_bytes(with_, Inputs(sizes), 4, 2) - tensor_bytes(
+        without, Inputs(sizes), 4, 2
+    )
     assert difference == held == 4 * made.parameter_count()
-    assert rough_bytes(with_, sizes, 4) - rough_bytes(without, sizes, 4) == held
+    assert rough_bytes(with_, Inputs(sizes), 4) - rough_bytes(without, Inputs(sizes), 4) == held
 
 
 @pytest.mark.parametrize(

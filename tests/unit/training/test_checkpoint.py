@@ -11,6 +11,7 @@ import torch
 
 from tokmill.errors import TokmillError
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.store.manifest import encode
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.training.engines.engine import Engine, Single
@@ -30,9 +31,9 @@ SIZES = {"token": 23}
 
 @pytest.fixture
 def engine() -> Engine:
-    model = Decoder(DecoderConfig(dim=8, layers=1, heads=2), SIZES)
+    model = Decoder(DecoderConfig(dim=8, layers=1, heads=2), Inputs(SIZES))
     engine = Single(RunConfig(device="cpu"))
-    engine.prepare(NextToken(NextTokenConfig(length=8), model, SIZES), OptimConfig())
+    engine.prepare(NextToken(NextTokenConfig(length=8), model, Inputs(SIZES)), OptimConfig())
     return engine
 
 

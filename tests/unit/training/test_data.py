@@ -11,6 +11,7 @@ import pytest
 from making import rec, token_store, write_store
 from tokmill.errors import UsageError
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
@@ -22,8 +23,8 @@ SIZES = {"token": 9}
 
 
 def task(**options: Any) -> NextToken:
-    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), SIZES)
-    return NextToken(NextTokenConfig(length=5, **options), model, SIZES)
+    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), Inputs(SIZES))
+    return NextToken(NextTokenConfig(length=5, **options), model, Inputs(SIZES))
 
 
 @pytest.fixture
@@ -77,20 +78,20 @@ def test_a_dry_run_counts_tokens_as_the_training_does(stores: list[Store]) -> No
 
 def test_the_recipe_reaches_the_feed(stores: list[Store]) -> None:
     data = DataConfig(batch_tokens=200, shards=2, seed=3, weights=(3, 1))
-    feed = make_feed(TrainConfig(data=data), task(), stores, ["token"], 2)
+    feed = make_feed(TrainConfig(data=data), task(), stores, 2)
     assert (feed.batch_size, feed.seed) == (40, 3)
     assert [len(rows.groups) for rows in feed.sources] == [2, 2]
     source = feed.rows_of(5)[2]
     assert np.bincount(source).tolist() == [30, 10]
     assert feed.batch(5).columns["token"][:, 0].tolist() == (source + 1).tolist()
-    plain = make_feed(TrainConfig(data=DataConfig(shuffle=False)), task(), stores[:1], ["token"])
+    plain = make_feed(TrainConfig(data=DataConfig(shuffle=False)), task(), stores[:1])
     assert plain.rows_of(0)[1].tolist() == list(range(16))
 
 
 def test_streams_know_no_groups(stores: list[Store]) -> None:
     config = TrainConfig(data=DataConfig(shards=1))
     with pytest.raises(UsageError, match="begin anywhere") as caught:
-        make_feed(config, task(rows="stream"), stores, ["token"])
+        make_feed(config, task(rows="stream"), stores)
     assert caught.value.where == "data.shards"
     assert "windows" in caught.value.hint
 
@@ -99,12 +100,12 @@ def test_a_loss_column_is_read_beside_the_model_s(tmp_path: Path, stores: list[S
     schema = {"token": Column("u2"), "loss": Column("u1")}
     masked = write_store(tmp_path / "masked", schema, [[rec([1] * 11, loss=[0] * 9 + [1] * 2)]])
     config = TrainConfig(data=DataConfig(batch=2, shuffle=False))
-    feed = make_feed(config, task(), [masked], ["token"])
+    feed = make_feed(config, task(), [masked])
     prepared = task().prepare(feed.batch(0))
     assert list(prepared.columns) == ["token"]
     assert prepared.targets["token"].tolist() == [[-1] * 5, [-1, -1, -1, 1, 1]]
     # Where one store has it all must, or tokens would be learned that another may not.
     for mixed in ([masked, stores[0]], [stores[0], masked]):
         with pytest.raises(UsageError, match="no column 'loss'") as caught:
-            make_feed(config, task(), mixed, ["token"])
+            make_feed(config, task(), mixed)
         assert caught.value.where == str(stores[0].path)

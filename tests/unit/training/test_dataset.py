@@ -18,6 +18,7 @@ from making import TOKENS, rec, token_store, write_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig, RowKind
@@ -147,8 +148,8 @@ def test_a_loader_fetches_a_batch_in_one_call(store: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("rows", ["windows", "packed", "whole", "stream"])
 def test_batches_are_those_that_a_training_learns_from(store: Path, rows: RowKind) -> None:
     sizes = {"token": SIZE}
-    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), sizes)
-    task = NextToken(NextTokenConfig(length=12, rows=rows), model, sizes)
+    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), Inputs(sizes))
+    task = NextToken(NextTokenConfig(length=12, rows=rows), model, Inputs(sizes))
     feed = Feed(task.rows(Store(store), seed=5), 4, seed=5, columns=["token"])
     found = batches(store, 12, 4, rows=rows, seed=5, start_step=7, with_positions=True)
     with closing(found):

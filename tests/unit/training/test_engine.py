@@ -13,6 +13,7 @@ import torch
 from tokmill.errors import UsageError
 from tokmill.feed.feed import Feed
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
@@ -30,8 +31,8 @@ SIZES = {"token": 23}
 @pytest.fixture
 def task() -> NextToken:
     torch.manual_seed(0)
-    model = Decoder(DecoderConfig(dim=8, layers=1, heads=2), SIZES)
-    return NextToken(NextTokenConfig(length=8), model, SIZES)
+    model = Decoder(DecoderConfig(dim=8, layers=1, heads=2), Inputs(SIZES))
+    return NextToken(NextTokenConfig(length=8), model, Inputs(SIZES))
 
 
 @pytest.fixture

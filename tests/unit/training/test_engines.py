@@ -20,6 +20,7 @@ import tokmill
 import toy
 from processes import End, together, values
 from tokmill.errors import Interrupted, MachineError, TokmillError
+from tokmill.models.inputs import Inputs
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import make_feed, open_stores
 from tokmill.training.engines.engine import Single, make_engine
@@ -94,9 +95,9 @@ def held(value: dict[str, Any]) -> tuple[int, int]:
     """Bytes of the weights and of the moments that this process holds after a step."""
     config = from_dict(value)
     with make_engine(config.run, config.engine) as engine:
-        task = make_task(config, {"token": toy.SIZE})
+        task = make_task(config, Inputs({"token": toy.SIZE}))
         engine.prepare(task, config.optim)
-        feed = make_feed(config, task, open_stores(config.data), ["token"], 2)
+        feed = make_feed(config, task, open_stores(config.data), 2)
         keys: dict[str, Any] = {"micro_tokens": 999, "device": torch.device("cpu")}
         with Loader(feed, task, range(1), engine.rank, 2, **keys) as loader:
             engine.micro(loader.next()[0][0].tensors, True, 0.1)
@@ -258,8 +259,8 @@ def test_processes_may_have_other_numbers_of_micro_batches(
     assert [one[f"{engine} of lengths"] for one in told] == ["", ""]
     same_training(folder / engine / "lengths", folder / "single/lengths")
     config = from_dict(lengths(store, "single"))
-    task = make_task(config, {"token": toy.SIZE})
-    feed = make_feed(config, task, open_stores(config.data), ["token"], 2)
+    task = make_task(config, Inputs({"token": toy.SIZE}))
+    feed = make_feed(config, task, open_stores(config.data), 2)
     counts = []
     for rank in (0, 1):
         keys: dict[str, Any] = {"micro_tokens": 64, "device": torch.device("cpu")}
@@ -272,7 +273,7 @@ def test_processes_may_have_other_numbers_of_micro_batches(
 def test_what_a_process_holds_is_what_the_plan_says(engine: str, runs: Runs, store: Path) -> None:
     _, told = runs
     config = from_dict(recipe(store, engine))
-    weights = 4 * make_task(config, {"token": toy.SIZE}).parameter_count()
+    weights = 4 * make_task(config, Inputs({"token": toy.SIZE})).parameter_count()
     shares = shares_of(config, 2)
     for one in told:
         mine, moments = one[f"{engine} holds"]

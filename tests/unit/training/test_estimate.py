@@ -14,6 +14,7 @@ import torch
 
 from tokmill.errors import TokmillError
 from tokmill.feed.feed import Batch
+from tokmill.models.inputs import Inputs
 from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.engine import Single
 from tokmill.training.estimate import estimate
@@ -80,7 +81,7 @@ def test_memory_is_what_a_step_takes(sections: dict[str, Any], parts: int, store
     rows, length = 6, config.task.length
     with Peak() as made:
         engine = Single(config.run)
-        engine.prepare(make_task(config, SIZES), config.optim)
+        engine.prepare(make_task(config, Inputs(SIZES)), config.optim)
         before = made.now
         made.most = 0
         ids = np.zeros((rows, length), np.int64)
@@ -92,7 +93,7 @@ def test_memory_is_what_a_step_takes(sections: dict[str, Any], parts: int, store
         engine.step(1e-3)
     weights = sum(p.numel() * p.element_size() for p in engine.parameters)
     assert before == weights
-    found = tensor_bytes(config, SIZES, rows, parts)
+    found = tensor_bytes(config, Inputs(SIZES), rows, parts)
     assert found == pytest.approx(most + 2 * weights, rel=0.02)
 
 
@@ -106,8 +107,8 @@ def test_memory_of_what_is_split(engine: str, stage: int, store: Path) -> None:
     plain = recipe(store, model=model, run={"engine": engine}, task={"length": 4})
     plain["engine"] = {"deepspeed": {"zero_optimization": {"stage": stage}}}
     config = from_dict(plain)
-    weights = 4 * make_task(config, SIZES).parameter_count()
-    assert tensor_bytes(config, SIZES, 1, 2, 1) == pytest.approx(4 * weights, rel=0.05)
+    weights = 4 * make_task(config, Inputs(SIZES)).parameter_count()
+    assert tensor_bytes(config, Inputs(SIZES), 1, 2, 1) == pytest.approx(4 * weights, rel=0.05)
     for world in (2, 4):
         # Moments are two of four, gradients and weights one each.
         split = sum([2, 1, 1][:stage])
@@ -116,7 +117,7 @@ def test_memory_of_what_is_split(engine: str, stage: int, store: Path) -> None:
             expected += 1 / world + 1  # its float32 copy, and its bucket
         if stage == 3:
             expected += 2 / 4  # a block, and its gradient
-        found = tensor_bytes(config, SIZES, 1, 2, world) / weights
+        found = tensor_bytes(config, Inputs(SIZES), 1, 2, world) / weights
         assert found == pytest.approx(expected, abs=0.1), world
 
 
@@ -134,7 +135,7 @@ def test_memory_is_what_the_process_grows_by(sections: dict[str, Any]) -> None:
         [sys.executable, __file__, json.dumps(value)], check=True, capture_output=True, text=True
     )
     config = from_dict(value)
-    tensors = tensor_bytes(config, {"token": 8192}, 32, 2)
+    tensors = tensor_bytes(config, Inputs({"token": 8192}), 32, 2)
     whole, before = map(float, done.stdout.split())
     assert before < FIXED["cpu"]
     assert whole == pytest.approx(process_bytes(tensors, "cpu", config.run.recompute), rel=0.3)
@@ -155,7 +156,7 @@ def grown(value: dict[str, Any]) -> tuple[int, int]:
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     engine = Single(config.run)
-    engine.prepare(make_task(config, {"token": 8192}), config.optim)
+    engine.prepare(make_task(config, Inputs({"token": 8192})), config.optim)
     for _ in range(3):
         for last in (False, True):
             engine.micro(to_tensors(batch, engine.device), last, 1e-4)

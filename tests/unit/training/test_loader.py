@@ -13,6 +13,7 @@ import torch
 from tokmill.errors import UsageError
 from tokmill.feed.feed import Batch, Feed
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Model
 from tokmill.models.rwkv7 import RWKV7, RWKV7Config
 from tokmill.store.store import Store
@@ -34,8 +35,8 @@ def loaded(feed: Feed, task: NextToken, steps: range, *place: int, ahead: int = 
 
 @pytest.fixture
 def task() -> NextToken:
-    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), SIZES)
-    return NextToken(NextTokenConfig(length=8), model, SIZES)
+    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), Inputs(SIZES))
+    return NextToken(NextTokenConfig(length=8), model, Inputs(SIZES))
 
 
 @pytest.fixture
@@ -115,12 +116,12 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def whole_rows(model: Model, **keys: Any) -> NextToken:
-    return NextToken(NextTokenConfig(length=70, rows="whole", **keys), model, SIZES)
+    return NextToken(NextTokenConfig(length=70, rows="whole", **keys), model, Inputs(SIZES))
 
 
 @pytest.mark.parametrize("tokens", [1, 130, 400, 10_000])
 def test_rows_are_trimmed_to_what_stands_in_them(mixed: Store, tokens: int) -> None:
-    task = whole_rows(Decoder(DecoderConfig(dim=4, layers=1, heads=2), SIZES))
+    task = whole_rows(Decoder(DecoderConfig(dim=4, layers=1, heads=2), Inputs(SIZES)))
     batch = task.prepare(Feed(task.rows(mixed), 32).batch(0))
     parts = list(micro_batches(batch, tokens))
     assert sorted(np.concatenate([rows for rows, _ in parts])) == list(range(32))
@@ -147,8 +148,8 @@ def test_rows_are_trimmed_to_what_stands_in_them(mixed: Store, tokens: int) -> N
 @pytest.mark.parametrize(
     "model",
     [
-        Decoder(DecoderConfig(dim=8, layers=2, heads=2), SIZES),
-        RWKV7(RWKV7Config(dim=8, layers=2, head_dim=4), SIZES),
+        Decoder(DecoderConfig(dim=8, layers=2, heads=2), Inputs(SIZES)),
+        RWKV7(RWKV7Config(dim=8, layers=2, head_dim=4), Inputs(SIZES)),
     ],
 )
 def test_trimming_changes_neither_loss_nor_gradient(mixed: Store, model: Model) -> None:
@@ -164,7 +165,7 @@ def test_trimming_changes_neither_loss_nor_gradient(mixed: Store, model: Model) 
         with Loader(feed, task, range(1), micro_tokens=300, device=CPU, trim=trim) as loader:
             parts, count = loader.next()
         # One more, as where another process has more.
-        parts = evened(parts, len(parts) + 1)
+        parts = evened(task, parts, len(parts) + 1)
         sums = [engine.micro(part.tensors, False, 1 / count) for part in parts]
         assert sums[-1]["loss"] == 0
         loss = sum(one["loss"].item() for one in sums) / count
@@ -187,7 +188,7 @@ def test_trimming_keeps_the_second_objective(instruction: Any) -> None:
     }
     raw = Batch(columns, document, np.arange(12).astype(np.uint64))
     torch.manual_seed(0)
-    model = RWKV7(RWKV7Config(dim=8, layers=1, head_dim=4), SIZES)
+    model = RWKV7(RWKV7Config(dim=8, layers=1, head_dim=4), Inputs(SIZES))
     task = whole_rows(model, tied=False, instruction=instruction)
     batch = task.prepare(raw)
     found = []

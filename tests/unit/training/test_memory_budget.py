@@ -11,6 +11,7 @@ import pytest
 import tokmill
 from tokmill import plugins
 from tokmill.errors import MachineError, UsageError
+from tokmill.models.inputs import Inputs
 from tokmill.training import memory_budget
 from tokmill.training.estimate import estimate
 from tokmill.training.memory import tensor_bytes
@@ -36,7 +37,9 @@ def test_every_kind_of_model_is_here() -> None:
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_the_number_of_weights_is_that_of_the_model(style: dict[str, Any], layers: int) -> None:
     config = from_dict({"model": {"dim": 32, "layers": layers, **style}, "task": {"tied": False}})
-    assert parameter_count(config, SIZES) == make_task(config, SIZES).parameter_count()
+    assert (
+        parameter_count(config, Inputs(SIZES)) == make_task(config, Inputs(SIZES)).parameter_count()
+    )
 
 
 @pytest.mark.long
@@ -50,9 +53,9 @@ def test_the_bytes_of_deep_models(style: dict[str, Any], recompute: bool) -> Non
             "run": {"recompute": recompute},
         }
     )
-    exact = tensor_bytes(config, SIZES, 8, 2)
-    assert step_bytes(config, SIZES, 8, 2) == pytest.approx(exact, rel=0.1)
-    assert rough_bytes(config, SIZES, 8) > exact
+    exact = tensor_bytes(config, Inputs(SIZES), 8, 2)
+    assert step_bytes(config, Inputs(SIZES), 8, 2) == pytest.approx(exact, rel=0.1)
+    assert rough_bytes(config, Inputs(SIZES), 8) > exact
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_what_does_not_fit_is_refused(
     assert "--over-memory" in found.value.hint and not (tmp_path / "run").exists()
     config = from_dict({**value, "run": {**value["run"], "over_memory": True}})
     capsys.readouterr()
-    check_memory(config, {"token": SIZE}, 8, 1, 1)
+    check_memory(config, Inputs({"token": SIZE}), 8, 1, 1)
     assert capsys.readouterr().err.startswith("warning: the training takes about")
 
 
@@ -115,7 +118,7 @@ def test_much_is_warned_of_and_little_is_not(
         config = from_dict(recipe(store, 1, model={"dim": 512, "layers": layers, "heads": 8}))
         needed = estimate(config)["memory_bytes"]
         try:
-            check_memory(config, {"token": SIZE}, 8, 1, 1)
+            check_memory(config, Inputs({"token": SIZE}), 8, 1, 1)
         except MachineError:
             assert needed > 2e9
         said.append((needed, capsys.readouterr().err))
@@ -124,4 +127,4 @@ def test_much_is_warned_of_and_little_is_not(
     # Processes of one machine share its memory.
     config = from_dict(recipe(store, 1, model={"dim": 512, "layers": 4, "heads": 8}))
     with pytest.raises(MachineError):
-        check_memory(config, {"token": SIZE}, 8, 4, 4)
+        check_memory(config, Inputs({"token": SIZE}), 8, 4, 4)

@@ -16,6 +16,7 @@ import tokmill
 from processes import together
 from tokmill.errors import TokmillError
 from tokmill.feed.feed import Feed
+from tokmill.models.inputs import Inputs
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import make_feed, open_stores
@@ -133,8 +134,8 @@ def test_rows_that_were_ordered_by_length_are_named(
     keys: dict[str, Any] = {"run": {"micro_tokens": 64}, "task": {"rows": "whole", "length": 32}}
     plain = recipe(mixed, 9, data={"seed": 8}, **keys)
     config = from_dict(plain)
-    task = make_task(config, {"token": SIZE})
-    feed = make_feed(config, task, open_stores(config.data), ["token"])
+    task = make_task(config, Inputs({"token": SIZE}))
+    feed = make_feed(config, task, open_stores(config.data))
     with Loader(feed, task, range(1), micro_tokens=64, device=torch.device("cpu")) as loader:
         parts, _ = loader.next()
     spoil(monkeypatch, 2, lambda loss, sums: (loss * math.nan, {"loss": sums["loss"] * math.nan}))

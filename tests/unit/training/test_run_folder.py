@@ -10,7 +10,8 @@ from tokmill.errors import TokmillError
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.training.runs.run import Facts, check_store, facts_from
+from tokmill.tasks.inputs import Facts
+from tokmill.training.runs.run import check_store, facts_from
 from toy import cycles, make_store
 
 

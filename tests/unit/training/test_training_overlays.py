@@ -13,6 +13,7 @@ from making import here, rec, write_store
 from tokmill.builds.prepare import How
 from tokmill.errors import TokmillError, UsageError
 from tokmill.models.decoder import Decoder, DecoderConfig
+from tokmill.models.inputs import Inputs
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
@@ -44,12 +45,12 @@ def learned(tmp_path: Path) -> Path:
 
 
 def test_tokens_whose_loss_is_0_are_no_targets(learned: Path) -> None:
-    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), SIZES)
-    task = NextToken(NextTokenConfig(length=16), model, SIZES)
+    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), Inputs(SIZES))
+    task = NextToken(NextTokenConfig(length=16), model, Inputs(SIZES))
     seen = []
     for overlays in ((), ("mask",)):
         data = DataConfig(train=str(learned), overlays=overlays, batch=4, shuffle=False)
-        feed = make_feed(TrainConfig(data=data), task, open_stores(data), ["token"])
+        feed = make_feed(TrainConfig(data=data), task, open_stores(data))
         prepared = task.prepare(feed.batch(0))
         assert list(prepared.columns) == ["token"]
         seen.append(prepared.targets["token"])
@@ -140,10 +141,10 @@ def test_what_is_no_mask(tmp_path: Path, column: Column, values: Any, what: str)
     ]
     store = write_store(tmp_path / "s", {"token": Column("u1"), "loss": column}, [rows])
     config = TrainConfig(data=DataConfig(train=str(store.path), batch=1))
-    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), SIZES)
-    task = NextToken(NextTokenConfig(length=4), model, SIZES)
+    model = Decoder(DecoderConfig(dim=4, layers=1, heads=2), Inputs(SIZES))
+    task = NextToken(NextTokenConfig(length=4), model, Inputs(SIZES))
     with pytest.raises(TokmillError, match=what) as error:
-        make_feed(config, task, [store], ["token"])
+        make_feed(config, task, [store])
     assert error.value.hint and error.value.where == str(store.path)
     with pytest.raises(TokmillError, match=what):
         TokenDataset(store, 4)

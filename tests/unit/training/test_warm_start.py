@@ -15,7 +15,8 @@ from tokmill.errors import TokmillError
 from tokmill.store.manifest import read_json
 from tokmill.store.schema import Column
 from tokmill.store.vocab import Vocabulary
-from tokmill.training.runs.run import FACTS, Facts, load_task
+from tokmill.tasks.inputs import Facts
+from tokmill.training.runs.run import FACTS, load_task
 from tokmill.training.runs.warm_start import check_ids, start_facts
 from toy import cycles, make_store, recipe
 

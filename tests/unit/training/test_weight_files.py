@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokmill.cli import main
 from tokmill.errors import TokmillError
+from tokmill.models.inputs import Inputs
 from tokmill.models.rwkv7 import RWKV7, RWKV7Config
 from tokmill.training.engines.tensors import write_tensors
 from tokmill.training.runs.run import load_task, read_run
@@ -24,7 +25,7 @@ CONFIG = RWKV7Config(
 def checkpoint(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Return tensors as official code names them."""
     torch.manual_seed(0)
-    model = RWKV7(CONFIG, {"token": 11})
+    model = RWKV7(CONFIG, Inputs({"token": 11}))
     named = {
         name.replace("fields.embeddings.column_token", "emb"): torch.randn_like(value).to(dtype)
         for name, value in model.state_dict().items()

@@ -26,6 +26,7 @@ from tokmill.models.public_tensors import from_public, to_public
 from tokmill.store.manifest import encode
 from tokmill.store.schema import Column, id_dtype
 from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.inputs import Facts
 from tokmill.tasks.next_token import NextToken
 from tokmill.tasks.task import Task
 from tokmill.training.engines.engine import MODEL
@@ -36,8 +37,8 @@ from tokmill.training.recipe.resolve import RECIPE
 from tokmill.training.runs.run import (
     FACTS,
     VOCAB,
-    Facts,
     Run,
+    inputs_of,
     load_task,
     make_task,
     open_run,
@@ -105,7 +106,7 @@ def import_model(
         vocabularies={COLUMN: found[0]} if found else {},
     )
     with torch.device("meta"):
-        task = make_task(config, facts.columns)
+        task = make_task(config, inputs_of(config, facts))
     tensors = read_weights(folder)
     state = from_public(tensors, public.tensor_names, task.state_dict(), COLUMN, str(folder))
     task.load_state_dict(state, assign=True)

@@ -23,11 +23,12 @@ import torch
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.files import inside, locked, machine_errors, make_folder, write_file
+from tokmill.models.inputs import Inputs
 from tokmill.store.manifest import canonical_digest, encode, read_json
-from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.task import Task, column_sizes
+from tokmill.tasks.inputs import Facts, column_sizes
+from tokmill.tasks.task import Task
 from tokmill.training.engines.optim import same_rates
 from tokmill.training.recipe import config as configs
 from tokmill.training.recipe.config import TrainConfig
@@ -37,17 +38,6 @@ from tokmill.training.runs.track import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
 FACTS, VOCAB, LOCK = "schema.json", "vocab", ".lock"
-
-
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run remembers of the store that it learns from."""
-
-    fingerprint: str
-    columns: dict[str, int]
-    """The columns that the model reads, and the number of their ids."""
-    schema: Schema
-    vocabularies: dict[str, Vocabulary]
-    bytes_per_token: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -233,11 +223,17 @@ def check_store(facts: Facts, store: Store) -> None:
             )
 
 
-def make_task(config: TrainConfig, columns: Mapping[str, int]) -> Task:
+def inputs_of(config: TrainConfig, facts: Facts) -> Inputs:
+    """Return what the model of a recipe reads of a store with these facts."""
+    task: type[Task] = plugins.load(plugins.TASKS, config.task.kind)
+    return task.inputs(config.task, facts)
+
+
+def make_task(config: TrainConfig, inputs: Inputs) -> Task:
     """Return the model in its task, weights drawn from the recipe's seed."""
     torch.manual_seed(config.run.seed)
-    model = plugins.load(plugins.MODELS, config.model.kind)(config.model, columns)
-    task: Task = plugins.load(plugins.TASKS, config.task.kind)(config.task, model, columns)
+    model = plugins.load(plugins.MODELS, config.model.kind)(config.model, inputs)
+    task: Task = plugins.load(plugins.TASKS, config.task.kind)(config.task, model, inputs)
     return task
 
 
@@ -246,7 +242,7 @@ def load_task(run: Path | str, at: str = "") -> Task:
     run = Path(run)
     config, facts = read_run(run)
     file = weights_at(run, at)
-    task = make_task(config, facts.columns)
+    task = make_task(config, inputs_of(config, facts))
     load_from(task, file)
     return task.eval()
 

@@ -8,11 +8,12 @@ import msgspec
 
 from tokmill.errors import MachineError, TokmillError
 from tokmill.store.manifest import read_json
+from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
 from tokmill.training.engines.engine import MODEL
 from tokmill.training.recipe.config import DEFAULT_KINDS, TrainConfig, differences
 from tokmill.training.recipe.resolve import read_recipe, run_of
-from tokmill.training.runs.run import FACTS, Facts
+from tokmill.training.runs.run import FACTS
 from tokmill.training.runs.weights import load_from, newest_weights
 
 

@@ -21,11 +21,12 @@ from tokmill.files import machine_errors, write_file
 from tokmill.models.fields import PREFIX
 from tokmill.models.rwkv7 import RWKV7
 from tokmill.store.schema import Column, id_dtype
+from tokmill.tasks.inputs import Facts
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.engines.tensors import write_tensors
 from tokmill.training.recipe import config as configs
 from tokmill.training.runs.exchange import COLUMN, LONGEST, find_vocabulary, read_fetched, write_run
-from tokmill.training.runs.run import Facts, Run, load_task, make_task
+from tokmill.training.runs.run import Run, inputs_of, load_task, make_task
 
 OFFICIAL = (".pth", ".safetensors")
 PLAIN = ".pt"
@@ -60,7 +61,7 @@ def import_file(
         vocabularies={COLUMN: vocabulary[0]} if vocabulary else {},
     )
     with torch.device("meta"):
-        task = make_task(config, facts.columns)
+        task = make_task(config, inputs_of(config, facts))
     task.load_state_dict(from_official(found, task.state_dict(), str(path)), assign=True)
     return write_run(out, config, task, facts, vocabulary)
 

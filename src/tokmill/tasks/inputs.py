@@ -1,0 +1,53 @@
+"""What is known of the stores that a task learns from, and which inputs follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from tokmill.feed.feed import id_counts
+from tokmill.models.inputs import Inputs
+from tokmill.store.schema import Schema
+from tokmill.store.store import Store
+from tokmill.store.vocab import Vocabulary
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run remembers of the store that it learns from; a run opens by it, without the store.
+
+    `columns`: what a model can read (`column_sizes`), and the number of ids of each. `roles` of
+    vocabularies and widths of columns stand in `vocabularies` and `schema`.
+    """
+
+    fingerprint: str
+    columns: dict[str, int]
+    schema: Schema
+    vocabularies: dict[str, Vocabulary]
+    bytes_per_token: float = 0.0
+
+
+def store_inputs(facts: Facts) -> Inputs:
+    """Return all columns of ids that a store has, with the roles of their vocabularies."""
+    return Inputs(ids=dict(facts.columns), roles=roles_of(facts, facts.columns))
+
+
+def roles_of(facts: Facts, columns: Iterable[str]) -> dict[str, Mapping[str, int]]:
+    """Return column → role → id, for columns whose vocabulary says roles."""
+    vocabularies = {
+        name: facts.schema[name].vocab or "" for name in columns if name in facts.schema
+    }
+    return {
+        name: dict(facts.vocabularies[vocabulary].roles)
+        for name, vocabulary in vocabularies.items()
+        if vocabulary in facts.vocabularies
+    }
+
+
+def column_sizes(store: Store) -> dict[str, int]:
+    """Return the columns that a model can read, with the number of their ids.
+
+    These are the columns with a vocabulary and a value a token; and a column `token` without one
+    (imported from bare ids), whose largest id then says how many there are.
+    """
+    return {name: n for name, n in id_counts(store).items() if not store.schema[name].width}
