@@ -190,7 +190,10 @@ def _tokenizer() -> object:
 def _readable() -> str:
     tokenizer: object = _tokenizer()
     if (found := tokenizer.encode(WORDS)) != ANSWER:  # type: ignore[attr-defined]
-        raise TokmillError(f"the readable encoder gives {found}, not {ANSWER}")
+        raise TokmillError(
+            f"the readable encoder gives {found}, not {ANSWER}",
+            hint="install tokmill again: its own code does not compute what it should",
+        )
     return "gives the known ids"
 
 

@@ -34,7 +34,7 @@ class TokmillError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+    def __init__(self, what: str, *, hint: str, where: str = "") -> None:
         self.what = what
         self.where = where
         self.hint = hint

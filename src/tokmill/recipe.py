@@ -63,7 +63,11 @@ def other_recipe(path: Path | str) -> str:
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     resolved = path.resolve()
     if resolved in seen:
-        raise UsageError("the recipe extends itself", where=str(path))
+        raise UsageError(
+            "the recipe extends itself",
+            where=str(path),
+            hint="take `extends` out of one of the files",
+        )
     if not path.is_file():
         raise UsageError("there is no such recipe", where=str(path), hint=other_recipe(path))
     try:
@@ -77,7 +81,11 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if parent is None:
         return value
     if not isinstance(parent, str):
-        raise UsageError("extends is not the path of a recipe", where=str(path))
+        raise UsageError(
+            "extends is not the path of a recipe",
+            where=str(path),
+            hint='extends = "other.toml", a path beside this file',
+        )
     return merge(_read(path.parent / parent, (*seen, resolved)), value)
 
 
@@ -98,7 +106,10 @@ def overrides(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key.strip()):
-            raise UsageError(f"--set {setting!r} is not of the form a.b=value")
+            raise UsageError(
+                f"--set {setting!r} is not of the form a.b=value",
+                hint="--set optim.lr=0.001, for example",
+            )
         try:
             value = loads_toml(f"value = {text}")["value"]
         except ValueError:

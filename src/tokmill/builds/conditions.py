@@ -29,7 +29,10 @@ def record_values(batch: Records, name: str, schema: Schema) -> list[Any] | Arra
     value = batch.columns[name]
     if not isinstance(value, tuple):
         if schema[name].per != "record" or schema[name].width:
-            raise UsageError(f"the column {name!r} does not hold one value a record")
+            raise UsageError(
+                f"the column {name!r} does not hold one value a record",
+                hint="`tokmill inspect STORE` lists the columns that hold one",
+            )
         return value
     data, offsets = value[0].tobytes(), value[1].tolist()
     try:
@@ -65,13 +68,19 @@ def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Arr
     try:
         wanted: Any = raw if is_text or sign == "~" else _number(raw)
     except ValueError:
-        raise UsageError(f"where: {raw!r} is no number, but {name!r} holds numbers") from None
+        raise UsageError(
+            f"where: {raw!r} is no number, but {name!r} holds numbers",
+            hint=f"compare with a number: --where '{name} > 10'",
+        ) from None
 
     if sign == "~":
         try:
             re.compile(raw)
         except re.error as error:
-            raise UsageError(f"where: {raw!r} is no regular expression: {error}") from None
+            raise UsageError(
+                f"where: {raw!r} is no regular expression: {error}",
+                hint="what follows ~ is a regular expression as of Python's re",
+            ) from None
 
     def holds(batch: Records, lengths: Array) -> Array:
         values = lengths if name == "length" else record_values(batch, name, schema)

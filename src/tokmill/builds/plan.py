@@ -85,7 +85,11 @@ def make_plan(
                 PlannedItem(item.name, item.path, item.start, item.stop, item.digest, name)
             )
     if not planned:
-        raise TokmillError("the inputs hold nothing to read", where=", ".join(roots))
+        raise TokmillError(
+            "the inputs hold nothing to read",
+            where=", ".join(roots),
+            hint="`tokmill inspect INPUT` says what a file or folder holds",
+        )
     plan = Plan(
         recipe_id=recipe_id,
         plan_id=layout.plan_digest(recipe_id, planned),

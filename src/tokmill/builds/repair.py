@@ -69,7 +69,11 @@ def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
     receipts: list[Receipt] = []
     for name in names:
         if name not in tasks:
-            raise TokmillError(f"the plan knows no shard {name!r}", where=str(store))
+            raise TokmillError(
+                f"the plan knows no shard {name!r}",
+                where=str(store),
+                hint="`tokmill store validate STORE` names the shards that are bad",
+            )
         receipts += make_shard(source, tasks[name], work.vocabularies, folder)
     return receipts
 

@@ -88,7 +88,10 @@ def before(
             )
     if more.get("vocab_size"):
         if chosen.tokenizer:
-            raise UsageError("--tokenizer and --vocab-size exclude each other")
+            raise UsageError(
+                "--tokenizer and --vocab-size exclude each other",
+                hint="--tokenizer takes one that is there, --vocab-size trains one",
+            )
         if not chosen.out:
             raise UsageError("no folder for the store was named", hint="-o STORE")
         check_folder(Path(chosen.out))

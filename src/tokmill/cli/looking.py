@@ -65,6 +65,7 @@ def inspect(
             "--stats, --where and --overlay are for stores, --head for stores and pickles; "
             f"this is {facts['what']}",
             where=str(path),
+            hint=f"tokmill inspect {path}",
         )
     if overlay:
         # Of none of them may anything be shown, and a name that is wrong is told all the same.

@@ -138,11 +138,18 @@ def locate(
         column, _, value = what.partition("=")
         numbers = list(places.find_records(opened, column, value))
         if not numbers:
-            raise TokmillError(f"no record has {what}", where=str(store))
+            raise TokmillError(
+                f"no record has {what}",
+                where=str(store),
+                hint="`tokmill inspect STORE` shows the first records",
+            )
     elif what.isdecimal():
         numbers = [int(what)]
     else:
-        raise UsageError(f"{what!r} is neither a number nor COLUMN=VALUE")
+        raise UsageError(
+            f"{what!r} is neither a number nor COLUMN=VALUE",
+            hint="tokmill store locate STORE 17, or id=abc",
+        )
     found = [places.locate(opened, number) for number in numbers]
     if json:
         print_json(found)

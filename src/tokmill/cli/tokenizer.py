@@ -256,7 +256,9 @@ def _open_text(file: str, text: str | None) -> Iterator[Iterator[str]]:
     else:
         if not Path(file).is_file():
             raise TokmillError(
-                "this is a folder" if Path(file).is_dir() else "there is no such file", where=file
+                "this is a folder" if Path(file).is_dir() else "there is no such file",
+                where=file,
+                hint="name a text file, or - for standard input",
             )
         with machine_errors("read", file), open(file, "rb") as handle:
             yield _decoded(handle, file)

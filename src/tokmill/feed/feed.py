@@ -115,11 +115,16 @@ class Feed:
         else:
             self.sources = [rows]
         if not self.sources:
-            raise UsageError("a feed takes rows: there are none")
+            raise UsageError(
+                "a feed takes rows: there are none",
+                hint="tokmill.Feed(tokmill.Windows(store, 128), batch_size=8)",
+            )
         for source in self.sources:
             self._check_rows(source, batch_size)
         if batch_size < 1:
-            raise UsageError(f"a batch of {batch_size} rows cannot be made")
+            raise UsageError(
+                f"a batch of {batch_size} rows cannot be made", hint="a batch has at least one row"
+            )
         self.length, self.batch_size, self.seed = self.sources[0].length, batch_size, seed
         stores = [source.store for source in self.sources]
         self.dtypes = column_dtypes(stores, None if columns is None else list(columns))

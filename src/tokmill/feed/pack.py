@@ -50,7 +50,10 @@ def best_fit(lengths: Array, counts: Array, capacity: int) -> Patterns:
     holds.
     """
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
-        raise UsageError(f"pieces of {lengths.min()} to {lengths.max()} in bins of {capacity}")
+        raise UsageError(
+            f"pieces of {lengths.min()} to {lengths.max()} in bins of {capacity}",
+            hint="a piece has 1 to `capacity` tokens: cut longer ones first",
+        )
     # A node is a group of bins that were treated alike: as its parent, then `count` pieces of
     # `length` each. The root, number 0, is more empty bins than can be needed.
     bins, nodes = [int(counts.sum()) + 1], [(0, 0, 0)]

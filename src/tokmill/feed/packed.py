@@ -58,7 +58,10 @@ class Packed:
                 hint="0, or 1 where the next token is learned",
             )
         if length <= overlap:
-            raise UsageError(f"rows of {length} tokens that share {overlap} cannot be packed")
+            raise UsageError(
+                f"rows of {length} tokens that share {overlap} cannot be packed",
+                hint=f"rows of at least {overlap + 1} tokens",
+            )
         self.store, self.length, self.seed = store, length, seed
         self.tokens = store.tokens
         self.overlap, self.step = overlap, length - overlap

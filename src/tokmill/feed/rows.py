@@ -64,7 +64,10 @@ class Windows:
     ) -> None:
         step = length if step is None else step
         if length < 1 or step < 1:
-            raise TokmillError(f"windows of {length} tokens every {step} cannot be cut")
+            raise TokmillError(
+                f"windows of {length} tokens every {step} cannot be cut",
+                hint="length and step are at least 1",
+            )
         self.store, self.length, self.step, self.across = store, length, step, across
         self.offsets = store.offsets()
         lengths = np.asarray([store.tokens]) if across else np.diff(self.offsets)

@@ -74,12 +74,16 @@ class BinSource(TokenSource):
             )
         if config.record_tokens is not None and not 0 < config.record_tokens <= MAX_RECORD // 4:
             raise UsageError(
-                f"record_tokens = {config.record_tokens} is not 1 to {MAX_RECORD // 4}"
+                f"record_tokens = {config.record_tokens} is not 1 to {MAX_RECORD // 4}",
+                hint="--record-tokens takes a number in this range",
             )
         frozen = super().freeze(config, request)
         size = frozen["token"].vocabulary.size if frozen else config.vocab_size or 1 << 32
         if config.separator_id is not None and not 0 <= config.separator_id < size:
-            raise UsageError(f"separator_id = {config.separator_id} is none of the {size} ids")
+            raise UsageError(
+                f"separator_id = {config.separator_id} is none of the {size} ids",
+                hint="--separator-id is the id that ends each document there",
+            )
         return frozen
 
     @property

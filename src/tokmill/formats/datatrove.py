@@ -90,7 +90,9 @@ def _token_size(path: Path) -> int | None:
     size = line.rpartition(b"|")[2].strip()
     if size not in (b"2", b"4"):
         raise TokmillError(
-            f"its first line does not end in |2 or |4: {line[:60]!r}", where=str(metadata)
+            f"its first line does not end in |2 or |4: {line[:60]!r}",
+            where=str(metadata),
+            hint="the folder of a .ds file has .ds.index and .ds.metadata, as datatrove wrote them",
         )
     return int(size)
 
@@ -138,7 +140,10 @@ class DatatroveExport:
         vocabulary = store.vocabularies.get(store.schema[config.column].vocab or "")
         name = config.tokenizer or (vocabulary.file if vocabulary else "unknown")
         if "|" in name or "\n" in name:
-            raise UsageError(f"tokenizer = {name!r}: datatrove parts its metadata at |")
+            raise UsageError(
+                f"tokenizer = {name!r}: datatrove parts its metadata at |",
+                hint="--tokenizer NAME takes a name without |",
+            )
         dtype = exports.wide_dtype(store, config.column)
         data = exports.output_file(out, ".ds", config.name)
         index, metadata = (data.with_name(data.name + s) for s in (".index", ".metadata"))

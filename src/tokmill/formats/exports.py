@@ -106,7 +106,9 @@ def pieces(store: Store, name: str, dtype: np.dtype[Any]) -> Iterator[Array]:
             piece = ids[start : start + BLOCK]
             if np.iinfo(piece.dtype).max > most and int(piece.max()) > most:
                 raise TokmillError(
-                    f"the id {piece.max()} does not fit into {dtype.name}", where=str(store.path)
+                    f"the id {piece.max()} does not fit into {dtype.name}",
+                    where=str(store.path),
+                    hint="--dtype uint32, or an export of wider numbers, as parquet",
                 )
             yield np.ascontiguousarray(piece, dtype)
 

@@ -58,7 +58,9 @@ def read_header(head: bytes, size: int, path: Path) -> np.dtype[Any] | None:
     version, dtype = MAGICS[magic]
     if len(head) < HEADER:
         raise TokmillError(
-            f"the llm.c header is cut off after {len(head)} of {HEADER} bytes", where=str(path)
+            f"the llm.c header is cut off after {len(head)} of {HEADER} bytes",
+            where=str(path),
+            hint="copy the file again: it was cut off",
         )
     fields = np.frombuffer(head[:HEADER], "<i4")
     if fields[1] != version:
@@ -104,7 +106,8 @@ class LlmcExport:
         config = self.config
         if not 0 < config.shard_tokens < MAX_COUNT:
             raise UsageError(
-                f"shard_tokens = {config.shard_tokens}: the header holds 1 to {MAX_COUNT - 1}"
+                f"shard_tokens = {config.shard_tokens}: the header holds 1 to {MAX_COUNT - 1}",
+                hint="--shard-tokens 100000000 is llm.c's own",
             )
         exports.check_column(store, config)
         dtype = exports.wide_dtype(store, config.column)

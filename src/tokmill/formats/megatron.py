@@ -224,6 +224,7 @@ def _lengths(store: Store) -> Iterator[Array]:
             raise TokmillError(
                 f"a record of {lengths.max()} tokens is too long for a Megatron index",
                 where=str(store.path),
+                hint="`tokmill build select STORE --max-length N -o NEW` leaves longer ones out",
             )
         yield lengths.astype("<i4")
 

@@ -100,7 +100,11 @@ class NpzSource(TokenSource):
         kept = mask.astype(bool)
         if (mask != kept).any():
             bad = row + int((mask != kept).any(axis=1).argmax())
-            raise TokmillError("the attention mask is neither 0 nor 1", where=f"{path}, row {bad}")
+            raise TokmillError(
+                "the attention mask is neither 0 nor 1",
+                where=f"{path}, row {bad}",
+                hint="the mask is 1 at tokens and 0 at padding: make the file again",
+            )
         begins = kept.copy()
         begins[:, 1:] &= ~kept[:, :-1]
         holes = begins.sum(axis=1) > 1
@@ -152,6 +156,7 @@ class _Arrays:
             raise TokmillError(
                 f"{arrays[0]} has shape {self.ids.shape}, {arrays[1]} {self.mask.shape}",
                 where=str(path),
+                hint="ids and mask have one shape, (windows, width): make the file again",
             )
         self.rows = self.ids.shape[0]
         self.rows_of_item = max(1, MAX_ITEM // max(1, self.ids.row_bytes))
@@ -169,7 +174,11 @@ class _Arrays:
         """Read to the ends, where the checksums stand."""
         for member in (self.ids, self.mask):
             if member.file.read(1):
-                raise TokmillError(f"{member.name} is longer than it says", where=str(self.path))
+                raise TokmillError(
+                    f"{member.name} is longer than it says",
+                    where=str(self.path),
+                    hint="copy the file again, or make it again: it is damaged",
+                )
 
 
 class _Member:
@@ -189,6 +198,7 @@ class _Member:
                 f"{name} has dtype {self.dtype} and shape {self.shape}; "
                 "it should hold integers of shape (windows, width)",
                 where=str(path),
+                hint="make the file again: input_ids and attention_mask are matrices of integers",
             )
         if fortran and min(self.shape) > 1:
             raise TokmillError(

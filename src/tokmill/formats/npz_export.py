@@ -85,10 +85,18 @@ class NpzExport:
         self._check()
         pad = self._pad(store)
         if exports.id_count(store, config.column) > 1 << 31:
-            raise TokmillError("the ids do not fit into int32", where=str(store.path))
+            raise TokmillError(
+                "the ids do not fit into int32",
+                where=str(store.path),
+                hint="the npz windows hold int32: export the store as parquet",
+            )
         windows = Windows(store, config.max_length, config.stride, across=False)
         if not len(windows):
-            raise TokmillError("the store holds no tokens", where=str(store.path))
+            raise TokmillError(
+                "the store holds no tokens",
+                where=str(store.path),
+                hint="look at it with `tokmill inspect`: was anything built?",
+            )
         folder, name = make_folder(out), f"tokenized_{config.name}"
         parts, own = self._parts(windows, name)
         inputs = {item.name for item in read_planned(store.path)}
@@ -175,7 +183,10 @@ class NpzExport:
             )
         size = vocabulary.size if vocabulary else 1 << 31
         if not 0 <= pad < size:
-            raise UsageError(f"pad_id = {pad} is none of the ids 0 to {size - 1}")
+            raise UsageError(
+                f"pad_id = {pad} is none of the ids 0 to {size - 1}",
+                hint="--pad-id takes an id in this range",
+            )
         return pad
 
     def _npz(self, store: Store, windows: Windows, runs: Runs, pad: int) -> Iterator[bytes]:

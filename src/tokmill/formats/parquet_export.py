@@ -46,7 +46,11 @@ class ParquetExport:
         dtype = exports.wide_dtype(store, self.config.column)
         beside = {n: c for n, c in store.schema.items() if c.per == "record"}
         if "input_ids" in beside:
-            raise TokmillError("the store has a record column 'input_ids'", where=str(store.path))
+            raise TokmillError(
+                "the store has a record column 'input_ids'",
+                where=str(store.path),
+                hint="build the store without keeping a field of this name",
+            )
         sink = exports.Sink()
         writer: Any = None
         for ids, number, first, last in exports.blocks(store, self.config.column, GROUP_TOKENS):
@@ -75,7 +79,11 @@ class ParquetExport:
             writer.write_table(table, row_group_size=max(1, len(table)))
             yield sink.take()
         if writer is None:
-            raise TokmillError("the store holds no records", where=str(store.path))
+            raise TokmillError(
+                "the store holds no records",
+                where=str(store.path),
+                hint="look at it with `tokmill inspect`: was anything built?",
+            )
         writer.close()
         yield sink.take()
 
@@ -89,6 +97,8 @@ def _strings(data: Array, offsets: Array, where: str) -> Any:
         found.validate(full=True)
     except arrow.ArrowInvalid:
         raise TokmillError(
-            "a string has a lone surrogate, which Parquet cannot hold", where=where
+            "a string has a lone surrogate, which Parquet cannot hold",
+            where=where,
+            hint="build the store again without keeping this field",
         ) from None
     return found.cast(arrow.string())

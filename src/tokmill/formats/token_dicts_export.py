@@ -83,7 +83,10 @@ class TokenDictsExport:
                 hint=nearest(config.key, strings),
             )
         if config.sequences_per_file < 0:
-            raise UsageError(f"sequences_per_file = {config.sequences_per_file} is no number")
+            raise UsageError(
+                f"sequences_per_file = {config.sequences_per_file} is no number",
+                hint="0: all in one file; else at least 1",
+            )
         groups = self._groups(store)
         others: tuple[str, str] | None
         count = len(groups) if config.key else store.records

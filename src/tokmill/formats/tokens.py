@@ -59,7 +59,10 @@ class TokenSource(ABC):
         Raises `UsageError` when `vocab_size` contradicts it, or roles stand without a tokenizer.
         """
         if config.vocab_size is not None and config.vocab_size < 1:
-            raise UsageError(f"vocab_size = {config.vocab_size} is no number of ids")
+            raise UsageError(
+                f"vocab_size = {config.vocab_size} is no number of ids",
+                hint="--vocab-size is the number of ids, at least 1",
+            )
         if request.tokenizer is None:
             if request.roles:
                 raise UsageError(

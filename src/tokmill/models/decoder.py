@@ -97,9 +97,15 @@ class DecoderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def check(self) -> None:
         """Refuse sizes that do not fit together."""
         if min(self.dim, self.layers, self.heads) < 1:
-            raise UsageError("dim, layers and heads must be at least 1", where="model")
+            raise UsageError(
+                "dim, layers and heads must be at least 1",
+                where="model",
+                hint="--set model.layers=4, for example",
+            )
         if min(self.kv_heads, self.head_dim, self.hidden, self.context, self.field_dim) < 0:
-            raise UsageError("a size cannot be negative", where="model")
+            raise UsageError(
+                "a size cannot be negative", where="model", hint="0 means the default of this key"
+            )
         if not self.head_dim and self.dim % self.heads:
             raise UsageError(
                 f"{self.heads} heads do not divide a width of {self.dim}",

@@ -85,10 +85,16 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def check(self) -> None:
         """Refuse sizes that do not fit together."""
         if min(self.dim, self.layers, self.head_dim) < 1:
-            raise UsageError("dim, layers and head_dim must be at least 1", where="model")
+            raise UsageError(
+                "dim, layers and head_dim must be at least 1",
+                where="model",
+                hint="--set model.layers=4, for example",
+            )
         ranks = (self.decay_rank, self.rate_rank, self.value_rank, self.gate_rank)
         if min(self.hidden, self.field_dim, *ranks) < 0:
-            raise UsageError("a size cannot be negative", where="model")
+            raise UsageError(
+                "a size cannot be negative", where="model", hint="0 means the default of this key"
+            )
         if self.dim % self.head_dim:
             raise UsageError(
                 f"a width of {self.dim} is no number of heads of {self.head_dim}",

@@ -178,7 +178,11 @@ def column_of(store: Store, column: str = "") -> str:
             hint=nearest(column, known),
         )
     if not known:
-        raise TokmillError("the store has no column of ids", where=str(store.path))
+        raise TokmillError(
+            "the store has no column of ids",
+            where=str(store.path),
+            hint="name a column with --column: `tokmill inspect` lists them",
+        )
     return column or known[0]
 
 

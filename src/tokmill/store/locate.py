@@ -68,7 +68,10 @@ def find_records(store: Store, column: str, value: str) -> Iterator[int]:
             try:
                 wanted = float(value)
             except ValueError:
-                raise UsageError(f"{value!r} is no number, but {column!r} holds numbers") from None
+                raise UsageError(
+                    f"{value!r} is no number, but {column!r} holds numbers",
+                    hint=f"tokmill store locate STORE {column}=17",
+                ) from None
             yield from (base + int(i) for i in np.flatnonzero(shard[column] == wanted))
         base += entry.records
 

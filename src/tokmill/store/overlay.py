@@ -135,7 +135,9 @@ def check_offsets(base: Store, overlay: Store) -> None:
         shard = overlay.shard(number)
         if not np.array_equal(base.shard(number)["offsets"], shard["offsets"]):
             raise TokmillError(
-                "records have other lengths than those of the store", where=str(shard.path)
+                "records have other lengths than those of the store",
+                where=str(shard.path),
+                hint="build the overlay again with --fresh",
             )
 
 

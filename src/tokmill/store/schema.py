@@ -60,7 +60,10 @@ def id_dtype(size: int) -> Literal["u1", "u2", "u4"]:
         return "u2"
     if size <= 1 << 32:
         return "u4"
-    raise TokmillError(f"a vocabulary of {size} ids does not fit into 32 bits")
+    raise TokmillError(
+        f"a vocabulary of {size} ids does not fit into 32 bits",
+        hint="a vocabulary has at most 2^32 ids",
+    )
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True):
@@ -174,11 +177,20 @@ def check_schema(schema: Schema) -> None:
                 f"{', '.join(sorted(RESERVED))}; --column names that of an overlay",
             )
         if column.dtype == "utf8" and (column.per != "record" or column.width):
-            raise TokmillError(f"the column {name!r} holds strings, which are one a record")
+            raise TokmillError(
+                f"the column {name!r} holds strings, which are one a record",
+                hint='per = "record" is for strings',
+            )
         if column.per == "phrase":
-            raise TokmillError(f"the column {name!r}: a value a phrase is not held yet")
+            raise TokmillError(
+                f"the column {name!r}: a value a phrase is not held yet",
+                hint="hold it as a value a token, or a value a record",
+            )
         if column.phrase and (column.per != "token" or column.width):
-            raise TokmillError(f"the column {name!r} lies in phrases, so it is a scalar a token")
+            raise TokmillError(
+                f"the column {name!r} lies in phrases, so it is a scalar a token",
+                hint="leave out its width",
+            )
         if column.ref is not None and (column.phrase or column.dtype not in REFERRING):
             raise TokmillError(
                 f"the column {name!r} is of type {column.dtype}, and cannot hold record numbers",

@@ -233,7 +233,10 @@ class Store:
                 hint=nearest(name, self.schema),
             )
         if column.per != "record" or column.dtype == "utf8":
-            raise UsageError(f"the column {name!r} does not hold a number a record")
+            raise UsageError(
+                f"the column {name!r} does not hold a number a record",
+                hint="`tokmill inspect STORE` lists the columns that hold one",
+            )
         parts = [self.shard(number)[name] for number in range(len(self.shards))]
         return np.concatenate(parts) if parts else np.zeros(0, column.numpy())
 

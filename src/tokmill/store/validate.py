@@ -113,23 +113,47 @@ def check_shard(store: Store, entry: ShardEntry) -> int:
     """Raise `TokmillError` for the first thing wrong with a shard; return its empty records."""
     path = shard_path(store.path, entry.name)
     if not path.exists():
-        raise TokmillError("the shard is missing", where=str(path))
+        raise TokmillError(
+            "the shard is missing",
+            where=str(path),
+            hint="`tokmill store repair STORE` makes it again",
+        )
     size = path.stat().st_size
     if size != entry.bytes:
-        raise TokmillError(f"{size} bytes instead of {entry.bytes}", where=str(path))
+        raise TokmillError(
+            f"{size} bytes instead of {entry.bytes}",
+            where=str(path),
+            hint="`tokmill store repair STORE` makes it again",
+        )
     if sha256_file(path) != entry.sha256:
-        raise TokmillError("the bytes have changed (sha256 differs)", where=str(path))
+        raise TokmillError(
+            "the bytes have changed (sha256 differs)",
+            where=str(path),
+            hint="`tokmill store repair STORE` makes it again",
+        )
     receipt_path = path.with_suffix(".json")
     if not receipt_path.exists():
-        raise TokmillError("the receipt is missing", where=str(receipt_path))
+        raise TokmillError(
+            "the receipt is missing",
+            where=str(receipt_path),
+            hint="`tokmill store repair STORE` makes it again",
+        )
     receipt = layout.read_sealed(receipt_path, layout.Receipt)
     stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
     if stated != (entry.records, entry.tokens, entry.bytes, entry.sha256):
-        raise TokmillError("receipt and manifest contradict each other", where=str(receipt_path))
+        raise TokmillError(
+            "receipt and manifest contradict each other",
+            where=str(receipt_path),
+            hint="`tokmill store repair STORE` makes it again",
+        )
     shard = Shard(path, checked=False)
     empty = check_arrays(store, entry, shard)
     if entry.records and int(shard["item"].max()) >= len(receipt.items):
-        raise TokmillError("a record's input is not in the receipt", where=str(path))
+        raise TokmillError(
+            "a record's input is not in the receipt",
+            where=str(path),
+            hint="`tokmill store repair STORE` makes it again",
+        )
     return empty
 
 
@@ -139,7 +163,9 @@ def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
 
     def demand(condition: Any, what: str) -> None:
         if not bool(condition):
-            raise TokmillError(what, where=where)
+            raise TokmillError(
+                what, where=where, hint="`tokmill store repair STORE` makes it again"
+            )
 
     offsets = shard["offsets"]
     demand(len(offsets) == entry.records + 1, "the number of records is not the stated one")

@@ -141,7 +141,11 @@ def check_cut(kind: RowKind, length: int, step: int, where: str = "") -> None:
             hint=nearest(kind, get_args(RowKind)),
         )
     if length < 1:
-        raise UsageError("a row needs at least one position", where=f"{where}length")
+        raise UsageError(
+            "a row needs at least one position",
+            where=f"{where}length",
+            hint="--set task.length=128, for example",
+        )
     if step and kind != "windows":
         raise UsageError(
             f"{kind} rows take no step", where=f"{where}step", hint='step is for rows = "windows"'

@@ -77,7 +77,10 @@ def check_request(vocab_size: int, special_tokens: Sequence[str]) -> None:
         if not token:
             raise UsageError("a special token is empty", hint="give it a name: <|endoftext|>")
         if times > 1:
-            raise UsageError(f"the special token {token!r} is given {times} times")
+            raise UsageError(
+                f"the special token {token!r} is given {times} times",
+                hint="each special token has one id: name it once",
+            )
         if len(token) == 1:
             raise UsageError(
                 f"the special token {token!r} is one character, which text uses too",

@@ -186,7 +186,10 @@ class ChatSource(JsonlSource):
         schema: Schema = {}
         for name, column in super().schema.items():
             if name == LOSS:
-                raise UsageError(f"a field to keep would be the column {LOSS!r}")
+                raise UsageError(
+                    f"a field to keep would be the column {LOSS!r}",
+                    hint="keep it under another name, or leave it out of --keep",
+                )
             schema[name] = column
             if name == "token":
                 schema[LOSS] = Column("u1")

@@ -218,5 +218,7 @@ def _tokenizer(data: Mapping[str, Any], resources: Resources) -> Any:
         return library.Tokenizer.from_str(msgspec.json.encode(data).decode())
     except Exception as error:
         raise TokmillError(
-            f"this tokenizer.json cannot be loaded: {error}", where="tokenizer.json"
+            f"this tokenizer.json cannot be loaded: {error}",
+            where="tokenizer.json",
+            hint="make the tokenizer again, or take the one of the model's own folder",
         ) from None

@@ -387,7 +387,11 @@ def _read(path: Path, missing: str | None = None) -> str:
             return raw.decode()
         value = loads_json(raw)
     except ValueError as error:
-        raise TokmillError(f"this is no chat template: {error}", where=str(path)) from None
+        raise TokmillError(
+            f"this is no chat template: {error}",
+            where=str(path),
+            hint="a template is Jinja, as `chat_template` of a tokenizer_config.json",
+        ) from None
     found = value.get("chat_template") if isinstance(value, dict) else None
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
@@ -413,7 +417,11 @@ def _names(folder: Path) -> dict[str, str]:
         try:
             value = loads_json(raw)
         except ValueError as error:
-            raise TokmillError(f"this is no JSON: {error}", where=str(path)) from None
+            raise TokmillError(
+                f"this is no JSON: {error}",
+                where=str(path),
+                hint="name a tokenizer_config.json, a .jinja file, or a template that is built in",
+            ) from None
         for key, token in value.items() if isinstance(value, dict) else ():
             text = token.get("content") if isinstance(token, dict) else token
             if key.endswith("_token") and isinstance(text, str) and not key.startswith("add_"):

@@ -84,7 +84,9 @@ def read_text(path: str) -> list[str]:
     """Read a UTF-8 file in parts of about a megabyte that end after a newline."""
     file = Path(path)
     if not file.exists():
-        raise TokmillError("there is no such file", where=path)
+        raise TokmillError(
+            "there is no such file", where=path, hint="name text files to compare on"
+        )
     if file.is_dir():
         raise TokmillError("this is a folder", where=path, hint="give one text file")
     with machine_errors("read", file):

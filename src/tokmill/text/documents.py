@@ -102,7 +102,10 @@ class DocumentSource(ABC):
         for name in getattr(self.config, "keep", ()):
             column = column_name(name)
             if column in schema:
-                raise UsageError(f"two fields to keep would be the column {column!r}")
+                raise UsageError(
+                    f"two fields to keep would be the column {column!r}",
+                    hint="leave one of them out of --keep",
+                )
             schema[column] = Column("utf8", per="record")
         return schema
 

@@ -70,7 +70,10 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
                     verb = "rejected" if drop.rejected else "skipped"
                     outcome = f"{verb}: {drop.reason}"
     if begins < 0 or (rows and begins != offset):
-        raise UsageError(f"{name} has no record at line {line}")
+        raise UsageError(
+            f"{name} has no record at line {line}",
+            hint="a line is counted from 1, and a record may begin on an earlier one",
+        )
     found["outcome"] = outcome
     if documents is None:
         return found
@@ -130,7 +133,9 @@ def _in_store(out: str, path: Path, begins: int) -> dict[str, str]:
 def find_line(name: str, line: int) -> tuple[int, bytes]:
     """Return (byte offset, bytes) of a line of a file, counted from 1; compressed ones inflated."""
     if not Path(name).is_file():
-        raise TokmillError("there is no such file", where=name)
+        raise TokmillError(
+            "there is no such file", where=name, hint="--explain FILE:LINE takes one of the inputs"
+        )
     offset = 0
     for number, raw in enumerate(_lines(name), 1):
         if number == line:

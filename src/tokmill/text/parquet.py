@@ -243,7 +243,9 @@ class _Groups:
                 yield from self._parquet.iter_batches(most, row_groups=[group], columns=names)
         except arrow_errors(pyarrow) as error:
             raise TokmillError(
-                f"the file is damaged: {str(error).splitlines()[0]}", where=self.path
+                f"the file is damaged: {str(error).splitlines()[0]}",
+                where=self.path,
+                hint="copy the file again, or leave it out",
             ) from None
 
 

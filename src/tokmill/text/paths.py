@@ -42,7 +42,10 @@ def parse_path(path: str) -> tuple[Step, ...]:
             try:
                 key = msgspec.json.decode(key, type=str)
             except msgspec.DecodeError:
-                raise UsageError(f"{path!r}: the quoted key is no JSON string") from None
+                raise UsageError(
+                    f"{path!r}: the quoted key is no JSON string",
+                    hint='a key in quotation marks is as in JSON: "a.b".c',
+                ) from None
         steps.append(Step(key, len(lists) // 2))
         place = found.end()
         if not dot:

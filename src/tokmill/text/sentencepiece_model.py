@@ -39,7 +39,11 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
             "this is no SentencePiece model", where=where, hint="the file may be cut short"
         ) from None
     if not pieces:
-        raise TokmillError("this is no SentencePiece model: it has no pieces", where=where)
+        raise TokmillError(
+            "this is no SentencePiece model: it has no pieces",
+            where=where,
+            hint="name the .model file that SentencePiece wrote",
+        )
     kind = _KINDS.get(_number(trainer, 3, 1), "unknown")
     if kind != "BPE":
         raise TokmillError(
@@ -59,7 +63,9 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
             )
     if not _number(normalizer, 5, 1):
         raise TokmillError(
-            "a SentencePiece model without escape_whitespaces cannot be read", where=where
+            "a SentencePiece model without escape_whitespaces cannot be read",
+            where=where,
+            hint="take the tokenizer.json of the same model",
         )
     if normalizer.get(2):
         name = normalizer.get(1, b"")
@@ -77,7 +83,11 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
             hint="train it with --add_dummy_prefix=false",
         )
     if any(piece.kind == _UNUSED for piece in pieces):
-        raise TokmillError("a SentencePiece model with unused pieces cannot be read", where=where)
+        raise TokmillError(
+            "a SentencePiece model with unused pieces cannot be read",
+            where=where,
+            hint="take the tokenizer.json of the same model",
+        )
     return _tokenizer_json(pieces, trainer, normalizer)
 
 

@@ -54,7 +54,10 @@ class Tokenizer:
             specials = dict(special_tokens)
             for token, number in specials.items():
                 if vocab.setdefault(number, token.encode()) != token.encode():
-                    raise UsageError(f"the id {number} of {token!r} is {vocab[number]!r} already")
+                    raise UsageError(
+                        f"the id {number} of {token!r} is {vocab[number]!r} already",
+                        hint="each id stands for one token",
+                    )
         else:
             numbers = {token: number for number, token in sorted(vocab.items(), reverse=True)}
             for token in special_tokens or ():

@@ -111,7 +111,11 @@ def read_pair(path: Path) -> dict[str, Any]:
         ):
             raise ValueError("it is no map from tokens to ids")
     except ValueError as error:
-        raise TokmillError(f"this is no vocab.json: {error}", where=str(vocab_path)) from None
+        raise TokmillError(
+            f"this is no vocab.json: {error}",
+            where=str(vocab_path),
+            hint="vocab.json is one JSON object, token to id",
+        ) from None
     vocab: dict[int, bytes] = {}
     specials: dict[str, int] = {}
     for token, number in spelled.items():
@@ -127,7 +131,11 @@ def read_pair(path: Path) -> dict[str, Any]:
             continue
         parts = [tokenizer_json.unalias(part) for part in line.rstrip("\r").split(" ")]
         if len(parts) != 2 or parts[0] is None or parts[1] is None:
-            raise TokmillError(f"a merge is no pair: {line!r}", where=f"{merges_path}:{number}")
+            raise TokmillError(
+                f"a merge is no pair: {line!r}",
+                where=f"{merges_path}:{number}",
+                hint="a line of merges.txt is two tokens with a space between them",
+            )
         merges.append((parts[0], parts[1]))
     return tokenizer_json.byte_level(vocab, merges, specials)
 
@@ -156,7 +164,9 @@ def read_ranks(
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
             raise TokmillError(
-                f"a line is no token and rank: {line[:60]!r}", where=f"{path}:{number}"
+                f"a line is no token and rank: {line[:60]!r}",
+                where=f"{path}:{number}",
+                hint="a line of a .tiktoken file is a token in base64, a space and its rank",
             ) from None
     if len(set(ranks.values())) != len(ranks):
         raise TokmillError("two tokens have one rank", where=str(path), hint="the file is broken")

@@ -195,7 +195,11 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
             or not isinstance(token.get("id"), int)
             or not isinstance(token.get("content"), str)
         ):
-            raise TokmillError(f"an added token has no id or content: {token!r}", where=where)
+            raise TokmillError(
+                f"an added token has no id or content: {token!r}",
+                where=where,
+                hint="an entry of added_tokens has `id` and `content`",
+            )
     _check_vocabulary(data, where)
     for key, parts in STEPS.items():
         if not _is_step(data.get(key), parts):

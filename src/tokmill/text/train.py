@@ -260,7 +260,10 @@ def _with_tokenizers(
             )
         )
     except Exception as error:
-        raise UsageError(f"the pattern {pattern!r} cannot be read: {error}") from None
+        raise UsageError(
+            f"the pattern {pattern!r} cannot be read: {error}",
+            hint="a pattern is a regular expression as of the `regex` library",
+        ) from None
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = words
     trainer = library.trainers.BpeTrainer(

@@ -182,11 +182,16 @@ def unigram(config: TrainConfig, facts: Facts) -> dict[str, Array]:
     any more, or is another one.
     """
     if not config.data.train:
-        raise TokmillError("the run has learned from no store")
+        raise TokmillError(
+            "the run has learned from no store",
+            hint="losses of single tokens are told without those of their frequencies",
+        )
     stores = open_stores(config.data)
     if facts_from(stores).fingerprint != facts.fingerprint:
         raise TokmillError(
-            "it is not the store that the run has learned from", where=str(stores[0].path)
+            "it is not the store that the run has learned from",
+            where=str(stores[0].path),
+            hint="put the old store back to its place to see the unigram losses",
         )
     tables = {name: np.ones(size) for name, size in facts.columns.items()}
     for store in stores:
@@ -194,7 +199,9 @@ def unigram(config: TrainConfig, facts: Facts) -> dict[str, Array]:
         for name, table in tables.items():
             if name not in ids:
                 raise TokmillError(
-                    f"ids of {name!r} are too large to be counted", where=str(store.path)
+                    f"ids of {name!r} are too large to be counted",
+                    where=str(store.path),
+                    hint="losses of this column are told without those of its frequencies",
                 )
             seen = ids[name][: len(table)]
             table[: len(seen)] += seen

@@ -160,7 +160,10 @@ def batches(
     """
     check_cut(rows, length, 0)
     if start_step < 0 or not 0 <= rank < world:
-        raise UsageError(f"there is no step {start_step} of process {rank} of {world}")
+        raise UsageError(
+            f"there is no step {start_step} of process {rank} of {world}",
+            hint="steps and processes are counted from 0",
+        )
     source = opened(store)
     column, columns = read_columns(source, column)
     feed = Feed(

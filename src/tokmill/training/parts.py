@@ -53,7 +53,8 @@ def sample_batch(
     places = len(array) - context_length
     if places < 1 or context_length < 1:
         raise UsageError(
-            f"no window of {context_length} ids and the next one fits into {len(array)}"
+            f"no window of {context_length} ids and the next one fits into {len(array)}",
+            hint="take a smaller context_length, or a longer array",
         )
     starts = torch.randint(places, (batch_size, 1), generator=generator).numpy()
     windows = torch.from_numpy(array[starts + np.arange(context_length + 1)].astype(np.int64))

@@ -77,7 +77,11 @@ class Pickle:
     def _mapped(self) -> Iterator[mmap.mmap]:
         with machine_errors("read", self.path), open(self.path, "rb") as handle:
             if not handle.seek(0, 2):
-                raise TokmillError("the file is empty, which no pickle is", where=str(self.path))
+                raise TokmillError(
+                    "the file is empty, which no pickle is",
+                    where=str(self.path),
+                    hint="copy the file again",
+                )
             with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 yield data
 

@@ -211,7 +211,8 @@ def tokens_of(tokens: TokenList, ids: Iterable[int] | Array) -> list[str]:
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(tokens):
         wrong = int(numbers[(numbers < 0) | (numbers >= len(tokens))][0])
         raise UsageError(
-            f"{wrong} is no id of {tokens.column}, whose ids are 0 to {len(tokens) - 1}"
+            f"{wrong} is no id of {tokens.column}, whose ids are 0 to {len(tokens) - 1}",
+            hint="name ids of this column's vocabulary",
         )
     return [tokens.tokens[number] for number in numbers.tolist()]
 

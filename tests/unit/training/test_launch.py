@@ -203,7 +203,7 @@ def test_the_first_process_of_a_machine_speaks(environment: pytest.MonkeyPatch) 
     for here, expected in ((Place(4, 8, 0, 4), TokmillError), (Place(5, 8, 1, 4), SystemExit)):
         started_as(environment, here)
         with pytest.raises(expected) as caught, one_a_machine():
-            raise TokmillError("all of them see it")
+            raise TokmillError("all of them see it", hint="look")
     assert caught.value.code == 1
 
 
@@ -259,5 +259,5 @@ def test_who_is_silent_leaves_the_word_to_the_first(environment: pytest.MonkeyPa
         if supervised:
             environment.setenv(launch.SUPERVISED, "a run")
         with pytest.raises(SystemExit), one_a_machine():
-            raise UsageError("wrong")
+            raise UsageError("wrong", hint="right")
     assert slept == [launch.PATIENCE]

@@ -108,7 +108,11 @@ def check_checkpoint(folder: Path) -> State:
 
 def damaged(path: Path, what: str) -> TokmillError:
     """Return the error for a file of a checkpoint."""
-    return TokmillError(f"the checkpoint is damaged: {what}", where=str(path))
+    return TokmillError(
+        f"the checkpoint is damaged: {what}",
+        where=str(path),
+        hint="an older checkpoint of the run may be whole: `tokmill train --resume` looks for it",
+    )
 
 
 def step_of_name(folder: Path) -> int:

@@ -72,7 +72,9 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
     if extract or path.name.endswith(EXTRACT):
         if levels is not None:
             raise UsageError(
-                "the level of an extract stands in the name of its file", where=str(path)
+                "the level of an extract stands in the name of its file",
+                where=str(path),
+                hint="NAME-O2-…_extract.pkl, for example",
             )
         titles = [path.name.removesuffix(EXTRACT).removesuffix(path.suffix)]
         programs = programs or [Recorded()]

@@ -122,7 +122,9 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
     named = {one.tokens.rules for one in found.values()}
     if len(named) > 1:
         raise TokmillError(
-            f"the lists are for different rules: {', '.join(sorted(named))}", where=str(root)
+            f"the lists are for different rules: {', '.join(sorted(named))}",
+            where=str(root),
+            hint="take lists of one set of rules in a folder",
         )
     return found
 
@@ -270,7 +272,9 @@ def _lines(path: Path) -> list[str]:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise TokmillError(
-            f"the text is no UTF-8: {error.reason}", where=f"{path}, byte {error.start:,}"
+            f"the text is no UTF-8: {error.reason}",
+            where=f"{path}, byte {error.start:,}",
+            hint="a list is text in UTF-8, a token a line",
         ) from None
     lines = [line.rstrip("\r") for line in text.split("\n")]
     if lines[-1] == "":

@@ -1,0 +1,202 @@
+"""Every kind of build with small inputs: what the conformance tests of `plugins.SOURCES` run.
+
+A new line in that table needs one in `CASES`.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from making import TOKENIZER, rec, write_store
+from tokmill import plugins, recipe
+from tokmill.store.schema import Column
+from tokmill.store.store import Store
+
+Write = Callable[[Path, int], Path]
+
+
+@dataclass(frozen=True)
+class SourceCase:
+    """A kind of build: how its inputs are written, and what its command says besides them."""
+
+    write: Write
+    """Write input number 0, 1, … into a folder and return its path."""
+    options: Callable[[Path], Sequence[object]] = lambda folder: ()
+    """Further arguments; they may write files into a folder."""
+    over: bool = False
+    """Whether the build adds columns to a store, in place of making another."""
+    grows: bool = True
+    """Whether the same command may be given more inputs."""
+
+
+def tokenizer(folder: Path) -> Sequence[object]:
+    """Name the tokenizer."""
+    return ("--tokenizer", TOKENIZER)
+
+
+def texts(number: int) -> list[str]:
+    """Return texts that no other input has."""
+    return [f"text {i} of input {number}: the quick brown fox\n\tjumps é 日本" for i in range(20)]
+
+
+def write_text(folder: Path, number: int) -> Path:
+    """Write documents with `<|endoftext|>` between them."""
+    path = folder / f"{number}.txt"
+    path.write_text("\n<|endoftext|>\n".join(texts(number)))
+    return path
+
+
+def lines(folder: Path, number: int, rows: Sequence[Any]) -> Path:
+    """Write JSON Lines."""
+    path = folder / f"{number}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_jsonl(folder: Path, number: int) -> Path:
+    """Write records with a text."""
+    return lines(folder, number, [{"text": text} for text in texts(number)])
+
+
+def write_chats(folder: Path, number: int) -> Path:
+    """Write chats of a question and an answer."""
+    roles = ("user", "assistant")
+    rows = [
+        {"messages": [{"role": role, "content": f"{role}: {text}"} for role in roles]}
+        for text in texts(number)
+    ]
+    return lines(folder, number, rows)
+
+
+def write_parquet(folder: Path, number: int) -> Path:
+    """Write a table with a text column, in several row groups."""
+    import pyarrow as arrow
+    import pyarrow.parquet
+
+    path = folder / f"{number}.parquet"
+    arrow.parquet.write_table(arrow.table({"text": texts(number)}), path, row_group_size=7)
+    return path
+
+
+def write_graph(folder: Path, number: int) -> Path:
+    """Write the graph of a program of two functions."""
+    from tokmill.x86.graph import Edge
+    from tokmill.x86.graphs.files import write_graph as write
+    from x86_graphs import Block, graph_of
+
+    at = 0x1000 * (number + 1)
+    nop, add, ret = b"\x90", bytes([0x83, 0xC0, number + 1]), b"\xc3"
+    path = folder / f"{number}.cfg.parquet"
+    functions = {
+        at: [Block(at, [nop, add], [(Edge(1), at + 4)]), Block(at + 4, [ret])],
+        at + 0x100: [Block(at + 0x100, [b"\x55", ret])],
+    }
+    write(graph_of(functions, ["main", ""]), path)
+    return path
+
+
+def write_ids(folder: Path, number: int) -> Path:
+    """Write a store of ids in two shards."""
+    from tokmill.text.tokenizer import Tokenizer
+
+    vocabulary, data = Tokenizer.from_file(TOKENIZER).vocabulary()
+    schema = {
+        "token": Column("u2", vocab="token"),
+        "name": Column("utf8", per="record"),
+    }
+    draw = np.random.default_rng(number)
+    rows = [
+        rec([*draw.integers(5, 250, draw.integers(1, 30)).tolist(), 0], name=f"{number} n{i}é")
+        for i in range(20)
+    ]
+    path = folder / f"ids-{number}"
+    write_store(path, schema, [rows[:12], rows[12:]], vocabularies={"token": vocabulary})
+    (path / "vocab" / vocabulary.file).write_bytes(data)
+    return path
+
+
+def exported(kind: str, name: str, **options: Any) -> Write:
+    """Return what writes the ids of `write_ids` in the format of an export."""
+
+    def write(folder: Path, number: int) -> Path:
+        source = folder / "stores"
+        source.mkdir(exist_ok=True)
+        export = plugins.load(plugins.EXPORTS, kind)
+        target = folder / name.format(number)
+        made = export(recipe.convert(export.Config, options))
+        made.write(Store(write_ids(source, number)), target)
+        return target
+
+    return write
+
+
+def write_token_dicts(folder: Path, number: int) -> Path:
+    """Write a pickle of instructions as dicts of tokens."""
+    one = {
+        "asm": ["MOV", "EAX", "RBP", "-", "IMM"], "mne": "MOV",
+        "type": [("[PAD]", 1), ("R32_REG", 1), ("R32_OR_MEM", 3)],
+        "reg": ["[PAD]", "RAX", "RBP", "[PAD]", "[PAD]"],
+        "rw": [("[PAD]", 1), ("WRITE", 1), ("READ", 3)], "eflag": "[PAD]",
+    }  # fmt: skip
+    path = folder / f"{number}_tokens.pkl"
+    path.write_bytes(pickle.dumps({"main": [[one] * (number + 2), [one]], "f": [[one]]}, 4))
+    return path
+
+
+def write_x86_store(folder: Path, number: int) -> Path:
+    """Build a store of the functions of a graph."""
+    from making import quick_build
+
+    graphs = folder / "graphs"
+    graphs.mkdir(exist_ok=True)
+    path = folder / f"functions-{number}"
+    quick_build("x86", write_graph(graphs, number), path)
+    return path
+
+
+def record_values(folder: Path) -> Sequence[object]:
+    """Write a number a record."""
+    np.save(folder / "level.npy", np.arange(20, dtype=np.int32))
+    return ("--values", folder / "level.npy")
+
+
+def small_run(folder: Path) -> Sequence[object]:
+    """Train a model on a store of ids for a step."""
+    from tokmill import train
+    from toy import recipe as small
+
+    source = folder / "learned"
+    source.mkdir(exist_ok=True)
+    run = folder / "run"
+    if not run.exists():
+        train(small(write_ids(source, 9), 1, task={"rows": "whole", "length": 32}), run, quiet=True)
+    return ("--run", run)
+
+
+CASES: dict[str, SourceCase] = {
+    "text": SourceCase(write_text, tokenizer),
+    "jsonl": SourceCase(write_jsonl, tokenizer),
+    "chat": SourceCase(
+        write_chats, lambda folder: ("--tokenizer", TOKENIZER, "--chat-template", "plain")
+    ),
+    "parquet": SourceCase(write_parquet, tokenizer),
+    "x86": SourceCase(write_graph),
+    "select": SourceCase(write_ids, lambda folder: ("--min-length", 3)),
+    "overlay": SourceCase(write_ids, record_values, over=True, grows=False),
+    "embed": SourceCase(write_ids, small_run, over=True, grows=False),
+    "npz": SourceCase(exported("npz", "npz-{}", max_length=64, stride=64, pad_id=1)),
+    "bin": SourceCase(exported("bin", "{}.bin"), lambda folder: ("--separator-id", 0)),
+    "megatron": SourceCase(exported("megatron", "m{}")),
+    "datatrove": SourceCase(exported("datatrove", "{}.ds")),
+    "parquet-tokens": SourceCase(exported("parquet", "{}.parquet")),
+    # Their vocabularies hold what their inputs hold: with more inputs it is another recipe.
+    "token-dicts": SourceCase(write_token_dicts, grows=False),
+    "recode": SourceCase(write_x86_store, grows=False),
+}
