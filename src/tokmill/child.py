@@ -390,7 +390,7 @@ def _error(kind: str, value: Any) -> TokmillError:
     if isinstance(found, type) and issubclass(found, TokmillError) and len(value) == 3:
         what, where, hint = map(str, value)
         return found(what, where=where, hint=hint)
-    return ChildError(f"{kind}: {value}")
+    return ChildError(f"{kind}: {value}", hint="the function itself failed in the child")
 
 
 def _signal_name(number: int) -> str:
