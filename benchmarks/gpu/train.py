@@ -24,7 +24,7 @@ from tokmill.models.wkv7 import Form
 from tokmill.models.wkv7_triton import HAS_TRITON
 from tokmill.recipe import merge, read_toml
 from tokmill.tasks.task import to_tensors
-from tokmill.training.engines.engine import make_engine
+from tokmill.training.engines.choose import make_engine
 from tokmill.training.flops import peak_flops
 from tokmill.training.recipe.config import TrainConfig, from_dict
 from tokmill.training.runs.run import make_task

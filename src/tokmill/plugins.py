@@ -73,6 +73,24 @@ TASKS: dict[str, Part] = {
     "next_token": Part("tokmill.tasks.next_token:NextToken", "train", "predict the next token"),
 }
 
+OPTIMIZERS: dict[str, Part] = {
+    "adamw": Part("tokmill.training.engines.adamw:AdamW", "train", "AdamW"),
+    "muon": Part(
+        "tokmill.training.engines.muon:Muon", "train", "Muon on matrices in blocks, else AdamW"
+    ),
+}
+
+ENGINES: dict[str, Part] = {
+    "single": Part("tokmill.training.engines.single:Single", "train", "one process"),
+    "ddp": Part("tokmill.training.engines.ddp:Ddp", "train", "processes that share the rows"),
+    "fsdp2": Part(
+        "tokmill.training.engines.fsdp2:Fsdp2", "train", "processes that share the weights too"
+    ),
+    "deepspeed": Part(
+        "tokmill.training.engines.deepspeed:DeepSpeed", "deepspeed", "DeepSpeed's ZeRO"
+    ),
+}
+
 LIFTERS: dict[str, Part] = {
     "native": Part("tokmill.x86.lift.cfg:lift", "x86", "tokmill's own, on iced-x86"),
     "angr": Part("tokmill.x86.lift.angr:lift", "angr", "angr's CFGFast"),

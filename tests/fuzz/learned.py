@@ -82,7 +82,7 @@ def engine() -> Any:
     import torch
 
     from tokmill.models.inputs import Inputs
-    from tokmill.training.engines.engine import make_engine
+    from tokmill.training.engines.choose import make_engine
     from tokmill.training.recipe import config as configs
     from tokmill.training.runs.run import make_task
     from toy import recipe

@@ -32,7 +32,7 @@ from tokmill.store.schema import Array, Column, Records
 from tokmill.store.store import read_receipts
 from tokmill.tasks.inputs import Facts
 from tokmill.training.engines.allocator import keep_freed_memory
-from tokmill.training.engines.engine import pick_device
+from tokmill.training.engines.device import pick_device
 from tokmill.training.engines.precision import Precision
 from tokmill.training.runs.run import check_store, load_task, read_run
 from tokmill.training.runs.weights import step_of, weights_at

@@ -14,7 +14,7 @@ from tokmill.inference.draw import Drawing
 from tokmill.inference.generate import End, Row, continue_rows
 from tokmill.inference.reading import Ids
 from tokmill.tasks.next_token import NextToken
-from tokmill.training.engines.engine import pick_device
+from tokmill.training.engines.device import pick_device
 from tokmill.training.runs.run import load_task, read_run
 
 Prompt = str | Sequence[int] | Ids

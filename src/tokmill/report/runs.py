@@ -22,6 +22,7 @@ from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
+    LEARNED,
     DataConfig,
     OptimConfig,
     RunConfig,
@@ -35,7 +36,7 @@ DEPTH = 3
 """A folder of runs holds them so deep: an experiment, a setting, a seed."""
 DEFAULTS = msgspec.to_builtins(
     {"data": DataConfig(), "optim": OptimConfig(), "run": RunConfig()}
-    | {name: {"kind": kind} for name, kind in DEFAULT_KINDS.items()}
+    | {name: {"kind": kind} for name, kind in DEFAULT_KINDS.items() if name in LEARNED}
 )
 
 

@@ -16,7 +16,7 @@ from tokmill.tasks.next_token import BORDER, NextToken
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.training.breakdown import Breakdown, Groups, unigram
 from tokmill.training.data import open_to_evaluate, overlay_notes
-from tokmill.training.engines.engine import moved, pick_device
+from tokmill.training.engines.device import moved, pick_device
 from tokmill.training.engines.precision import Precision
 from tokmill.training.engines.reduce import add
 from tokmill.training.loader import micro_batches

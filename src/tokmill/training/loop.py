@@ -19,7 +19,8 @@ from tokmill.progress import Progress, human_time
 from tokmill.store.check import ShardCheck
 from tokmill.tasks.task import Task
 from tokmill.training.data import make_feed, open_stores, rows_a_step
-from tokmill.training.engines.engine import Engine, make_engine
+from tokmill.training.engines.choose import make_engine
+from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.optim import learning_rate
 from tokmill.training.engines.reduce import add, most, over_processes
 from tokmill.training.engines.rng import seed_random_states, set_torch_states, torch_states

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import blocks_of
 from tokmill.tasks.task import Task
+from tokmill.training.engines.optim import make_optimizer, moment_bytes
 from tokmill.training.engines.precision import DTYPES
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.deepspeed_config import settings, stage_of
@@ -99,11 +100,12 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
     float32, of which a process holds the share w, of gradients g and of moments m (`Shares`; 1, or
     1 / `world`), that is
 
-        w W + 2 m W + a w W + A + G + E
+        w W + m M + a w W + A + G + E
 
-    a: 1 where an average of the weights is kept (`optim.ema`), else 0; A: what else is alive at the
-    worst moment of forward and backward passes over micro-batches of `rows` whole rows, whole
-    gradients (g = 1) among it; G: g W, where gradients are split. E, where weights are split:
+    M: bytes of all moments, 2 W with AdamW; a: 1 where an average of the weights is kept
+    (`optim.ema`), else 0; A: what else is alive at the worst moment of forward and backward passes
+    over micro-batches of `rows` whole rows, whole gradients (g = 1) among it; G: g W, where
+    gradients are split. E, where weights are split:
     weights and gradients of one block, and of what is in no block, whole; and of DeepSpeed's stages
     its float32 copy of W / `world`, and its bucket of gradients.
     """
@@ -120,6 +122,8 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
             if shares.gradients < 1 and parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(let_go)  # type: ignore[no-untyped-call]
         weights = peak.now
+        optimizer = make_optimizer(task.param_groups(0.0), config.optim, blocks_of(task))
+        moments = moment_bytes(optimizer)
         with peak:
             # From the second micro-batch on, gradients are there already.
             for _ in range(min(parts, 2)):
@@ -127,12 +131,11 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
                     loss, sums = task(batch)
                 torch.autograd.backward(loss)
                 del loss, sums
-    held = (
-        shares.weights * (2 if config.optim.ema else 1)
-        + 2 * shares.moments
-        + (shares.gradients if shares.gradients < 1 else 0)
+    held = shares.weights * (2 if config.optim.ema else 1) + (
+        shares.gradients if shares.gradients < 1 else 0
     )
-    return peak.most - weights + math.ceil(held * weights) + extra_bytes(config, task, world)
+    kept = math.ceil(held * weights + shares.moments * moments)
+    return peak.most - weights + kept + extra_bytes(config, task, world)
 
 
 def let_go(weight: Tensor) -> None:

@@ -16,7 +16,8 @@ from tokmill.inference.embed import embed
 from tokmill.inference.sample import sample
 from tokmill.models.inputs import Inputs
 from tokmill.training.engines.average import AVERAGE, BLOCK, Average, decay_at
-from tokmill.training.engines.engine import Single
+from tokmill.training.engines.saving import Saved
+from tokmill.training.engines.single import Single
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate
 from tokmill.training.memory import tensor_bytes
@@ -100,7 +101,7 @@ def test_nothing_is_done_where_none_is_wanted(store: Path, val: Path, tmp_path: 
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(Average, "__init__")
         patch.delattr(Average, "update")
-        patch.delattr(Single, "averaged")
+        patch.delattr(Saved, "averaged")
         tokmill.train(averaging(store, val, 3, optim={"ema": 0.0}), tmp_path / "run", quiet=True)
 
 

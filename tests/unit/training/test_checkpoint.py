@@ -14,8 +14,9 @@ from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.inputs import Inputs
 from tokmill.store.manifest import encode
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
-from tokmill.training.engines.engine import Engine, Single
+from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.rng import seed_for
+from tokmill.training.engines.single import Single
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from tokmill.training.runs.checkpoint import (
     State,

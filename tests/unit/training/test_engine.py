@@ -18,8 +18,11 @@ from tokmill.models.model import Tensors
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
+from tokmill.training.engines.choose import make_engine
 from tokmill.training.engines.ddp import Ddp
-from tokmill.training.engines.engine import Engine, Single, make_engine, moved, pick_device
+from tokmill.training.engines.device import moved, pick_device
+from tokmill.training.engines.engine import Engine
+from tokmill.training.engines.single import Single
 from tokmill.training.launch import Place
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from toy import cycles, make_store

@@ -16,7 +16,7 @@ from tokmill.errors import TokmillError
 from tokmill.feed.feed import Batch
 from tokmill.models.inputs import Inputs
 from tokmill.tasks.task import to_tensors
-from tokmill.training.engines.engine import Single
+from tokmill.training.engines.single import Single
 from tokmill.training.estimate import estimate
 from tokmill.training.memory import FIXED, Peak, process_bytes, tensor_bytes
 from tokmill.training.recipe.config import from_dict

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tokmill.errors import UsageError
-from tokmill.training.recipe.config import DEFAULT_KINDS, FREE, flatten, from_dict
+from tokmill.training.recipe.config import FREE, LEARNED, flatten, from_dict
 from tokmill.training.recipe.key_names import OTHER_NAMES, OTHER_WAYS, TABLES, in_tables, merged
 
 
@@ -27,6 +27,7 @@ from tokmill.training.recipe.key_names import OTHER_NAMES, OTHER_WAYS, TABLES, i
         ("learning_rate", "optim.lr"),
         ("warmup_iters", "optim.warmup"),
         ("grad_clip", "optim.clip"),
+        ("optimizer", "optim.kind"),
         ("max_iters", "run.steps"),
         ("eval_interval", "run.eval_every"),
         ("steps", "run.steps"),
@@ -48,7 +49,8 @@ def test_every_other_name_is_of_a_key_that_is_there_and_is_none_of_ours() -> Non
     ours = {key.partition(".")[2] for key in keys}
     assert not ours & (OTHER_NAMES.keys() | OTHER_WAYS.keys())
     # A name of ours is looked for in the model and the task only where these tables lack it.
-    parts = {name for table in DEFAULT_KINDS for name in whole[table]}
+    parts = {name for table in LEARNED for name in whole[table]}
+    parts.remove("kind")
     assert not parts & {name for kind in TABLES.values() for name in kind.__struct_fields__}
 
 
@@ -67,7 +69,7 @@ def test_options_win_over_the_recipe_under_any_name() -> None:
     ("given", "what", "hint"),
     [
         ({"seed": 1}, "seed may be data.seed or run.seed", "name its table"),
-        ({"kind": "x"}, "kind may be model.kind or task.kind", "name its table"),
+        ({"kind": "x"}, "kind may be model.kind or task.kind or optim.kind", "name its table"),
         ({"warmupp": 1}, "warmupp: there is no such key", "did you mean 'warmup'?"),
         ({"learning_rat": 1}, "learning_rat: there is no such key", "'learning_rate'?"),
         ({"min_lr": 1}, "min_lr: there is no such key", "optim.floor"),

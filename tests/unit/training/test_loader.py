@@ -19,7 +19,7 @@ from tokmill.models.rwkv7 import RWKV7, RWKV7Config
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 from tokmill.tasks.task import to_tensors
-from tokmill.training.engines.engine import Single
+from tokmill.training.engines.single import Single
 from tokmill.training.loader import STEP, Loader, evened, micro_batches
 from tokmill.training.recipe.config import OptimConfig, RunConfig
 from toy import cycles, make_store

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
 from tokmill.training.engines.rng import set_torch_states, torch_states
 from tokmill.training.engines.several import Several, peers
-from tokmill.training.recipe.config import RunConfig
+from tokmill.training.recipe.config import EngineConfig, RunConfig
 
 
 class Ddp(Several):
@@ -25,27 +25,29 @@ class Ddp(Several):
     name = "ddp"
     learner: DistributedDataParallel
 
-    def __init__(self, config: RunConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: RunConfig, told: EngineConfig | None = None) -> None:
+        super().__init__(config, told)
         self.rehearsed = self.world == 1
 
-    def micro(self, batch: Tensors, last: bool, scale: float) -> dict[str, Tensor]:
+    def micro(
+        self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Run forward and backward; gradients are exchanged after the last micro-batch."""
         if not self.rehearsed:
-            self._rehearse(batch)
+            self._rehearse(batch, pull)
         with contextlib.nullcontext() if last else self.learner.no_sync(), peers():
             # DDP divides by the number of processes.
-            return super().micro(batch, last, scale * self.world)
+            return super().micro(batch, last, scale * self.world, pull)
 
-    def _place(self, task: Task) -> nn.Module:
+    def _place(self, task: Task) -> None:
         """Put the task on the device, and give it the weights of rank 0."""
-        placed = super()._place(task)
+        super()._place(task)
         with peers():
-            return DistributedDataParallel(
-                placed, forward_sync_buffers=False, gradient_as_bucket_view=True
+            self.learner = DistributedDataParallel(
+                self.plain, forward_sync_buffers=False, gradient_as_bucket_view=True
             )
 
-    def _rehearse(self, batch: Tensors) -> None:
+    def _rehearse(self, batch: Tensors, pull: Tensor | None) -> None:
         """Run one backward pass that leaves nothing behind, before the first that counts.
 
         After its first backward pass DDP orders gradients anew for their exchange. With more than
@@ -55,6 +57,6 @@ class Ddp(Several):
         self.rehearsed = True
         states = torch_states()
         with peers():
-            super().micro(batch, True, 0.0)
+            super().micro(batch, True, 0.0, pull)
         self.optimizer.zero_grad(set_to_none=True)
         set_torch_states(states)

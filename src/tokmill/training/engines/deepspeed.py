@@ -12,7 +12,7 @@ import contextlib
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,16 +23,14 @@ from tokmill.errors import UsageError
 from tokmill.models.model import Tensors
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
-from tokmill.training.engines.engine import moved, pick_device
-from tokmill.training.engines.optim import clip_gradients
+from tokmill.training.engines.device import moved, pick_device
+from tokmill.training.engines.optim import STEP
 from tokmill.training.engines.precision import Precision
 from tokmill.training.engines.several import Several, peers
+from tokmill.training.engines.single import Learner
 from tokmill.training.launch import one_a_machine, place
-from tokmill.training.recipe.config import OptimConfig, RunConfig
+from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 from tokmill.training.recipe.deepspeed_config import FILE, settings, stage_of
-
-STEP = "step"
-"""The moment that is one number for all weights, and lies whole in every process."""
 
 
 class DeepSpeed(Several):
@@ -42,7 +40,10 @@ class DeepSpeed(Several):
     model: Any = None
     """DeepSpeed's engine, around the task."""
 
-    def __init__(self, config: RunConfig, table: Mapping[str, Any]) -> None:
+    compiles = False
+
+    def __init__(self, config: RunConfig, told: EngineConfig | None = None) -> None:
+        table = (told or EngineConfig()).deepspeed
         with one_a_machine():
             if config.precision == "fp16":
                 raise UsageError(
@@ -52,7 +53,7 @@ class DeepSpeed(Several):
                 )
             self.package = load_deepspeed(pick_device(config.device, place()))
         self.table, self.stage = table, stage_of(table)
-        super().__init__(config)
+        super().__init__(config, told)
 
     def prepare(self, task: Task, optim: OptimConfig) -> None:
         """Put the task on the device, make its optimiser, and hand both to DeepSpeed."""
@@ -67,12 +68,14 @@ class DeepSpeed(Several):
         if self.stage:
             self._make_moments()
 
-    def micro(self, batch: Tensors, last: bool, scale: float) -> dict[str, Tensor]:
+    def micro(
+        self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Run forward and backward; DeepSpeed exchanges gradients as its stage wants it."""
         with peers():
             self.model.train()
             self.model.set_gradient_accumulation_boundary(last)
-            loss, sums = self._forward(self.model, batch)
+            loss, sums = self._loss(self.model, batch, pull)
             # DeepSpeed divides by the number of processes.
             self.model.backward(loss * (scale * self.world), scale_wrt_gas=False)
         return sums
@@ -83,7 +86,7 @@ class DeepSpeed(Several):
             group["lr"] = lr * group["lr_scale"]
         with peers():
             if self.stage == 0:
-                norm = clip_gradients(self.parameters, self.clip).item()
+                norm = self._clip()
                 if math.isfinite(norm):
                     self.model.step()
                 return norm
@@ -99,7 +102,13 @@ class DeepSpeed(Several):
         """Run forward alone."""
         self.model.eval()
         with torch.no_grad(), peers():
-            return self._forward(self.model, batch)[1]
+            return dict(self._forward(self.model, batch)[1])
+
+    def act(self, batch: Tensors, train: bool = False) -> dict[str, Tensor]:
+        """Run forward alone, for results."""
+        self.model.train(train)
+        with torch.no_grad(), peers():
+            return dict(self._forward(self.model, batch, act=True))
 
     def weights(self) -> dict[str, Tensor]:
         """Return the whole weights by name."""
@@ -123,12 +132,12 @@ class DeepSpeed(Several):
                     found[f"{kind}.{name}"] = self._kept(value)
         return found
 
-    def _place(self, task: Task) -> nn.Module:
-        return Learner(super()._place(task), self.precision)
+    def _place(self, task: Task) -> None:
+        super()._place(task)
+        self.learner = Precise(task, self.precision)
 
-    def _forward(self, module: nn.Module, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, sums = module(moved(batch, self.device))
-        return loss, dict(sums)
+    def _forward(self, module: nn.Module, batch: Tensors, act: bool = False) -> Any:
+        return module(moved(batch, self.device), act)
 
     def _kept(self, value: Tensor) -> Tensor:
         """Keep what was gathered on rank 0, in the memory of the CPU."""
@@ -226,18 +235,17 @@ class DeepSpeed(Several):
         self.package.utils.groups._release_process_group_references()
 
 
-class Learner(nn.Module):
+class Precise(Learner):
     """A task with its precision inside: DeepSpeed switches off autocast that is around it."""
 
-    def __init__(self, task: nn.Module, precision: Precision) -> None:
-        super().__init__()
-        self.task, self.precision = task, precision
+    def __init__(self, task: Task, precision: Precision) -> None:
+        super().__init__(task)
+        self.precision = precision
 
-    def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, batch: Tensors, act: bool = False) -> Any:
         """Return what the task does."""
         with self.precision.autocast():
-            found: tuple[Tensor, dict[str, Tensor]] = self.task(batch)
-        return found
+            return super().forward(batch, act)
 
 
 def load_deepspeed(device: torch.device) -> Any:

@@ -13,15 +13,16 @@ import math
 import warnings
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
-from tokmill.training.engines.optim import total_norm
+from tokmill.training.engines.optim import clipped_together, total_norm
 from tokmill.training.engines.several import Several, peers
+from tokmill.training.engines.single import Learner
 
 
 class Fsdp2(Several):
@@ -29,11 +30,15 @@ class Fsdp2(Several):
 
     name = "fsdp2"
 
-    def micro(self, batch: Tensors, last: bool, scale: float) -> dict[str, Tensor]:
+    compiles = False
+
+    def micro(
+        self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Run forward and backward; gradients are added up over all processes each time."""
         # Adding them up once a step would save talk, and hold all gradients whole until then.
         with peers():
-            return super().micro(batch, last, scale)
+            return super().micro(batch, last, scale, pull)
 
     def bad_gradients(self) -> list[str]:
         """Return the weights whose gradient is not finite in any process."""
@@ -47,7 +52,17 @@ class Fsdp2(Several):
         with peers():
             return super().evaluate(batch)
 
-    def _place(self, task: Task) -> nn.Module:
+    def act(self, batch: Tensors, train: bool = False) -> dict[str, Tensor]:
+        """Run forward alone, for results."""
+        with peers():
+            return super().act(batch, train)
+
+    def step(self, lr: float) -> float:
+        """Clip, update, zero; an optimiser of matrices gathers them."""
+        with peers():
+            return super().step(lr)
+
+    def _place(self, task: Task) -> None:
         """Leave each process its part of every weight, on its device."""
         mesh = init_device_mesh(self.device.type, (self.world,))
         # What a block returns may be a view of it; no model here changes one in place.
@@ -59,16 +74,22 @@ class Fsdp2(Several):
                 # Losses are divided by the targets of all processes, so gradients are summed.
                 shard.set_gradient_divide_factor(1.0)
                 shard.set_force_sum_reduction_for_comms(True)
-        return task
+        # Both gather what lies in no block, as `forward` does by itself.
+        register_fsdp_forward_method(task, "act")
+        self.plain = self.learner = Learner(task)
 
     def _clip(self) -> float:
         """Clip by the norm over the parts of all processes; return that norm."""
-        parts = [local_part(p.grad) for p in self.parameters if p.grad is not None]
-        own = total_norm(parts).item()
-        norm = math.sqrt(self.total([own * own])[0])
+        sets = [
+            [local_part(weight.grad) for weight in some if weight.grad is not None]
+            for some in clipped_together(self.optimizer, self.parameters)
+        ]
+        own = [total_norm(parts).item() for parts in sets]
+        squares = self.total([norm * norm for norm in own])
         if self.clip > 0:
-            torch._foreach_mul_(parts, min(1.0, self.clip / (norm + 1e-6)))
-        return norm
+            for parts, square in zip(sets, squares, strict=True):
+                torch._foreach_mul_(parts, min(1.0, self.clip / (math.sqrt(square) + 1e-6)))
+        return math.sqrt(sum(squares))
 
     def _whole(self, value: Tensor) -> Tensor:
         """Gather a weight or moment; only rank 0 keeps it, in the memory of the CPU."""

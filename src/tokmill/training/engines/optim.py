@@ -1,18 +1,22 @@
-"""AdamW over parameter groups, and the learning rate as a pure function of the step."""
+"""The optimiser of a recipe, its gradients' norm, and the learning rate of a step."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from tokmill import plugins
 from tokmill.models.model import Group
 from tokmill.training.recipe.config import OptimConfig
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""What AdamW keeps of each weight: the number of its steps, and its two moments."""
+STEP = "step"
+"""What is one number of a weight, its steps; all else that is kept has the weight's shape."""
+MOMENTS = "moments"
+"""In a parameter group: the names of what the optimiser keeps of each of its weights."""
 NORM_PART = 1 << 18
 """Values whose squares are summed at a time."""
 
@@ -54,9 +58,56 @@ def same_rates(
     )
 
 
-def make_optimizer(groups: Iterable[Group], config: OptimConfig) -> torch.optim.AdamW:
-    """Return AdamW (Loshchilov and Hutter 2019); a group brings `weight_decay` and `lr_scale`."""
-    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+class Kind(Protocol):
+    """What the class of an optimiser says, a line of `plugins.OPTIMIZERS`, beside torch's own.
+
+    Its objects are `torch.optim.Optimizer`s, made of parameter groups, the configuration, and the
+    blocks of the model. Each group has the key `MOMENTS`.
+    """
+
+    Config: ClassVar[type[OptimConfig]]
+    splits: ClassVar[bool]
+    """Whether each value learns by itself, so that parts of a weight do as the whole would."""
+    apart: ClassVar[bool]
+    """Whether the gradient of each weight is clipped by itself, not that of all together."""
+
+    @staticmethod
+    def check(config: OptimConfig, where: str = "") -> None:
+        """Refuse numbers of the kind's own keys that make no training."""
+        ...
+
+
+def make_optimizer(
+    groups: Iterable[Group], config: OptimConfig, blocks: Iterable[nn.Module] = ()
+) -> torch.optim.Optimizer:
+    """Return the optimiser that a recipe asks for.
+
+    Args:
+        groups: of parameters, each with `weight_decay` and `lr_scale`.
+        config: of the kind.
+        blocks: of the model, as `blocks_of` yields them.
+    """
+    made: torch.optim.Optimizer = plugins.load(plugins.OPTIMIZERS, config.kind)(
+        list(groups), config, list(blocks)
+    )
+    return made
+
+
+def moment_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of all that an optimiser keeps of the weights, after its first step."""
+    return sum(
+        weight.numel() * weight.element_size() * sum(kind != STEP for kind in group[MOMENTS])
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    )
+
+
+def clipped_together(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
+) -> list[list[nn.Parameter]]:
+    """Return the sets of weights whose gradients an optimiser wants clipped by a common norm."""
+    apart: bool = getattr(optimizer, "apart", False)
+    return [[weight] for weight in parameters] if apart else [list(parameters)]
 
 
 def clip_gradients(parameters: Iterable[Tensor] | Tensor, limit: float) -> Tensor:

@@ -20,15 +20,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.tasks.task import Task
-from tokmill.training.engines.engine import Single
 from tokmill.training.engines.rng import seed_for
+from tokmill.training.engines.single import Single
 from tokmill.training.launch import LAUNCHED, LOST, check_host, place, told_when_waiting
-from tokmill.training.recipe.config import OptimConfig, RunConfig
+from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 
 ENDED = "ended"
 """Where the first process to fail leaves "rank exit-code" for the others."""
@@ -58,12 +59,12 @@ class Several(Single):
 
     store: PrefixStore | None = None
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, told: EngineConfig | None = None) -> None:
         here = place()
         self.rank, self.world = here.rank, here.world
         try:
             self._join()
-            super().__init__(config)
+            super().__init__(config, told)
         except TokmillError as error:
             self._leave(error)
             raise
@@ -82,6 +83,18 @@ class Several(Single):
             dist.all_reduce(sums)
         found: list[float] = sums.tolist()
         return found
+
+    def gather(self, value: Tensor) -> list[Tensor]:
+        """Return the tensors of all processes, by rank; only their first axis may differ."""
+        counts = [0.0] * self.world
+        counts[self.rank] = len(value)
+        sizes = [int(count) for count in self.total(counts)]
+        padded = value.new_zeros(max(sizes), *value.shape[1:])
+        padded[: len(value)] = value
+        found = [torch.empty_like(padded) for _ in sizes]
+        with peers():
+            dist.all_gather(found, padded)
+        return [one[:size] for one, size in zip(found, sizes, strict=True)]
 
     @contextlib.contextmanager
     def lead(self, context: AbstractContextManager[None]) -> Iterator[None]:

@@ -11,7 +11,7 @@ import msgspec
 
 from tokmill import plugins, recipe
 from tokmill.errors import UsageError, nearest
-from tokmill.training.recipe.deepspeed_config import check_table
+from tokmill.training.recipe.deepspeed_config import check_table, stage_of
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -48,8 +48,13 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """AdamW and the learning rate of each step."""
+    """The optimiser and the learning rate of each step: the keys that all kinds have.
 
+    They are all the keys of AdamW. Another kind (`plugins.OPTIMIZERS`) adds its own.
+    """
+
+    kind: str = "adamw"
+    """Which optimiser this is: adamw or muon."""
     lr: float = 2e-3
     """Largest learning rate; models wider than about 256 want less."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
@@ -83,9 +88,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Seed of the first weights and of dropout."""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
-    engine: Literal["auto", "single", "ddp", "fsdp2", "deepspeed"] = "auto"
-    """How a step runs: in one process; in several that each take a part of the rows (ddp) and of
-    the weights too (fsdp2, deepspeed); auto: single, or ddp in one of several processes."""
+    engine: str = "auto"
+    """How a step runs: single, in one process; ddp, in several that each take a part of the rows;
+    fsdp2, deepspeed: and of the weights; auto: single, or ddp in one of several processes."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of matrix products; weights and moments are float32. fp16 scales the loss."""
     recompute: bool = False
@@ -139,7 +144,12 @@ class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     engine: EngineConfig = EngineConfig()
 
 
-DEFAULT_KINDS = {"model": "decoder", "task": "next_token"}
+KINDS = {"model": plugins.MODELS, "task": plugins.TASKS, "optim": plugins.OPTIMIZERS}
+"""Tables of a recipe whose keys depend on their `kind` → the kinds that there are."""
+DEFAULT_KINDS = {"model": "decoder", "task": "next_token", "optim": "adamw"}
+"""What is meant where a recipe names no kind."""
+LEARNED = ("model", "task")
+"""The tables that say which weights there are."""
 
 FREE = {
     "data.train", "data.val", "data.verify", "run.device", "run.log_every", "run.eval_every",
@@ -167,13 +177,15 @@ MOST_EMA = 0.999999
 """The largest decay: above it, what a step adds is less than float32 can hold."""
 
 
-def config_type(model: str, task: str) -> type[TrainConfig]:
-    """Return the strict type of recipes with this kind of model and of task."""
+def config_type(**kinds: str) -> type[TrainConfig]:
+    """Return the strict type of recipes with these kinds of model, task and optimiser.
+
+    What is not given is of its default kind.
+    """
     fields = []
-    for section, table, kind in (("model", plugins.MODELS, model), ("task", plugins.TASKS, task)):
-        if kind not in table:
-            raise UsageError(f"no {section} is called {kind!r}", hint=nearest(kind, table))
-        part = plugins.load(table, kind)
+    for section, kind in (DEFAULT_KINDS | kinds).items():
+        check_kind(section, kind)
+        part = plugins.load(KINDS[section], kind)
         fields.append((section, part.Config, part.Config()))
     struct: Any = msgspec.defstruct(
         "TrainConfig",
@@ -188,13 +200,37 @@ def config_type(model: str, task: str) -> type[TrainConfig]:
     return made
 
 
+def check_kind(section: str, kind: str, where: str = "") -> None:
+    """Refuse a kind of a table that there is not."""
+    if kind not in KINDS[section]:
+        name = "optimiser" if section == "optim" else section
+        raise UsageError(
+            f"no {name} is called {kind!r}", where=where, hint=nearest(kind, KINDS[section])
+        )
+
+
 def from_dict(value: Mapping[str, Any], where: str = "") -> TrainConfig:
     """Turn a recipe as nested dicts into a checked `TrainConfig`."""
     check_plain(value, where)
     config = recipe.convert(config_type(**kinds_of(value)), value, where)
-    for section in DEFAULT_KINDS:
+    for section in LEARNED:
         check_sizes(section, getattr(config, section), where)
+    check_optimizer(config, where)
     return config
+
+
+def check_optimizer(config: TrainConfig, where: str = "") -> None:
+    """Refuse an optimiser's own numbers that make no training, and engines that break it up."""
+    optimizer = plugins.load(plugins.OPTIMIZERS, config.optim.kind)
+    optimizer.check(config.optim, where)
+    stage = stage_of(config.engine.deepspeed)
+    if config.run.engine == "deepspeed" and stage and not optimizer.splits:
+        raise UsageError(
+            f"the optimiser {config.optim.kind} needs whole matrices, and stage {stage} of "
+            "DeepSpeed keeps parts of them",
+            where=where or "optim.kind",
+            hint="--engine fsdp2 splits weights and works with it, as does stage 0 of DeepSpeed",
+        )
 
 
 def check_sizes(section: str, table: Any, where: str = "") -> None:
@@ -210,7 +246,7 @@ def check_sizes(section: str, table: Any, where: str = "") -> None:
 
 
 def kinds_of(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return which model and which task a recipe as nested dicts asks for."""
+    """Return which model, task and optimiser a recipe as nested dicts asks for."""
     kinds = dict(DEFAULT_KINDS)
     for section in kinds:
         part = value.get(section)
@@ -220,7 +256,12 @@ def kinds_of(value: Mapping[str, Any]) -> dict[str, str]:
 
 
 def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
-    """Check all of a recipe but what its model and its task say, which needs torch."""
+    """Check all of a recipe but the keys of the kinds of its parts, which need torch."""
+    optim, kind = value.get("optim"), kinds_of(value)["optim"]
+    check_kind("optim", kind, where)
+    if isinstance(optim, Mapping) and kind != DEFAULT_KINDS["optim"]:
+        known = {key: optim[key] for key in optim if key in OptimConfig.__struct_fields__}
+        value = {**value, "optim": known}
     config = recipe.convert(TrainConfig, value, where)
     check(config, where)
     return config
@@ -277,6 +318,12 @@ def check(config: TrainConfig, where: str = "") -> None:
             "data.weights: a weight must be above 0",
             where=where,
             hint="leave out of data.train what is not to be read",
+        )
+    if run.engine not in (known := ("auto", *plugins.ENGINES)):
+        raise UsageError(
+            f"run.engine: no engine is called {run.engine!r}",
+            where=where,
+            hint=nearest(run.engine, known),
         )
     for tracker in run.track:
         if tracker not in plugins.TRACKERS:

@@ -36,7 +36,7 @@ OTHER_NAMES = {
     "learning_rate": "optim.lr", "max_learning_rate": "optim.lr", "max_lr": "optim.lr",
     "warmup_iters": "optim.warmup", "warmup_steps": "optim.warmup",
     "lr_scheduler_type": "optim.schedule",
-    "ema_decay": "optim.ema",
+    "ema_decay": "optim.ema", "optimizer": "optim.kind",
     "grad_clip": "optim.clip", "max_grad_norm": "optim.clip", "max_l2_norm": "optim.clip",
     "max_iters": "run.steps", "max_steps": "run.steps", "num_steps": "run.steps",
     "eval_interval": "run.eval_every", "eval_steps": "run.eval_every",
@@ -55,7 +55,6 @@ OTHER_WAYS = {
     "gradient_accumulation_steps": "data.batch is the whole batch; run.micro_tokens is the most "
     "that one forward takes, and the rest follows",
     "dtype": "--set run.precision=bf16",
-    "optimizer": "it is AdamW: --set optim.lr=1e-3, optim.betas, optim.eps, optim.weight_decay",
     "num_train_epochs": "--set run.steps=N; --dry-run says how many epochs that is",
 }
 """A name for what is said in another way here → how."""
@@ -65,7 +64,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     "optim": OptimConfig,
     "run": RunConfig,
 }
-"""The tables that are the same for every model and task."""
+"""The tables with keys that are the same for every model, task and optimiser."""
 
 
 def merged(value: Mapping[str, Any], options: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -108,7 +107,7 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
         return OTHER_NAMES[name]
     if name in OTHER_WAYS:
         raise UsageError(f"{name}: there is no such key", where=where, hint=OTHER_WAYS[name])
-    keys = [f"{table}.{name}" for table, kind in TABLES.items() if name in kind.__struct_fields__]
+    keys = plain_keys(name)
     known = {*OTHER_NAMES, *(key for kind in TABLES.values() for key in kind.__struct_fields__)}
     if not keys:
         # Only now: these come with torch, and who mistypes a plain key does not wait for it.
@@ -129,5 +128,12 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
 
 def plain_key(name: str) -> str:
     """Return the key that is surely meant by a name, whatever model and task; "" where none is."""
-    known = [f"{table}.{name}" for table, kind in TABLES.items() if name in kind.__struct_fields__]
+    known = plain_keys(name)
     return OTHER_NAMES.get(name) or (known[0] if len(known) == 1 else "")
+
+
+def plain_keys(name: str) -> list[str]:
+    """Return the keys of this name that are there whatever model, task and optimiser."""
+    # Each of those three has a kind, so the name alone says nothing.
+    tables = {} if name == "kind" else TABLES
+    return [f"{table}.{name}" for table, kind in tables.items() if name in kind.__struct_fields__]

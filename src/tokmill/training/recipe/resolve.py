@@ -169,7 +169,7 @@ def start_tables(value: Mapping[str, Any]) -> dict[str, Any]:
     if run is None:
         return {}
     before = read_recipe(run)
-    given = {table: value.get(table, {}) for table in configs.DEFAULT_KINDS}
+    given = {table: value.get(table, {}) for table in configs.LEARNED}
     return {
         table: before[table]
         for table, keys in given.items()

@@ -29,7 +29,7 @@ from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.next_token import NextToken
 from tokmill.tasks.task import Task
-from tokmill.training.engines.engine import MODEL
+from tokmill.training.engines.saving import MODEL
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.recipe import config as configs
 from tokmill.training.recipe.config import TrainConfig

@@ -9,9 +9,10 @@ from tokmill.errors import MachineError, TokmillError
 from tokmill.files import sha256_file
 from tokmill.store.manifest import read_json
 from tokmill.training.engines.average import AVERAGE
-from tokmill.training.engines.engine import MODEL, OPTIMIZER, Engine
+from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.precision import SCALE
 from tokmill.training.engines.rng import RandomStates
+from tokmill.training.engines.saving import MODEL, OPTIMIZER
 from tokmill.training.engines.tensors import check_tensors
 from tokmill.training.runs.checkpoint import (
     RANDOM,

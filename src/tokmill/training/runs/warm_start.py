@@ -10,8 +10,8 @@ from tokmill.errors import MachineError, TokmillError
 from tokmill.store.manifest import read_json
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
-from tokmill.training.engines.engine import MODEL
-from tokmill.training.recipe.config import DEFAULT_KINDS, TrainConfig, differences
+from tokmill.training.engines.saving import MODEL
+from tokmill.training.recipe.config import LEARNED, TrainConfig, differences
 from tokmill.training.recipe.resolve import read_recipe, run_of
 from tokmill.training.runs.run import FACTS
 from tokmill.training.runs.weights import load_from, newest_weights
@@ -40,7 +40,7 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> No
         changed = {
             key: values
             for key, values in differences(read_recipe(run), config).items()
-            if key.partition(".")[0] in DEFAULT_KINDS
+            if key.partition(".")[0] in LEARNED
         }
         if not changed:
             raise

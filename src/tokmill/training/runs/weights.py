@@ -23,7 +23,7 @@ from tokmill.files import make_folder, write_file
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
 from tokmill.training.engines.average import AVERAGE
-from tokmill.training.engines.engine import MODEL, load_weights
+from tokmill.training.engines.saving import MODEL, load_weights
 from tokmill.training.engines.tensors import read_metadata, write_tensors
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.checkpoint import FOLDER, checkpoints, discard, seal_of

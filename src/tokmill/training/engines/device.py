@@ -1,0 +1,57 @@
+"""The device of a process, and batches on it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokmill.errors import UsageError
+from tokmill.models.model import Tensors
+from tokmill.training.launch import Place
+
+
+def moved(batch: Tensors, device: torch.device) -> Tensors:
+    """Return a batch on a device; from pinned memory it is copied while the device computes."""
+
+    def there(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: there(one) for name, one in value.items()}
+        return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
+    if device.type == "cpu":
+        return batch
+    return Tensors(**{f.name: there(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
+
+
+def pick_device(name: str, here: Place | None = None) -> torch.device:
+    """Return the device called `name`; "auto" is CUDA where there is one.
+
+    Of several processes (`here` is one of them) each gets a GPU of its machine.
+    """
+    here = here or Place()
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"{name!r} is no device", where="run.device", hint="cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"{name!r} is not supported", where="run.device", hint="cpu or cuda")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise UsageError("torch sees no CUDA device", where="run.device", hint="--device cpu")
+    if here.world == 1:
+        return device
+    found = torch.cuda.device_count()
+    if device.index is not None or here.local_world > found:
+        seen = f"torch sees {found}" if device.index is None else f"{name} is one"
+        raise UsageError(
+            f"{here.local_world} processes need a GPU each, and {seen}",
+            where="run.device",
+            hint=f"--processes {found} --device cuda",
+        )
+    return torch.device("cuda", here.local_rank)

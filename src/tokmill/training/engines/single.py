@@ -1,0 +1,194 @@
+"""One process on one device."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from tokmill.models.model import Tensors, blocks_of
+from tokmill.tasks.task import Task
+from tokmill.training.engines.allocator import keep_freed_memory
+from tokmill.training.engines.average import Average
+from tokmill.training.engines.compiling import any_number_of_documents, compile_errors, compile_task
+from tokmill.training.engines.device import moved, pick_device
+from tokmill.training.engines.optim import clip_gradients, clipped_together, make_optimizer
+from tokmill.training.engines.precision import Precision
+from tokmill.training.engines.saving import Saved, shapes_of
+from tokmill.training.launch import place
+from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
+
+
+class Learner(nn.Module):
+    """A task as a module that does either of two things in its forward pass.
+
+    Engines wrap modules, and what they do around a forward pass is to be done for both.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, batch: Tensors, act: bool = False) -> Any:
+        """Return (loss, sums) of a batch; with `act` the results of `Task.act`."""
+        task: Any = self.task
+        return task.act(batch) if act else task(batch)
+
+
+class Single(Saved):
+    """One process, on the CPU or on one CUDA device."""
+
+    name = "single"
+    files: Mapping[str, bytes] = {}
+    rank, world = 0, 1
+    compiles = True
+    learner: nn.Module
+    """What a step runs: the task as a `Learner`, or what an engine wraps around that."""
+    plain: nn.Module
+    """What runs without a gradient."""
+
+    def __init__(self, config: RunConfig, told: EngineConfig | None = None) -> None:
+        self.config = config
+        self.device = pick_device(config.device, place())
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.precision = Precision(config.precision, self.device)
+
+    @property
+    def skipped(self) -> int:
+        """Steps in all whose update was left out."""
+        return self.precision.scale.skipped if self.precision.scale else 0
+
+    def prepare(self, task: Task, optim: OptimConfig) -> None:
+        """Put the task on the device and make its optimiser."""
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        self.task, self.clip = task, optim.clip
+        self.shapes = shapes_of(task)
+        task.model.recompute = self.config.recompute
+        self._place(task)
+        self.names = [name for name, p in task.named_parameters() if p.requires_grad]
+        self.parameters: list[nn.Parameter] = [p for p in task.parameters() if p.requires_grad]
+        groups = task.param_groups(optim.weight_decay)
+        self.optimizer = make_optimizer(groups, optim, blocks_of(task))
+        if optim.ema:
+            self.average = Average(optim.ema, self._parts)
+
+    def micro(
+        self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Run forward and backward; PyTorch adds the gradients up."""
+        self.learner.train()
+        loss, sums = self._loss(self.learner, batch, pull)
+        torch.autograd.backward(loss * (scale * self.precision.factor))
+        return sums
+
+    def step(self, lr: float) -> float:
+        """Clip, update, zero; return the gradient's norm."""
+        self.precision.unscale([p.grad for p in self.parameters if p.grad is not None])
+        norm = self._clip()
+        if math.isfinite(norm):
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr * group["lr_scale"]
+            self.optimizer.step()
+            if self.average:
+                self.average.update()
+        if self.precision.scale:
+            self.precision.scale.update(math.isfinite(norm))
+        elif not math.isfinite(norm):
+            # The gradients are left to be looked at.
+            return norm
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def bad_gradients(self) -> list[str]:
+        """Return the weights whose gradient is not finite."""
+        return [
+            name
+            for name, weight in zip(self.names, self.parameters, strict=True)
+            if weight.grad is not None and not weight.grad.isfinite().all()
+        ]
+
+    def evaluate(self, batch: Tensors) -> dict[str, Tensor]:
+        """Run forward alone."""
+        self.plain.eval()
+        with torch.no_grad():
+            return dict(self._forward(self.plain, batch)[1])
+
+    def act(self, batch: Tensors, train: bool = False) -> dict[str, Tensor]:
+        """Run forward alone, for results."""
+        self.plain.train(train)
+        with torch.no_grad():
+            return dict(self._forward(self.plain, batch, act=True))
+
+    def gather(self, value: Tensor) -> list[Tensor]:
+        """Return the tensor: there is one process."""
+        return [value]
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Return the numbers: there is one process."""
+        return list(values)
+
+    def meet(self) -> None:
+        """Wait until every process is here."""
+        self.total([0.0])
+
+    def lead(self, context: AbstractContextManager[None]) -> AbstractContextManager[None]:
+        """Return the context: there is one process."""
+        return context
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _place(self, task: Task) -> None:
+        """Put the task on the device, and make of it what steps run."""
+        task.to(self.device)
+        if self.config.compile:
+            compile_task(task, self.device)
+        self.plain = self.learner = Learner(task)
+
+    def _clip(self) -> float:
+        """Clip the gradients; return their norm before."""
+        norms = [
+            clip_gradients(some, self.clip)
+            for some in clipped_together(self.optimizer, self.parameters)
+        ]
+        return (norms[0] if len(norms) == 1 else torch.stack(norms).norm()).item()
+
+    def _loss(
+        self, module: nn.Module, batch: Tensors, pull: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return a loss whose gradient is that of a batch, and the task's sums.
+
+        `pull`: the gradient of the batch's vectors, which are run for in place of the task's loss.
+        """
+        if pull is None:
+            loss, sums = self._forward(module, batch)
+            return loss, dict(sums)
+        vectors = self._forward(module, batch, act=True)["vectors"]
+        return (vectors.float() * pull).sum(), {}
+
+    def _forward(self, module: nn.Module, batch: Tensors, act: bool = False) -> Any:
+        """Return (loss, sums) of a batch, or results."""
+        batch = moved(batch, self.device)
+        errors: AbstractContextManager[None] = contextlib.nullcontext()
+        if self.config.compile:
+            any_number_of_documents(batch)
+            errors = compile_errors()
+        with self.precision.autocast(), errors:
+            return module(batch, act)
