@@ -91,9 +91,39 @@ ENGINES: dict[str, Part] = {
     ),
 }
 
+ENCODERS: dict[str, Part] = {
+    # text to ids in bulk; without a choice the first that gives the ids of the tokenizer
+    "gigatoken": Part("tokmill.text.encoders:GigatokenEncoder", "text", "the fastest"),
+    "tokenizers": Part("tokmill.text.encoders:TokenizersEncoder", "text", "every tokenizer.json"),
+}
+
 LIFTERS: dict[str, Part] = {
     "native": Part("tokmill.x86.lift.cfg:lift", "x86", "tokmill's own, on iced-x86"),
     "angr": Part("tokmill.x86.lift.angr:lift", "angr", "angr's CFGFast"),
+}
+
+RULES: dict[str, Part] = {
+    # an instruction to the tokens of its columns
+    "tokmill": Part("tokmill.x86.tokens.tokmill_rules:TokmillRules", "x86", "nothing left out"),
+    "semanticbbv": Part(
+        "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
+    ),
+}
+
+FIGURES: dict[str, Part] = {
+    "lengths": Part(
+        "tokmill.report.figures:lengths",
+        "plot",
+        "histogram of the lengths of records (stores), sequences (pickles) or tokens (tokenizers)",
+    ),
+    "frequency": Part(
+        "tokmill.report.figures:frequency",
+        "plot",
+        "share of each id by its rank, both axes logarithmic (stores, vocabularies)",
+    ),
+    "loss": Part(
+        "tokmill.report.figures:loss", "plot", "loss by step, training and validation (runs)"
+    ),
 }
 
 CODERS: dict[str, Part] = {

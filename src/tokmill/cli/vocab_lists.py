@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from tokmill import plugins
 from tokmill.cli.facts import note_in_words
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.programs import Json, Out, Quiet, Workers, processes
@@ -308,10 +309,8 @@ def _recode(path: Path, out: Path, options: dict[str, Any], workers: int, quiet:
 
 
 def _check_rules(asked: str, found: set[str]) -> None:
-    from tokmill.x86.tokens.rules import RULES
-
-    if asked not in RULES:
-        raise UsageError(f"no rules are called {asked!r}", hint=nearest(asked, RULES))
+    if asked not in plugins.RULES:
+        raise UsageError(f"no rules are called {asked!r}", hint=nearest(asked, plugins.RULES))
     if len(found) > 1:
         raise UsageError(
             f"the lists are for different rules: {', '.join(sorted(found))}",

@@ -62,10 +62,11 @@ class Figure:
     """(label, x, colour) of vertical lines."""
 
 
-def lengths(paths: Sequence[Path], sample: int | None = None) -> Figure:
+def lengths(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
     """Return the histogram of lengths: of records of stores, of sequences in pickles, or of the
     tokens of tokenizers.
     """
+    _refuse("lengths", column=column)
     tables = [_length_table(path, sample) for path in paths]
     units = {unit for unit, _, _ in tables}
     if len(units) > 1:
@@ -233,12 +234,13 @@ LOSSES = {
 """Metrics of a run that are drawn → what they are called, and how (`Series.line`)."""
 
 
-def loss(paths: Sequence[Path]) -> Figure:
+def loss(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
     """Return the loss of runs by step, on training and on validation rows.
 
     Runs that differ in seeds alone are one curve, their mean, with a band from the lowest to the
     highest, over the steps that all of them have.
     """
+    _refuse("loss", column=column, sample=sample)
     runs = read_runs(paths)
     names = short_names([run.path for run in runs])
     keys = [(canonical_digest(settings_of(run)), run.finished) for run in runs]
@@ -278,21 +280,19 @@ def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
     return np.asarray(steps, float), np.asarray([[one[x] for x in steps] for one in found])
 
 
-KINDS: dict[str, str] = {
-    "lengths": "histogram of the lengths of records (stores), of sequences (pickles) or of tokens "
-    "(tokenizers)",
-    "frequency": "share of each id by its rank, both axes logarithmic (stores, vocabularies)",
-    "loss": "loss by step, on training and validation rows (runs)",
-}
-
-
 def make(kind: str, paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
-    """Return a figure of one of `KINDS`."""
-    if kind not in KINDS:
-        raise UsageError(f"no figure is called {kind!r}", hint=nearest(kind, KINDS))
-    if kind == "loss":
-        return loss(paths)
-    return lengths(paths, sample) if kind == "lengths" else frequency(paths, sample, column)
+    """Return a figure of `plugins.FIGURES`."""
+    if kind not in plugins.FIGURES:
+        raise UsageError(f"no figure is called {kind!r}", hint=nearest(kind, plugins.FIGURES))
+    figure: Figure = plugins.load(plugins.FIGURES, kind)(paths, sample, column)
+    return figure
+
+
+def _refuse(kind: str, **options: Any) -> None:
+    """Refuse options that a figure takes no notice of."""
+    for name, value in options.items():
+        if value:
+            raise UsageError(f"the figure {kind} takes no {name}", hint=f"leave out --{name}")
 
 
 def write_csv(figure: Figure) -> str:

@@ -46,7 +46,7 @@ def plot(
     sample: int | None = None,
     column: str = "",
 ) -> list[Path]:
-    """Draw a figure of one of `figures.KINDS` into a file, and return what was written.
+    """Draw a figure of one of `plugins.FIGURES` into a file, and return what was written.
 
     Args:
         kind: which figure.

@@ -39,7 +39,6 @@ this threads gain nothing."""
 _AT_ONCE = 1 << 19
 """Characters that `tokenizers` encodes at once: its Encodings take some 100 bytes a token."""
 
-ENGINES = ("auto", "gigatoken", "tokenizers")
 SPECIALS_IN_TEXT = ("plain", "special", "reject")
 
 
@@ -93,8 +92,10 @@ def make_encoder(
         UsageError: an engine or mode of this name does not exist.
         TokmillError: the tokenizer cannot be loaded, or not by the engine that was asked for.
     """
-    if engine not in ENGINES:
-        raise UsageError(f"no engine is called {engine!r}", hint=nearest(engine, ENGINES))
+    if engine != "auto" and engine not in plugins.ENCODERS:
+        raise UsageError(
+            f"no engine is called {engine!r}", hint=nearest(engine, ("auto", *plugins.ENCODERS))
+        )
     if specials_in_text not in SPECIALS_IN_TEXT:
         raise UsageError(
             f"specials_in_text = {specials_in_text!r} is not known",
@@ -111,26 +112,34 @@ def make_encoder(
             where="tokenizer.json",
             hint='set "dropout" to null',
         )
-    reason = limits.why_not_gigatoken(data)
-    if engine == "gigatoken" and reason:
-        raise TokmillError(
-            f"gigatoken does not give the ids of this tokenizer: {reason}",
-            where="tokenizer.json",
-            hint="--engine auto (or tokenizers)",
-        )
-    if engine != "tokenizers" and not reason:
-        try:
-            return GigatokenEncoder(data, threads)
-        except MissingExtraError:
-            if engine == "gigatoken":
-                raise
-    return TokenizersEncoder(data, threads)
+    missing: MissingExtraError | None = None
+    for name in plugins.ENCODERS if engine == "auto" else (engine,):
+        kind = plugins.load(plugins.ENCODERS, name)
+        if not (reason := kind.why_not(data)):
+            try:
+                encoder: BatchEncoder = kind(data, threads)
+                return encoder
+            except MissingExtraError as error:
+                missing = error
+        elif engine != "auto":
+            raise TokmillError(
+                f"{name} does not give the ids of this tokenizer: {reason}",
+                where="tokenizer.json",
+                hint=f"--engine auto (or {', '.join(e for e in plugins.ENCODERS if e != name)})",
+            )
+    assert missing is not None, "the last engine runs every tokenizer"
+    raise missing
 
 
 class TokenizersEncoder:
     """Hugging Face `tokenizers`: runs every tokenizer.json."""
 
     name = "tokenizers"
+
+    @staticmethod
+    def why_not(data: Mapping[str, Any]) -> str:
+        """Return why this engine does not give the ids of a tokenizer.json: it always does."""
+        return ""
 
     def __init__(self, data: Mapping[str, Any], threads: bool) -> None:
         library = plugins.require("tokenizers")
@@ -239,6 +248,11 @@ class GigatokenEncoder:
     """
 
     name = "gigatoken"
+
+    @staticmethod
+    def why_not(data: Mapping[str, Any]) -> str:
+        """Return why this engine does not give the ids of a tokenizer.json; "" where it does."""
+        return limits.why_not_gigatoken(data)
 
     def __init__(self, data: Mapping[str, Any], threads: bool) -> None:
         self._library = plugins.require("gigatoken")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from tokmill import plugins
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
@@ -21,7 +22,7 @@ from tokmill.x86.graphs.inputs import GRAPH, find_inputs, graphs_in
 from tokmill.x86.graphs.lifting import PICKLE, lifter_version
 from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.records import Cutting, Unit, nothing, records_of
-from tokmill.x86.tokens.rules import COLUMNS, RULES, make_rules
+from tokmill.x86.tokens.rules import COLUMNS, make_rules
 from tokmill.x86.tokens.templates import Templates
 from tokmill.x86.tokens.vocabulary import TokenList, Vocabularies, closed
 from tokmill.x86.tokens.vocabulary_files import read_vocabularies
@@ -286,8 +287,10 @@ def vocabularies_of(rules: str, folder: str) -> Vocabularies:
 
 def check(config: X86Config) -> None:
     """Refuse options that do not fit together."""
-    if config.rules not in RULES:
-        raise UsageError(f"no rules are called {config.rules!r}", hint=nearest(config.rules, RULES))
+    if config.rules not in plugins.RULES:
+        raise UsageError(
+            f"no rules are called {config.rules!r}", hint=nearest(config.rules, plugins.RULES)
+        )
     if not LEAST_TOKENS <= config.max_tokens <= MOST_TOKENS:
         raise UsageError(
             f"max_tokens = {config.max_tokens}", hint=f"{LEAST_TOKENS} to {MOST_TOKENS}"

@@ -12,22 +12,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypedDict
 
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.plugins import Part
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction
 
 COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
 """The six streams, in the order in which they are written."""
-
-RULES: dict[str, Part] = {
-    "tokmill": Part(
-        "tokmill.x86.tokens.tokmill_rules:TokmillRules", "x86", "closed, nothing left out"
-    ),
-    "semanticbbv": Part(
-        "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
-    ),
-}
 
 Runs = list[tuple[str, int]]
 
@@ -82,9 +72,9 @@ def make_rules(name: str, bits: int = 64) -> Rules:
     """
     if bits not in (64, 32):
         raise UsageError(f"code of {bits} bits is not known", hint="bits=64 or bits=32")
-    if name not in RULES:
-        raise UsageError(f"no rules are called {name!r}", hint=nearest(name, RULES))
-    rules: Rules = plugins.load(RULES, name)(bits)
+    if name not in plugins.RULES:
+        raise UsageError(f"no rules are called {name!r}", hint=nearest(name, plugins.RULES))
+    rules: Rules = plugins.load(plugins.RULES, name)(bits)
     return rules
 
 
@@ -171,7 +161,9 @@ def tokenize_bytes(
     if invalid == "error":
         return [made.tokens(instruction) for instruction in decode(code, address, bits)]
     if made.bad is None:
-        having = [name for name in RULES if plugins.load(RULES, name).bad is not None]
+        having = [
+            name for name in plugins.RULES if plugins.load(plugins.RULES, name).bad is not None
+        ]
         raise UsageError(
             f"the rules {rules} have no token for a byte that begins no instruction",
             hint=f"the rules {', '.join(having)} have one",

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import is_private, machine_errors, make_folder, write_file
 from tokmill.formats.notes import write_noted
 from tokmill.formats.token_dicts_export import pickled_counts
 from tokmill.unpickle import Pickle
-from tokmill.x86.tokens.rules import COLUMNS, RULES
+from tokmill.x86.tokens.rules import COLUMNS
 from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, Vocabularies
 
 FROZEN = ".json"
@@ -136,8 +137,8 @@ def read_list(path: Path | str, rules: str | None = None, column: str = "") -> F
     """
     path = Path(path)
     form = form_of(path)
-    if rules is not None and rules not in RULES:
-        raise UsageError(f"no rules are called {rules!r}", hint=nearest(rules, RULES))
+    if rules is not None and rules not in plugins.RULES:
+        raise UsageError(f"no rules are called {rules!r}", hint=nearest(rules, plugins.RULES))
     with machine_errors("read", path):
         if not path.is_file():
             raise TokmillError("there is no such file", where=str(path), hint="check the path")
