@@ -44,6 +44,8 @@ HINTS = {
     errno.ENFILE: "too many files are open on this machine",
     errno.ENOMEM: "memory ran out: give it less to hold, as with --preset memory",
     errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EFBIG: "a file may not be so large here: raise the limit with `ulimit -f unlimited`, or "
+    "choose another file system",
 }
 """What to do where the machine refuses, whatever was being done."""
 

@@ -6,14 +6,12 @@ believes no length beyond what is there. Callers add the file's name and a hint.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import tokenize
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Iterator
 from typing import IO, Any, NamedTuple
 
 import msgspec
@@ -143,20 +141,3 @@ def array_header(handle: IO[bytes]) -> ArrayHeader:
 def arrow_errors(arrow: Any) -> tuple[type[Exception], ...]:
     """Return what pyarrow (as a module) raises for damaged files, of names and values too."""
     return (arrow.ArrowException, OSError, UnicodeDecodeError, SystemError, OverflowError)
-
-
-@contextlib.contextmanager
-def no_panic() -> Iterator[None]:
-    """Turn what a library in Rust raises when it gives up, which is no `Exception`, into one.
-
-    Raises `ValueError` with the first line of its message.
-    """
-    try:
-        yield
-    except Exception:
-        raise
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        lines = str(error).splitlines() or ["it gave up"]
-        raise ValueError(lines[0][:300]) from None

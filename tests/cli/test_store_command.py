@@ -12,6 +12,7 @@ import pytest
 
 from making import files_of, jsonl, quick_build
 from tokmill.builds import plan
+from tokmill.builds.prepare import How
 from tokmill.store.store import Store
 
 
@@ -180,7 +181,8 @@ def test_rejects_that_follow_one_another_are_listed_as_one(
     tmp_path: Path, tokmill: Any, here: Any
 ) -> None:
     jsonl(tmp_path / "a.jsonl", [{"text": "one"}, *["{broken"] * 30, {"text": "two"}, "{broken"])
-    quick_build("jsonl", tmp_path / "a.jsonl", tmp_path / "s")
+    how = How(quiet=True, max_rejects=1.0)
+    quick_build("jsonl", tmp_path / "a.jsonl", tmp_path / "s", how=how)
     out, _ = here("store", "rejects", "s")
     lines = out.splitlines()
     assert "line 2, byte 16: rejected, json (30 to byte 248)" in lines[0]

@@ -34,6 +34,10 @@ JUDGED_FROM = {"records": 1000, "items": 100}
 """How many must have been seen before a share of rejects says anything, unless none is allowed."""
 
 
+MOST_OF_FEW = 0.5
+"""Share of rejects that fewer records may have, unless more was allowed."""
+
+
 class Rejects:
     """Counts rejects while a build runs, and ends a hopeless one.
 
@@ -49,8 +53,12 @@ class Rejects:
         self.reasons: dict[str, int] = {}
         self.example = ""
 
-    def add(self, receipts: Iterable[Receipt]) -> None:
-        """Count more receipts; raise `TokmillError` when too large a share was rejected."""
+    def add(self, receipts: Iterable[Receipt], *, all_of_them: bool = False) -> None:
+        """Count more receipts; raise `TokmillError` when too large a share was rejected.
+
+        Of few records a small share says nothing, but more than a half does once all are seen.
+        Programs are told one by one, so few of them are not judged.
+        """
         for receipt in receipts:
             runs, reasons = receipt.rejects, dict(receipt.rejected)
             if self.unit == "records":
@@ -69,18 +77,25 @@ class Rejects:
             if runs and not self.example:
                 at = f", byte {runs[0].first}" if self.unit == "records" else ""
                 self.example = f"{receipt.items[runs[0].item].name}{at} ({runs[0].reason})"
-        judged = self.seen >= JUDGED_FROM[self.unit] or not self.most
-        if judged and self.rejected > self.most * self.seen:
+        most = self.most
+        judged = self.seen >= JUDGED_FROM[self.unit] or not most
+        if all_of_them and not judged and self.unit == "records":
+            judged, most = True, max(self.most, MOST_OF_FEW)
+        if judged and self.rejected > most * self.seen:
             counts = ", ".join(f"{n:,} {reason}" for reason, n in sorted(self.reasons.items()))
             raise TokmillError(
                 f"{self.rejected:,} of {self.seen:,} {self.unit} were rejected ({counts}), more "
-                f"than {self.most:.1%}; the first: {self.example}",
+                f"than {most:.1%}; the first: {self.example}",
                 where=str(self.out),
-                hint=hint_of_source(*_source_of(self.plan, self.planned), self.reasons)
-                or "is it the right kind of input?"
+                hint=self._hint()
                 if 2 * self.rejected > self.seen
                 else "mend the input, or allow more with --max-rejects 0.1",
             )
+
+    def _hint(self) -> str:
+        said = hint_of_source(*_source_of(self.plan, self.planned), self.reasons)
+        said = f"{said};" if said else "is it the right kind of input?"
+        return f"{said} --max-rejects 1 keeps the others"
 
 
 def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -> list[ShardJob]:
@@ -137,8 +152,9 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
             )
             held.enter_context(lock)
         sweep(out)
-        Rejects(out, how.max_rejects, plan, prepared.planned).add(ordered)
         manifest = make_manifest(plan, ordered, complete=True)
+        rejects = Rejects(out, how.max_rejects, plan, prepared.planned)
+        rejects.add(ordered, all_of_them=manifest.records > 0)
         if manifest.records == 0:
             why = {**manifest.skipped, **manifest.rejected}
             counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-KEYS = ("missing", "type", "json")
+KEYS = ("missing", "type", "json", "too long")
 """Reasons for which a source looks at its files again, to say what is in them."""
 
 
@@ -23,7 +23,8 @@ def hint_of_source(kind: Any, config: Any, paths: Sequence[str], why: Mapping[st
     reason = max(why, key=lambda reason: why[reason], default="")
     if reason in KEYS and hasattr(kind, "why_nothing"):
         said: str = kind.why_nothing(config, paths)
-        return said
+        if said:
+            return said
     return str(getattr(kind, "hints", {}).get(reason, ""))
 
 
@@ -42,7 +43,9 @@ def _for_any(why: Mapping[str, int], options: Mapping[str, Any]) -> str:
     if "json" in why:
         return "is this JSON Lines? Plain text is built with `tokmill build text`"
     if "too long" in why:
-        return "records end at the separator, which never comes: --record line takes lines"
+        if options.get("record") == "separator":
+            return "records end at the separator, which never comes: --record line takes lines"
+        return "a record has 64 MiB of text at most, and there is no end of one: cut it before"
     if "too short" in why:
         return "nothing is as long as was asked for: allow shorter records"
     return "is it the right kind of input?"

@@ -102,6 +102,7 @@ def make_plan(
         options=msgspec.to_builtins(source.config),
         roots=[path_to_text(str(Path(root).absolute())) for root in roots],
         left_out=dict(getattr(source, "left_out", {})) or msgspec.UNSET,
+        not_text=sorted(map(path_to_text, getattr(source, "not_text", ()))) or msgspec.UNSET,
         overlay=getattr(source, "overlay", msgspec.UNSET),
         command=getattr(source, "command", msgspec.UNSET),
         references=references or msgspec.UNSET,

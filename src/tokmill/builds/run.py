@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from tokmill import plugins
 from tokmill.builds import make_shard as make
 from tokmill.builds.executors import Executor, Here, Pool
 from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
@@ -24,12 +25,15 @@ from tokmill.builds.prepare import BuildRecipe, How, Prepared, folder_of, prepar
 from tokmill.builds.resources import choose
 from tokmill.builds.scan import how_to_read, in_words
 from tokmill.builds.watch import Watch
-from tokmill.errors import Interrupted, MachineError
+from tokmill.errors import Interrupted, MachineError, plain
 from tokmill.files import locked, machine_errors, new_folder
 from tokmill.progress import Progress, human_bytes, human_count, human_time
 from tokmill.store.manifest import Plan, Receipt
 from tokmill.store.marks import LOCK
 from tokmill.store.store import Store, read_receipts
+
+NAMED = 5
+"""Files that are named in a line of the output."""
 
 
 def build(
@@ -69,6 +73,7 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     prepared = prepare(chosen)
     if not how.quiet:
         say_left_out(prepared.plan)
+        say_remark(prepared)
     lock = locked(
         out / LOCK,
         TAKEN,
@@ -93,8 +98,26 @@ def say_left_out(plan: Plan) -> None:
     """Print what of the folders is not read, and how it may be."""
     if isinstance(plan.left_out, dict):
         print(f"left out of the folders: {in_words(plan.left_out)}", file=sys.stderr)
+        if isinstance(plan.not_text, list):
+            print(f"not text: {first_of(plan.not_text, NAMED)}", file=sys.stderr)
         if how := how_to_read(plan.left_out):
             print(f"hint: {how}", file=sys.stderr)
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return some names as one text, safe to print, and how many more there are."""
+    more = len(names) - most
+    shown = ", ".join(plain(name).replace("\n", "\\n") for name in names[:most])
+    return shown + (f" and {more:,} more (`tokmill inspect STORE` lists them)" if more > 0 else "")
+
+
+def say_remark(prepared: Prepared) -> None:
+    """Print what a source has to say of the files that it is going to read."""
+    kind = plugins.load(plugins.SOURCES, prepared.plan.recipe["source"])
+    if hasattr(kind, "remark"):
+        names = list(dict.fromkeys(item.name for item in prepared.planned))
+        if said := kind.remark(names):
+            print(f"note: {plain(said)}", file=sys.stderr)
 
 
 def carry_out(out: Path, prepared: Prepared, how: How) -> Store:

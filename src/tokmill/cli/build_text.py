@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -86,19 +87,22 @@ def before(
                 f"--{flag.replace('_', '-')} goes with --train and --val",
                 hint="else: tokmill store export bin STORE -o NAME.bin",
             )
+    if more.get("vocab_size") and chosen.tokenizer:
+        raise UsageError(
+            "--tokenizer and --vocab-size exclude each other",
+            hint="--tokenizer takes one that is there, --vocab-size trains one",
+        )
+    if more.get("explain"):
+        _explain(chosen, how, more, json=json)
+        return None
     if more.get("vocab_size"):
-        if chosen.tokenizer:
-            raise UsageError(
-                "--tokenizer and --vocab-size exclude each other",
-                hint="--tokenizer takes one that is there, --vocab-size trains one",
-            )
         if not chosen.out:
             raise UsageError("no folder for the store was named", hint="-o STORE")
         check_folder(Path(chosen.out))
         folder = Path(chosen.out) / "vocab"
-        if looking and not (folder / "tokenizer.json").exists():
+        if dry_run and not (folder / "tokenizer.json").exists():
             raise UsageError(
-                f"{looking} writes nothing, and there is no tokenizer yet",
+                "--dry-run writes nothing, and there is no tokenizer yet",
                 hint="`tokmill tokenizer train INPUT -o tokenizer.json`, then --tokenizer",
             )
         with claimed(Path(chosen.out)), new_folder(folder):
@@ -106,17 +110,31 @@ def before(
         chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
     if chosen.source == "chat" and chosen.tokenizer:
         _say_unknown_marks(chosen, chosen.tokenizer)
-    if more.get("explain"):
-        from tokmill.text.explain import explain
-
-        found = explain(chosen, more["explain"])
-        if json:
-            print_json(found)
-        else:
-            for stage, text in found.items():
-                print(f"{stage:<10} {text}")
-        return None
     return chosen
+
+
+def _explain(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool) -> None:
+    """Print every stage of one record; a tokenizer that is learned for it is kept nowhere."""
+    from tokmill.text.explain import explain
+
+    kept = Path(chosen.out, "vocab", "tokenizer.json")
+    with tempfile.TemporaryDirectory(prefix="tokmill-explain-") as folder:
+        if more.get("vocab_size"):
+            if chosen.out and kept.exists() and not how.fresh:
+                tokenizer = _learn(kept.parent, chosen, list(chosen.inputs), more, how)
+            else:
+                inputs = list(chosen.inputs) or [more["explain"].rpartition(":")[0]]
+                tokenizer = _learn(Path(folder), chosen, inputs, more, how)
+                say("(it is kept nowhere: --explain writes nothing)")
+            chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
+        if chosen.source == "chat" and chosen.tokenizer:
+            _say_unknown_marks(chosen, chosen.tokenizer)
+        found = explain(chosen, more["explain"])
+    if json:
+        print_json(found)
+        return
+    for stage, text in found.items():
+        print(f"{stage:<10} {text}")
 
 
 def _learn(

@@ -34,6 +34,8 @@ def store(look: Look) -> Facts | None:
         facts["inputs"] = shorten(plan.roots)
         if isinstance(plan.left_out, dict):
             facts["left_out_of_folders"] = in_words(plan.left_out)
+        if isinstance(plan.not_text, list):
+            facts["not_text"] = plan.not_text
         if opened.partial:
             facts["planned"] = {"shards": plan.shards, "input_bytes": plan.input_bytes}
     if overlay_names(look.path):

@@ -69,6 +69,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     overlay: Overlay | UnsetType = UNSET
     left_out: dict[str, int] | UnsetType = UNSET
     """Reason → what in the folders of the inputs was not read; no part of any identity."""
+    not_text: list[str] | UnsetType = UNSET
+    """The files of folders that were not read as they are no text."""
     command: str | UnsetType = UNSET
     """The command that makes an overlay again when its base has changed."""
     references: dict[str, Reference] | UnsetType = UNSET

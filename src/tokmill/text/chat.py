@@ -87,6 +87,7 @@ class ChatSource(JsonlSource):
     Config: ClassVar[type[msgspec.Struct]] = ChatConfig
     version = 1
     hints: ClassVar[dict[str, str]] = {
+        **JsonlSource.hints,
         "no mask": "put {% generation %} and {% endgeneration %} around the answer in a copy of "
         "the template, or --learn all",
         "nothing to learn": "the assistant says nothing in them: --learn all learns everything",

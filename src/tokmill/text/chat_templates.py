@@ -16,7 +16,7 @@ import json
 import re
 import resource
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,6 +94,12 @@ DIGITS = 1 << 16
 """Bits of a whole number that a template may reckon with."""
 
 
+WIDE = 1 << 20
+"""Length of what a template may make by saying how long it is to be; chats hold what is longer."""
+WIDTHS = re.compile(r"%[^a-zA-Z%]*(?:\d{7}|\*)|:[^}]*\d{7}")
+"""A width in a format that is larger, or that comes as a value."""
+
+
 class NoMask(Exception):
     """What the assistant wrote cannot be told from the rest."""
 
@@ -130,7 +136,7 @@ class Template:
                 self._compiled = _environment(date).from_string(text)
         except (errors.TemplateError, MemoryError, RecursionError, OverflowError) as error:
             raise UsageError(
-                f"the chat template is no Jinja template: {error or type(error).__name__}",
+                f"the chat template is no Jinja template: {str(error) or type(error).__name__}",
                 hint="--chat-template takes chatml, llama3, plain, a .jinja file or a "
                 "tokenizer_config.json",
             ) from None
@@ -154,6 +160,8 @@ class Template:
                 text: str = self._compiled.render(
                     **{**self.names, **names, "add_generation_prompt": prompt, STEP: steps}
                 )
+        except MemoryError:
+            raise TemplateFailed("it takes too much memory") from None
         except self._failed as error:
             raise TemplateFailed(str(error).partition("\n")[0]) from None
         return text
@@ -243,6 +251,23 @@ def _little_memory() -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def _check_widths(*values: Any) -> None:
+    """Raise `OverflowError` where one of the numbers would make something very long."""
+    if any(isinstance(value, int) and value > WIDE for value in values):
+        raise OverflowError("what it makes is too long")
+
+
+def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter none of whose arguments may be a large number."""
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        _check_widths(*arguments, *named.values())
+        return function(*arguments, **named)
+
+    return checked
+
+
 def _bits(value: Any) -> int:
     return value.bit_length() if isinstance(value, int) else 0
 
@@ -272,14 +297,28 @@ def _environment(date: str) -> Any:
     class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc, name-defined]
         """A sandbox whose loops, macros and numbers have an end."""
 
-        intercepted_binops = frozenset(("*", "**"))
+        intercepted_binops = frozenset(("*", "**", "%"))
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             """Return a product or a power, unless it is a number that takes long."""
             bits = _bits(left) * right if operator == "**" else _bits(left) + _bits(right)
             if isinstance(left, int) and isinstance(right, int) and bits > DIGITS:
                 raise OverflowError("its numbers are too large")
+            if operator == "*":
+                for many, times in ((left, right), (right, left)):
+                    if isinstance(many, Sized) and isinstance(times, int):
+                        _check_widths(len(many) * times)
+            if operator == "%" and isinstance(left, str) and WIDTHS.search(left):
+                raise OverflowError("what it makes is too long")
             return super().call_binop(context, operator, left, right)
+
+        def call(self, context: Any, called: Any, /, *arguments: Any, **named: Any) -> Any:
+            """Call a method of a text, such as `ljust`, unless what it makes would be long."""
+            if isinstance(getattr(called, "__self__", None), str):
+                _check_widths(*arguments, *named.values())
+                if called.__name__ in ("format", "format_map") and WIDTHS.search(called.__self__):
+                    raise OverflowError("what it makes is too long")
+            return super().call(context, called, *arguments, **named)
 
         def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
             tree = super()._parse(source, name, filename)
@@ -315,7 +354,12 @@ def _environment(date: str) -> Any:
 
     # Chance has no place in a store.
     del environment.filters["random"], environment.globals["lipsum"]
-    environment.filters["tojson"] = tojson
+    environment.filters["tojson"] = _narrow(tojson)
+    for name in ("batch", "slice", "center", "indent"):
+        environment.filters[name] = _narrow(environment.filters[name])
+    environment.filters["format"] = lambda text, *a, **k: environment.call_binop(
+        None, "%", str(text), k or a
+    )
     environment.globals["raise_exception"] = raise_exception
     if date:
         try:

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from tokmill import plugins
 from tokmill.errors import MissingExtraError, TokmillError, UsageError, nearest
-from tokmill.headers import no_panic
 from tokmill.text import gigatoken_limits as limits
 from tokmill.text import tokenizer_json as files
 from tokmill.text.cutting import segments
+from tokmill.text.panics import no_panic
+from tokmill.text.patterns import GPT2, WELL_KNOWN
 from tokmill.text.readable import ReadableEncoder
 from tokmill.text.recycling import Growth, give_back_memory
 from tokmill.text.tokenizer_json import template_tokens
@@ -145,6 +146,7 @@ class TokenizersEncoder:
         library = plugins.require("tokenizers")
         self.threads = threads
         self._data = data
+        self._own_pattern = _has_own_pattern(data)
         try:
             with no_panic():
                 self.tokenizer = library.Tokenizer.from_str(_as_json(data))
@@ -210,7 +212,7 @@ class TokenizersEncoder:
 
     def _encode(self, texts: list[str]) -> tuple[Array, Array]:
         try:
-            with no_panic():
+            with no_panic(hide=self._own_pattern):
                 if self.threads:
                     found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
                 else:
@@ -347,6 +349,14 @@ class GigatokenEncoder:
             done = text + 1
         parts.append(ids[starts[done] :])
         return np.concatenate(parts), lengths
+
+
+def _has_own_pattern(data: Mapping[str, Any]) -> bool:
+    """Say whether a step has a regular expression that is not a well-known one."""
+    steps = files.flatten(data.get("normalizer"), "normalizers")
+    steps += files.flatten(data.get("pre_tokenizer"), "pretokenizers")
+    patterns = [step["pattern"] for step in steps if isinstance(step.get("pattern"), dict)]
+    return any(pattern.get("Regex", GPT2) not in WELL_KNOWN for pattern in patterns)
 
 
 def _as_json(data: Mapping[str, Any]) -> str:

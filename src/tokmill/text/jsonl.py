@@ -39,6 +39,11 @@ class JsonlSource(DocumentSource):
     """2: fields are not stripped unless it is asked for."""
     stdin_suffix = ".jsonl"
     suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst")
+    hints: ClassVar[dict[str, str]] = {
+        "too long": "a record is one line of at most 64 MiB, and the line does not end: write each "
+        "record on a line of its own (`jq -c`)"
+    }
+    """Reason → what helps, where it is the most frequent one of those that end a build."""
     config: JsonlConfig
 
     def __init__(

@@ -51,7 +51,7 @@ O200K = "|".join(
 PATTERNS = {"gpt2": GPT2, "cl100k": CL100K, "o200k": O200K}
 """Names for `--pattern`; anything else is taken as a pattern itself."""
 
-_CUTTABLE = {GPT2, CL100K, CL100K_TIKTOKEN, O200K}
+WELL_KNOWN = {GPT2, CL100K, CL100K_TIKTOKEN, O200K}
 
 
 def resolve_pattern(name: str) -> str:
@@ -111,7 +111,7 @@ def safe_cut(pattern: str) -> re.Pattern[str] | None:
     or without what follows, so the words of the parts are the words of the whole. None for a
     pattern of which this is not known.
     """
-    if pattern not in _CUTTABLE:
+    if pattern not in WELL_KNOWN:
         return None
     return compile_pattern(r"(?<=[\p{L}\p{N}])(?=[^\p{L}\p{N}\p{M}'])")
 

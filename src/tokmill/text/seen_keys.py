@@ -22,6 +22,17 @@ HEAD = 1 << 22
 DEEP = 8
 """Keys and lists of a path at most."""
 SHOWN = 12
+TOGETHER = (
+    ("instruction", "input", "output"),
+    ("instruction", "context", "response"),
+    ("instruction", "output"),
+    ("instruction", "response"),
+    ("system_prompt", "question", "response"),
+    ("prompt", "completion"),
+    ("prompt", "response"),
+    ("question", "answer"),
+)
+"""Keys that make a document together, as lists of tasks with their answers have them."""
 
 
 class Seen(NamedTuple):
@@ -45,6 +56,10 @@ class Seen(NamedTuple):
         shown = ", ".join(f"{path} ({count:,}{what})" for count, path, what in counts[:SHOWN])
         more = f" and {len(counts) - SHOWN} more" * (len(counts) > SHOWN)
         return f"the first {self.lines:,} lines have {shown or 'no keys'}{more}"
+
+    def together(self) -> tuple[str, ...]:
+        """Return the keys that lines of tasks and answers have together, or nothing."""
+        return next((keys for keys in TOGETHER if self.texts.keys() >= {*keys}), ())
 
     def nearest(self, wanted: Sequence[str]) -> str:
         """Return the path with text that is nearest to one of those that were named, or ""."""
@@ -106,8 +121,12 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
             continue
         if key := chat_key(seen):
             return f"the lines are chats (the list {key}): build them with `tokmill build chat`"
-        near = seen.nearest(fields)
-        choose = f"--field {_shell(near)}? " if near else "name yours with --field: "
+        several, near = seen.together(), seen.nearest(fields)
+        if several:
+            near = " --field ".join(map(_shell, several))
+            choose = f"--field {near} makes one document of them; "
+        else:
+            choose = f"--field {_shell(near)}? " if near else "name yours with --field: "
         named = " or ".join(map(repr, fields))
         return f"no line has text in {named}: {choose}{seen.in_words()}"
     return ""

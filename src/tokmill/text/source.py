@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -43,10 +43,37 @@ class TextSource(DocumentSource):
     stdin_suffix = ".txt"
     suffixes = ()
     config: TextConfig
+    not_text: list[str]
+    """Files of folders that are no text, once `items` is read."""
 
     def fits(self) -> Fits:
-        """Return what says why a file of a folder is not read: it is no text, or is empty."""
-        return why_no_text
+        """Return what says why a file of a folder is not read: it is no text, or is empty.
+
+        The files that are no text are listed in `not_text`.
+        """
+        found = self.not_text = []
+
+        def fits(path: Path, head: bytes) -> str:
+            why = why_no_text(path, head)
+            if why.startswith(NOT_TEXT):
+                found.append(str(path))
+            return why
+
+        return fits
+
+    @classmethod
+    def remark(cls, names: Sequence[str]) -> str:
+        """Return what is to be said of files that are read as text, but look like records."""
+        from tokmill.text.jsonl import JsonlSource
+
+        records = [name for name in names if name.lower().endswith(JsonlSource.suffixes)]
+        if not records:
+            return ""
+        many = f" and {len(records) - 1:,} more" if len(records) > 1 else ""
+        return (
+            f"{records[0]}{many}: JSON Lines, taken as text with its keys and quotation marks\n"
+            "hint: `tokmill build jsonl` makes a document of each line's field"
+        )
 
     @property
     def lines(self) -> bool:  # type: ignore[override]

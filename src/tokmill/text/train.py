@@ -28,6 +28,7 @@ from tokmill.text.bpe import (
 )
 from tokmill.text.cutting import pieces
 from tokmill.text.gigatoken_limits import texts_with_newer_characters
+from tokmill.text.panics import Panic, no_panic
 from tokmill.text.patterns import GPT2, compile_pattern, resolve_pattern
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.train_child import BORDER
@@ -276,7 +277,8 @@ def _with_tokenizers(
 
     def train() -> None:
         try:
-            tokenizer.train_from_iterator(texts, trainer)
+            with no_panic():
+                tokenizer.train_from_iterator(texts, trainer)
         except BaseException as error:
             failed.append(error)
 
@@ -286,6 +288,12 @@ def _with_tokenizers(
         thread.start()
         while thread.is_alive():
             thread.join(0.2)
+    if failed and isinstance(failed[0], Panic):
+        raise TokmillError(
+            f"tokenizers gave up: {failed[0]}",
+            where=f"pattern {pattern!r}",
+            hint="a pattern such as (a+)+ takes endless time: write it without one + in another",
+        ) from None
     if failed:
         raise failed[0]
     data = tokenizer_json.parse(tokenizer.to_str(), "tokenizers")

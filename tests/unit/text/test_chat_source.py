@@ -32,7 +32,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def build(tmp_path: Path, tokenizer: Path, rows: list[Any], **options: Any) -> Store:
     path = jsonl(tmp_path / "x.jsonl", rows)
     options = {"chat_template": "chatml", "tokenizer": tokenizer} | options
-    how = How(quiet=True, amount=here(), fresh=True)
+    how = How(quiet=True, amount=here(), fresh=True, max_rejects=1.0)
     return quick_build("chat", path, tmp_path / "s", how=how, **options)
 
 

@@ -43,6 +43,34 @@ def test_memory_without_end_fails_at_the_chat(text: str) -> None:
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 'x' * 10 ** 9 }}",
+        "{{ 10 ** 9 * messages }}",
+        "{{ messages | slice(10 ** 9) | list | length }}",
+        "{{ messages | batch(10 ** 9, 'x') | list | length }}",
+        "{{ messages | tojson(indent=10 ** 9) }}",
+        "{{ 'x' | center(10 ** 9) }}",
+        "{{ 'x' | indent(10 ** 9) }}",
+        "{{ 'x'.ljust(10 ** 9) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ range(10 ** 9) | length }}",
+    ],
+)
+def test_a_large_number_makes_nothing_large(text: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises((TemplateFailed, UsageError), match="(?i)too long|too big"):
+        Template(text, {}).render(CHAT)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+def test_memory_that_runs_out_has_a_word() -> None:
+    with pytest.raises(TemplateFailed, match="too much memory"):
+        Template("{{ (('a' * 10 ** 6).replace('a', 'b' * 10 ** 5)) }}", {}).render(CHAT)
+
+
 @pytest.mark.parametrize("text", ["{{ lipsum(n=1) }}", "{{ [1, 2] | random }}"])
 def test_chance_has_no_place_in_a_store(text: str) -> None:
     with pytest.raises((TemplateFailed, UsageError), match=r"lipsum|random"):
@@ -52,5 +80,10 @@ def test_chance_has_no_place_in_a_store(text: str) -> None:
 def test_what_is_bounded_does_not_stand_in_the_way() -> None:
     text = "{{ 3 ** 4 * 2 }} {{ 'ab' * 3 }} {{ 2.5 * 2 }} {{ '%s' % 1 }} {{ [0] * 2 }}"
     assert Template(text, {}).render(CHAT) == "162 ababab 5.0 1 [0, 0]"
+    text = "{{ 'a b' | indent(4) }}|{{ '%s, %d' | format('x', 3) }}|{{ '%(a)s' | format(a=1) }}|"
+    text += (
+        "{{ 'x'.ljust(3) }}|{{ [1, 2, 3] | batch(2) | list }}|{{ '%5.2f' % 3.14159 }}|{{ 7 % 4 }}"
+    )
+    assert Template(text, {}).render(CHAT) == "a b|x, 3|1|x  |[[1, 2], [3]]| 3.14|3"
     many = CHAT * 2000
     assert Template(BUILT_IN["chatml"][0], {}).render(many).count("hello") == 2000

@@ -1,0 +1,63 @@
+"""Libraries in Rust that give up: a clean error, and nothing of theirs above it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from making import TOKENIZER
+from tokmill.errors import TokmillError
+from tokmill.text.encoders import make_encoder
+from tokmill.text.panics import no_panic
+from tokmill.text.train import train_tokenizer
+
+ENDLESS = "(a+)+$"
+TEXT = "a" * 60 + "!"
+
+
+def with_pattern(pattern: str) -> bytes:
+    data = json.loads(Path(TOKENIZER).read_bytes())
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
+    split["invert"] = False
+    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    level["trim_offsets"] = True
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, level]}
+    return json.dumps(data).encode()
+
+
+@pytest.mark.parametrize("threads", [True, False])
+@pytest.mark.parametrize("trace", ["0", "1"])
+def test_an_endless_pattern_is_one_clean_error(
+    threads: bool,
+    trace: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RUST_BACKTRACE", trace)
+    encode = make_encoder(with_pattern(ENDLESS), threads=threads)
+    with pytest.raises(TokmillError, match="cannot encode a text: Onig"):
+        encode([TEXT] * 3)
+    assert capfd.readouterr().err == ""
+    # What others write meanwhile is held back, not lost.
+    encode = make_encoder(with_pattern(r"\p{L}+"), threads=threads)
+    assert sum(encode(["ab cd"])[1].tolist()) > 0
+
+
+def test_what_others_write_comes_after(capfd: pytest.CaptureFixture[str]) -> None:
+    with no_panic(hide=True):
+        os.write(2, b"a word\n")
+        assert capfd.readouterr().err == ""
+    assert capfd.readouterr().err == "a word\n"
+    with pytest.raises(ZeroDivisionError), no_panic(hide=True):
+        os.write(2, b"another\n")
+        raise ZeroDivisionError
+    assert capfd.readouterr().err == "another\n"
+
+
+def test_a_training_with_an_endless_pattern_ends_cleanly() -> None:
+    with pytest.raises(TokmillError, match="tokenizers gave up") as caught:
+        train_tokenizer([TEXT], 300, pattern=ENDLESS)
+    assert "(a+)+" in caught.value.hint and ENDLESS in caught.value.where
