@@ -80,8 +80,11 @@ from small_recipes import (
 from whole_stores import (
     Refused,
     make_phrases,
+    make_references,
+    make_strings,
     read_built,
     read_looked_up,
+    read_references,
     read_repaired,
     read_store,
     read_validated,
@@ -531,6 +534,8 @@ READERS: dict[str, Reader] = {
         store_files("manifest.json", "shards/*.safetensors", "shards/*.safetensors"), read_store
     ),
     "store phrases": Reader(make_phrases, read_store),
+    "store strings": Reader(make_strings, read_store),
+    "store references": Reader(make_references, read_references, restore=whole_again),
     "store locate": Reader(store_files("*.json*", "shards/*.json"), read_looked_up),
     "store repair": Reader(
         store_files("*.json*", "shards/*", "vocab/*"), read_repaired, digests=True,

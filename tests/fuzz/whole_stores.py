@@ -12,9 +12,10 @@ import numpy as np
 from reader import Make
 from small_recipes import TEXTS
 
-from making import jsonl, quick_build, write_store
+from making import jsonl, quick_build, rec, token_store, write_store
 from phrase_records import PHRASES
 from tokmill.errors import TokmillError
+from tokmill.store.schema import Column
 from tokmill.store.stats import statistics
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
@@ -70,6 +71,43 @@ def make_phrases(folder: Path) -> Iterable[Path]:
         rows.append({"phrases": phrases, "side": [1] * length, "address": number})
     write_store(folder / "s", PHRASES, [rows], table=table)
     return sorted((folder / "s/shards").glob("*.safetensors"))
+
+
+def make_strings(folder: Path) -> Iterable[Path]:
+    """Shards with a table of strings, and with strings that lie end to end."""
+    schema = {
+        "token": Column("u2"),
+        "name": Column("utf8", "record"),
+        "id": Column("utf8", "record"),
+    }
+    rows = [rec([i], name=("main", "é", "")[i % 3], id=f"number {i}") for i in range(40)]
+    store = write_store(folder / "s", schema, [rows])
+    assert "name.values" in store.shard(0) and "id.values" not in store.shard(0)
+    return [store.shard_file(0)]
+
+
+def make_references(folder: Path) -> Iterable[Path]:
+    """A store whose overlay refers to another."""
+    token_store(folder / "other", [[[i] for i in range(9)]])
+    token_store(folder / "s", [[[1, 2], [3]], [[4]]])
+    np.save(folder / "pairs.npy", np.array([8, 0, 3]))
+    quick_build(
+        "overlay", folder / "s", "", values=str(folder / "pairs.npy"),
+        refer=[f"pairs={folder / 'other'}"],
+    )  # fmt: skip
+    return sorted((folder / "s/overlays/pairs").glob("*.json"))
+
+
+def read_references(folder: Path) -> Any:
+    """What a column refers to, and the place of it said anew."""
+    from tokmill.store.references import refer
+
+    store = Store(folder / "s", ["pairs"])
+    found = [
+        store.reference("pairs").record(int(i))["token"].tolist() for i in store.column("pairs")
+    ]
+    refer(folder / "s/overlays/pairs", "pairs", folder / "other")
+    return found
 
 
 def read_repaired(folder: Path) -> Any:

@@ -6,13 +6,17 @@ made anew only while a version is not yet released.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "helpers"))
@@ -20,27 +24,50 @@ sys.path.insert(0, str(HERE.parent / "helpers"))
 from making import quick_build  # noqa: E402
 from tokmill.builds import plan  # noqa: E402
 from tokmill.store import manifest as layout  # noqa: E402
-from tokmill.store.seal import unsealed  # noqa: E402
+from tokmill.store.seal import sealed, unsealed  # noqa: E402
 from tokmill.store.store import Store  # noqa: E402
 from tokmill.text.jsonl import JsonlSource  # noqa: E402
 
 INPUT = HERE / "input"
+MORE = HERE / "more.jsonl"
+"""Input of format 2 alone: records with a `kind` that repeats."""
+PAIRS = HERE / "pairs.npz"
 NO_CONTENT = (".lock", "events.jsonl", ".gitattributes", "plan.copy.json", "stamps.jsonl")
 SHARD_BYTES = 1 << 9
 """Input bytes of a shard, so that a small input makes several."""
 
 
-def build(out: Path) -> Store:
-    """Build the golden input as version 1 of the source did, which stripped by default.
-
-    Version 2 gives other names to the same shards, as the version is a part of the recipe.
-    """
+@contextlib.contextmanager
+def small_shards(version: int = JsonlSource.version) -> Iterator[None]:
+    """Cut the input into small shards; `version` is that of the source."""
     before = plan.SHARD_BYTES, JsonlSource.version
-    plan.SHARD_BYTES, JsonlSource.version = SHARD_BYTES, 1
+    plan.SHARD_BYTES, JsonlSource.version = SHARD_BYTES, version
     try:
-        return quick_build("jsonl", INPUT, out, strip=True, keep=["id", "url"])
+        yield
     finally:
         plan.SHARD_BYTES, JsonlSource.version = before
+
+
+def build_v1(out: Path) -> Store:
+    """Build the golden input as version 1 of the source did, which stripped by default.
+
+    Version 2 gives other names to the same shards, as the version is a part of the recipe. A store
+    of format 1 is made by going on with one that is planned.
+    """
+    out.mkdir()
+    shutil.copyfile(HERE / "store-v1/plan.json", out / "plan.json")
+    with small_shards(version=1):
+        return quick_build("jsonl", INPUT, out, strip=True, keep=["id", "url"])
+
+
+def build_v2(out: Path) -> Store:
+    """Build the golden input, and an overlay whose columns refer to records of the same store."""
+    with small_shards():
+        inputs = (INPUT, MORE)
+        store = quick_build("jsonl", inputs, out, strip=True, keep=["id", "url", "kind"])
+        refer = [f"{column}={out}" for column in ("anchor", "positive")]
+        quick_build("overlay", out, "", values=str(PAIRS), name="pairs", refer=refer)
+        return store
 
 
 def without_paths(store: Path) -> dict[str, bytes]:
@@ -69,13 +96,38 @@ def without_paths(store: Path) -> dict[str, bytes]:
     return found
 
 
+def anywhere(store: Path) -> dict[str, bytes]:
+    """The files of a store of format 2, with the paths of this machine made relative.
+
+    What they are bound by is worked out anew: digests of plans, and of the files of items.
+    """
+    found = {
+        path.relative_to(store).as_posix(): path.read_bytes()
+        for path in sorted(store.rglob("*"))
+        if path.is_file() and path.name not in (".lock", "events.jsonl", "stamps.jsonl")
+    }
+    for name in [name for name in found if name.endswith("inputs.jsonl")]:
+        for path, short in ((store, "store"), (INPUT, "input"), (HERE, "golden")):
+            found[name] = found[name].replace(str(path.absolute()).encode(), short.encode())
+            for file in ("plan.json", "plan.copy.json"):
+                said = name.replace("inputs.jsonl", file)
+                found[said] = found[said].replace(str(path.absolute()).encode(), short.encode())
+        for file in ("plan.json", "plan.copy.json"):
+            said = name.replace("inputs.jsonl", file)
+            told = msgspec.json.decode(unsealed(found[said]), type=layout.Plan)
+            digest = hashlib.sha256(found[name]).hexdigest()
+            found[said] = sealed(msgspec.structs.replace(told, inputs_sha256=digest))
+    return found
+
+
 def main() -> None:
-    """Write `store-v1`."""
+    """Write the golden store of the current format."""
+    np.savez(PAIRS, anchor=np.arange(26)[::-1], positive=(np.arange(26) + 5) % 26)
     made = HERE / "made"
-    build(made)
-    shutil.rmtree(HERE / "store-v1", ignore_errors=True)
-    for name, data in without_paths(made).items():
-        path = HERE / "store-v1" / name
+    build_v2(made)
+    shutil.rmtree(HERE / "store-v2", ignore_errors=True)
+    for name, data in anywhere(made).items():
+        path = HERE / "store-v2" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     shutil.rmtree(made)

@@ -22,9 +22,10 @@ from tokmill.store.manifest import (
     encode,
     plan_digest,
 )
-from tokmill.store.schema import Column, Phrases, Records, Schema, phrase_columns, utf8_column
+from tokmill.store.schema import Column, Phrases, Records, Schema, phrase_columns
 from tokmill.store.shard import SUFFIX, ShardWriter
 from tokmill.store.store import Store, make_manifest
+from tokmill.store.strings import Strings
 from tokmill.store.vocab import Vocabulary
 
 TOKENIZER = Path(__file__).parents[1] / "golden" / "tokenizer.json"
@@ -73,7 +74,7 @@ def batch_of(
         if column.phrase:
             continue
         if column.dtype == "utf8":
-            columns[name] = utf8_column([row[name] for row in rows])
+            columns[name] = Strings.of([row[name] for row in rows])
             continue
         values = [row[name] for row in rows]
         if column.per == "token":
@@ -162,7 +163,7 @@ def jsonl(path: Path, rows: Iterable[Any]) -> Path:
     return path
 
 
-def quick_build(kind: str, inputs: Any, out: Path, **options: Any) -> Store:
+def quick_build(kind: str, inputs: Any, out: Path | str, **options: Any) -> Store:
     """Build in this process with the small tokenizer; `how` takes the keys of `How`."""
     inputs = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     how = options.pop("how", None) or How(quiet=True, amount=here())

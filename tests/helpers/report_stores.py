@@ -10,9 +10,10 @@ import numpy as np
 
 from tokmill.files import make_folder, write_file
 from tokmill.store.manifest import ItemReceipt, Plan, PlannedItem, Receipt, encode
-from tokmill.store.schema import Column, Records, Schema, utf8_column
+from tokmill.store.schema import Column, Records, Schema
 from tokmill.store.shard import SUFFIX, ShardWriter
 from tokmill.store.store import Store, make_manifest
+from tokmill.store.strings import Strings
 from tokmill.store.vocab import Vocabulary
 
 ROLES = {"eot": 0, "unk": 1}
@@ -53,7 +54,7 @@ def write_store(
         offsets = np.cumsum([0, *map(len, records)])
         columns: dict[str, object] = {"token": flat}
         if kept:
-            columns["name"] = utf8_column([f"doc-{number}-{i}" for i in range(len(records))])
+            columns["name"] = Strings.of([f"doc-{number}-{i}" for i in range(len(records))])
             columns["level"] = np.arange(len(records)) % 3
         starts = np.arange(len(records)) * 10
         writer.add(Records(offsets, columns, starts), 0)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import numpy as np
 
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.store.schema import Array, Records, Schema
+from tokmill.store.strings import Strings, take_flat
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
@@ -24,22 +25,21 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def record_values(batch: Records, name: str, schema: Schema) -> list[Any] | Array:
-    """Return a record column as an array, strings as a list."""
+def each_value(
+    batch: Records, name: str, schema: Schema, function: Callable[[Any], Any]
+) -> list[Any]:
+    """Return what a function gives for the value of each record; of strings it is asked once."""
     value = batch.columns[name]
-    if not isinstance(value, tuple):
+    if not isinstance(value, Strings):
         if schema[name].per != "record" or schema[name].width:
             raise UsageError(
                 f"the column {name!r} does not hold one value a record",
                 hint="`tokmill inspect STORE` lists the columns that hold one",
             )
-        return value
-    data, offsets = value[0].tobytes(), value[1].tolist()
+        return [function(one) for one in value]
     try:
-        return [
-            data[a:b].decode("utf-8", "surrogatepass")
-            for a, b in zip(offsets[:-1], offsets[1:], strict=True)
-        ]
+        found: list[Any] = value.each(function).tolist()
+        return found
     except UnicodeDecodeError:
         raise TokmillError(
             f"a string of the column {name!r} is no UTF-8: the store is damaged",
@@ -82,13 +82,17 @@ def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Arr
                 hint="what follows ~ is a regular expression as of Python's re",
             ) from None
 
-    def holds(batch: Records, lengths: Array) -> Array:
-        values = lengths if name == "length" else record_values(batch, name, schema)
+    def one_holds(value: Any) -> bool:
         if sign == "~":
-            found = re.compile(str(wanted)).search
-            return np.asarray([bool(found(str(value))) for value in values], bool)
-        if is_text:
-            return np.asarray([COMPARE[sign](value, wanted) for value in values], bool)
+            return bool(re.search(raw, str(value)))
+        return bool(COMPARE[sign](value, wanted))
+
+    def holds(batch: Records, lengths: Array) -> Array:
+        if is_text or sign == "~":
+            if name == "length":
+                return np.asarray([one_holds(length) for length in lengths], bool)
+            return np.asarray(each_value(batch, name, schema, one_holds), bool)
+        values = lengths if name == "length" else batch.columns[name]
         result: Array = COMPARE[sign](values, wanted)
         return result
 
@@ -110,9 +114,8 @@ def take(batch: Records, chosen: Array, schema: Schema) -> Records:
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     columns: dict[str, Any] = {}
     for name, value in batch.columns.items():
-        if isinstance(value, tuple):
-            data, ends = value
-            columns[name] = take_flat(data, ends, chosen)
+        if isinstance(value, Strings):
+            columns[name] = value.take(chosen)
         elif schema[name].per == "token":
             columns[name] = take_flat(value, batch.offsets, chosen)[0]
         else:
@@ -122,14 +125,3 @@ def take(batch: Records, chosen: Array, schema: Schema) -> Records:
         ids, ends = take_flat(batch.phrases.ids, batch.phrases.offsets, chosen)
         phrases = dataclasses.replace(batch.phrases, ids=ids, offsets=ends)
     return Records(offsets, columns, batch.starts[chosen], phrases=phrases)
-
-
-def take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
-    """Return some of the pieces of an array, in order, and their offsets; `ends` are those of all.
-
-    A piece may be chosen several times.
-    """
-    begins, lengths = ends[:-1][chosen], np.diff(ends)[chosen]
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    flat = np.repeat(begins - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
-    return data[flat], offsets

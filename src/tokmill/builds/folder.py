@@ -76,6 +76,20 @@ def check_folder(out: Path) -> None:
         )
 
 
+def format_of(out: Path) -> int:
+    """Return the format of a store that is built: that of the one that is there, or the newest.
+
+    One that is there goes on in its own format, so that its shards stay what they are.
+    """
+    kinds: dict[str, Any] = {layout.PLAN: Plan, layout.PLAN_COPY: Plan, "manifest.json": Manifest}
+    for name, kind in kinds.items():
+        with contextlib.suppress(TokmillError):
+            found: int = layout.read_sealed(out / name, kind).format
+            if found in layout.READABLE:
+                return found
+    return layout.FORMAT
+
+
 def check_links(out: Path) -> None:
     """Refuse a store one of whose folders is a link: what lies behind it may be anybody's."""
     for name in (*KNOWN_FOLDERS, AGAIN):

@@ -17,6 +17,7 @@ from tokmill.builds.runs import Runs
 from tokmill.builds.source import Frozen, Item, Resources, Source
 from tokmill.errors import TokmillError
 from tokmill.files import inside, machine_errors, sampled_digest, stamp, write_file
+from tokmill.store import manifest as layout
 from tokmill.store.manifest import ItemReceipt, Receipt, shard_name
 from tokmill.store.schema import Records
 from tokmill.store.seal import sealed
@@ -36,6 +37,7 @@ class Work(msgspec.Struct, frozen=True):
     vocabularies: dict[str, Vocabulary]
     store: str
     resources: Resources
+    format: int = layout.FORMAT
 
     def source(self) -> Source:
         """Make the source."""
@@ -97,8 +99,10 @@ class Content:
 class _Part:
     """The part of a shard that is being gathered."""
 
-    def __init__(self, source: Source, limits: Mapping[str, int], folder: Path) -> None:
-        self.writer = ShardWriter(source.schema, dict(limits), folder)
+    def __init__(
+        self, source: Source, limits: Mapping[str, int], folder: Path, format: int
+    ) -> None:
+        self.writer = ShardWriter(source.schema, dict(limits), folder, format)
         self.items: list[ItemReceipt] = []
         # Whole programs are rejected for what is in them, at addresses that are no sequence.
         self.left_out = Runs(joins=not getattr(source, "rejects_items", False))
@@ -156,6 +160,7 @@ class _Part:
             unlisted=self.left_out.unlisted,
             skipped=dict(sorted(self.left_out.skipped.items())),
             notes=dict(sorted(self.notes.items())),
+            format=self.writer.format,
             cut=cut or UNSET,
             done=UNSET if done is None else round(done, 6),
         )
@@ -174,6 +179,7 @@ def make_shard(
     folder: Path,
     deadline: float | None = None,
     count: Callable[[int], None] | None = None,
+    format: int = layout.FORMAT,
 ) -> list[Receipt]:
     """Read the items of a shard, write it into `folder`, and return its receipts.
 
@@ -189,7 +195,7 @@ def make_shard(
     }
     receipts: list[Receipt] = []
     number = task.items[0].parts_done if len(task.items) == 1 else 0
-    part = _Part(source, limits, folder)
+    part = _Part(source, limits, folder, format)
     for item in task.items:
         found = check_unchanged(item)
         content = Content()
@@ -201,7 +207,7 @@ def make_shard(
                 part.end_item(item, content, before)
                 receipts.append(part.commit(folder, task.shard, number, last=False))
                 number += 1
-                part = _Part(source, limits, folder)
+                part = _Part(source, limits, folder, format)
                 before = (0, 0)
             if deadline is not None and clock() > deadline:
                 # A thread that reads ahead ends before its digest is taken.
@@ -265,4 +271,4 @@ def make_in_worker(task: ShardJob, deadline: float | None = None) -> list[Receip
         _source = work.source()
     source = _source
     folder = Path(work.store) / "shards"
-    return make_shard(source, task, work.vocabularies, folder, deadline, _count)
+    return make_shard(source, task, work.vocabularies, folder, deadline, _count, work.format)

@@ -93,6 +93,7 @@ def planned_work(store: Path, plan: Plan) -> Work:
         plan.vocabularies,
         str(store),
         Amount().resources(),
+        plan.format,
     )
 
 

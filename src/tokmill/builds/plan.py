@@ -33,10 +33,11 @@ def recipe_of(
     config: msgspec.Struct,
     frozen: Mapping[str, Frozen],
     references: Mapping[str, Reference],
+    format: int,
 ) -> dict[str, Any]:
     """Return all that decides a store's bytes but its inputs; its digest is the recipe_id."""
     recipe = {
-        "format": layout.FORMAT,
+        "format": format,
         "source": kind,
         "version": source.version,
         "config": {
@@ -64,6 +65,7 @@ def make_plan(
     config: msgspec.Struct,
     frozen: Mapping[str, Frozen],
     roots: Sequence[str],
+    format: int = layout.FORMAT,
 ) -> tuple[Plan, list[PlannedItem]]:
     """Return the plan of a build and its items with their shards.
 
@@ -73,7 +75,7 @@ def make_plan(
     references: dict[str, Reference] = getattr(source, "references", dict)()
     missing = {c.ref for c in source.schema.values() if c.ref is not None} - references.keys()
     assert not missing, f"the source says nothing of the stores {missing} that its columns refer to"
-    recipe = recipe_of(kind, source, config, frozen, references)
+    recipe = recipe_of(kind, source, config, frozen, references, format)
     recipe_id = canonical_digest(recipe)
     planned: list[PlannedItem] = []
     shards = 0
@@ -91,6 +93,7 @@ def make_plan(
             hint="`tokmill inspect INPUT` says what a file or folder holds",
         )
     plan = Plan(
+        format=format,
         recipe_id=recipe_id,
         plan_id=layout.plan_digest(recipe_id, planned),
         recipe=recipe,

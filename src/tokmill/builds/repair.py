@@ -74,7 +74,7 @@ def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
                 where=str(store),
                 hint="`tokmill store validate STORE` names the shards that are bad",
             )
-        receipts += make_shard(source, tasks[name], work.vocabularies, folder)
+        receipts += make_shard(source, tasks[name], work.vocabularies, folder, format=work.format)
     return receipts
 
 

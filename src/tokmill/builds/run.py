@@ -19,7 +19,7 @@ from tokmill import plugins
 from tokmill.builds import make_shard as make
 from tokmill.builds.executors import Executor, Here, Pool
 from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
-from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, settle, sweep
+from tokmill.builds.folder import TAKEN, check_folder, clear, format_of, given_up, settle, sweep
 from tokmill.builds.make_shard import ShardJob, Work
 from tokmill.builds.prepare import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.builds.resources import choose
@@ -28,6 +28,7 @@ from tokmill.builds.watch import Watch
 from tokmill.errors import Interrupted, MachineError, plain
 from tokmill.files import locked, machine_errors, new_folder
 from tokmill.progress import Progress, human_bytes, human_count, human_time
+from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, Receipt
 from tokmill.store.marks import LOCK
 from tokmill.store.store import Store, read_receipts
@@ -70,7 +71,7 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     out = folder_of(chosen)
     with machine_errors("read", out):
         check_folder(out)
-    prepared = prepare(chosen)
+    prepared = prepare(chosen, layout.FORMAT if how.fresh else format_of(out))
     if not how.quiet:
         say_left_out(prepared.plan)
         say_remark(prepared)
@@ -154,6 +155,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         plan.vocabularies,
         str(out),
         resources,
+        plan.format,
     )
     watch.event("begin", workers=workers, shards=len(tasks), plan_id=plan.plan_id)
     total = plan.input_bytes

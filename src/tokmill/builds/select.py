@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.builds.conditions import parse_condition, record_values, take
+from tokmill.builds.conditions import each_value, parse_condition, take
 from tokmill.builds.minhash import rows_of_a_band
 from tokmill.builds.plan import difference
 from tokmill.builds.repeats import REPEATS, batches, find_repeats, shared
@@ -235,12 +235,12 @@ class SelectSource:
             salt = hashlib.sha256(f"select {self.config.seed}".encode()).digest()
             mixed = mix(digests["a"] ^ np.uint64(int.from_bytes(salt[:8], "little")))
             return (mixed >> np.uint64(11)) / float(1 << 53)
-        values = record_values(batch, self.by, self.schema)
-        result = np.empty(len(batch))
-        for i, value in enumerate(values):
+
+        def drawn(value: Any) -> float:
             digest = hashlib.sha256(f"{self.config.seed}\0{value}".encode()).digest()
-            result[i] = int.from_bytes(digest[:8], "little") / 2**64
-        return result
+            return int.from_bytes(digest[:8], "little") / 2**64
+
+        return np.asarray(each_value(batch, self.by, self.schema, drawn), np.float64)
 
     def repeats(self) -> list[Array]:
         """Return a uint8 a record for each store: a key of `REPEATS`, or 0 for what stays."""

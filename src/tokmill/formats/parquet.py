@@ -20,6 +20,7 @@ from tokmill.formats.parquet_export import ParquetExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
 from tokmill.headers import arrow_errors
 from tokmill.store.schema import Array, Column, Records, Schema
+from tokmill.store.strings import Strings
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 NUMBERS: dict[str, Any] = {
@@ -113,12 +114,12 @@ class ParquetTokensSource(TokenSource):
             ids, offsets = rows.lists(batch, row)
             beside[0].update(np.ascontiguousarray(np.diff(offsets), "<i8").tobytes())
             digest.update(np.ascontiguousarray(ids, ids.dtype.newbyteorder("<")).tobytes())
-            columns: dict[str, Array | tuple[Array, Array]] = {
+            columns: dict[str, Array | Strings] = {
                 "token": self.checked(ids, _row_of(path, offsets, row))
             }
             for number, name in enumerate(self.config.keep):
                 columns[name] = value = rows.values(batch, name, row)
-                parts = (value[0], np.diff(value[1])) if isinstance(value, tuple) else (value,)
+                parts = [value] if isinstance(value, np.ndarray) else value.end_to_end()
                 for part, hashed in zip(parts, beside[1 + 2 * number :], strict=False):
                     hashed.update(part.tobytes())
             starts = np.arange(row, row + len(batch), dtype=np.int64)
@@ -235,7 +236,7 @@ class _Rows:
         self._refuse_nulls(ids, self.config.column, row)
         return ids.to_numpy(zero_copy_only=False), offsets - offsets[0]
 
-    def values(self, batch: Any, name: str, row: int) -> Array | tuple[Array, Array]:
+    def values(self, batch: Any, name: str, row: int) -> Array | Strings:
         """Return a column beside the ids in the store's dtype; a missing string is empty."""
         column = batch.column(name)
         if self.kinds[name] != "utf8":
@@ -255,7 +256,7 @@ class _Rows:
         data, bounds = text.buffers()[2], text.buffers()[1]
         offsets = np.frombuffer(bounds, "<i8", len(text) + 1, 8 * text.offset)
         flat = np.frombuffer(data or b"", np.uint8)[offsets[0] : offsets[-1]]
-        return flat, offsets - offsets[0]
+        return Strings.flat(flat, offsets - offsets[0])
 
     def _refuse_nulls(self, column: Any, name: str, row: int) -> None:
         if column.null_count:

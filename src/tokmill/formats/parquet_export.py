@@ -64,8 +64,8 @@ class ParquetExport:
             }
             for name, column in beside.items():
                 if column.dtype == "utf8":
-                    bounds = shard[f"{name}.offsets"][first : last + 1].astype(np.int64)
-                    columns[name] = _strings(shard[name], bounds, f"{store.path}, {name!r}")
+                    text = shard.text(name, first, last)
+                    columns[name] = _strings(*text.written_out(), f"{store.path}, {name!r}")
                     continue
                 values = arrow.array(shard[name][first:last].reshape(-1))
                 if column.width:

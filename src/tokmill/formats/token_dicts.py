@@ -36,8 +36,8 @@ from tokmill.store.schema import (
     Records,
     Schema,
     id_dtype,
-    utf8_column,
 )
+from tokmill.store.strings import Strings
 from tokmill.unpickle import Pickle
 
 MOST_PHRASES = 1 << 18
@@ -394,8 +394,8 @@ class _Batch:
         return Records(
             offsets,
             {
-                "function": utf8_column([key.function for key in self.keys]),
-                "level": utf8_column([key.level for key in self.keys]),
+                "function": Strings.of([key.function for key in self.keys]),
+                "level": Strings.of([key.level for key in self.keys]),
                 "variant": np.asarray([key.variant for key in self.keys], "u4"),
             },
             np.asarray(self.places, np.int64),

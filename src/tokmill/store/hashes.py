@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tokmill.store.schema import PHRASE_BIT, Array, Records
+from tokmill.store.strings import Strings
 
 if TYPE_CHECKING:
     from tokmill.store.store import Store
@@ -32,7 +33,7 @@ def token_values(batch: Records, name: str) -> Array:
     phrases = batch.phrases
     if phrases is None or name not in phrases.table:
         value = batch.columns[name]
-        assert not isinstance(value, tuple)
+        assert not isinstance(value, Strings)
         return value
     ids = (phrases.ids & ~PHRASE_BIT).astype(np.int64)
     begins = phrases.table_offsets[ids]

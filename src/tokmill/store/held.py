@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -56,7 +56,17 @@ class Offsets:
                 yield sums
 
 
-Part = Array | Stored | Offsets
+class Made(Protocol):
+    """Values that are made when they are read."""
+
+    nbytes: int
+
+    def pieces(self) -> Iterator[Array]:
+        """Yield the values in order."""
+        ...
+
+
+Part = Array | Stored | Made
 
 
 class Held:
@@ -81,6 +91,12 @@ class Held:
     def get(self, name: str) -> list[Array | Stored]:
         """Return the parts of a column."""
         return self.parts.get(name, [])
+
+    def take(self, name: str) -> list[Array | Stored]:
+        """Return the parts of a column, and hold them no longer."""
+        parts = self.parts.pop(name, [])
+        self._in_memory -= sum(part.nbytes for part in parts if not isinstance(part, Stored))
+        return parts
 
     def _store(self, folder: Path) -> None:
         with machine_errors("write", folder):

@@ -19,7 +19,10 @@ from tokmill.store.seal import check_seal
 from tokmill.store.vocab import Vocabulary
 
 T = TypeVar("T", bound=msgspec.Struct)
-FORMAT = 1
+FORMAT = 2
+"""What new stores are."""
+READABLE = (1, FORMAT)
+"""What is read, and what a store that is there stays when it is continued or repaired."""
 
 Shard = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{24}\Z")]
 """Name of a planned shard: a digest, so that no file can make it a path."""

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import TokmillError
+from tokmill.store.strings import Array as Array
+from tokmill.store.strings import Strings
 
-Array = np.ndarray[Any, np.dtype[Any]]
 DType = Literal["u1", "u2", "u4", "u8", "i8", "f4", "utf8"]
 
 
@@ -105,12 +106,12 @@ class Records:
     """A batch of n records, flat.
 
     `offsets` (n + 1, int64) counts tokens; `columns` holds flat arrays, one value a token for
-    token columns, one a record for record columns (width: a second axis), `(bytes u1, offsets
-    int64)` for `utf8`. `starts` (n, int64) is the byte at which each record began in its item.
+    token columns, one a record for record columns (width: a second axis), `Strings` for `utf8`.
+    `starts` (n, int64) is the byte at which each record began in its item.
     """
 
     offsets: Array
-    columns: dict[str, Array | tuple[Array, Array]]
+    columns: dict[str, Array | Strings]
     starts: Array
     drops: Sequence[Drops] = field(default_factory=tuple)
     phrases: Phrases | None = None
@@ -125,14 +126,6 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-
-def utf8_column(values: Sequence[str]) -> tuple[Array, Array]:
-    """Return strings as (bytes, offsets)."""
-    encoded = [value.encode("utf-8", "surrogatepass") for value in values]
-    offsets = np.zeros(len(encoded) + 1, np.int64)
-    np.cumsum([len(value) for value in encoded], out=offsets[1:])
-    return np.frombuffer(b"".join(encoded), np.uint8), offsets
 
 
 PHRASE_BIT = np.uint32(1 << 31)

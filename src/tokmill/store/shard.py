@@ -20,6 +20,7 @@ from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, write_file
 from tokmill.headers import tensor_header
 from tokmill.store.held import Held, Offsets, Part, pieces
+from tokmill.store.manifest import FORMAT
 from tokmill.store.schema import (
     PHRASE_BIT,
     Array,
@@ -29,6 +30,8 @@ from tokmill.store.schema import (
     has_phrases,
     phrase_columns,
 )
+from tokmill.store.string_column import StringColumn
+from tokmill.store.strings import Strings
 
 SUFFIX = ".safetensors"
 TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32"}
@@ -46,10 +49,21 @@ class ShardWriter:
     than 32 MiB waits in a file of `scratch`, a folder (`tokmill.store.held`).
     """
 
-    def __init__(self, schema: Schema, limits: dict[str, int], scratch: Path | None = None) -> None:
-        self.schema, self.limits = schema, limits
+    def __init__(
+        self,
+        schema: Schema,
+        limits: dict[str, int],
+        scratch: Path | None = None,
+        format: int = FORMAT,
+    ) -> None:
+        self.schema, self.limits, self.format = schema, limits, format
         self.held = Held(scratch)
         """Name in the file → values; of offsets the lengths between them."""
+        self.strings = {
+            name: StringColumn(name, self.held, coded=format > 1)
+            for name, column in schema.items()
+            if column.dtype == "utf8"
+        }
         self.phrase_ids: dict[bytes, int] = {}
         self.table: dict[str, list[Array]] = {name: [] for name in phrase_columns(schema)}
         self.table_lengths: list[Array] = []
@@ -74,13 +88,12 @@ class ShardWriter:
             if column.phrase:
                 continue
             value = batch.columns[name]
-            if isinstance(value, tuple):
-                self.held.add(name, value[0])
-                self.held.add(f"{name}.offsets", np.diff(value[1]))
-                continue
             expected = tokens if column.per == "token" else n
             if len(value) != expected:
                 raise ValueError(f"column {name}: {len(value)} values for {expected}")
+            if isinstance(value, Strings):
+                self.strings[name].add(value)
+                continue
             self._check(name, value)
             self.held.add(name, np.ascontiguousarray(value, column.numpy()))
 
@@ -168,12 +181,12 @@ class ShardWriter:
             for name, parts in self.table.items():
                 put(f"table.{name}", self.schema[name].dtype, parts)
         for name, column in self.schema.items():
-            if column.dtype == "utf8":
-                put(name, "u1", held.get(name))
-                put(f"{name}.offsets", "u8", [Offsets(held.get(f"{name}.offsets"))])
+            if name in self.strings:
+                for array in self.strings[name].arrays():
+                    put(*array)
             elif not column.phrase:
                 put(name, column.dtype, held.get(name), column.width)
-        return write_tensors(path, tensors)
+        return write_tensors(path, tensors, self.format)
 
 
 def _row_bytes(
@@ -198,11 +211,11 @@ def _row_bytes(
 
 
 def write_tensors(
-    path: Path, tensors: dict[str, tuple[str, list[int], Sequence[Part]]]
+    path: Path, tensors: dict[str, tuple[str, list[int], Sequence[Part]]], format: int = FORMAT
 ) -> tuple[int, str]:
     """Write name → (dtype, shape, parts) as a safetensors file; return size and sha256."""
     order = sorted(tensors, key=lambda name: (-DTYPES[TYPES[tensors[name][0]]].itemsize, name))
-    header: dict[str, Any] = {"__metadata__": {"format": "tokmill-shard", "version": "1"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "tokmill-shard", "version": str(format)}}
     position = 0
     for name in order:
         dtype, shape, parts = tensors[name]
@@ -269,6 +282,7 @@ class Shard:
         if self._data + end != size:
             raise self.damaged(f"{size} bytes where {self._data + end} are promised")
         self._arrays: dict[str, Array] = {}
+        self._ends: dict[str, Array] = {}
         self._tokens: int | None = None
 
     def damaged(self, what: str) -> TokmillError:
@@ -317,7 +331,8 @@ class Shard:
         wanted["start"] = [records]
         for name, column in schema.items():
             if column.dtype == "utf8":
-                wanted[f"{name}.offsets"] = [records + 1]
+                coded = f"{name}.values" in self._tensors
+                wanted[name if coded else f"{name}.offsets"] = [records + (not coded)]
             elif not column.phrase:
                 length = tokens if column.per == "token" else records
                 wanted[name] = [length, column.width] if column.width else [length]
@@ -328,7 +343,8 @@ class Shard:
                 )
             if name in schema and name in self._tensors:
                 dtype = self._tensors[name][0]
-                if dtype != schema[name].numpy():
+                is_text = schema[name].dtype == "utf8"
+                if dtype.kind != "u" if is_text else dtype != schema[name].numpy():
                     raise self.damaged(f"{name!r} holds {dtype}, not {schema[name].dtype}")
 
     def lay(self, name: str, values: Array) -> None:
@@ -338,16 +354,31 @@ class Shard:
     def __len__(self) -> int:
         return len(self["offsets"]) - 1
 
+    def text(self, name: str, start: int, stop: int) -> Strings:
+        """Return a `utf8` column of the records start … stop - 1.
+
+        The one place that knows how strings lie in a shard. Raises `TokmillError` where a string
+        is not in its table.
+        """
+        if f"{name}.values" not in self._tensors:
+            ends = self[f"{name}.offsets"][start : stop + 1].astype(np.int64)
+            return Strings.flat(self[name][int(ends[0]) : int(ends[-1])], ends - ends[0])
+        offsets = self._table_ends(name)
+        numbers = self[name][start:stop]
+        if numbers.size and int(numbers.max()) >= len(offsets) - 1:
+            raise self.damaged(f"it holds strings of {name!r} that its table does not")
+        return Strings(numbers, self[f"{name}.values"], offsets)
+
+    def _table_ends(self, name: str) -> Array:
+        """Return the offsets of a column's table of strings (int64), made once."""
+        if name not in self._ends:
+            self._ends[name] = self[f"{name}.values.offsets"].astype(np.int64)
+        return self._ends[name]
+
     def strings(self, name: str, start: int, stop: int) -> list[str]:
         """Return the strings of a `utf8` column for some records."""
-        offsets = self[f"{name}.offsets"][start : stop + 1].astype(np.int64)
-        data = self[name][offsets[0] : offsets[-1]].tobytes()
-        base = int(offsets[0])
         try:
-            return [
-                data[a - base : b - base].decode("utf-8", "surrogatepass")
-                for a, b in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)
-            ]
+            return self.text(name, start, stop).decoded()
         except UnicodeDecodeError as error:
             raise self.damaged(f"a string of {name!r} is no UTF-8") from error
 
@@ -391,13 +422,12 @@ class Shard:
         """Return the records start … stop - 1 as a batch (views where possible)."""
         offsets = self["offsets"][start : stop + 1].astype(np.int64)
         tokens = slice(int(offsets[0]), int(offsets[-1]))
-        columns: dict[str, Array | tuple[Array, Array]] = {}
+        columns: dict[str, Array | Strings] = {}
         for name, column in schema.items():
             if column.phrase:
                 continue
             if column.dtype == "utf8":
-                ends = self[f"{name}.offsets"][start : stop + 1].astype(np.int64)
-                columns[name] = (self[name][int(ends[0]) : int(ends[-1])], ends - ends[0])
+                columns[name] = self.text(name, start, stop)
             else:
                 columns[name] = self[name][tokens if column.per == "token" else slice(start, stop)]
         phrases = None

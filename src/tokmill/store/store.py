@@ -64,9 +64,10 @@ class Store:
                 where=str(self.path),
                 hint="`tokmill inspect` says what a folder holds",
             )
-        if self.manifest.format != layout.FORMAT:
+        if self.manifest.format not in layout.READABLE:
             raise TokmillError(
-                f"the store has format {self.manifest.format}, this program reads {layout.FORMAT}",
+                f"the store has format {self.manifest.format}, and this program reads "
+                f"{' and '.join(map(str, layout.READABLE))}",
                 where=str(self.path),
                 hint="install a newer tokmill",
             )
@@ -397,6 +398,7 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
         for note, count in receipt.notes.items():
             notes[note] = notes.get(note, 0) + count
     return Manifest(
+        format=plan.format,
         producer=f"tokmill {__version__}",
         complete=complete,
         recipe_id=plan.recipe_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -186,13 +187,10 @@ def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
     for name, column in store.schema.items():
         if name == "border" and column.phrase:
             continue
-        array = shard[f"table.{name}"] if column.phrase else shard[name]
         if column.dtype == "utf8":
-            ends = shard[f"{name}.offsets"].astype(np.int64)
-            demand(len(ends) == entry.records + 1, f"column {name!r} has a wrong length")
-            whole = ends[0] == 0 and ends[-1] == len(array)
-            demand(whole and (np.diff(ends) >= 0).all(), f"strings of {name!r} are misplaced")
+            check_strings(entry, shard, name, demand)
             continue
+        array = shard[f"table.{name}"] if column.phrase else shard[name]
         demand(array.dtype == column.numpy(), f"column {name!r} is {array.dtype}")
         wanted = entry.tokens if column.per == "token" else entry.records
         if column.phrase:
@@ -208,6 +206,21 @@ def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
             stated = store.manifest.ranges.get(name, (0, -1))
             demand(array.max() <= stated[1], f"column {name!r} holds more than the manifest says")
     return int((lengths == 0).sum())
+
+
+def check_strings(
+    entry: ShardEntry, shard: Shard, name: str, demand: Callable[[Any, str], None]
+) -> None:
+    """Check a string column, whichever way it lies in the shard."""
+    array, has_table = shard[name], f"{name}.values" in shard
+    strings = f"{name}.values" if has_table else name
+    offsets = shard[f"{strings}.offsets"].astype(np.int64)
+    count = len(array) if has_table else len(offsets) - 1
+    demand(count == entry.records, f"column {name!r} has a wrong length")
+    whole = len(offsets) and offsets[0] == 0 and offsets[-1] == len(shard[strings])
+    demand(whole and (np.diff(offsets) >= 0).all(), f"strings of {name!r} are misplaced")
+    if has_table and count:
+        demand(array.max() < len(offsets) - 1, f"a string of {name!r} is not in its table")
 
 
 def check_totals(store: Store) -> list[Problem]:

@@ -23,8 +23,8 @@ from tokmill.store.schema import (
     Schema,
     drops_of,
     id_dtype,
-    utf8_column,
 )
+from tokmill.store.strings import Strings
 from tokmill.text import chat_templates
 from tokmill.text import tokenizer_json as files
 from tokmill.text.blocks import MAX_RECORD, Block
@@ -295,13 +295,13 @@ class EncodeChats:
         ids, offsets = surround(ids, lengths, [], self.suffix, self.dtype)
         more = [int(self.config.learn == "all")] * len(self.suffix)
         learned, _ = surround(learned, lengths, [], more, np.uint8)
-        columns: dict[str, Array | tuple[Array, Array]] = {
+        columns: dict[str, Array | Strings] = {
             "token": ids,
             LOSS: learned,
             "bytes": sizes,
         }
         for name, values in documents.kept.items():
-            columns[column_name(name)] = utf8_column(values)
+            columns[column_name(name)] = Strings.of(values)
         notes = documents.notes | {"tokens that are learned": int(learned.sum())}
         return Records(
             offsets,

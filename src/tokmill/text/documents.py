@@ -33,8 +33,8 @@ from tokmill.store.schema import (
     Records,
     Schema,
     id_dtype,
-    utf8_column,
 )
+from tokmill.store.strings import Strings
 from tokmill.text.encoders import make_encoder, utf8_buffer
 from tokmill.text.prepare import Documents, TextOptions, select
 from tokmill.text.streams import EXPANDS, is_stream, members
@@ -229,9 +229,9 @@ class Encode:
         data, places = utf8_buffer(documents.texts)
         ids, lengths = self.encoder.encode_utf8(data, places)
         ids, offsets = surround(ids, lengths, self.prefix, self.suffix, self.dtype)
-        columns: dict[str, Array | tuple[Array, Array]] = {"token": ids, "bytes": np.diff(places)}
+        columns: dict[str, Array | Strings] = {"token": ids, "bytes": np.diff(places)}
         for name, values in documents.kept.items():
-            columns[column_name(name)] = utf8_column(values)
+            columns[column_name(name)] = Strings.of(values)
         return Records(
             offsets,
             columns,

@@ -94,7 +94,7 @@ def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict
     if not len(records):
         return {"tokens": "rejected: special token in the text"}
     tokens = records.columns["token"]
-    assert not isinstance(tokens, tuple)
+    assert isinstance(tokens, np.ndarray)
     ids = tokens.tolist()
     tokenizer = Tokenizer.from_json(frozen.data)
     pieces = [tokenizer.decode([i]) for i in ids[:60]]

@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from tokmill.builds.conditions import take_flat
-from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drops_of, utf8_column
+from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drops_of
+from tokmill.store.strings import Strings, take_flat
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.keys import Key
 from tokmill.x86.tokens.rules import DecodeError
@@ -70,8 +70,8 @@ def nothing(
     """Return a batch without records."""
     none = np.zeros(0, np.int64)
     walk = {"walk": none} if unit == "walk" else {}
-    columns: dict[str, Array | tuple[Array, Array]] = {"address": none, "part": none, **walk}
-    columns |= dict.fromkeys(("function", *Key._fields), _constant("", 0))
+    columns: dict[str, Array | Strings] = {"address": none, "part": none, **walk}
+    columns |= dict.fromkeys(("function", *Key._fields), Strings.constant("", 0))
     phrases = Phrases(
         none.astype(np.uint32), np.zeros(1, np.int64), *templates.table(), templates.growing
     )
@@ -115,7 +115,7 @@ class _Portion:
     def __init__(self, graph: Graph, first: int, last: int, key: Key, templates: Templates) -> None:
         self.graph, self.key, self.first, self.templates = graph, key, first, templates
         self.functions = np.arange(first, last)
-        self.names = utf8_column(_names(graph, first, last))
+        self.names = Strings.of(_names(graph, first, last))
         self.first_block, self.last_block = graph.function_blocks[[first, last]].tolist()
         self.base, stop = graph.block_instructions[[self.first_block, self.last_block]].tolist()
         self.lengths = graph.lengths[self.base : stop]
@@ -273,10 +273,10 @@ class _Portion:
         place = np.repeat(start - bounds[:-1], stop - start) + np.arange(bounds[-1])
         tokens = np.concatenate([[0], np.cumsum(self.ends[stop] - self.ends[start])])
         ids = self.ids[place]
-        columns: dict[str, Array | tuple[Array, Array]] = {
+        columns: dict[str, Array | Strings] = {
             "address": address,
-            "function": take_flat(*self.names, function - self.first),
-            **{name: _constant(text, n) for name, text in self.key._asdict().items()},
+            "function": self.names.take(function - self.first),
+            **{name: Strings.constant(text, n) for name, text in self.key._asdict().items()},
             "part": part,
         }
         if walk is not None:
@@ -299,12 +299,6 @@ def _names(graph: Graph, first: int, last: int) -> list[str]:
         name or f"sub_{address:x}"
         for name, address in zip(graph.function_name[first:last], addresses, strict=True)
     ]
-
-
-def _constant(text: str, count: int) -> tuple[Array, Array]:
-    """Return a string column of one value."""
-    data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-    return np.tile(data, count), np.arange(count + 1) * len(data)
 
 
 def _unknown(ids: Array, table: Table) -> dict[str, int]:

@@ -13,6 +13,7 @@ from tokmill.files import machine_errors
 from tokmill.formats.exports import expand
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases
 from tokmill.store.store import Store
+from tokmill.store.strings import Strings
 from tokmill.x86.graphs.inputs import graphs_of_path
 from tokmill.x86.image.keys import Key
 from tokmill.x86.records import Cutting, Unit, records_of
@@ -110,12 +111,13 @@ class X86Tokenizer:
             for batch in records_of(graph, key, self.templates(graph.bits), cutting):
                 assert batch.phrases is not None
                 columns = {name: expand(batch.phrases, name) for name in (*COLUMNS, "border")}
-                data, ends = batch.columns["function"]
-                for row, address in enumerate(np.asarray(batch.columns["address"]).tolist()):
+                names = batch.columns["function"]
+                assert isinstance(names, Strings)
+                addresses = np.asarray(batch.columns["address"]).tolist()
+                for row, (name, address) in enumerate(zip(names.decoded(), addresses, strict=True)):
                     tokens = slice(*batch.offsets[row : row + 2].tolist())
-                    name = data[int(ends[row]) : int(ends[row + 1])].tobytes()
                     yield Encoded(
-                        name.decode("utf-8", "surrogatepass"),
+                        name,
                         address,
                         {column: ids[tokens] for column, ids in columns.items()},
                     )

@@ -1,4 +1,4 @@
-"""A store of format version 1, made once: every later program reads it."""
+"""Stores of format versions 1 and 2, made once: every later program reads them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import make_store
 import numpy as np
 import pytest
 
+from tokmill.builds.repair import repair
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.text.tokenizer import Tokenizer
@@ -17,16 +18,16 @@ from tokmill.text.tokenizer import Tokenizer
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-@pytest.fixture(scope="module")
-def store() -> Store:
-    return Store(GOLDEN / "store-v1")
+@pytest.fixture(scope="module", params=[1, 2])
+def store(request: pytest.FixtureRequest) -> Store:
+    return Store(GOLDEN / f"store-v{request.param}")
 
 
 def test_its_numbers(store: Store) -> None:
     manifest = store.manifest
-    assert (manifest.format, manifest.complete, manifest.source) == (1, True, "jsonl")
-    assert (manifest.records, manifest.tokens, len(manifest.shards)) == NUMBERS
-    assert manifest.fingerprint == FINGERPRINT
+    assert (manifest.complete, manifest.source) == (True, "jsonl")
+    assert (manifest.records, manifest.tokens, len(manifest.shards)) == NUMBERS[manifest.format]
+    assert manifest.fingerprint == FINGERPRINTS[manifest.format]
     assert manifest.skipped == {"blank line": 1, "placeholder": 1}
     assert manifest.rejected == {"json": 1, "type": 1}
     assert validate(store).problems == []
@@ -37,8 +38,8 @@ def test_its_records(store: Store) -> None:
     eot = store.vocabularies["token"].role("eot")
     lines = [
         json.loads(line)
-        for name in ("a.jsonl", "b.jsonl", "deep/c.jsonl")
-        for line in (GOLDEN / "input" / name).read_text("utf-8-sig").splitlines()
+        for name in FILES[: 3 if store.manifest.format == 1 else 4]
+        for line in (GOLDEN / name).read_text("utf-8-sig").splitlines()
         if line.startswith("{") and len(line) > 1
     ]
     wanted = [line for line in lines if line["text"] not in ("[removed]", 5)]
@@ -49,6 +50,7 @@ def test_its_records(store: Store) -> None:
         assert tokenizer.decode(ids) == text
         assert last == eot
         assert record["url"] == line.get("url", "")
+        assert record.get("kind", "") == line.get("kind", "")
         assert record["id"] == ("" if line["id"] is None else str(line["id"]))
 
 
@@ -66,9 +68,38 @@ def test_it_is_read_with_numpy_alone(store: Store) -> None:
     assert lengths == np.diff(store.ends(), prepend=0).tolist()
 
 
+def test_a_build_that_goes_on_with_format_1_gives_the_same_bytes(tmp_path: Path) -> None:
+    store = make_store.build_v1(tmp_path / "s")
+    assert store.manifest.format == 1
+    assert make_store.without_paths(store.path) == make_store.without_paths(GOLDEN / "store-v1")
+
+
 def test_a_build_of_its_input_gives_the_same_bytes(tmp_path: Path) -> None:
-    make_store.build(tmp_path / "s")
-    assert make_store.without_paths(tmp_path / "s") == make_store.without_paths(GOLDEN / "store-v1")
+    store = make_store.build_v2(tmp_path / "s")
+    assert make_store.anywhere(store.path) == make_store.anywhere(GOLDEN / "store-v2")
+
+
+def test_strings_of_format_2_lie_in_both_ways() -> None:
+    store = Store(GOLDEN / "store-v2")
+    coded = {f"{name}.values" in store.shard(i) for name in ("id", "kind") for i in range(3)}
+    assert coded == {True, False}
+
+
+def test_references_of_format_2() -> None:
+    store = Store(GOLDEN / "store-v2", ["pairs"])
+    assert store.column("anchor").tolist() == [*range(25, -1, -1)]
+    assert store.column("positive").tolist() == [(i + 5) % 26 for i in range(26)]
+    assert store.reference("anchor").fingerprint == store.fingerprint
+
+
+def test_a_store_of_format_1_is_repaired_as_it_was(tmp_path: Path) -> None:
+    store = make_store.build_v1(tmp_path / "s")
+    before = make_store.without_paths(store.path)
+    shard = store.shard_file(1)
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with make_store.small_shards(version=1):
+        assert repair(store.path).remaining == []
+    assert make_store.without_paths(store.path) == before
 
 
 def test_a_copy_elsewhere_is_the_same_store(tmp_path: Path, store: Store) -> None:
@@ -76,5 +107,9 @@ def test_a_copy_elsewhere_is_the_same_store(tmp_path: Path, store: Store) -> Non
     assert validate(Store(tmp_path / "moved")).ok
 
 
-NUMBERS = (14, 493, 3)
-FINGERPRINT = "aabacd122feb6e3b91278628d89f7a2001d2c578edef715972537e8613e05990"
+FILES = ("input/a.jsonl", "input/b.jsonl", "input/deep/c.jsonl", "more.jsonl")
+NUMBERS = {1: (14, 493, 3), 2: (26, 912, 3)}
+FINGERPRINTS = {
+    1: "aabacd122feb6e3b91278628d89f7a2001d2c578edef715972537e8613e05990",
+    2: "cb38b78ad1b79245ac9f44e41288a2aa884aa72267bcfd4e15b3af12aa5bd358",
+}

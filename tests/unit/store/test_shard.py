@@ -151,7 +151,7 @@ def test_file_is_aligned_padded_and_read_by_safetensors(tmp_path: Path) -> None:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     assert (8 + length) % 64 == 0
-    assert header.pop("__metadata__") == {"format": "tokmill-shard", "version": "1"}
+    assert header.pop("__metadata__") == {"format": "tokmill-shard", "version": "2"}
     sizes = {"U8": 1, "U16": 2, "U32": 4, "U64": 8, "I64": 8, "F32": 4}
     places = sorted((e["data_offsets"], sizes[e["dtype"]]) for e in header.values())
     assert all(start % size == 0 for (start, _), size in places)

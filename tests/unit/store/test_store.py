@@ -208,9 +208,9 @@ def test_folders_that_are_no_store(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
     store = token_store(tmp_path, [[[1]]])
-    data = msgspec.to_builtins(store.manifest) | {"format": 2}
+    data = msgspec.to_builtins(store.manifest) | {"format": 3}
     (tmp_path / "manifest.json").write_bytes(layout.encode(data))
-    with pytest.raises(TokmillError, match="format 2"):
+    with pytest.raises(TokmillError, match="format 3, and this program reads 1 and 2"):
         Store(tmp_path)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from making import rec, write_store
 from phrase_records import PHRASES
+from tokmill.errors import TokmillError
 from tokmill.files import sha256_file
 from tokmill.store import manifest as layout
 from tokmill.store.schema import Column, Schema
@@ -140,6 +141,30 @@ def test_damage_in_the_arrays(tmp_path: Path, change: Any, what: str) -> None:
     report = validate(Store(tmp_path))
     assert [problem.shard for problem in report.problems] == [store.shards[0].name]
     assert what in report.problems[0].what
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (put("name", 1, 2), "a string of 'name' is not in its table"),
+        (cut("name"), "wrong length"),
+        (put("name.values.offsets", 1, 99), "strings of 'name' are misplaced"),
+        (cut("name.values"), "strings of 'name' are misplaced"),
+        (drop("name.values"), "'name.offsets' is missing"),
+        (drop("name.values.offsets"), "'name.values.offsets' is missing"),
+    ],
+)
+def test_damage_in_a_table_of_strings(tmp_path: Path, change: Any, what: str) -> None:
+    rows = [rec([1], name="a name that is long" * (1 + i % 2)) for i in range(9)]
+    store = write_store(tmp_path, {"token": Column("u2"), "name": Column("utf8", "record")}, [rows])
+    assert validate(store).ok
+    assert "name.values" in store.shard(0)
+    rewrite(store, change)
+    report = validate(Store(tmp_path))
+    assert [problem.shard for problem in report.problems] == [store.shards[0].name]
+    assert what in report.problems[0].what
+    with pytest.raises(TokmillError, match="the shard is damaged"):
+        list(Store(tmp_path))
 
 
 @pytest.mark.parametrize(

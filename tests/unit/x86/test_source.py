@@ -16,6 +16,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.report.records import Reader, matching
 from tokmill.store.schema import Records, each_drop
 from tokmill.store.store import Store
+from tokmill.store.strings import Strings
 from tokmill.store.validate import validate
 from tokmill.x86 import records as records_module
 from tokmill.x86 import source as source_module
@@ -190,8 +191,8 @@ def flat(batches: list[Records]) -> list[Any]:
                 place = slice(*phrases.table_offsets[row : row + 2].tolist())
                 tokens.append((number >> 31, phrases.table["asm"][place].tolist()))
             columns = {
-                name: bytes(value[0][value[1][i] : value[1][i + 1]])
-                if isinstance(value, tuple)
+                name: value.take(slice(i, i + 1)).decoded()[0]
+                if isinstance(value, Strings)
                 else int(value[i])
                 for name, value in batch.columns.items()
             }

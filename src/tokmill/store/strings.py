@@ -1,0 +1,108 @@
+"""Strings of many records: a number for each record, and each string once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """A string for each of n records.
+
+    `numbers` (n, unsigned or int64) are rows of a table, whose m strings lie end to end in `data`
+    (u1, UTF-8), with `offsets` (m + 1, int64) between them. Rows may be equal, or be unused.
+    """
+
+    numbers: Array
+    data: Array
+    offsets: Array
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @classmethod
+    def of(cls, values: Sequence[str]) -> Strings:
+        """Return strings as they come, those that are equal in one row."""
+        rows: dict[str, int] = {}
+        numbers = [rows.setdefault(value, len(rows)) for value in values]
+        encoded = [value.encode("utf-8", "surrogatepass") for value in rows]
+        return cls(np.asarray(numbers, np.int64), *joined(encoded))
+
+    @classmethod
+    def flat(cls, data: Array, offsets: Array) -> Strings:
+        """Return strings that lie end to end, one a record."""
+        return cls(np.arange(len(offsets) - 1), data, offsets)
+
+    @classmethod
+    def constant(cls, value: str, n: int) -> Strings:
+        """Return one string for all of n records."""
+        return cls(np.zeros(n, np.int64), *joined([value.encode("utf-8", "surrogatepass")]))
+
+    def take(self, chosen: Array | slice) -> Strings:
+        """Return those of some records."""
+        return Strings(self.numbers[chosen], self.data, self.offsets)
+
+    def distinct(self) -> tuple[list[bytes], Array]:
+        """Return the rows that are used, in the order of first use, and the place in it of each.
+
+        Places: (n,) int64. Two rows may hold equal strings.
+        """
+        if not len(self):
+            return [], np.zeros(0, np.int64)
+        used, first, inverse = np.unique(self.numbers, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty(len(used), np.int64)
+        place[order] = np.arange(len(used))
+        data, ends = take_flat(self.data, self.offsets, used[order])
+        blob, bounds = data.tobytes(), ends.tolist()
+        found = [blob[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return found, place[inverse.reshape(-1)]
+
+    def each(self, function: Callable[[str], Any]) -> Array:
+        """Return what a function gives for the string of each record; it is asked once a string.
+
+        Raises `UnicodeDecodeError` for what is no UTF-8.
+        """
+        rows, place = self.distinct()
+        found = [function(row.decode("utf-8", "surrogatepass")) for row in rows]
+        values = np.empty(len(found), object)
+        values[:] = found
+        result: Array = values[place]
+        return result
+
+    def decoded(self) -> list[str]:
+        """Return the string of each record; raises `UnicodeDecodeError` for what is no UTF-8."""
+        found: list[str] = self.each(str).tolist()
+        return found
+
+    def end_to_end(self) -> list[Array]:
+        """Return the table's bytes and the length of each row; of `flat` that is the records'."""
+        return [self.data, np.diff(self.offsets)]
+
+    def written_out(self) -> tuple[Array, Array]:
+        """Return the strings of the records end to end: (u1, offsets int64)."""
+        return take_flat(self.data, self.offsets, self.numbers)
+
+
+def joined(encoded: Sequence[bytes]) -> tuple[Array, Array]:
+    """Return byte strings end to end, and the offsets between them."""
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(value) for value in encoded], out=offsets[1:])
+    return np.frombuffer(b"".join(encoded), np.uint8), offsets
+
+
+def take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
+    """Return some of the pieces of an array, in order, and their offsets; `ends` are those of all.
+
+    A piece may be chosen several times.
+    """
+    begins, lengths = ends[:-1][chosen], np.diff(ends)[chosen]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    flat = np.repeat(begins - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
+    return data[flat], offsets
