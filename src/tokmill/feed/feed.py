@@ -14,6 +14,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.mix import Mix, column_dtypes, row_shares
 from tokmill.feed.order import Order, key
 from tokmill.feed.rows import Rows
+from tokmill.feed.values import Values, Vectors
 from tokmill.store.gather import Gather
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -73,16 +74,23 @@ def _cut(target: Array, which: slice | Array, length: int | None) -> Array:
 
 
 class LaidOut(NamedTuple):
-    """Rows of one source, with all that can be known before they are filled."""
+    """Entries of one source, with all that can be known before they are filled.
+
+    `key` and `shared` have a value a row. `begins`: the first row of each entry, and the number of
+    rows; None: each entry is one row. `records`: of each of the source's `value_stores` the record
+    of each row; empty where no values are wanted.
+    """
 
     source: int
     key: Array
     shared: Array
     gather: Gather
+    begins: Array | None
+    records: Sequence[Array]
 
 
 class Piece(NamedTuple):
-    """Rows `first` … `last` - 1 of those laid out, which become the rows `to` of a batch."""
+    """Entries, and then rows, `first` … `last` - 1 of those laid out; `to`: where in a batch."""
 
     laid: LaidOut
     first: int
@@ -94,9 +102,14 @@ class Feed:
     """The batches of a training run: a pure function of the step.
 
     `rows` are of one store, or of several, which are mixed. `batch_size` is the global number of
-    rows a step; a process with rank r of w gets its w-th part. `weights` are in proportion to the
-    tokens that come from each store; without them each gives as many as it has, so that all end
-    together. `Order` says in which order the rows of a store come, `Mix` which store is next.
+    entries a step (`feed/entries.py`; most often an entry is a row); a process with rank r of w
+    gets its w-th part. `weights` are in proportion to the tokens that come from each store; without
+    them each gives as many as it has, so that all end together. `Order` says in which order the
+    entries of a store come, `Mix` which store is next.
+
+    `columns`: with a value a token (`Batch.columns`), or a value a record (`Batch.values`) where
+    each row is of one record; None: all with a value a token. `vectors`: of each source, name →
+    the vectors that stand in `Batch.columns` under that name.
     """
 
     def __init__(
@@ -108,6 +121,7 @@ class Feed:
         seed: int = 0,
         shuffle: bool = True,
         columns: Iterable[str] | None = None,
+        vectors: Sequence[Mapping[str, Vectors]] = (),
     ) -> None:
         # A store can be iterated over too, and is refused below.
         if isinstance(rows, Iterable) and not isinstance(rows, Store):
@@ -127,7 +141,13 @@ class Feed:
             )
         self.length, self.batch_size, self.seed = self.sources[0].length, batch_size, seed
         stores = [source.store for source in self.sources]
-        self.dtypes = column_dtypes(stores, None if columns is None else list(columns))
+        names = None if columns is None else list(columns)
+        wanted = [] if names is None else [n for n in names if self._is_value(n)]
+        self.values = Values(self.sources, wanted)
+        if names is not None:
+            names = [name for name in names if name not in wanted]
+        self.dtypes = column_dtypes(stores, names)
+        self.vectors = vectors or [{} for _ in stores]
         self.sizes = [id_counts(store) for store in stores]
         shares = row_shares(self.sources, list(weights))
         self.mix = Mix(shares)
@@ -138,6 +158,14 @@ class Feed:
         ]
         # Of each source the block that is read, and the one before, of which another step may be.
         self._block = lru_cache(maxsize=2 * len(self.sources))(self._make_block)
+
+    def _is_value(self, name: str) -> bool:
+        """Say whether a column has a value a record and none a token in some source."""
+        return any(
+            name not in source.store.token_columns
+            and any(name in store.schema for store in (source.store, *source.value_stores))
+            for source in self.sources
+        )
 
     def _check_rows(self, source: Rows, batch_size: int) -> None:
         if isinstance(source, Store) or not hasattr(source, "spans"):
@@ -222,15 +250,32 @@ class Feed:
 
     def _lay_out(self, number: int, epoch: int, row: Array) -> LaidOut:
         """Return what is to be known of rows of one source before they are filled."""
-        rows = self.sources[number]
-        gather = Gather(rows.store, rows.spans(row, epoch), len(row), self.length)
-        return LaidOut(number, key(*self._keys(number), epoch, row), rows.shared(row), gather)
+        rows, sizes = self.sources[number], self.sources[number].sizes(row)
+        parts, begins, shared, count = [row], None, rows.shared(row), len(row)
+        if sizes is not None:
+            begins = np.concatenate([[0], np.cumsum(sizes)])
+            shared, count = np.repeat(shared, sizes), int(begins[-1])
+            # Each row of an entry draws for itself.
+            parts = [np.repeat(row, sizes), np.arange(count) - np.repeat(begins[:-1], sizes)]
+        gather = Gather(rows.store, rows.spans(row, epoch), count, self.length)
+        records = rows.value_records(row) if self.values.dtypes else ()
+        keys = key(*self._keys(number), epoch, *parts)
+        return LaidOut(number, keys, shared, gather, begins, records)
 
     def _fill(self, pieces: Sequence[Piece], size: int) -> Batch:
+        entry = np.arange(size)
+        if any(piece.laid.begins is not None for piece in pieces):
+            pieces, entry = _as_rows(pieces, size)
+            size = len(entry)
         columns = {name: np.zeros((size, self.length), kind) for name, kind in self.dtypes.items()}
         document = np.empty((size, self.length), np.int32)
         keys, shared = np.empty(size, np.uint64), np.empty(size, np.int64)
+        values = {name: np.zeros(size, kind) for name, kind in self.values.dtypes.items()}
         for laid, first, last, to in pieces:
+            rows = self.sources[laid.source]
+            records = [part[first:last] for part in laid.records]
+            for name, value in self.values.read(laid.source, rows, records).items():
+                values[name][to] = value
             laid.gather.copy(first, last, columns, to)
             keys[to], shared[to] = laid.key[first:last], laid.shared[first:last]
             documents, mine = laid.gather.documents(first, last), columns
@@ -241,7 +286,12 @@ class Feed:
                 document[to] = documents
                 mine = {name: value[to] for name, value in columns.items()}
             self._check_ids(laid.source, mine)
-        return Batch(columns, document, keys, shared=shared)
+            for name, found in self.vectors[laid.source].items():
+                filled = found.of(mine, documents)
+                columns.setdefault(name, np.zeros((size, *filled.shape[1:]), np.float32))[to] = (
+                    filled
+                )
+        return Batch(columns, document, keys, values, shared=shared, entry=entry)
 
     def _check_ids(self, number: int, columns: Mapping[str, Array]) -> None:
         """Refuse ids that the vocabulary does not have: the store's bytes are damaged."""
@@ -262,6 +312,23 @@ class Feed:
                     hint=f"`tokmill store validate {place}` finds the shard, "
                     f"`tokmill store repair {place}` makes it again",
                 )
+
+
+def _as_rows(pieces: Sequence[Piece], size: int) -> tuple[list[Piece], Array]:
+    """Return pieces of `size` entries as pieces of rows, and the entry of each row (int64)."""
+    sizes = np.ones(size, np.int64)
+    for laid, first, last, to in pieces:
+        if laid.begins is not None:
+            sizes[to] = np.diff(laid.begins[first : last + 1])
+    begins = np.cumsum(sizes) - sizes
+    made = []
+    for laid, first, last, to in pieces:
+        mine = sizes[to]
+        within = np.arange(mine.sum()) - np.repeat(np.cumsum(mine) - mine, mine)
+        if laid.begins is not None:
+            first, last = int(laid.begins[first]), int(laid.begins[last])
+        made.append(Piece(laid, first, last, np.repeat(begins[to], mine) + within))
+    return made, np.repeat(np.arange(size), sizes)
 
 
 def rows_a_process(batch_size: int, world: int) -> int:

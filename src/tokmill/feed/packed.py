@@ -11,6 +11,7 @@ from tokmill.errors import UsageError
 from tokmill.feed.order import key, permute
 from tokmill.feed.pack import Patterns, best_fit
 from tokmill.feed.pieces import pieces_of, rests
+from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
@@ -35,7 +36,7 @@ class Packs:
     first: Array
 
 
-class Packed:
+class Packed(Rows):
     """Documents packed into rows of `length` tokens by best fit; nothing is discarded.
 
     A document shorter than a row is a piece. A longer one gives full windows, each a row of its

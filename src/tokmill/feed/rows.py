@@ -1,11 +1,13 @@
 """How a store is cut for a task: which spans of which records make row i.
 
 A row is one span or several; a span never crosses a record. Rows are made when they are read:
-nothing of this is on disk.
+nothing of this is on disk. Rows that belong together are one entry (`feed/entries.py`): a feed
+numbers and draws entries, of which each is one row here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -18,11 +20,12 @@ from tokmill.store.store import Store
 
 
 class Rows(Protocol):
-    """What a store's rows are: `length` tokens each, numbered 0 … len - 1.
+    """What a store's rows are: `length` tokens each, in entries that are numbered 0 … len - 1.
 
-    `groups`: int64, the number of rows of each group, in the order of the rows. A feed draws from
-    one group after the other, so that only a group's shards need be at hand. `tokens`: those that
-    the rows of an epoch hold, counted once where rows share them.
+    `store`: whose tokens they hold. A row is an entry of its own, except where `sizes` says
+    otherwise. `groups`: int64, the number of entries of each group, in the order of the entries. A
+    feed draws from one group after the other, so that only a group's shards need be at hand.
+    `tokens`: those that the rows of an epoch hold, counted once where rows share them.
     """
 
     store: Store
@@ -39,11 +42,30 @@ class Rows(Protocol):
         ...
 
     def shared(self, rows: Array) -> Array:
-        """Return how many tokens at the beginning of each row an earlier row holds too (int64)."""
+        """Return how many tokens at the beginning of each row an earlier row holds too (int64).
+
+        One value an entry; rows of entries of several share no tokens.
+        """
         ...
 
+    def sizes(self, entries: Array) -> Array | None:
+        """Return how many rows each of some entries has (int64); None: one each."""
+        return None
 
-class Windows:
+    @property
+    def value_stores(self) -> Sequence[Store]:
+        """The stores whose columns with a value a record can be told of a row; the first one wins.
+
+        None where a row may hold parts of several records.
+        """
+        return ()
+
+    def value_records(self, entries: Array) -> Sequence[Array]:
+        """Return for each of `value_stores` the record of each row of some entries (int64)."""
+        return ()
+
+
+class Windows(Rows):
     """Windows of `length` tokens, each beginning `step` after the last.
 
     With `across=True` they run over the ribbon of all records end to end (the last one may be
@@ -101,6 +123,18 @@ class Windows:
             stop=np.minimum(starts + self.length, lengths),
         )
 
+    @property
+    def value_stores(self) -> Sequence[Store]:
+        """The store, where a window is of one record."""
+        return () if self.across else (self.store,)
+
+    def value_records(self, entries: Array) -> Sequence[Array]:
+        """Return the record of each window."""
+        if self.across:
+            return ()
+        windows = self._numbering.in_store_order(np.asarray(entries, np.int64))
+        return (np.searchsorted(self.firsts[1:], windows, side="right"),)
+
     def shared(self, rows: Array) -> Array:
         """Return how many tokens at the beginning of each row the window before holds too."""
         if self.step >= self.length:
@@ -126,7 +160,7 @@ class Whole(Windows):
         self.cut_tokens = store.tokens - self.tokens
 
 
-class Stream:
+class Stream(Rows):
     """Windows that begin anywhere in the ribbon of all records, drawn anew every epoch.
 
     An epoch has as many rows as the store has whole windows; tokens may come twice or never.

@@ -111,7 +111,7 @@ def measure(
         batch = task.prepare(raw)
         count += task.count(batch)
         breakdown.mark(rows, raw, batch)
-        for _, part in micro_batches(batch, micro_tokens):
+        for part in micro_batches(batch, micro_tokens):
             found, scores = task.scored(moved(to_tensors(part, device), device))
             add(sums, found)
             breakdown.add(part.targets, scores)

@@ -22,8 +22,8 @@ STEP = 16
 class Micro(NamedTuple):
     """A micro-batch, in the memory of the CPU; pinned where the device is CUDA."""
 
-    rows: Array
-    """int64: which rows of the batch it holds; none: it teaches nothing (`evened`)."""
+    entries: Array
+    """int64: the entry of the batch of each row; none: it teaches nothing (`evened`)."""
     tensors: Tensors
 
 
@@ -75,18 +75,17 @@ class Loader:
             yield [to_micro(part, self._device) for part in parts], self._task.count(batch)
 
 
-def to_micro(part: tuple[Array, Batch], device: torch.device) -> Micro:
+def to_micro(part: Batch, device: torch.device) -> Micro:
     """Return what `micro_batches` yields as tensors for a device."""
-    rows, batch = part
-    return Micro(rows, to_tensors(batch, device))
+    return Micro(part.entry, to_tensors(part, device))
 
 
-def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[tuple[Array, Batch]]:
-    """Cut a prepared batch into parts of at most so many positions, one row at least.
+def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[Batch]:
+    """Cut a prepared batch into parts of at most so many positions, of whole entries, one at least.
 
-    Rows that end in padding are ordered by their lengths, the longest first, and a part is as long
-    as its longest row, rounded up to a multiple of `STEP`: little that is computed is padding.
-    `trim`: whether that is done. Yields (numbers of the rows, int64; part).
+    Entries with rows that end in padding are ordered by their longest row, the longest first, and a
+    part is as long as its longest row, rounded up to a multiple of `STEP`: little that is computed
+    is padding. `trim`: whether that is done.
     """
     length = batch.document.shape[1]
     lengths = np.full(len(batch), length)
@@ -94,15 +93,34 @@ def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[t
         filled = np.count_nonzero(batch.document >= 0, axis=1).clip(min=1)
         lengths = np.minimum(-(-filled // STEP) * STEP, length)
     even = bool((lengths == length).all())
-    order = np.argsort(-lengths, kind="stable")
+    # Rows that are in no entry (-1) may be parted.
+    new = np.ones(len(batch), bool)
+    new[1:] = (np.diff(batch.entry) != 0) | (batch.entry[1:] < 0)
+    first = np.flatnonzero(new)
+    sizes = np.diff(first, append=len(batch))
+    longest = np.maximum.reduceat(lengths, first)
+    order = np.argsort(-longest, kind="stable")
+    single = len(first) == len(batch)
+    rows_before = np.concatenate([[0], np.cumsum(sizes[order])])
     start = 0
-    while start < len(batch):
-        longest = int(lengths[order[start]])
-        stop = start + max(1, tokens // max(1, longest))
-        rows = order[start:stop]
-        # A slice of rows in their order is a view.
-        yield rows, batch.rows(slice(start, stop) if even else rows, longest)
+    while start < len(order):
+        width = int(longest[order[start]])
+        most = rows_before[start] + tokens // max(1, width)
+        stop = max(start + 1, int(np.searchsorted(rows_before, most, side="right")) - 1)
+        here = order[start:stop]
+        if even:
+            # Entries are in their order: a slice is a view.
+            yield batch.rows(slice(int(rows_before[start]), int(rows_before[stop])), width)
+        else:
+            yield batch.rows(here if single else _rows_of(first[here], sizes[here]), width)
         start = stop
+
+
+def _rows_of(first: Array, sizes: Array) -> Array:
+    """Return the rows of entries, from the first row of each and their number."""
+    within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rows: Array = np.repeat(first, sizes) + within
+    return rows
 
 
 def evened(task: Task, parts: list[Micro], number: int) -> list[Micro]:

@@ -197,7 +197,7 @@ class Training:
         self.random = torch_states()
         for number, part in enumerate(parts, 1):
             made = self.engine.micro(part.tensors, number == len(parts), 1 / max(total, 1))
-            losses.append((part.rows, made["loss"]))
+            losses.append((part.entries, made["loss"]))
             add(sums, made)
         skipped = self.engine.skipped
         self.norm = self.engine.step(self.lr)

@@ -15,7 +15,7 @@ from tokmill.tasks.task import Task
 from tokmill.training.engines.engine import Engine
 
 PartLoss = tuple[Array, Tensor]
-"""The rows of a micro-batch, as numbers within the process's share, and its summed loss."""
+"""The entry of each row of a micro-batch, a number within the process's share; its summed loss."""
 
 
 def not_finite(
@@ -36,9 +36,9 @@ def not_finite(
     # The first process speaks, so it has to know what the others found: the micro-batch of each row
     # of which the loss is not finite.
     flags = np.zeros((engine.world, feed.batch_size // engine.world))
-    for number, (rows, loss) in enumerate(losses, 1):
+    for number, (entries, loss) in enumerate(losses, 1):
         if not math.isfinite(loss.item()):
-            flags[engine.rank, rows] = number
+            flags[engine.rank, entries] = number
     flags = np.asarray(engine.total(flags.ravel().tolist())).reshape(flags.shape).astype(np.int64)
     named = []
     for rank, found in enumerate(flags):

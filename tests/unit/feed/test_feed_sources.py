@@ -48,7 +48,7 @@ def equal(one: Batch, other: Batch) -> None:
     for name, values in one.columns.items():
         assert values.dtype == other.columns[name].dtype
         assert np.array_equal(values, other.columns[name])
-    for name in ("document", "key", "shared"):
+    for name in ("document", "key", "shared", "entry"):
         assert np.array_equal(getattr(one, name), getattr(other, name))
 
 

@@ -48,7 +48,7 @@ def test_batches_come_in_order_as_tensors(feed: Feed, task: NextToken) -> None:
     with loaded(feed, task, range(5, 9)) as loader:
         for step in range(5, 9):
             parts, count = loader.next()
-            assert [part.rows.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+            assert [part.entries.tolist() for part in parts] == [[0, 1, 2], [3, 4, 5], [6, 7]]
             made = [part.tensors for part in parts]
             batch = task.prepare(feed.batch(step))
             expected = to_tensors(batch, CPU)
@@ -93,14 +93,14 @@ def test_micro_batches(tokens: int, sizes: list[int]) -> None:
     document = np.arange(40).reshape(5, 8)
     batch = Batch({"token": document}, document, np.arange(5).astype(np.uint64))
     parts = list(micro_batches(batch, tokens))
-    assert [len(part) for _, part in parts] == sizes
-    assert np.array_equal(np.concatenate([p.columns["token"] for _, p in parts]), document)
-    assert np.concatenate([rows for rows, _ in parts]).tolist() == [0, 1, 2, 3, 4]
+    assert [len(part) for part in parts] == sizes
+    assert np.array_equal(np.concatenate([p.columns["token"] for p in parts]), document)
+    assert np.concatenate([part.entry for part in parts]).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_batch_becomes_tensors_without_another_copy(feed: Feed, task: NextToken) -> None:
     batch = task.prepare(feed.batch(0))
-    _, part = next(iter(micro_batches(batch, 24)))
+    part = next(iter(micro_batches(batch, 24)))
     made = to_tensors(part, CPU)
     for name in ("columns", "targets"):
         array = getattr(batch, name)["token"]
@@ -124,9 +124,10 @@ def test_rows_are_trimmed_to_what_stands_in_them(mixed: Store, tokens: int) -> N
     task = whole_rows(Decoder(DecoderConfig(dim=4, layers=1, heads=2), Inputs(SIZES)))
     batch = task.prepare(Feed(task.rows(mixed), 32).batch(0))
     parts = list(micro_batches(batch, tokens))
-    assert sorted(np.concatenate([rows for rows, _ in parts])) == list(range(32))
+    assert sorted(np.concatenate([part.entry for part in parts])) == list(range(32))
     lengths = []
-    for rows, part in parts:
+    for part in parts:
+        rows = part.entry
         size, length = part.document.shape
         assert size == 1 or size * length <= tokens
         longest = (batch.document[rows] >= 0).sum(1).max()
@@ -139,10 +140,10 @@ def test_rows_are_trimmed_to_what_stands_in_them(mixed: Store, tokens: int) -> N
         assert (batch.targets["token"][rows, length:] < 0).all()
         lengths.append(length)
     assert lengths == sorted(lengths, reverse=True)
-    computed = sum(part.document.size for _, part in parts)
+    computed = sum(part.document.size for part in parts)
     assert computed <= (0.8 if tokens <= 400 else 1.0) * batch.document.size
     whole = micro_batches(batch, tokens, trim=False)
-    assert {part.document.shape[1] for _, part in whole} == {70}
+    assert {part.document.shape[1] for part in whole} == {70}
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ def test_trimming_keeps_the_second_objective(instruction: Any) -> None:
     batch = task.prepare(raw)
     found = []
     for trim in (False, True):
-        sums = [task(to_tensors(part, CPU))[1] for _, part in micro_batches(batch, 300, trim=trim)]
+        sums = [task(to_tensors(part, CPU))[1] for part in micro_batches(batch, 300, trim=trim)]
         found.append({name: sum(one[name].item() for one in sums) for name in sums[0]})
     assert found[0]["loss_instruction"] > 0
     assert found[0] == pytest.approx(found[1], rel=1e-6)

@@ -141,8 +141,8 @@ def test_rows_that_were_ordered_by_length_are_named(
     spoil(monkeypatch, 2, lambda loss, sums: (loss * math.nan, {"loss": sums["loss"] * math.nan}))
     with pytest.raises(TokmillError) as caught:
         tokmill.train(plain, tmp_path / "run", quiet=True)
-    rows = feed.rows_of(0)[1][sorted(parts[1].rows)]
+    rows = feed.rows_of(0)[1][sorted(parts[1].entries)]
     named = f"(micro-batch 2 of {len(parts)}, epoch 0, rows {', '.join(map(str, rows))})"
     assert f"step 1: the loss is not finite {named}" in caught.value.what
     # They are not those that come next in the batch.
-    assert parts[1].rows[0] != len(parts[0].rows)
+    assert parts[1].entries[0] != len(parts[0].entries)

@@ -1,0 +1,231 @@
+"""Entries of several records: pairs in one row, and several rows that belong together.
+
+Which records an entry has is said by columns of references, or follows from their order. An entry
+is a record of the store of references; its tokens come from the store that it refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.feed.order import shard_groups
+from tokmill.feed.rows import Numbering, Rows
+from tokmill.feed.values import values_of
+from tokmill.store.schema import Array
+from tokmill.store.spans import Spans
+from tokmill.store.store import Store
+
+
+class Entries(Rows):
+    """Entries of several records each.
+
+    Args:
+        store: of the entries, one a record.
+        length: tokens of a row; what is longer is cut off at the end.
+        columns: of `store`, with numbers of records of one and the same other store: each a number
+            or a vector of numbers a record, whose records make the entry in this order; or one
+            column with a value a token, whose tokens name the records. None: an entry is `size`
+            records of `store` that follow one another; those left over at the end are in none.
+        size: records of an entry, without `columns`.
+        shards: so many shards of `store` are mixed at a time, drawn by `seed`; 0: all.
+        seed: of that.
+
+    `store` is then the store of the tokens, `listed` that of the entries.
+
+    Raises:
+        UsageError: columns that are not as described, or entries that name no records.
+        TokmillError: a reference that leads nowhere (`Store.reference`).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        length: int,
+        columns: Sequence[str] = (),
+        *,
+        size: int = 2,
+        shards: int = 0,
+        seed: int = 0,
+    ) -> None:
+        if length < 1 or size < 1:
+            raise UsageError(
+                f"entries of {size} rows of {length} tokens cannot be made",
+                hint="both are at least 1",
+            )
+        self.listed, self.length, self.columns = store, length, tuple(columns)
+        self.size, self.of_tokens, self.store = size, False, store
+        if columns:
+            found = [store.reference(name) for name in columns]
+            self.size = sum(max(1, store.schema[name].width) for name in columns)
+            self.store = found[0]
+            kinds = {store.schema[name].per for name in columns}
+            self.of_tokens = kinds == {"token"}
+            if {one.fingerprint for one in found} != {found[0].fingerprint}:
+                raise UsageError(
+                    f"the columns {', '.join(columns)} refer to several stores",
+                    where=str(store.path),
+                    hint="an entry has records of one store; `tokmill build select` merges stores",
+                )
+            if len(kinds) > 1 or (self.of_tokens and len(columns) > 1):
+                raise UsageError(
+                    f"the columns {', '.join(columns)} make no entries",
+                    where=str(store.path),
+                    hint="several columns have a value a record each, one alone may have a value a "
+                    "token",
+                )
+        empty = int(np.count_nonzero(np.diff(store.offsets()) == 0)) if self.of_tokens else 0
+        if empty:
+            raise UsageError(
+                f"{empty:,} records of {store.records:,} name no record in {columns[0]!r}",
+                where=str(store.path),
+                hint="`tokmill build select STORE --min-tokens 1 -o NEW` leaves them out",
+            )
+        # Without columns the last entry that begins in a shard may end in the next one.
+        ends = np.cumsum([0, *(part.records for part in store.shards)])
+        borders = ends if columns else ends // size
+        self._count = int(borders[-1])
+        self._numbering = Numbering(borders, shard_groups(len(store.shards), shards, seed))
+        self.groups = self._numbering.groups
+
+    def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def tokens(self) -> int:  # type: ignore[override]
+        """Tokens that the rows of an epoch hold."""
+        lengths, total = np.diff(self.store.offsets()), 0
+        for start in range(0, len(self), 65_536):
+            sizes, records = self.records(np.arange(start, min(start + 65_536, len(self))))
+            total += int(self._kept(sizes, lengths[records]).sum())
+        return total
+
+    @cached_property
+    def cut_tokens(self) -> int:
+        """Tokens of an epoch that rows are too short for."""
+        lengths, total = np.diff(self.store.offsets()), 0
+        for start in range(0, len(self), 65_536):
+            records = self.records(np.arange(start, min(start + 65_536, len(self))))[1]
+            total += int(lengths[records].sum())
+        return total - self.tokens
+
+    def records(self, entries: Array) -> tuple[Array, Array]:
+        """Return (how many records each entry has, the records one entry after the other); int64.
+
+        Raises `TokmillError` for a number that the referred store does not have.
+        """
+        entry = self._numbering.in_store_order(np.asarray(entries, np.int64))
+        sizes = np.full(len(entry), self.size, np.int64)
+        if not self.columns:
+            return sizes, (entry[:, None] * self.size + np.arange(self.size)).ravel()
+        if self.of_tokens:
+            offsets, name = self.listed.offsets(), self.columns[0]
+            sizes = offsets[entry + 1] - offsets[entry]
+            begins, ends = np.cumsum(sizes) - sizes, np.cumsum(sizes)
+            records = np.zeros(int(sizes.sum()), np.int64)
+            shards, _, first = self.listed.places(entry)
+            for shard, token, begin, end in zip(shards, first, begins, ends, strict=True):
+                stored = self.listed.shard(int(shard))[name]
+                records[begin:end] = stored[token : token + end - begin]
+        else:
+            parts = [values_of(self.listed, name, entry) for name in self.columns]
+            records = np.column_stack(parts).astype(np.int64).ravel()
+        wrong = (records < 0) | (records >= self.store.records)
+        if wrong.any():
+            raise TokmillError(
+                f"a reference names the record {records[wrong][0]} of {self.store.path}, whose "
+                f"records are 0 to {self.store.records - 1}: a shard is damaged",
+                where=str(self.listed.path),
+                hint=f"`tokmill store validate {self.listed.path}` finds it",
+            )
+        return sizes, records
+
+    def shared(self, rows: Array) -> Array:
+        """Return 0 for each entry: rows count all their tokens."""
+        return np.zeros(len(rows), np.int64)
+
+    def _kept(self, sizes: Array, lengths: Array) -> Array:
+        """Return how many tokens stand in a row of each record's, of records of some entries."""
+        return np.minimum(lengths, self.length)
+
+    def _lengths(self, records: Array) -> Array:
+        offsets = self.store.offsets()
+        lengths: Array = offsets[records + 1] - offsets[records]
+        return lengths
+
+
+class Tuples(Entries):
+    """Entries of several rows, one record a row: a triplet, a group."""
+
+    def sizes(self, entries: Array) -> Array:
+        """Return how many rows each entry has."""
+        return self.records(entries)[0]
+
+    def spans(self, rows: Array, epoch: int = 0) -> Spans:
+        """Return one span for each row of some entries (the epoch does not matter)."""
+        sizes, records = self.records(rows)
+        stop = self._kept(sizes, self._lengths(records))
+        nothing = np.zeros_like(records)
+        return Spans(np.arange(len(records)), records, nothing, nothing, stop)
+
+    @property
+    def value_stores(self) -> Sequence[Store]:
+        """The store of the entries, and that of the tokens."""
+        return (self.listed, self.store) if self.columns else (self.store,)
+
+    def value_records(self, entries: Array) -> Sequence[Array]:
+        """Return of each row the record of its entry, and its own."""
+        sizes, records = self.records(entries)
+        if not self.columns:
+            return (records,)
+        return np.repeat(self._numbering.in_store_order(entries), sizes), records
+
+
+class Pairs(Entries):
+    """Entries of one row, which holds two records one behind the other.
+
+    They are the documents 0 and 1 of the row, so that a task can tell them apart; one that reads
+    them together says so (`tasks.inputs.joined`). Where both are longer than a row, the longer one
+    is cut, and then both to the same length.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        length: int,
+        columns: Sequence[str] = (),
+        *,
+        shards: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(store, length, columns, size=2, shards=shards, seed=seed)
+        if self.of_tokens or self.size != 2:
+            raise UsageError(
+                f"a pair is named by two columns, not by {', '.join(columns)}",
+                where=str(store.path),
+                hint="such as columns=('left', 'right'), with a value a record each",
+            )
+
+    def spans(self, rows: Array, epoch: int = 0) -> Spans:
+        """Return two spans for each entry (the epoch does not matter)."""
+        sizes, records = self.records(rows)
+        stop = self._kept(sizes, self._lengths(records))
+        row, document = np.divmod(np.arange(len(records)), 2)
+        return Spans(row, records, document, np.zeros_like(records), stop)
+
+    @property
+    def value_stores(self) -> Sequence[Store]:
+        """The store of the entries; a row has no one record of another."""
+        return (self.listed,) if self.columns else ()
+
+    def value_records(self, entries: Array) -> Sequence[Array]:
+        """Return the record of each entry."""
+        return (self._numbering.in_store_order(entries),) if self.columns else ()
+
+    def _kept(self, sizes: Array, lengths: Array) -> Array:
+        left, right = lengths.reshape(-1, 2).T
+        first = np.minimum(left, np.maximum(self.length - right, -(-self.length // 2)))
+        return np.stack([first, np.minimum(right, self.length - first)], axis=1).ravel()

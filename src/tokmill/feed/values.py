@@ -1,0 +1,119 @@
+"""What a store says of its records, by their numbers: columns with a value a record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tokmill.errors import UsageError, nearest
+from tokmill.feed.rows import Rows
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+
+
+def values_of(store: Store, name: str, records: Array) -> Array:
+    """Return a column with numbers a record at some records, (n,) or (n, width), in its dtype.
+
+    records: int64 (n,), in any order. Only the shards that hold them are touched.
+    """
+    column = store.schema[name]
+    values = np.zeros((len(records), *([column.width] if column.width else [])), column.numpy())
+    shards, places, _ = store.places(records)
+    for number in np.unique(shards).tolist():
+        here = np.flatnonzero(shards == number)
+        values[here] = store.shard(number)[name][places[here]]
+    return values
+
+
+def value_columns(store: Store) -> list[str]:
+    """Return the columns of a store that have numbers a record."""
+    return [n for n, c in store.schema.items() if c.per == "record" and c.dtype != "utf8"]
+
+
+class Values:
+    """Columns with a value a record, of the rows of several sources.
+
+    `dtypes`: name → dtype, with the width as its shape. Raises `UsageError` for a column that a
+    source has not, that holds strings, or of which rows cannot be told the record.
+    """
+
+    def __init__(self, sources: Sequence[Rows], names: Sequence[str]) -> None:
+        self.dtypes: dict[str, np.dtype[Any]] = {}
+        self._from: list[dict[str, int]] = []
+        """Of each source: name → number of the store among its `value_stores`."""
+        for rows in sources:
+            self._from.append({name: _store_of(rows, name) for name in names})
+        for name in names:
+            columns = [
+                rows.value_stores[number[name]].schema[name]
+                for rows, number in zip(sources, self._from, strict=True)
+            ]
+            widths = {column.width for column in columns}
+            if len(widths) > 1:
+                raise UsageError(
+                    f"the column {name!r} has the widths {', '.join(map(str, sorted(widths)))}",
+                    where=str(sources[-1].store.path),
+                    hint="stores that are mixed need columns of one kind",
+                )
+            kind = np.result_type(*(column.numpy() for column in columns))
+            self.dtypes[name] = np.dtype((kind, tuple(widths - {0})))
+
+    def read(self, source: int, rows: Rows, records: Sequence[Array]) -> dict[str, Array]:
+        """Return name → values of rows of a source, from `records` of each of its value stores."""
+        return {
+            name: values_of(rows.value_stores[number], name, records[number])
+            for name, number in self._from[source].items()
+        }
+
+
+def _store_of(rows: Rows, name: str) -> int:
+    for number, store in enumerate(rows.value_stores):
+        if name in value_columns(store):
+            return number
+    if not rows.value_stores:
+        raise UsageError(
+            f"the column {name!r} has a value a record, and a row may hold several records",
+            where=str(rows.store.path),
+            hint='take one record a row: --set task.rows="whole"',
+        )
+    known = [name for store in rows.value_stores for name in value_columns(store)]
+    strings = [store for store in rows.value_stores if name in store.schema]
+    raise UsageError(
+        f"the column {name!r} holds strings, not numbers"
+        if strings
+        else f"the store has no column {name!r} with a value a token or a record",
+        where=str(rows.value_stores[0].path),
+        hint=nearest(name, known),
+    )
+
+
+class Vectors:
+    """Vectors of the records that a column of references names, for rows that hold references.
+
+    `column`: of the rows, with the number of a record of `store` a token; `name`: a column of
+    `store`, often of an overlay, with a vector a record. Raises `UsageError` where it has none.
+    """
+
+    def __init__(self, column: str, store: Store, name: str) -> None:
+        self.column, self.store, self.name = column, store, name
+        known = [n for n in value_columns(store) if store.schema[n].width]
+        if name not in known:
+            raise UsageError(
+                f"the store has no column {name!r} with a vector a record",
+                where=str(store.path),
+                hint=nearest(name, known) if known else "`tokmill embed RUN STORE` makes one",
+            )
+        self.width = store.schema[name].width
+
+    def of(self, columns: Mapping[str, Array], document: Array) -> Array:
+        """Return (B, T, W) float32, the vector of each position's record; 0 at padding."""
+        filled = document >= 0
+        # A record that several positions name is read once.
+        records, which = np.unique(
+            columns[self.column][filled].astype(np.int64), return_inverse=True
+        )
+        vectors = np.zeros((*document.shape, self.width), np.float32)
+        vectors[filled] = values_of(self.store, self.name, records)[which]
+        return vectors
