@@ -66,6 +66,7 @@ EXPORTS: dict[str, Part] = {
 
 MODELS: dict[str, Part] = {
     "decoder": Part("tokmill.models.decoder:Decoder", "train", "causal Transformer"),
+    "encoder": Part("tokmill.models.encoder:Encoder", "train", "Transformer that looks both ways"),
     "rwkv7": Part("tokmill.models.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
 }
 

@@ -10,21 +10,24 @@ import torch
 from torch import nn
 
 from tokmill import plugins
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Model
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "decoder": {"dim": 16, "layers": 2, "heads": 4, "kv_heads": 2},
+    "encoder": {"dim": 16, "layers": 2, "heads": 4, "context": 64},
     "rwkv7": {"dim": 16, "layers": 2, "head_dim": 8},
 }
 """Kind → its configuration. A new kind of model needs a line here."""
 KINDS = list(plugins.MODELS)
 
 
-def small_model(kind: str, sizes: Mapping[str, int], **keys: Any) -> Model:
+def small_model(kind: str, inputs: Inputs | Mapping[str, int], **keys: Any) -> Model:
     """Return the model of a kind, the same each time, in evaluation."""
+    inputs = inputs if isinstance(inputs, Inputs) else Inputs(inputs)
     part = plugins.load(plugins.MODELS, kind)
     torch.manual_seed(1)
-    model: Model = part(msgspec.convert(CONFIGS[kind] | keys, part.Config), sizes)
+    model: Model = part(msgspec.convert(CONFIGS[kind] | keys, part.Config), inputs)
     for parameter in model.parameters():
         # Larger than at the start, so that a leak could not hide below the tolerance.
         nn.init.normal_(parameter, mean=parameter.ndim == 1, std=0.3)

@@ -18,7 +18,8 @@ from tokmill.models.attention import (
     rope,
     rotary,
 )
-from tokmill.models.decoder import Block, DecoderConfig
+from tokmill.models.block import Block
+from tokmill.models.decoder import DecoderConfig
 from tokmill.models.language_model import LanguageModel
 from tokmill.models.layers import (
     FeedForward,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokmill.errors import TokmillError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.models.model import Recurrent, Tensors, take_rows
 from tokmill.models.pooling import (
     AttentionPooling,
@@ -44,11 +44,20 @@ class Vectors:
 
     With pool = "attention" the query is the one that the task has learned, if it has an
     `AttentionPooling`; else a record's own last state, for which longer records are read twice.
+    Columns that a task makes, such as `segment`, are 0 everywhere. Raises `UsageError` for a model
+    that reads vectors.
     """
 
     def __init__(
         self, task: Task, precision: Precision, pool: Pool, batch_tokens: int = BATCH_TOKENS
     ) -> None:
+        if task.reads.vectors:
+            raise UsageError(
+                f"the model reads the vectors {', '.join(task.reads.vectors)}, and only a model "
+                "that reads ids makes vectors of records",
+                where="task",
+                hint="embed with a run of another task",
+            )
         self.task, self.model = task.to(precision.device).eval(), task.model
         self.precision, self.pool, self.batch_tokens = precision, pool, batch_tokens
         self.width = task.model.dim
@@ -68,6 +77,9 @@ class Vectors:
             here = lengths[records]
             columns = read_rows(store, first + records, here, list(self.task.sizes))
             self._check_ids(store, columns)
+            # A record is one segment, the first.
+            first_ids = np.zeros_like(next(iter(columns.values())))
+            columns |= dict.fromkeys(self.task.reads.made, first_ids)
             with torch.no_grad():
                 vectors[records] = self.pooled(columns, here).cpu().numpy()
             yield int(here.sum())

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tokmill.errors import UsageError
-from tokmill.models.layers import Linear, product_dtype
+from tokmill.models.layers import Linear, RMSNorm, product_dtype
 from tokmill.models.model import Tensors
+from tokmill.models.predicted import taken
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From queries (B, H, T, K), keys and values (B, G, T, K) to (B, H, T, K)."""
@@ -100,6 +101,18 @@ def document_attention(
             lengths = borders.diff().tolist()
             return partial(attention_by_document, lengths=lengths, causal=causal)
     return partial(attention, mask=document_mask(batch.document, causal))
+
+
+def attention_at(batch: Tensors, places_BM: Tensor, causal: bool = True) -> Attend:
+    """Return `document_attention` for queries of the positions `places` alone, (B, H, M, K)."""
+    if batch.whole and not causal:
+        return attention
+    document, length = batch.document, batch.document.shape[1]
+    places_BM = places_BM.clamp(min=0)
+    seen_BMT = document.gather(1, places_BM)[:, :, None] == document[:, None, :]
+    if causal:
+        seen_BMT &= torch.arange(length, device=document.device) <= places_BM[..., None]
+    return partial(attention, mask=seen_BMT[:, None])
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
@@ -227,13 +240,31 @@ def rotate(x: Tensor, turn: Rotation) -> Tensor:
     return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, dims=-1), sine).type_as(x)
 
 
+def turn_at(turn: Rotation, places_BM: Tensor) -> Rotation:
+    """Return the rotation (B, 1, M, K) of some positions, from that of all, (B, 1, T, K)."""
+    cosine, sine = (taken(part[:, 0], places_BM)[:, None] for part in turn)
+    return cosine, sine
+
+
 class Attention(nn.Module):
     """Self-attention of several heads with parameters `q`, `k`, `v` and `o`."""
 
     def __init__(
-        self, dim: int, heads: int, kv_heads: int = 0, head_dim: int = 0, bias: bool = False
+        self,
+        dim: int,
+        heads: int,
+        kv_heads: int = 0,
+        head_dim: int = 0,
+        bias: bool = False,
+        *,
+        qk_norm: bool = False,
+        norm_eps: float = 1e-5,
     ) -> None:
-        """Make the weights; 0 key and value heads: as many as `heads`; 0 wide: dim / heads."""
+        """Make the weights; 0 key and value heads: as many as `heads`; 0 wide: dim / heads.
+
+        `qk_norm`: queries and keys of each head pass an RMSNorm, `q_norm` and `k_norm`, before they
+        are turned (Henry et al. 2020; as in Qwen3).
+        """
         super().__init__()
         self.heads, self.groups = heads, kv_heads or heads
         width = head_dim or dim // heads
@@ -241,15 +272,28 @@ class Attention(nn.Module):
         self.k = Linear(dim, self.groups * width, bias=bias)
         self.v = Linear(dim, self.groups * width, bias=bias)
         self.o = Linear(self.heads * width, dim, bias=bias)
+        self.q_norm = RMSNorm(width, norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(width, norm_eps) if qk_norm else None
 
     def forward(
-        self, x: Tensor, turn: Rotation | None = None, attend: Attend = causal_attention
+        self,
+        x: Tensor,
+        turn: Rotation | None = None,
+        attend: Attend = causal_attention,
+        places: Tensor | None = None,
     ) -> Tensor:
-        """Return (…, T, D). `turn`: from `rotary`, None: no positions; `attend`: who sees whom."""
+        """Return (…, T, D). `turn`: from `rotary`, None: no positions; `attend`: who sees whom.
+
+        `places`: (B, M), the positions whose states are wanted, of x (B, T, D): then (B, M, D).
+        """
         x = x.to(product_dtype(x))  # once, and not before each of three products
-        q, k = self.split(self.q(x), self.heads), self.split(self.k(x), self.groups)
+        asking = x if places is None else taken(x, places)
+        q, k = self.split(self.q(asking), self.heads), self.split(self.k(x), self.groups)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q).type_as(q), self.k_norm(k).type_as(k)
         if turn is not None:
-            q, k = rotate(q, turn), rotate(k, turn)
+            q = rotate(q, turn if places is None else turn_at(turn, places))
+            k = rotate(k, turn)
         y = attend(q, k, self.split(self.v(x), self.groups))
         out: Tensor = self.o(y.transpose(-3, -2).flatten(-2))
         return out

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 from tokmill.models import matmul
 from tokmill.models.attention import attention, causal_attention, rotary
-from tokmill.models.decoder import Block, Decoder
+from tokmill.models.block import Block
+from tokmill.models.decoder import Decoder
 from tokmill.models.layers import RMSNorm, gelu
 
 SLOTS = 64
@@ -35,6 +36,8 @@ class Layer(NamedTuple):
 
     attention_norm: Function
     qkv: Weights
+    qk_norm: Tensor | None
+    """(H + G, K), the scales of queries and keys; None: they are not normed."""
     o: Weights
     feed_forward_norm: Function
     gate: Weights | None
@@ -53,6 +56,9 @@ class Decoding:
         self.model, config = model, model.config
         self.heads, self.groups, self.width = config.heads, config.groups, config.head_width
         self.rotary = model.positions is None
+        assert model.norm is not None  # The norms of a decoder stand in front of its branches.
+        self.norm = as_function(model.norm)
+        self.eps = config.norm_eps
         self.gelu = partial(gelu, approximate=config.activation == "gelu_tanh")
         with torch.no_grad():
             self.layers = [self._layer(block) for block in model.blocks if isinstance(block, Block)]
@@ -120,8 +126,11 @@ class Decoding:
         for layer, cache in zip(self.layers, self.caches, strict=True):
             qkv = product(layer.attention_norm(x), *layer.qkv)
             qkv_BTHK = qkv.view(rows, length, heads + 2 * groups, width)
+            turned_BTHK = qkv_BTHK.narrow(2, 0, heads + groups)
+            if layer.qk_norm is not None:
+                normed = torch.rms_norm(turned_BTHK, (width,), None, self.eps)
+                turned_BTHK.copy_(normed.mul_(layer.qk_norm))
             if turn is not None:
-                turned_BTHK = qkv_BTHK.narrow(2, 0, heads + groups)
                 pairs = turned_BTHK.view(rows, length, heads + groups, -1, 2)
                 torch.view_as_complex(pairs).mul_(turn)
             new = qkv_BTHK.narrow(2, heads, 2 * groups).view(rows, length, 2, groups, width)
@@ -142,8 +151,7 @@ class Decoding:
             y = up.mul_(F.silu(product(h, *layer.gate))) if layer.gate else self.gelu(up)
             x = x + product(y, *layer.down)
         self.filled = filled
-        last_BD: Tensor = model.norm(x.view(rows, length, -1)[:, -1])
-        return last_BD
+        return self.norm(x.view(rows, length, -1)[:, -1])
 
     def _make_room(self, rows: int, slots: int) -> None:
         slots = -(-slots // SLOTS) * SLOTS
@@ -190,12 +198,17 @@ class Decoding:
         parts = [(made.q, self.heads), (made.k, self.groups), (made.v, 0)]
         heads = [(part, heads if self.rotary else 0) for part, heads in parts]
         biases = [in_pairs(part.bias, n) for part, n in heads if part.bias is not None]
+        scales = None
+        if made.q_norm is not None and made.k_norm is not None:
+            normed = ((made.q_norm.weight, self.heads), (made.k_norm.weight, self.groups))
+            scales = torch.cat([in_pairs(w, int(self.rotary)).expand(n, -1) for w, n in normed])
         return Layer(
             as_function(block.attention_norm),
             (
                 torch.cat([in_pairs(part.weight, n) for part, n in heads]),
                 torch.cat(biases) if biases else None,
             ),
+            scales,
             (made.o.weight, made.o.bias),
             as_function(block.feed_forward_norm),
             (forward.gate.weight, forward.gate.bias) if config.activation == "swiglu" else None,

@@ -1,14 +1,38 @@
-"""Hidden states to ids: one head a column, its own weights or the column's embedding."""
+"""Hidden states to what is predicted: ids of columns, a class a row, numbers a row.
+
+Names of tensors carry their shape: B rows, T positions, D width of the model, V ids of a column,
+C classes. `…` stands for any axes.
+
+Where only some positions are predicted, as in masked language modelling, take these out first
+(`predicted`): a head computes whatever it is given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tokmill.models.fields import PREFIX
-from tokmill.models.layers import Linear
+from tokmill.models.layers import Linear, gelu, linear, linear_cross_entropy
 from tokmill.models.model import Group, Model, decay_groups
+
+
+class Transform(nn.Module):
+    """What BERT's head for masked tokens does first: a linear map, GELU and LayerNorm."""
+
+    def __init__(self, dim: int, bias: bool = True, eps: float = 1e-12) -> None:
+        super().__init__()
+        self.linear, self.norm = Linear(dim, dim, bias=bias), nn.LayerNorm(dim, eps, bias=bias)
+        init_linear(self.linear)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return (…, D)."""
+        y: Tensor = self.norm(gelu(self.linear(hidden)))
+        return y
 
 
 class Heads(nn.Module):
@@ -16,12 +40,27 @@ class Heads(nn.Module):
 
     Args:
         sizes: column → number V of its ids.
-        tied: the head of a column is its embedding in the model; there are no weights here then.
+        tied: the head of a column is its embedding in the model; it has no matrix here then.
+        bias: whether a bias (V,) is added to the logits of each column.
+        transform: what hidden states pass first, once for all columns; None: nothing.
     """
 
-    def __init__(self, model: Model, sizes: Mapping[str, int], tied: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        sizes: Mapping[str, int],
+        tied: bool,
+        *,
+        bias: bool = False,
+        transform: nn.Module | None = None,
+    ) -> None:
         super().__init__()
+        self.transform = transform
         self.linear = nn.ModuleDict()
+        self.biases = nn.ParameterDict()
+        if bias:
+            for column, size in sizes.items():
+                self.biases[PREFIX + column] = nn.Parameter(torch.zeros(size))
         if tied:
             for column in sizes:
                 model.embedding(column)  # A model whose embedding is no head says so now.
@@ -39,7 +78,98 @@ class Heads(nn.Module):
         assert isinstance(weight, nn.Parameter)
         return weight
 
+    def bias(self, column: str) -> Tensor | None:
+        """Return what is added to the logits (V,) of a column; None: nothing."""
+        return self.biases[PREFIX + column] if len(self.biases) else None
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """Return what the matrices are multiplied with, (…, D)."""
+        return hidden if self.transform is None else self.transform(hidden)
+
+    def logits(self, model: Model, hidden: Tensor, column: str) -> Tensor:
+        """Return (…, V) of a column from hidden states (…, D)."""
+        return linear(self.states(hidden), self.weight(model, column), self.bias(column))
+
+    def losses(
+        self, model: Model, hidden: Tensor, targets: Mapping[str, Tensor], pull: float = 0.0
+    ) -> dict[str, Tensor]:
+        """Return column → the summed cross-entropy in nats of its targets, from states (…, D).
+
+        `targets`: name → (…) int64, -1 where there is nothing to learn; `pull`: see
+        `linear_cross_entropy`.
+        """
+        states = self.states(hidden)
+        return {
+            name: linear_cross_entropy(
+                states, self.weight(model, name), target, pull, self.bias(name)
+            )
+            for name, target in targets.items()
+        }
+
     def param_groups(self, weight_decay: float) -> list[Group]:
         """Return the groups of what is not the model's."""
-        parameters: Iterable[nn.Parameter] = self.parameters()
-        return decay_groups(parameters, weight_decay)
+        return decay_groups(self.parameters(), weight_decay)
+
+
+class Pooler(nn.Module):
+    """A row's first hidden state, through a linear map and tanh (BERT) or ReLU (DistilBERT).
+
+    It belongs to the head that reads it: weights that no loss reaches are refused by DDP.
+    """
+
+    def __init__(self, dim: int, activation: Literal["tanh", "relu"] = "tanh") -> None:
+        super().__init__()
+        self.linear = Linear(dim, dim)
+        self.activation = torch.tanh if activation == "tanh" else torch.relu
+        init_linear(self.linear)
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return (B, D) from the hidden states of rows."""
+        y_BD: Tensor = self.activation(self.linear(hidden_BTD[:, 0]))
+        return y_BD
+
+
+class Classes(nn.Module):
+    """One of C classes a row, from a vector a row."""
+
+    def __init__(self, dim: int, classes: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout, self.linear = nn.Dropout(dropout), Linear(dim, classes)
+        init_linear(self.linear)
+
+    def forward(self, vectors_BD: Tensor) -> Tensor:
+        """Return the logits (B, C)."""
+        logits_BC: Tensor = self.linear(self.dropout(vectors_BD))
+        return logits_BC
+
+    def loss(self, vectors_BD: Tensor, labels_B: Tensor) -> Tensor:
+        """Return the summed cross-entropy in nats; labels int64, -1 where there is none."""
+        logits_BC = self(vectors_BD).float()
+        return F.cross_entropy(logits_BC, labels_B, ignore_index=-1, reduction="sum")
+
+
+class Numbers(nn.Module):
+    """One or several numbers a row, from a vector a row."""
+
+    def __init__(self, dim: int, numbers: int = 1, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.dropout, self.linear = nn.Dropout(dropout), Linear(dim, numbers)
+        init_linear(self.linear)
+
+    def forward(self, vectors_BD: Tensor) -> Tensor:
+        """Return the numbers (B, C)."""
+        numbers_BC: Tensor = self.linear(self.dropout(vectors_BD))
+        return numbers_BC
+
+    def loss(self, vectors_BD: Tensor, targets_BC: Tensor) -> Tensor:
+        """Return the summed squared error; a target that is no number (NaN) does not count."""
+        known_BC = ~targets_BC.isnan()
+        error_BC: Tensor = self(vectors_BD).float() - targets_BC.nan_to_num()
+        return (error_BC.square() * known_BC).sum()
+
+
+def init_linear(layer: nn.Linear) -> None:
+    """Draw a linear map as BERT does: normal, std 0.02; the bias is 0."""
+    nn.init.normal_(layer.weight, std=0.02)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)

@@ -86,20 +86,25 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, pull: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    pull: float = 0.0,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Return the summed cross-entropy in nats of the logits hidden · weightᵀ.
+    """Return the summed cross-entropy in nats of the logits hidden · weightᵀ + bias.
 
-    hidden is (…, D), weight (V, D), targets int64 (…), -1 where there is nothing to learn. Only a
-    chunk of the logits is there at a time, in float32; their gradient is made in the same pass.
-    The products are in autocast's type where it is on. Differentiable once.
+    hidden is (…, D), weight (V, D), bias (V,), targets int64 (…), -1 where there is nothing to
+    learn. Only a chunk of the logits is there at a time, in float32; their gradient is made in the
+    same pass. The products are in autocast's type where it is on. Differentiable once.
 
     `pull`: adds `pull` · the highest logit to the gradient of that logit, wherever there is a
     target, which keeps logits near 0; the loss that is returned is without it. (RWKV's L2Wrap.)
     """
     if torch.compiler.is_compiling():
         # The same thing, plainly, which is what a compiler can see through.
-        logits, learnt = F.linear(hidden, weight).flatten(0, -2).float(), targets.flatten() >= 0
+        logits = F.linear(hidden, weight).flatten(0, -2).float()
+        logits, learnt = logits if bias is None else logits + bias, targets.flatten() >= 0
         loss = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
         square = pull / 2 * (logits.amax(-1) ** 2 * learnt).sum()
         return loss + (square - square.detach()) if pull else loss
@@ -110,6 +115,7 @@ def linear_cross_entropy(
         product_dtype(hidden),
         torch.is_grad_enabled(),
         pull,
+        bias,
     )
     return summed
 
@@ -132,6 +138,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         learn: bool,
         pull: float,
+        bias: Tensor | None,
     ) -> Tensor:
         """Return the loss; keep the gradients of a loss that counts once."""
         hidden_ND, weight_VD = hidden.to(dtype), weight.to(dtype)
@@ -141,31 +148,40 @@ class LinearCrossEntropy(torch.autograd.Function):
         of_weight = None
         if learn and ctx.needs_input_grad[1]:
             of_weight = torch.zeros(weight.t().shape, dtype=wide, device=weight.device)
+        of_bias = None
+        if bias is not None and learn and ctx.needs_input_grad[6]:
+            of_bias = torch.zeros(bias.shape, dtype=wide, device=hidden.device)
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         rows = max(LEAST_ROWS, CHUNK // len(weight))
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             logits_NV = product(hidden_ND[part], weight_VD.t()).to(wide)
+            if bias is not None:
+                logits_NV += bias
             loss += cross_entropy_with_gradient_(logits_NV, targets[part], pull)
+            if of_bias is not None:
+                of_bias += logits_NV.sum(0)
             gradient_NV = logits_NV.to(dtype)
             if of_hidden is not None:
                 of_hidden[part] = product(gradient_NV, weight_VD)
             if of_weight is not None:
                 of_weight += product(hidden_ND[part].t(), gradient_NV)
-        ctx.save_for_backward(of_hidden, of_weight)
+        ctx.save_for_backward(of_hidden, of_weight, of_bias)
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         """Return the kept gradients times that of the loss."""
-        of_hidden, of_weight = ctx.saved_tensors
+        of_hidden, of_weight, of_bias = ctx.saved_tensors
         if of_hidden is not None:
             of_hidden = of_hidden * scale
         if of_weight is not None:
             # Turned round while it is copied: what is added to it later is (V, D) and contiguous.
             of_weight = of_weight.t().clone(memory_format=torch.contiguous_format).mul_(scale)
-        return of_hidden, of_weight, None, None, None, None
+        if of_bias is not None:
+            of_bias = of_bias * scale
+        return of_hidden, of_weight, None, None, None, None, of_bias
 
 
 def cross_entropy_with_gradient_(logits_NV: Tensor, targets_N: Tensor, pull: float = 0.0) -> Tensor:

@@ -55,8 +55,12 @@ class Model(nn.Module):
     causal: bool
     recompute = False
 
-    def forward(self, batch: Tensors) -> Tensor:
-        """Return hidden states (B, T, D)."""
+    def forward(self, batch: Tensors, places: Tensor | None = None) -> Tensor:
+        """Return hidden states (B, T, D).
+
+        With `places`, (B, M) int64, those of these positions of each row alone, (B, M, D): a model
+        need not compute what nobody reads. A place of -1 is not used; its state is any one.
+        """
         raise NotImplementedError
 
     @property

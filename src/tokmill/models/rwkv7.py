@@ -29,6 +29,7 @@ from tokmill.models.fields import Fields, Join
 from tokmill.models.inputs import Inputs
 from tokmill.models.layers import Linear
 from tokmill.models.model import Group, Model, Tensors
+from tokmill.models.predicted import taken
 from tokmill.models.wkv7 import CHUNK, Form, continues, wkv7
 
 SLOWEST = -math.exp(-0.5)
@@ -322,10 +323,11 @@ class RWKV7(Model):
         more = math.sqrt(weight.shape[0] / weight.shape[1])
         nn.init.orthogonal_(weight, gain=0.5 * max(1.0, more))
 
-    def forward(self, batch: Tensors) -> Tensor:
-        """Return hidden states (B, T, D), normed."""
+    def forward(self, batch: Tensors, places: Tensor | None = None) -> Tensor:
+        """Return hidden states (B, T, D), normed; with `places` (B, M) those alone, (B, M, D)."""
         document = None if batch.whole else batch.document
-        return self.run(batch.columns, self.start(len(batch.document)), document)[0]
+        y_BTD = self.run(batch.columns, self.start(len(batch.document)), document)[0]
+        return y_BTD if places is None else taken(y_BTD, places)
 
     def start(self, rows: int) -> State:
         """Return the state before the first position of so many rows."""

@@ -39,6 +39,8 @@ DRAWN = Drawing(temperature=1.5, top_k=9, top_p=0.95, seed=4)
 class Plain(Model):
     """A model that keeps nothing: it reads all again each time."""
 
+    causal = True
+
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.inner, self.dim = model, model.dim

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -11,7 +10,9 @@ import torch
 
 from making import write_store
 from small_models import KINDS, small_model
+from tokmill.errors import UsageError
 from tokmill.inference.vectors import Vectors
+from tokmill.models.inputs import Inputs
 from tokmill.models.pooling import Pool
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
@@ -49,12 +50,19 @@ def vectors_of(task: Task, store: Store, pool: Any, batch_tokens: int) -> np.nda
 @pytest.mark.parametrize("pool", get_args(Pool))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_vector_does_not_depend_on_its_batch_mates(
-    kind: str, pool: str, segment: int, store: Path
+    kind: str, pool: str, segment: int, store: Store
 ) -> None:
-    model = small_model(kind, SIZES)
-    task = Task(NextTokenConfig(length=segment), model, SIZES)
+    inputs = Inputs(SIZES, made={"segment": 2})
+    task = Task(NextTokenConfig(length=segment), small_model(kind, inputs), inputs)
     alone = vectors_of(task, store, pool, 1)
     assert np.abs(alone[np.array(LENGTHS) > 0]).max(1).min() > 0.01
     for batch_tokens in (40, 16_384):
         together = vectors_of(task, store, pool, batch_tokens)
         np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_reads_vectors_makes_none() -> None:
+    inputs = Inputs(SIZES, vectors={"block": 4})
+    task = Task(NextTokenConfig(), small_model("encoder", inputs), inputs)
+    with pytest.raises(UsageError, match="reads the vectors block"):
+        Vectors(task, Precision("fp32", torch.device("cpu")), "mean")

@@ -19,14 +19,24 @@ from tokmill.training.memory_budget import check_memory, parameter_count, rough_
 from tokmill.training.recipe.config import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, recipe
+from toy_masked import toy_masked
 
 SIZES = {"token": SIZE, "other": 301}
 STYLES: list[dict[str, Any]] = [
     {"kind": "decoder", "heads": 4},
     {"kind": "decoder", "heads": 4, "kv_heads": 2, "bias": True, "join": "concat"},
     {"kind": "decoder", "heads": 4, "norm": "layer", "position": "learned", "context": 16},
+    {"kind": "encoder", "heads": 4, "context": 16},
     {"kind": "rwkv7", "head_dim": 8},
 ]
+pytestmark = pytest.mark.usefixtures(toy_masked.__name__)
+
+
+def task_for(style: dict[str, Any]) -> dict[str, Any]:
+    """Return what is learned with a model: not the next token, where it looks ahead."""
+    if style["kind"] == "encoder":
+        return {"kind": "toy_masked", "length": 16}
+    return {"kind": "next_token", "length": 16, "tied": False}
 
 
 def test_every_kind_of_model_is_here() -> None:
@@ -36,7 +46,7 @@ def test_every_kind_of_model_is_here() -> None:
 @pytest.mark.parametrize("layers", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_the_number_of_weights_is_that_of_the_model(style: dict[str, Any], layers: int) -> None:
-    config = from_dict({"model": {"dim": 32, "layers": layers, **style}, "task": {"tied": False}})
+    config = from_dict({"model": {"dim": 32, "layers": layers, **style}, "task": task_for(style)})
     assert (
         parameter_count(config, Inputs(SIZES)) == make_task(config, Inputs(SIZES)).parameter_count()
     )
@@ -49,7 +59,7 @@ def test_the_bytes_of_deep_models(style: dict[str, Any], recompute: bool) -> Non
     config = from_dict(
         {
             "model": {"dim": 32, "layers": 8, **style},
-            "task": {"length": 16, "tied": False},
+            "task": task_for(style),
             "run": {"recompute": recompute},
         }
     )

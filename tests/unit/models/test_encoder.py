@@ -1,0 +1,154 @@
+"""The encoder: sizes of published models, styles, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from small_models import small_model
+from tokmill.errors import TokmillError, UsageError
+from tokmill.feed.feed import Batch
+from tokmill.inference.reading import reading
+from tokmill.models.encoder import PRESETS, Encoder, EncoderConfig
+from tokmill.models.heads import Pooler
+from tokmill.models.inputs import Inputs
+from tokmill.models.model import Tensors
+from tokmill.tasks.next_token import NextToken, NextTokenConfig
+from tokmill.tasks.task import to_tensors
+
+STYLES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "pre-norm": {"norm_place": "pre", "position": "rope", "activation": "swiglu", "bias": False},
+    "rms": {"norm": "rms", "norm_place": "pre", "embedding_norm": False, "qk_norm": True},
+}
+STYLE = pytest.mark.parametrize("style", STYLES)
+
+
+def tensors(ids: np.ndarray, document: np.ndarray) -> Tensors:
+    keys = np.zeros(len(ids), np.uint64)
+    return to_tensors(Batch({"token": ids}, document.astype(np.int32), keys), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [("bert-tiny", 4_385_920), ("bert-medium", 41_373_184), ("bert-base", 109_482_240),
+     ("bert-large", 335_141_888), ("distilbert-base", 66_362_880)],
+)  # fmt: skip
+def test_presets_have_the_published_number_of_weights(name: str, weights: int) -> None:
+    """A BERT's are counted with its pooler."""
+    made = {"segment": 2} if name.startswith("bert") else {}
+    with torch.device("meta"):
+        model = Encoder(PRESETS[name], Inputs({"token": 30_522}, made=made))
+        pooler = Pooler(model.dim)
+    found = sum(p.numel() for p in model.parameters())
+    found += sum(p.numel() for p in pooler.parameters()) * name.startswith("bert")
+    assert found == weights
+
+
+@STYLE
+@pytest.mark.parametrize("masked", [False, True])
+def test_packed_documents_equal_separate_ones(masked: bool, style: str) -> None:
+    """Hidden states and gradients, with padding in the row."""
+    random, lengths = np.random.default_rng(0), [15, 1, 17, 5]
+    ids = random.integers(0, 11, (2, 46))
+    document = np.tile(np.append(np.repeat(np.arange(4), lengths), [-1] * 8), (2, 1))
+    model = small_model("encoder", {"token": 11}, **STYLES[style])
+    batch = tensors(ids, document)
+    if masked:
+        batch.cu_seqlens = None
+    packed = model(batch)
+    upstream = torch.randn(packed.shape) / 10
+    upstream[:, 38:] = 0
+    packed.backward(upstream)
+    together = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    for row in range(2):
+        start = 0
+        for length in lengths:
+            part = slice(start, start + length)
+            alone = model(tensors(ids[row : row + 1, part], np.zeros((1, length))))
+            torch.testing.assert_close(packed[row, part], alone[0], atol=1e-5, rtol=1e-5)
+            alone.backward(upstream[row : row + 1, part])
+            start += length
+    assert torch.isfinite(packed).all()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(together[name], parameter.grad, atol=1e-4, rtol=1e-4)
+
+
+@STYLE
+def test_the_last_block_computes_what_is_asked_for_alone(style: str) -> None:
+    model = small_model("encoder", {"token": 11}, **STYLES[style])
+    seen: dict[str, tuple[int, ...]] = {}
+    for name in ("blocks.0", "blocks.1"):
+        for part in ("attention.q", "attention.k", "feed_forward"):
+            module = model.get_submodule(f"{name}.{part}")
+            module.register_forward_hook(
+                lambda _, given, __, key=f"{name}.{part}": seen.update({key: given[0].shape})
+            )
+    model(tensors(np.zeros((2, 20), np.int64), np.zeros((2, 20))), torch.tensor([[3], [4]]))
+    assert seen["blocks.1.attention.q"] == seen["blocks.1.feed_forward"] == (2, 1, 16)
+    everywhere = ("blocks.0.attention.q", "blocks.0.feed_forward", "blocks.1.attention.k")
+    assert {seen[name] for name in everywhere} == {(2, 20, 16)}
+
+
+@STYLE
+def test_blocks_run_again_give_the_same_bits(style: str) -> None:
+    document = np.repeat([[0, 1, -1]], [10, 8, 6], 1).repeat(2, 0)
+    batch = tensors(np.arange(48).reshape(2, 24) % 11, document)
+
+    def learn(recompute: bool) -> list[torch.Tensor]:
+        model = small_model("encoder", {"token": 11}, dropout=0.3, **STYLES[style]).train()
+        model.recompute = recompute
+        torch.manual_seed(5)
+        loss = model(batch, torch.tensor([[1, 4], [0, 9]])).square().sum()
+        loss.backward()
+        return [loss.detach(), *(p.grad for p in model.parameters())]
+
+    for kept, again in zip(learn(False), learn(True), strict=True):
+        assert torch.equal(kept, again)
+
+
+def test_initial_weights_have_the_promised_spread() -> None:
+    torch.manual_seed(0)
+    model = Encoder(EncoderConfig(dim=64, layers=4, heads=4), Inputs({"token": 500, "segment": 2}))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            assert (parameter == float("norm" in name and name.endswith("weight"))).all()
+        elif parameter.numel() > 500:
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_flops_count_attention_in_both_directions() -> None:
+    weights = 2 * (4 * 8 * 8 + 2 * 8 * 32)
+    model = Encoder(EncoderConfig(dim=8, layers=2, heads=2), Inputs({"token": 3}))
+    assert model.flops_per_token(10) == 6 * weights + 12 * 2 * 8 * 10
+
+
+def test_the_next_token_is_not_to_be_learned() -> None:
+    model = small_model("encoder", {"token": 11})
+    with pytest.raises(UsageError, match="looks ahead"):
+        NextToken(NextTokenConfig(), model, Inputs({"token": 11}))
+
+
+def test_the_next_token_is_not_to_be_sampled() -> None:
+    """Nor of a task that somebody made of it all the same."""
+    task = NextToken(
+        NextTokenConfig(), small_model("decoder", {"token": 11}), Inputs({"token": 11})
+    )
+    task.model = small_model("encoder", {"token": 11})
+    assert task.model.cached() is None
+    with pytest.raises(TokmillError, match="looks ahead"):
+        reading(task)
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    for config, where in (
+        (EncoderConfig(dim=10, heads=4), "model.heads"),
+        (EncoderConfig(context=0), "model.context"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            Encoder(config, Inputs({"token": 3}))
+        assert caught.value.where == where
