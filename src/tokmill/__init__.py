@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tokmill.text.tokenizer import Tokenizer
     from tokmill.text.train import train_tokenizer
     from tokmill.training.dataset import TokenDataset
-    from tokmill.training.loop import train
+    from tokmill.training.session import train
     from tokmill.x86.tokenizer import X86Tokenizer
     from tokmill.x86.tokens.rules import align, tokenize_binary_instruction, tokenize_bytes
 
@@ -59,7 +59,7 @@ _PUBLIC = {
     "build": "tokmill.builds.run",
     "Tokenizer": "tokmill.text.tokenizer",
     "train_tokenizer": "tokmill.text.train",
-    "train": "tokmill.training.loop",
+    "train": "tokmill.training.session",
     "TokenDataset": "tokmill.training.dataset",
     "sample": "tokmill.inference.sample",
     "generate": "tokmill.inference.sample",

@@ -74,6 +74,11 @@ TASKS: dict[str, Part] = {
     "next_token": Part("tokmill.tasks.next_token:NextToken", "train", "predict the next token"),
 }
 
+LOOPS: dict[str, Part] = {
+    # what a task learns from (`Task.loop`)
+    "rows": Part("tokmill.training.loop:RowLoop", "train", "rows of stores"),
+}
+
 OPTIMIZERS: dict[str, Part] = {
     "adamw": Part("tokmill.training.engines.adamw:AdamW", "train", "AdamW"),
     "muon": Part(

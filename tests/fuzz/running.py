@@ -61,7 +61,7 @@ class Server:
 def serve() -> None:
     """Answer requests until stdin ends."""
     # What takes a second to import is imported once, and not in each child.
-    for name in ("readers", "tokmill.training.loop", "tokmill.inference.sample"):
+    for name in ("readers", "tokmill.training.session", "tokmill.inference.sample"):
         importlib.import_module(name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -128,13 +128,13 @@ def weights(run: Path, place: str = "model") -> dict[str, Any]:
 
 def stop_after(step: int, monkeypatch: Any) -> None:
     """Make the stop that a signal makes come once so many steps are done."""
-    from tokmill.training.loop import Training
+    from tokmill.training.session import Session
 
-    taken = Training.step
+    taken = Session.step
 
-    def counted(self: Training, parts: Any, total: int) -> None:
-        taken(self, parts, total)
+    def counted(self: Session, total: int) -> None:
+        taken(self, total)
         if self.state.step == step:
             self.stop._signal = "SIGTERM"
 
-    monkeypatch.setattr(Training, "step", counted)
+    monkeypatch.setattr(Session, "step", counted)

@@ -146,7 +146,7 @@ def test_a_run_keeps_vocabularies_in_its_folder(store: Path, tmp_path: Path) -> 
     evil = Vocabulary("../../x", opened.vocabularies["token"].sha256, 300)
     opened.vocabularies["token"] = evil
     with pytest.raises(TokmillError, match="leads out"):
-        begin(tmp_path / "run", TrainConfig(), opened, facts_from([opened]))
+        begin(tmp_path / "run", TrainConfig(), [opened], facts_from([opened]))
     assert not (tmp_path / "x").exists()
 
 

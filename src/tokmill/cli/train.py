@@ -189,7 +189,7 @@ def train(
             say(line)
             raise typer.Exit(launch.run(context.obj))
         launch.take_gpus()
-        loop = plugins.require("tokmill.training.loop")
+        loop = plugins.require("tokmill.training.session")
         result = loop.train(recipe, out, options=options, resume=resume, quiet=quiet)
     except KeyboardInterrupt:
         # Where the run has not begun, or a second signal did not wait for the checkpoint.

@@ -48,6 +48,8 @@ class Task(nn.Module):
     Config: ClassVar[type[msgspec.Struct]]
     compares: ClassVar[bool] = False
     """Whether entries of a step are compared with each other: the loss is then `compare`."""
+    loop: ClassVar[str] = "rows"
+    """What it learns from: a line of `plugins.LOOPS`."""
     collects: ClassVar[bool] = False
     """Whether an evaluation keeps what `act` gives for every row, and hands it to `measure`."""
 
@@ -175,6 +177,17 @@ class Task(nn.Module):
         the evaluation. Called where the task `collects`.
         """
         return {}
+
+    def extra_state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of this process beside weights and random states.
+
+        Name → a small tensor, or what JSON can hold: copies, which later steps do not change. With
+        another number of processes a run goes on without it.
+        """
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Take over what `extra_state` returned."""
 
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
         """Return the sums of `forward`, and the scores of each column that tokens are predicted of.

@@ -249,11 +249,11 @@ def test_places_are_changed_and_changed_back() -> None:
 def test_a_failed_evaluation_leaves_the_weights(
     made: Path, store: Path, val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import tokmill.training.loop as loop
+    from tokmill.training.session import Session
 
-    plain, calls = loop.Training.measure, [0]
+    plain, calls = Session.measure, [0]
 
-    def failing(self: Any, validation: Any) -> Any:
+    def failing(self: Any) -> Any:
         calls[0] += 1
         if calls[0] == 2:
             held = [one.clone() for one in self.task.parameters()]
@@ -261,10 +261,10 @@ def test_a_failed_evaluation_leaves_the_weights(
             monkeypatch.setattr(self.engine, "was", (held, average), raising=False)
             engines.append(self.engine)
             raise MemoryError
-        return plain(self, validation)
+        return plain(self)
 
     engines: list[Any] = []
-    monkeypatch.setattr(loop.Training, "measure", failing)
+    monkeypatch.setattr(Session, "measure", failing)
     with pytest.raises(MemoryError):
         tokmill.train(averaging(store, val), tmp_path / "run", quiet=True)
     (engine,) = engines

@@ -92,15 +92,15 @@ def test_one_process_becomes_two(
 
 def loaded(value: dict[str, Any], out: Path) -> dict[str, Any]:
     """The whole average as it is when a run has gone on, and has done no step yet."""
-    from tokmill.training.loop import Training
+    from tokmill.training.session import Session
 
     found: dict[str, Any] = {}
 
-    def look(self: Training) -> None:
+    def look(self: Session) -> None:
         with self.engine.averaged():
             found.update({name: one.tolist() for name, one in self.engine.weights().items()})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "run", look)
+        patch.setattr(Session, "run", look)
         tokmill.train(value, out, resume=True, quiet=True)
     return found if place().rank == 0 else {}

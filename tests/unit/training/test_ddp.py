@@ -19,7 +19,7 @@ from processes import End, together, values
 from tokmill.errors import Interrupted, MachineError, TokmillError, UsageError
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.launch import place
-from tokmill.training.loop import Training
+from tokmill.training.session import Session
 from toy import cycles, losses, make_store, stop_after, weights
 
 torch.set_num_threads(1)
@@ -234,9 +234,9 @@ def test_the_state_says_how_many_processes_there_were(store: Path, tmp_path: Pat
 
 def leave_late(value: dict[str, Any], out: Path) -> tuple[str, float]:
     """Be stopped, and take long to leave as rank 0; return how and when this process left."""
-    interrupt = Training.interrupt
+    interrupt = Session.interrupt
 
-    def slow(self: Training) -> None:
+    def slow(self: Session) -> None:
         try:
             interrupt(self)
         finally:
@@ -244,7 +244,7 @@ def leave_late(value: dict[str, Any], out: Path) -> tuple[str, float]:
                 time.sleep(0.5)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "interrupt", slow)
+        patch.setattr(Session, "interrupt", slow)
         stop_after(2, patch)
         try:
             tokmill.train(value, out, quiet=True)

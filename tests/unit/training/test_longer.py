@@ -12,9 +12,9 @@ import torch
 
 import tokmill
 from tokmill.errors import Interrupted, TokmillError
-from tokmill.training.loop import Training
 from tokmill.training.runs.run import load_task, unfinished_at
 from tokmill.training.runs.weights import step_of, weights_at
+from tokmill.training.session import Session
 from toy import losses, recipe, stop_after, weights
 
 CONSTANT: dict[str, Any] = {"model": {"dropout": 0.1}, "optim": {"schedule": "constant"}}
@@ -51,11 +51,11 @@ def test_a_kill_between_two_ends_leaves_weights(
 ) -> None:
     tokmill.train(recipe(store, 3), tmp_path / "run", options=CONSTANT, quiet=True)
 
-    def die(self: Training, parts: Any, total: int) -> None:
+    def die(self: Session, total: int) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", die)
+        patch.setattr(Session, "step", die)
         with pytest.raises(MemoryError):
             options = {"run": {"steps": 5}}
             tokmill.train(None, tmp_path / "run", options=options, resume=True, quiet=True)
@@ -113,11 +113,11 @@ def test_a_run_begins_with_the_weights_of_another(
     assert json.loads((second.path / "recipe.json").read_text())["run"]["start"] == str(first.path)
 
     # A run that was killed before its first checkpoint begins there again, another goes on.
-    def die(self: Training) -> None:
+    def die(self: Session) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "log_step", die)
+        patch.setattr(Session, "log_step", die)
         with pytest.raises(MemoryError):
             tokmill.train(recipe(store), tmp_path / "third", options=start, quiet=True)
     with monkeypatch.context() as patch, pytest.raises(Interrupted):

@@ -13,8 +13,8 @@ import torch
 
 import tokmill
 from tokmill.errors import Interrupted, TokmillError, UsageError
-from tokmill.training.loop import Training
 from tokmill.training.runs.track import read_metrics
+from tokmill.training.session import Session
 from tokmill.training.stop import Stop
 from toy import cycles, losses, make_store, recipe, stop_after, weights
 
@@ -96,11 +96,11 @@ def test_a_killed_run_forgets_the_steps_after_its_checkpoint(
     plain = recipe(store, 12, run={"checkpoint_every": 4})
     whole = tokmill.train(plain, tmp_path / "whole", quiet=True)
 
-    def die(self: Training) -> None:
+    def die(self: Session) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "log_step", _after(10, Training.log_step, die))
+        patch.setattr(Session, "log_step", _after(10, Session.log_step, die))
         with pytest.raises(MemoryError):
             tokmill.train(plain, tmp_path / "parts", quiet=True)
     with open(tmp_path / "parts/metrics.jsonl", "a") as lines:
@@ -116,7 +116,7 @@ def test_a_killed_run_forgets_the_steps_after_its_checkpoint(
 
 
 def _after(step: int, plain: Any, other: Any) -> Any:
-    def method(self: Training) -> None:
+    def method(self: Session) -> None:
         (other if self.state.step == step else plain)(self)
 
     return method

@@ -15,10 +15,10 @@ import pytest
 import tokmill
 from tokmill import plugins
 from tokmill.errors import MissingExtraError
-from tokmill.training.loop import Training
 from tokmill.training.recipe.config import from_dict
 from tokmill.training.runs.track import JsonLines, read_metrics
 from tokmill.training.runs.trackers import open_trackers
+from tokmill.training.session import Session
 from toy import losses, recipe, stop_after
 
 
@@ -45,13 +45,13 @@ def test_event_files_say_the_same_as_the_lines(
     sections: dict[str, Any] = {"data": {"val": str(val)}, "run": {"track": ["tensorboard"]}}
     plain = recipe(store, 8, **{**sections, "run": {**sections["run"], "checkpoint_every": 3}})
 
-    def die(self: Training) -> None:
+    def die(self: Session) -> None:
         raise MemoryError
 
     # Killed at step 5: steps 4 and 5 are logged, and done again.
     with monkeypatch.context() as patch:
         stop_after(5, patch)
-        patch.setattr(Training, "interrupt", die)
+        patch.setattr(Session, "interrupt", die)
         with pytest.raises(MemoryError):
             tokmill.train(plain, tmp_path / "run", quiet=True)
     assert list(losses(tmp_path / "run")) == [1, 2, 3, 4, 5]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tokmill.errors import TokmillError
 from tokmill.tasks.task import Task
 from tokmill.training.engines.average import AVERAGE, Average
-from tokmill.training.engines.optim import MOMENTS, STEP
+from tokmill.training.engines.optim import STEP
 from tokmill.training.engines.precision import Precision
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 
@@ -33,6 +33,8 @@ class Saved:
     """Of the weights that are trained."""
     parameters: list[nn.Parameter]
     """Those weights, in the same order."""
+    kept: dict[str, tuple[str, ...]]
+    """Name of a weight → what the optimiser keeps of it."""
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -85,26 +87,16 @@ class Saved:
     def _read_moments(self, path: Path) -> dict[str, dict[str, Tensor]]:
         """Return weight → kind → moment; a weight has all kinds of its optimiser's, or none."""
         state: dict[str, dict[str, Tensor]] = {}
-        kept = self._kinds()
         for key, value in read_tensors(path).items():
             kind, _, name = key.partition(".")
             wanted = () if kind == STEP else self.shapes.get(name)
-            if kind not in kept.get(name, ()) or value.shape != wanted:
+            if kind not in self.kept.get(name, ()) or value.shape != wanted:
                 raise _unfit(path, key)
             state.setdefault(name, {})[kind] = value
         for name, kinds in state.items():
-            if kinds.keys() != {*kept[name]}:
+            if kinds.keys() != {*self.kept[name]}:
                 raise _unfit(path, name)
         return state
-
-    def _kinds(self) -> dict[str, tuple[str, ...]]:
-        """Return name of a weight → what the optimiser keeps of it."""
-        name_of = dict(zip(map(id, self.parameters), self.names, strict=True))
-        return {
-            name_of[id(weight)]: group[MOMENTS]
-            for group in self.optimizer.param_groups
-            for weight in group["params"]
-        }
 
     def _whole(self, value: Tensor) -> Tensor:
         """Return all of a weight or moment, of which this process may hold a part."""

@@ -18,7 +18,7 @@ from tokmill.training.engines.allocator import keep_freed_memory
 from tokmill.training.engines.average import Average
 from tokmill.training.engines.compiling import any_number_of_documents, compile_errors, compile_task
 from tokmill.training.engines.device import moved, pick_device
-from tokmill.training.engines.optim import clip_gradients, clipped_together, make_optimizer
+from tokmill.training.engines.optim import MOMENTS, clip_gradients, clipped_together, make_optimizer
 from tokmill.training.engines.precision import Precision
 from tokmill.training.engines.saving import Saved, shapes_of
 from tokmill.training.launch import place
@@ -77,6 +77,12 @@ class Single(Saved):
         self.parameters: list[nn.Parameter] = [p for p in task.parameters() if p.requires_grad]
         groups = task.param_groups(optim.weight_decay)
         self.optimizer = make_optimizer(groups, optim, blocks_of(task))
+        name_of = dict(zip(map(id, self.parameters), self.names, strict=True))
+        self.kept = {
+            name_of[id(weight)]: group[MOMENTS]
+            for group in self.optimizer.param_groups
+            for weight in group["params"]
+        }
         if optim.ema:
             self.average = Average(optim.ema, self._parts)
 

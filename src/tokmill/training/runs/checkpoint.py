@@ -4,6 +4,7 @@
       model.safetensors optimizer.safetensors    what the engine saved
       average.safetensors                        with `optim.ema`: the average of the weights
       rng-00000.json                             random states, one file a process
+      task-00000.safetensors                     what a task adds, one file a process
       state.json                                 how far the run is, and the digests of all files
 
 It is written under a private name, every file is synced, and the rename is the commit. Nothing is
@@ -20,6 +21,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 
 from tokmill.errors import TokmillError
 from tokmill.files import (
@@ -32,14 +34,25 @@ from tokmill.files import (
 )
 from tokmill.headers import loads_json
 from tokmill.store.manifest import canonical_digest, encode, read_json
+from tokmill.tasks.task import Task
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.rng import RandomStates, random_states, seed_for, set_random_states
+from tokmill.training.engines.tensors import (
+    check_tensors,
+    damaged,
+    read_metadata,
+    read_tensors,
+    write_tensors,
+)
 
 FOLDER, STATE = "checkpoints", "state.json"
+JSON = "json"
+"""In the metadata of what a task adds: all that is no tensor."""
 NAME = re.compile(r"step-(\d{8,18})")
 PRIVATE = re.compile(rf"{re.escape(TEMPORARY)}(old-)?step-\d{{8,18}}")
 """How a checkpoint is called that is being written or removed."""
 RANDOM = re.compile(r"rng-\d{5,9}\.json")
+EXTRA = re.compile(r"task-\d{5,9}\.safetensors")
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -69,10 +82,12 @@ class State(msgspec.Struct, kw_only=True):
     """sha256 of all this, as canonical JSON, without this key."""
 
 
-def save_checkpoint(run: Path, engine: Engine, state: State, keep: int) -> Path:
+def save_checkpoint(
+    run: Path, engine: Engine, state: State, keep: int, task: Task | None = None
+) -> Path:
     """Write the checkpoint of a state, drop all but the newest `keep`, and return its folder.
 
-    Every process calls this; they meet twice.
+    `task`: of which `extra_state` is kept too. Every process calls this; they meet twice.
     """
     folder = make_folder(run / FOLDER)
     target = folder / f"step-{state.step:08d}"
@@ -84,11 +99,14 @@ def save_checkpoint(run: Path, engine: Engine, state: State, keep: int) -> Path:
         engine.meet()
         digests = engine.save(private)
         write_file(private / f"rng-{engine.rank:05d}.json", msgspec.json.encode(random_states()))
+        save_extra(private / f"task-{engine.rank:05d}.safetensors", task)
         engine.meet()
         if engine.rank == 0:
             state.world, state.engine, state.machine = engine.world, engine.name, machine(engine)
             for path in private.glob("rng-*.json"):
                 digests[path.name] = sha256_file(path)
+            for path in private.glob("task-*.safetensors"):
+                digests[path.name] = check_tensors(path)
             state.files = dict(sorted(digests.items()))
             state.digest = digest_of(encode(state))
             write_file(private / STATE, encode(state))
@@ -115,11 +133,12 @@ def replace(private: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
-def load_checkpoint(folder: Path, engine: Engine, seed: int) -> State:
-    """Bring engine and random states to where a checkpoint was, and return its state.
+def load_checkpoint(folder: Path, engine: Engine, seed: int, task: Task | None = None) -> State:
+    """Bring engine, random states and task to where a checkpoint was, and return its state.
 
-    Weights and moments fit any number of processes. Random states fit the number that wrote them;
-    for another one they are seeded anew from the run's seed, the step and the rank.
+    Weights and moments fit any number of processes. Random states, and what the task added, fit the
+    number that wrote them; for another one random states are seeded anew from the run's seed, the
+    step and the rank, and what was added is left.
     """
     state = read_state(folder)
     if engine.total([state.step])[0] != state.step * engine.world:
@@ -132,9 +151,30 @@ def load_checkpoint(folder: Path, engine: Engine, seed: int) -> State:
     if state.world == engine.world:
         path = folder / f"rng-{engine.rank:05d}.json"
         set_random_states(read_json(path, RandomStates), str(path))
+        load_extra(folder / f"task-{engine.rank:05d}.safetensors", task)
     else:
         seed_for(seed, state.step, engine.rank)
     return state
+
+
+def save_extra(path: Path, task: Task | None) -> None:
+    """Write what a task adds to a checkpoint; no file where that is nothing."""
+    extra = task.extra_state() if task else {}
+    tensors = {name: value for name, value in extra.items() if isinstance(value, Tensor)}
+    rest = {name: value for name, value in extra.items() if name not in tensors}
+    if extra:
+        write_tensors(path, tensors, {JSON: msgspec.json.encode(rest).decode()})
+
+
+def load_extra(path: Path, task: Task | None) -> None:
+    """Give a task what it added to a checkpoint."""
+    if task is None or not path.exists():
+        return
+    try:
+        rest = loads_json(read_metadata(path).get(JSON, "").encode(), dict[str, Any])
+    except ValueError as error:
+        raise damaged(path, f"what the task added cannot be read: {error}") from error
+    task.load_extra_state({**read_tensors(path), **rest})
 
 
 def read_state(folder: Path) -> State:
@@ -187,6 +227,8 @@ def moves(state: State, engine: Engine) -> str:
         said.append(f"was {state.machine}, is {now}")
     if state.world != engine.world:
         said.append(f"processes: {state.world} then, {engine.world} now; dropout is drawn anew")
+        if any(map(EXTRA.fullmatch, state.files)):
+            said.append("what the task keeps of each process begins anew")
     elif state.engine and state.engine != engine.name:
         said.append(f"engine: {state.engine} then, {engine.name} now")
     return f" ({'; '.join(said)}: equal up to rounding)" if said else ""

@@ -15,6 +15,7 @@ from tokmill.training.engines.rng import RandomStates
 from tokmill.training.engines.saving import MODEL, OPTIMIZER
 from tokmill.training.engines.tensors import check_tensors
 from tokmill.training.runs.checkpoint import (
+    EXTRA,
     RANDOM,
     STATE,
     State,
@@ -25,8 +26,8 @@ from tokmill.training.runs.checkpoint import (
 )
 
 TENSORS = (MODEL, OPTIMIZER)
-SEALED = (*TENSORS, AVERAGE)
-"""Files of tensors; the last one is there where the recipe wants it."""
+SEALED = ".safetensors"
+"""How files of tensors end: their seals are their digests."""
 
 
 def newest_whole(run: Path, engine: Engine) -> Path | None:
@@ -84,16 +85,19 @@ def check_checkpoint(folder: Path) -> State:
     state = read_state(folder)
     if state.files:
         random = [name for name in state.files if RANDOM.fullmatch(name)]
-        known = {*SEALED, SCALE, *random}
+        extra = [name for name in state.files if EXTRA.fullmatch(name)]
+        known = {*TENSORS, AVERAGE, SCALE, *random, *extra}
         if not state.files.keys() <= known or not state.files.keys() >= {*TENSORS}:
             raise damaged(folder / STATE, "it names other files than those of a checkpoint")
         if len(random) != state.world:
             raise damaged(folder / STATE, f"{len(random)} random states of {state.world} processes")
+        if len(extra) > state.world:
+            raise damaged(folder / STATE, f"{len(extra)} tasks of {state.world} processes")
     for name, digest in (state.files or dict.fromkeys(TENSORS, "")).items():
         path = folder / name
         if not path.is_file():
             raise damaged(path, "it is missing")
-        found = check_tensors(path) if name in SEALED else sha256_file(path)
+        found = check_tensors(path) if name.endswith(SEALED) else sha256_file(path)
         if digest and found != digest:
             raise damaged(
                 path, f"its digest is {found[:12] or 'missing'}, and {STATE} says {digest[:12]}"

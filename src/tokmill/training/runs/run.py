@@ -133,12 +133,13 @@ def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
     facts = facts_from(stores)
     if (out / RECIPE).exists():
         before: Facts = read_json(out / FACTS, Facts)
-        check_store(before, stores[0])
+        for store in stores[:1]:
+            check_store(before, store)
         if before.fingerprint != facts.fingerprint:
             raise TokmillError(
                 f"the store is not the one that the run began with: fingerprint "
                 f"{before.fingerprint[:12]} then, {facts.fingerprint[:12]} now",
-                where=str(stores[0].path),
+                where=str(stores[0].path if stores else out),
                 hint="name the old store, or begin another run",
             )
         return before
@@ -146,7 +147,12 @@ def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
 
 
 def facts_from(stores: Sequence[Store]) -> Facts:
-    """Return the facts of stores: the first one says what ids mean, the others must agree."""
+    """Return the facts of stores: the first one says what ids mean, the others must agree.
+
+    Without a store there is nothing to know.
+    """
+    if not stores:
+        return Facts(fingerprint="", columns={}, schema={}, vocabularies={})
     store = stores[0]
     digests = [one.content for one in stores]
     facts = Facts(
@@ -164,25 +170,31 @@ def facts_from(stores: Sequence[Store]) -> Facts:
 def begin(
     out: Path,
     config: TrainConfig,
-    store: Store,
+    stores: Sequence[Store],
     facts: Facts,
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write what a run folder keeps of recipe and store; of the store only the first time.
+    """Write what a run folder keeps of recipe and stores; of the stores only the first time.
 
-    `files`: others that it keeps, by name.
+    The first one says what ids mean. `files`: others that it keeps, by name.
     """
     if not (out / RECIPE).exists():
         make_folder(out / VOCAB)
-        for vocabulary in store.vocabularies.values():
-            path = inside(store.path / VOCAB, vocabulary.file)
-            with machine_errors("read", path):
-                data = path.read_bytes()
-            write_file(inside(out / VOCAB, vocabulary.file), data)
+        for store in stores[:1]:
+            copy_vocabularies(store, out)
         write_file(out / FACTS, encode(facts))
     for name, data in (files or {}).items():
         write_file(inside(out, name), data)
     write_file(out / RECIPE, encode(config))
+
+
+def copy_vocabularies(store: Store, out: Path) -> None:
+    """Keep the vocabularies of a store in a run."""
+    for vocabulary in store.vocabularies.values():
+        path = inside(store.path / VOCAB, vocabulary.file)
+        with machine_errors("read", path):
+            data = path.read_bytes()
+        write_file(inside(out / VOCAB, vocabulary.file), data)
 
 
 def _same_vocabulary(mine: Vocabulary) -> str:
@@ -225,16 +237,20 @@ def check_store(facts: Facts, store: Store) -> None:
 
 def inputs_of(config: TrainConfig, facts: Facts) -> Inputs:
     """Return what the model of a recipe reads of a store with these facts."""
+    return task_type(config).inputs(config.task, facts)
+
+
+def task_type(config: TrainConfig) -> type[Task]:
+    """Return the class of a recipe's task."""
     task: type[Task] = plugins.load(plugins.TASKS, config.task.kind)
-    return task.inputs(config.task, facts)
+    return task
 
 
 def make_task(config: TrainConfig, inputs: Inputs) -> Task:
     """Return the model in its task, weights drawn from the recipe's seed."""
     torch.manual_seed(config.run.seed)
     model = plugins.load(plugins.MODELS, config.model.kind)(config.model, inputs)
-    task: Task = plugins.load(plugins.TASKS, config.task.kind)(config.task, model, inputs)
-    return task
+    return task_type(config)(config.task, model, inputs)
 
 
 def load_task(run: Path | str, at: str = "") -> Task:

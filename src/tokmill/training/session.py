@@ -1,0 +1,349 @@
+"""A training, from top to bottom: what each one needs, whatever it learns from.
+
+A session has the folder and its lock, an engine, the task, checkpoints, trackers, the clock and
+what stops it. What is learned from, step after step, is a loop's (`plugins.LOOPS`): rows of stores
+(`loop.py`), or an environment that the task acts in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from tokmill import plugins
+from tokmill.errors import Interrupted, MachineError, TokmillError
+from tokmill.progress import Progress, human_time
+from tokmill.tasks.task import Task
+from tokmill.training.data import open_stores
+from tokmill.training.engines.choose import make_engine
+from tokmill.training.engines.compare import compare_step
+from tokmill.training.engines.engine import Engine
+from tokmill.training.engines.optim import learning_rate
+from tokmill.training.engines.reduce import add, over_processes
+from tokmill.training.engines.rng import seed_random_states, set_torch_states, torch_states
+from tokmill.training.flops import peak_flops
+from tokmill.training.launch import one_a_machine, place
+from tokmill.training.loader import Micro
+from tokmill.training.memory_budget import check_memory
+from tokmill.training.meter import Meter
+from tokmill.training.not_finite import PartLoss
+from tokmill.training.recipe.config import TrainConfig, notes, seconds
+from tokmill.training.recipe.resolve import resolve, resume_command
+from tokmill.training.runs import run as runs
+from tokmill.training.runs.checkpoint import State, load_checkpoint, moves, save_checkpoint
+from tokmill.training.runs.intact import newest_whole
+from tokmill.training.runs.run import Run
+from tokmill.training.runs.track import Tracker
+from tokmill.training.runs.trackers import open_trackers
+from tokmill.training.runs.warm_start import start_facts, start_from
+from tokmill.training.runs.weights import AVERAGED, BEST, FINAL, drop_final, save_weights
+from tokmill.training.stop import Stop
+
+
+class Loop(Protocol):
+    """What a session learns from, step after step. Every process has one.
+
+    It is made of the recipe, the task, the stores (none, if it reads none), their facts, the engine
+    and the run's folder, before the engine has the task.
+    """
+
+    reads_stores: ClassVar[bool]
+    evaluates: bool
+    """Whether there is something to `measure`."""
+
+    @staticmethod
+    def rows_a_step(config: TrainConfig, world: int) -> int:
+        """Return the rows of a step over all processes; for an estimate of the memory."""
+        ...
+
+    def steps(self, steps: range) -> AbstractContextManager[None]:
+        """Enter what it takes to do these steps, until the end of a block."""
+        ...
+
+    def next(self) -> float:
+        """Get ready for a step; return what its loss will be divided by, of this process.
+
+        The run may be stopped between this and `learn`: nothing that a checkpoint keeps changes.
+        """
+        ...
+
+    def learn(self, session: Session, total: int) -> tuple[dict[str, float], int]:
+        """Do a step, with `Session.update` once or several times.
+
+        total: what `next` returned, of all processes together. Returns what `Task.report` makes
+        metrics of: sums over all processes, and what they count.
+        """
+        ...
+
+    def not_finite(self, step: int, norm: float, losses: Sequence[PartLoss]) -> TokmillError:
+        """Return the error of an update that is not finite; every process calls this."""
+        ...
+
+    def measure(self) -> dict[str, float]:
+        """Return the metrics of an evaluation, `loss` among them, with the weights as they are."""
+        ...
+
+
+def train(
+    recipe: Path | str | Mapping[str, Any] | None,
+    out: Path | str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Run:
+    """Train a model and return its run.
+
+    Args:
+        recipe: a TOML file, the folder of a store (all else default), or a recipe as nested dicts;
+            None with `resume`: the run's own.
+        out: folder of the run.
+        options: nested dicts over the recipe, such as `{"run": {"steps": 100}}`.
+        resume: continue the run in `out` from its newest checkpoint; begin where there is none.
+        quiet: print nothing but notes on what is seldom meant in a recipe.
+
+    Raises:
+        Interrupted: a signal or the time limit came; a checkpoint was saved.
+        UsageError: the recipe is wrong.
+        TokmillError: the folder or a store was refused, or the loss is no number any more.
+    """
+    out = Path(out)
+    with one_a_machine():
+        config = resolve(recipe, out, options or {}, resume)
+    with (
+        make_engine(config.run, config.engine) as engine,
+        Stop(seconds(config.run.max_time)) as stop,
+        engine.lead(runs.open_run(out, config, resume)),
+    ):
+        kind: type[Loop] = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
+        stores = open_stores(config.data) if kind.reads_stores else []
+        facts = runs.facts_of(out, stores)
+        newest = newest_whole(out, engine)
+        start = Path(config.run.start) if config.run.start and not newest else None
+        if start:
+            facts = start_facts(start, facts)
+        inputs = runs.inputs_of(config, facts)
+        if engine.rank == 0:
+            rows = kind.rows_a_step(config, engine.world)
+            check_memory(config, inputs, rows, engine.world, place().local_world)
+        seed_random_states(config.run.seed)
+        task = runs.make_task(config, inputs)
+        if start:
+            start_from(task, start, facts, config)
+        loop = make_loop(kind, config, task, stores, facts, engine, out)
+        engine.prepare(task, config.optim)
+        if engine.rank == 0:
+            runs.begin(out, config, stores, facts, engine.files)
+        state = load_checkpoint(newest, engine, config.run.seed, task) if newest else State()
+        with (
+            say_how_to_go_on(out),
+            open_trackers(out, config, state.step, engine.rank) as trackers,
+        ):
+            Session(config, out, task, loop, engine, state, trackers, stop, quiet).run()
+        return Run(out, state.step, runs.last_metrics(out))
+
+
+def make_loop(kind: Any, *given: Any) -> Loop:
+    """Return a loop of a kind; the protocol says of what it is made."""
+    made: Loop = kind(*given)
+    return made
+
+
+@dataclass
+class Session:
+    """An open training: all that its steps need."""
+
+    config: TrainConfig
+    out: Path
+    task: Task
+    loop: Loop
+    engine: Engine
+    state: State
+    trackers: list[Tracker]
+    stop: Stop
+    quiet: bool
+
+    def run(self) -> None:
+        """Do the steps that are left; then write a checkpoint and the final weights."""
+        run, state, engine = self.config.run, self.state, self.engine
+        flops = self.task.flops_per_token(self.task.length)
+        self.meter = Meter(state, run.steps, flops, peak_flops(run, engine.device) * engine.world)
+        self.loss, self.saved = math.nan, state.step or -1
+        self.greet()
+        progress = Progress(
+            "train",
+            run.steps,
+            unit="steps",
+            done=state.step,
+            extra=lambda: f"loss {self.loss:.4f}{self.meter.line()}",
+            quiet=self.quiet or engine.rank > 0,
+        )
+        with self.loop.steps(range(state.step, run.steps)), progress:
+            while state.step < run.steps:
+                count = self.loop.next()
+                total, stopping = engine.total([count, bool(self.stop.reason)])
+                if stopping:
+                    self.interrupt()
+                self.step(int(total))
+                progress.advance(1)
+                last = state.step == run.steps
+                if state.step % run.log_every == 0 or state.step == 1 or last:
+                    self.log_step()
+                if self.loop.evaluates and (last or due(state.step, run.eval_every)):
+                    self.evaluate()
+                if last or due(state.step, run.checkpoint_every):
+                    self.save()
+        if self.engine.average:
+            with self.engine.averaged():
+                self.write(AVERAGED)
+        self.write(FINAL)
+
+    def greet(self) -> None:
+        """Say how the run begins, and put away final weights that will not be final any more."""
+        steps, state = self.config.run.steps, self.state
+        if state.step >= steps:
+            self.say("the run is finished: nothing is left to do")
+        elif state.step:
+            self.say(f"continues from its checkpoint{moves(state, self.engine)}")
+        if state.step < steps and self.engine.rank == 0:
+            drop_final(self.out)
+            for note in () if state.step else notes(self.config):
+                print(f"note: {note}", file=sys.stderr)
+
+    def step(self, total: int) -> None:
+        """Do a step, whose loss counts `total` targets over all processes."""
+        self.lr = learning_rate(self.config.optim, self.state.step, self.config.run.steps)
+        self.random, self.extra, self.changed = torch_states(), self.task.extra_state(), False
+        self.sums, self.count = self.loop.learn(self, total)
+        self.state.step += 1
+        self.state.tokens += total
+
+    def update(self, parts: Sequence[Micro], total: int) -> dict[str, float]:
+        """Change the weights once, by a loss that counts `total` targets over all processes.
+
+        `parts`: the micro-batches of this process, as many in each. Returns the task's sums over
+        all processes.
+        """
+        sums, losses = self.gradients(parts, 1 / max(total, 1))
+        skipped = self.engine.skipped
+        self.norm = self.engine.step(self.lr)
+        found = over_processes(self.engine, sums)
+        self.loss = found["loss"] / max(total, 1)
+        overflowed = self.engine.skipped > skipped
+        if not (math.isfinite(self.loss) and (overflowed or math.isfinite(self.norm))):
+            self.refuse(losses)
+        self.changed = True
+        return found
+
+    def gradients(
+        self, parts: Sequence[Micro], scale: float
+    ) -> tuple[dict[str, Tensor], list[PartLoss]]:
+        """Run forward and backward; return the task's sums, and the loss of each micro-batch."""
+        if self.task.compares:
+            sums = compare_step(self.engine, self.task, [one.tensors for one in parts], scale)
+            return sums, [(np.concatenate([one.entries for one in parts]), sums["loss"])]
+        sums, losses = {}, []
+        for number, part in enumerate(parts, 1):
+            made = self.engine.micro(part.tensors, number == len(parts), scale)
+            losses.append((part.entries, made["loss"]))
+            add(sums, made)
+        return sums, losses
+
+    def refuse(self, losses: Sequence[PartLoss]) -> None:
+        """Leave with the weights as they were before an update that is not finite."""
+        error = self.loop.not_finite(self.state.step, self.norm, losses)
+        if not self.changed:
+            # Of the middle of a step there is no checkpoint.
+            set_torch_states(self.random)
+            self.task.load_extra_state(self.extra)
+            self.save()
+        raise error
+
+    def log_step(self) -> None:
+        """Write the metrics of the last step."""
+        report = self.task.report(self.sums, self.count)
+        if self.config.run.precision == "fp16":
+            report["skipped_steps"] = self.engine.skipped
+        self.log({**report, "lr": self.lr, "grad_norm": self.norm, **self.meter.report()})
+
+    def evaluate(self) -> None:
+        """Measure the weights, and their average too; keep the best weights."""
+        with self.meter.aside():
+            report = self.measure()
+            if self.engine.average:
+                with self.engine.averaged():
+                    found = self.measure()
+                report |= {f"{name}_ema": value for name, value in found.items()}
+            self.log({f"val_{name}": value for name, value in report.items()})
+            best = math.inf if self.state.best_loss is None else self.state.best_loss
+            if self.config.run.best and report["loss"] < best:
+                self.state.best_step, self.state.best_loss = self.state.step, report["loss"]
+                self.write(BEST, report["loss"])
+        self.say("validation " + ", ".join(f"{name} {value:.4f}" for name, value in report.items()))
+
+    def measure(self) -> dict[str, float]:
+        """Return the metrics of an evaluation of the weights as they are now."""
+        return self.loop.measure()
+
+    def write(self, name: str, loss: float | None = None) -> None:
+        """Write the weights as they are now under a name in the run."""
+        weights = self.engine.weights()
+        if self.engine.rank == 0:
+            save_weights(self.out / name, self.task, self.config, self.state.step, loss, weights)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Hand metrics of the last step to all trackers."""
+        for tracker in self.trackers:
+            tracker.log(self.state.step, values)
+
+    def save(self) -> None:
+        """Write a checkpoint, if there is none of this step."""
+        if self.saved != self.state.step:
+            self.state.seconds = self.meter.seconds
+            with self.meter.aside():
+                save_checkpoint(self.out, self.engine, self.state, self.config.run.keep, self.task)
+            self.saved = self.state.step
+
+    def interrupt(self) -> None:
+        """Save, and leave with exit code 3."""
+        self.save()
+        raise Interrupted(
+            f"stopped by {self.stop.reason or 'another process'} at step {self.state.step} of "
+            f"{self.config.run.steps}; checkpoint saved",
+            where=str(self.out),
+            hint=f"`{resume_command(self.out)}` continues",
+        )
+
+    def say(self, text: str) -> None:
+        """Print talk to stderr."""
+        if not self.quiet and self.engine.rank == 0:
+            spent = human_time(self.meter.seconds)
+            print(f"step {self.state.step}: {text} ({spent})", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def say_how_to_go_on(out: Path) -> Iterator[None]:
+    """Where a disk is full, name the command that goes on once there is room."""
+    try:
+        yield
+    except MachineError as error:
+        number = error.__cause__.errno if isinstance(error.__cause__, OSError) else 0
+        if number not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        hint = f"free some space, then `{resume_command(out)}` continues from the newest checkpoint"
+        raise MachineError(error.what, where=error.where, hint=hint) from error
+
+
+def due(step: int, every: int) -> bool:
+    """Say whether something that comes every so many steps comes now; 0: never."""
+    return every > 0 and step % every == 0
