@@ -290,7 +290,9 @@ class Attention(nn.Module):
         asking = x if places is None else taken(x, places)
         q, k = self.split(self.q(asking), self.heads), self.split(self.k(x), self.groups)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q).type_as(q), self.k_norm(k).type_as(k)
+            # Under autocast the squares are added up in the type of the scales, float32.
+            q = self.q_norm(q.type_as(self.q_norm.weight)).type_as(q)
+            k = self.k_norm(k.type_as(self.k_norm.weight)).type_as(k)
         if turn is not None:
             q = rotate(q, turn if places is None else turn_at(turn, places))
             k = rotate(k, turn)

@@ -1,8 +1,8 @@
 """Decoders as public checkpoints: what their config.json says.
 
 Formats: the configuration files of transformers, https://github.com/huggingface/transformers, for
-`GPT2LMHeadModel`, `LlamaForCausalLM` and `MistralForCausalLM`. Keys and defaults are theirs, so
-that an absent key means here what it means there.
+`GPT2LMHeadModel`, `LlamaForCausalLM`, `MistralForCausalLM` and `Qwen3ForCausalLM`. Keys and
+defaults are theirs, so that an absent key means here what it means there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from tokmill.errors import TokmillError
 from tokmill.models.decoder import DecoderConfig
-from tokmill.models.public_tensors import GPT2_NAMES, LLAMA_NAMES, TensorNames
+from tokmill.models.public_tensors import GPT2_NAMES, LLAMA_NAMES, QWEN3_NAMES, TensorNames
 
 ROPE_SCALING = {
     "factor": "factor",
@@ -131,6 +131,7 @@ class GPT2(Public, frozen=True, kw_only=True):
             "position": ("learned",),
             "activation": ("gelu_tanh", "gelu"),
             "bias": (True,),
+            "qk_norm": (False,),
             "kv_heads": (0, decoder.heads),
             "head_dim": (0, decoder.dim // decoder.heads),
             "dim": (divided(decoder),),
@@ -230,6 +231,7 @@ class Llama(Public, frozen=True, kw_only=True):
             "norm": ("rms",),
             "position": ("rope",),
             "activation": ("swiglu",),
+            "qk_norm": (False,),
             "dim": (divided(decoder),),
         }
 
@@ -247,8 +249,35 @@ class Mistral(Llama, frozen=True, kw_only=True):
     known = {**Llama.known, "sliding_window": (None,)}
 
 
-READ: tuple[type[Public], ...] = (GPT2, Llama, Mistral)
-WRITTEN: tuple[type[Public], ...] = (GPT2, Llama)
+class Qwen3(Llama, frozen=True, kw_only=True):
+    """Qwen3 (Yang et al. 2025) without a window: a Llama with norms of queries and keys."""
+
+    vocab_size: int = 151_936
+    hidden_size: int = 4096
+    intermediate_size: int = 22_016
+    num_key_value_heads: int | None = 32
+    head_dim: int | None = 128
+    max_position_embeddings: int = 32_768
+    use_sliding_window: bool = False
+
+    architecture = "Qwen3ForCausalLM"
+    model_type = "qwen3"
+    tensor_names = QWEN3_NAMES
+    known = {**Llama.known, "use_sliding_window": (False,)}
+
+    def decoder(self, where: str) -> dict[str, Any]:
+        """Return the keys of the decoder that computes the same."""
+        return {**super().decoder(where), "qk_norm": True}
+
+    @classmethod
+    def needs(cls, decoder: DecoderConfig) -> dict[str, tuple[Any, ...]]:
+        """Return key → values that a decoder must have to be such a model."""
+        # There is no key for biases of the feed-forward branch.
+        return {**super().needs(decoder), "qk_norm": (True,), "bias": (False,)}
+
+
+READ: tuple[type[Public], ...] = (GPT2, Llama, Mistral, Qwen3)
+WRITTEN: tuple[type[Public], ...] = (GPT2, Llama, Qwen3)
 
 
 def divided(decoder: DecoderConfig) -> int:

@@ -1,7 +1,7 @@
 """Decoders as public checkpoints: the names of their tensors, and how these hold ours.
 
 Formats: the modelling files of transformers, https://github.com/huggingface/transformers, for
-`GPT2LMHeadModel` and `LlamaForCausalLM`.
+`GPT2LMHeadModel`, `LlamaForCausalLM` and `Qwen3ForCausalLM`.
 """
 
 from __future__ import annotations
@@ -73,6 +73,15 @@ LLAMA_NAMES = TensorNames(
         PublicModule("mlp.up_proj", ("feed_forward.up",)),
         PublicModule("mlp.down_proj", ("feed_forward.down",)),
     ),
+)
+
+
+QWEN3_NAMES = LLAMA_NAMES._replace(
+    block=(
+        *LLAMA_NAMES.block,
+        PublicModule("self_attn.q_norm", ("attention.q_norm",)),
+        PublicModule("self_attn.k_norm", ("attention.k_norm",)),
+    )
 )
 
 

@@ -223,6 +223,42 @@ def test_weights_for_pairs_become_weights_for_halves() -> None:
     torch.testing.assert_close(scores(True, weights), scores(False, turned), atol=1e-4, rtol=1e-4)
 
 
+def test_norms_of_queries_and_keys_by_their_formula() -> None:
+    """Each head's are divided by their root mean square, scaled, and turned after that."""
+    torch.manual_seed(0)
+    layer = Attention(12, 3, kv_heads=1, qk_norm=True, norm_eps=0.1).double()
+    assert layer.q_norm is not None and layer.k_norm is not None
+    for norm in (layer.q_norm, layer.k_norm):
+        torch.nn.init.normal_(norm.weight)
+    x, place = torch.randn(2, 7, 12, dtype=torch.float64), torch.arange(7)
+
+    def heads(part: str, count: int) -> Tensor:
+        made = (x @ layer.get_parameter(f"{part}.weight").T).view(2, 7, count, 4).transpose(1, 2)
+        if part != "v":
+            root = (made**2).mean(-1, keepdim=True).add(0.1).sqrt()
+            made = made / root * layer.get_parameter(f"{part}_norm.weight")
+            made = rope(made, place)
+        return made
+
+    q, k, v = heads("q", 3), heads("k", 1), heads("v", 1)
+    scores = (q @ k.transpose(-1, -2) / 2).masked_fill(place > place[:, None], -torch.inf)
+    expected = (scores.softmax(-1) @ v).transpose(1, 2).flatten(-2) @ layer.o.weight.T
+    torch.testing.assert_close(layer(x, rotary(place, 4)), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_norms_keep_the_type_under_autocast() -> None:
+    layer, x = Attention(16, 2, qk_norm=True), torch.randn(2, 7, 16)
+    seen: list[Tensor] = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen.extend((q, k, v))
+        return causal_attention(q, k, v)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x, rotary(torch.arange(7), 8), attend)
+    assert {part.dtype for part in seen} == {torch.bfloat16}
+
+
 def test_rotation_keeps_the_type_and_the_length() -> None:
     x = torch.randn(2, 3, 8)
     turn = rotary(torch.arange(3), 8)

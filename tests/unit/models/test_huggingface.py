@@ -12,9 +12,15 @@ from torch import Tensor
 from tokmill.errors import TokmillError
 from tokmill.models.attention import RopeScaling
 from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.huggingface import GPT2, Llama, Mistral, public_of, read_config
+from tokmill.models.huggingface import GPT2, Llama, Mistral, Qwen3, public_of, read_config
 from tokmill.models.inputs import Inputs
-from tokmill.models.public_tensors import GPT2_NAMES, LLAMA_NAMES, from_public, to_public
+from tokmill.models.public_tensors import (
+    GPT2_NAMES,
+    LLAMA_NAMES,
+    QWEN3_NAMES,
+    from_public,
+    to_public,
+)
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
 
 GPT2_SMALL = {"architectures": ["GPT2LMHeadModel"], "n_embd": 8, "n_layer": 2, "n_head": 2}
@@ -30,6 +36,7 @@ GPT2_LIKE = DecoderConfig(
     layers=2, heads=2, hidden=32,
 )  # fmt: skip
 LLAMA_LIKE = DecoderConfig(dim=8, layers=2, heads=2, hidden=24)
+QWEN3_LIKE = DecoderConfig(dim=8, layers=2, heads=2, hidden=24, qk_norm=True)
 
 
 def state_of(config: DecoderConfig, tied: bool) -> dict[str, Tensor]:
@@ -98,6 +105,16 @@ def test_mistral_without_window_is_a_llama() -> None:
     assert (decoder.kv_heads, decoder.activation) == (8, "swiglu")
 
 
+def test_queries_and_keys_that_are_normed_are_qwen3() -> None:
+    public = public_of(QWEN3_LIKE, 5, tied=False, length=16)
+    assert isinstance(public, Qwen3) and public.to_config()["architectures"] == ["Qwen3ForCausalLM"]
+    _, decoder = read_config({**LLAMA_SMALL, "architectures": ["Qwen3ForCausalLM"]}, "")
+    # 32 key heads 128 wide are what absent keys mean there.
+    keys = {"num_key_value_heads": 2, "head_dim": 4, "architectures": ["Qwen3ForCausalLM"]}
+    _, decoder = read_config({**LLAMA_SMALL, **keys}, "")
+    assert decoder == msgspec.structs.replace(QWEN3_LIKE, norm_eps=1e-6, kv_heads=2, head_dim=4)
+
+
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
@@ -124,6 +141,7 @@ def test_mistral_without_window_is_a_llama() -> None:
             "partial_rotary_factor = 0.5",
         ),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window = True"),
         # An absent window is one of 4,096 there.
         ({"model_type": "mistral"}, "sliding_window = 4096"),
     ],
@@ -152,7 +170,7 @@ def test_a_key_of_a_wrong_type_is_named() -> None:
         read_config({**GPT2_SMALL, "n_embd": "8"}, "")
 
 
-@pytest.mark.parametrize("decoder", [GPT2_LIKE, LLAMA_LIKE])
+@pytest.mark.parametrize("decoder", [GPT2_LIKE, LLAMA_LIKE, QWEN3_LIKE])
 def test_config_goes_there_and_back(decoder: DecoderConfig) -> None:
     public = public_of(decoder, 5, tied=False, length=16)
     again, config = read_config(public.to_config(), "")
@@ -169,6 +187,7 @@ def test_config_goes_there_and_back(decoder: DecoderConfig) -> None:
         ),
         ({"dim": 9, "head_dim": 4}, "LlamaForCausalLM with model.dim = 8"),
         ({"norm": "layer"}, "LlamaForCausalLM with model.norm = 'rms'"),
+        ({"qk_norm": True, "bias": True}, "Qwen3ForCausalLM with model.bias = False"),
     ],
 )
 def test_a_mixture_has_no_public_counterpart(keys: dict[str, Any], named: str) -> None:
@@ -200,7 +219,10 @@ def test_gpt2_fuses_and_transposes() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize(("config", "layout"), [(GPT2_LIKE, GPT2_NAMES), (LLAMA_LIKE, LLAMA_NAMES)])
+@pytest.mark.parametrize(
+    ("config", "layout"),
+    [(GPT2_LIKE, GPT2_NAMES), (LLAMA_LIKE, LLAMA_NAMES), (QWEN3_LIKE, QWEN3_NAMES)],
+)
 def test_tensors_go_there_and_back(config: DecoderConfig, layout: Any, tied: bool) -> None:
     state = state_of(config, tied)
     public = to_public(state, layout, "token")
