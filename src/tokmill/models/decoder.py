@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tokmill.models.block import TransformerConfig
+from tokmill.models.decoding import Decoding
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Cached
 from tokmill.models.transformer import Transformer
@@ -38,6 +39,4 @@ class Decoder(Transformer):
 
     def cached(self) -> Cached:
         """Return what keeps keys and values."""
-        from tokmill.models.decoding import Decoding  # It reads this module.
-
         return Decoding(self)

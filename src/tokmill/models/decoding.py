@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from tokmill.models import matmul
 from tokmill.models.attention import attention, causal_attention, rotary
 from tokmill.models.block import Block
-from tokmill.models.decoder import Decoder
 from tokmill.models.layers import RMSNorm, gelu
+from tokmill.models.transformer import Transformer
 
 SLOTS = 64
 """Slots are made in multiples of this, and twice as many each time they are used up."""
@@ -52,7 +52,7 @@ class Decoding:
     without gradients, and where no autocast is on.
     """
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Transformer) -> None:
         self.model, config = model, model.config
         self.heads, self.groups, self.width = config.heads, config.groups, config.head_width
         self.rotary = model.positions is None

@@ -30,7 +30,8 @@ from tokmill.models.inputs import Inputs
 from tokmill.models.layers import Linear
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.models.predicted import taken
-from tokmill.models.wkv7 import CHUNK, Form, continues, wkv7
+from tokmill.models.wkv7 import Form, wkv7
+from tokmill.models.wkv7_torch import CHUNK, continues
 
 SLOWEST = -math.exp(-0.5)
 """The log decay lies between this and 0."""

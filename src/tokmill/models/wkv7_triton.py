@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tokmill.errors import UsageError
-from tokmill.models.wkv7 import continues
+from tokmill.models.wkv7_torch import continues
 from tokmill.plugins import require
 
 WIDTHS = (32, 64, 128)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tokmill.models.wkv7 import chunked, step_by_step, wkv7
+from tokmill.models.wkv7 import wkv7
+from tokmill.models.wkv7_torch import chunked, step_by_step
 from tokmill.training.memory import Peak
 
 
