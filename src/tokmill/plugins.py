@@ -64,6 +64,13 @@ EXPORTS: dict[str, Part] = {
     ),
 }
 
+EXECUTORS: dict[str, Part] = {
+    # where the shards of a build are made
+    "here": Part("tokmill.builds.executors:Here", "", "in this process, one after the other"),
+    "pool": Part("tokmill.builds.executors:Pool", "", "in processes of this machine"),
+    "ray": Part("tokmill.builds.ray_executor:RayExecutor", "ray", "on the machines of a cluster"),
+}
+
 MODELS: dict[str, Part] = {
     "decoder": Part("tokmill.models.decoder:Decoder", "train", "causal Transformer"),
     "encoder": Part("tokmill.models.encoder:Encoder", "train", "Transformer that looks both ways"),
@@ -158,6 +165,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "torch": "train",
     "triton": "train",
     "deepspeed": "deepspeed",
+    "ray": "ray",
     "matplotlib": "plot",
     "jinja2": "text",
     "tensorboard": "track",

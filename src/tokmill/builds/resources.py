@@ -30,6 +30,10 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     """Bytes that the build and its workers may hold together."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    executor: str = "auto"
+    """Where shards are made (`plugins.EXECUTORS`); `auto`: `pool`, or `here` for no workers."""
+    address: str = ""
+    """Of the Ray cluster; "": the one that this machine is part of, or else this machine."""
     own_process: bool = False
     """Whether the process was started for this build (the command, not a library call)."""
 
@@ -47,7 +51,14 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
     resources = amount.resources()
     cores = len(os.sched_getaffinity(0))
     workers = amount.workers
-    if workers is None:
+    if amount.executor == "here":
+        workers = 0
+    elif workers is None and amount.executor == "ray":
+        # The cluster says how many cores it has; here it is not asked yet.
+        workers = shards
+    elif workers is None and amount.executor == "pool":
+        workers = 1 if amount.preset == "memory" else cores
+    elif workers is None:
         workers = 0 if amount.preset == "memory" or min(cores, shards) < 2 else cores
     workers = min(workers, shards)
     if amount.memory is not None:
@@ -57,7 +68,8 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
                 hint=f"one worker needs {(PARENT_BYTES + WORKER_BYTES) >> 20} MiB",
             )
         fitting = (amount.memory - PARENT_BYTES) // WORKER_BYTES
-        workers = min(workers, fitting) if fitting > 1 else 0
+        least = 0 if amount.executor in ("auto", "here") else 1
+        workers = min(workers, fitting) if fitting > 1 else min(workers, least)
         resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
     # Workers share the cores already; alone, the encoder may use all of them.
     return workers, msgspec.structs.replace(

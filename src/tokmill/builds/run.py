@@ -17,7 +17,7 @@ from msgspec import UNSET
 
 from tokmill import plugins
 from tokmill.builds import make_shard as make
-from tokmill.builds.executors import Executor, Here, Pool
+from tokmill.builds.executors import Terms, check_executor, executor_of
 from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
 from tokmill.builds.folder import TAKEN, check_folder, clear, format_of, given_up, settle, sweep
 from tokmill.builds.make_shard import ShardJob, Work
@@ -68,6 +68,7 @@ def build(
 
 def run(chosen: BuildRecipe, how: How) -> Store:
     """Carry out a build recipe; see `build`."""
+    check_executor(how.amount)
     out = folder_of(chosen)
     with machine_errors("read", out):
         check_folder(out)
@@ -161,16 +162,21 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     total = plan.input_bytes
     todo = sum(task.size for task in tasks)
     deadline = None if how.limit_seconds is None else make.clock() + how.limit_seconds
-    bar = Progress("build", total, done=total - todo, extra=watch.text, quiet=how.quiet)
+    bar = Progress("build", total, done=total - todo, quiet=how.quiet)
 
     def report(read: int) -> None:
         bar.reach(bar.already + read)
 
-    executor: Executor = (
-        Pool(work, workers, deadline, report, grace_of(how.limit_seconds or 0))
-        if workers
-        else Here(work, deadline, report)
+    def say(text: str) -> None:
+        watch.event("note", text=text)
+        if not how.quiet:
+            print(text, file=sys.stderr)
+
+    terms = Terms(
+        workers, deadline, grace_of(how.limit_seconds or 0), report, how.amount.address, say
     )
+    executor = executor_of(how.amount.executor, work, terms)
+    bar.extra = lambda: ", ".join(filter(None, (executor.text(), watch.text())))
     begun = {receipt.shard for receipt in receipts}
     rejects = Rejects(out, how.max_rejects, plan, planned)
     rejects.add(receipts)

@@ -50,6 +50,13 @@ Memory = Annotated[
 Engine = Annotated[
     str, typer.Option(help="Encoder: auto, gigatoken, tokenizers.", rich_help_panel=RUNNING)
 ]
+Executor = Annotated[
+    str,
+    typer.Option(help="Where shards are made: auto, here, pool, ray.", rich_help_panel=RUNNING),
+]
+Address = Annotated[
+    str, typer.Option(help="Of a Ray cluster, such as 10.0.0.1:6379.", rich_help_panel=RUNNING)
+]
 Part = Annotated[
     str | None,
     typer.Option(help="i/n: this machine's part of a shared build.", rich_help_panel=RUNNING),
@@ -108,6 +115,8 @@ def _command(
         preset: Preset = "balanced",
         memory: Memory = None,
         engine: Engine = "auto",
+        executor: Executor = "auto",
+        address: Address = "",
         part: Part = None,
         limit_time: LimitTime = None,
         max_rejects: MaxRejects = 0.01,
@@ -125,6 +134,8 @@ def _command(
                 "preset": preset,
                 "memory": parse_bytes(memory) if memory else None,
                 "engine": engine,
+                "executor": executor,
+                "address": address,
                 "own_process": True,
             },
             "command line",

@@ -19,7 +19,7 @@ from making import TOKENIZER, files_of, here, ids_of, jsonl, quick_build
 from tokmill.builds import make_shard as make
 from tokmill.builds import plan
 from tokmill.builds import run as run_module
-from tokmill.builds.executors import Here, Pool
+from tokmill.builds.executors import Here, Pool, Terms
 from tokmill.builds.finish import finish_parts
 from tokmill.builds.make_shard import ShardJob, Work
 from tokmill.builds.prepare import How
@@ -389,7 +389,7 @@ def test_executors_yield_each_task_with_its_receipts(
 ) -> None:
     shutil.copytree(reference, tmp_path / "s")
     work, tasks = work_of(inputs, tmp_path / "s")
-    for executor in (Here(work), Pool(work, 2)):
+    for executor in (Here(work, Terms()), Pool(work, Terms(2))):
         made = list(executor.map(iter(tasks)))
         assert {task.shard for task, _ in made} == {task.shard for task in tasks}
         assert all(receipt.shard == task.shard for task, found in made for receipt in found)
@@ -404,10 +404,10 @@ def test_executors_tell_of_items_before_their_shard_is_done(
     task = max(tasks, key=lambda task: len(task.items))
     sizes = list(itertools.accumulate(item.size for item in task.items))
     told: list[int] = []
-    list(Here(work, report=told.append).map(iter([task])))
+    list(Here(work, Terms(report=told.append)).map(iter([task])))
     assert told == sizes and len(sizes) > 1
     told.clear()
-    list(Pool(work, 2, report=told.append).map(iter(tasks)))
+    list(Pool(work, Terms(2, report=told.append)).map(iter(tasks)))
     assert told == sorted(told) and told[-1] == sum(task.size for task in tasks)
 
 
@@ -418,7 +418,7 @@ def test_a_killed_worker_is_an_error_of_the_machine(
 
     shutil.copytree(reference, tmp_path / "s")
     work, tasks = work_of(inputs, tmp_path / "s")
-    results = Pool(work, 1).map(iter(tasks * 50))
+    results = Pool(work, Terms(1)).map(iter(tasks * 50))
     next(results)
     (worker,) = multiprocessing.active_children()
     os.kill(worker.pid or 0, signal.SIGKILL)

@@ -1,0 +1,108 @@
+"""Executors by name: what goes together, what a node must see, and Ray on this machine alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crash_stores import contents, write_inputs, write_tokenizer
+from making import quick_build
+from tokmill import plugins
+from tokmill.builds.executors import check_executor
+from tokmill.builds.resources import Amount, choose
+from tokmill.errors import MachineError, MissingExtraError, UsageError
+from tokmill.version import __version__
+
+
+def test_what_does_not_go_together_is_refused_before_anything_is_read() -> None:
+    refused = [
+        ({"executor": "pol"}, "did you mean 'pool'"),
+        ({"executor": "pool", "address": "a:1"}, "--executor ray"),
+        ({"executor": "here", "workers": 2}, "leave --workers out"),
+        ({"executor": "pool", "workers": 0}, "--executor here"),
+    ]
+    for keys, hint in refused:
+        with pytest.raises(UsageError) as caught:
+            check_executor(Amount(**keys))  # type: ignore[arg-type]
+        assert hint in caught.value.hint
+    for name in ("auto", "here", "pool"):
+        check_executor(Amount(executor=name))
+
+
+def test_how_many_workers_an_executor_has() -> None:
+    assert choose(Amount(executor="here"), 9)[0] == 0
+    assert choose(Amount(executor="pool", preset="memory"), 9)[0] == 1
+    assert choose(Amount(executor="pool", workers=3, memory=400 << 20), 9)[0] == 1
+    workers, resources = choose(Amount(executor="ray"), 9)
+    assert workers == 9 and resources.own_process and not resources.threads
+    assert choose(Amount(executor="ray", workers=4), 9)[0] == 4
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, plugins.EXECUTORS["ray"].target.partition(":")[0], False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MissingExtraError, match="'ray' is not installed") as caught:
+        check_executor(Amount(executor="ray"))
+    assert "tokmill[ray]" in caught.value.hint
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "somewhere", "host:port", "h:99999"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    executor = pytest.importorskip("tokmill.builds.ray_executor", reason="needs the extra ray")
+    with pytest.raises(UsageError, match="no address of a cluster"):
+        executor._check_address(address)
+
+
+def test_where_no_cluster_answers() -> None:
+    executor = pytest.importorskip("tokmill.builds.ray_executor", reason="needs the extra ray")
+    with pytest.raises(MachineError, match="no Ray cluster answers at 127.0.0.1:1 ") as caught:
+        executor._check_address("127.0.0.1:1")
+    assert "ray start --head" in caught.value.hint
+
+
+def test_what_keeps_a_machine_from_working_for_a_build(tmp_path: Path) -> None:
+    executor = pytest.importorskip("tokmill.builds.ray_executor", reason="needs the extra ray")
+    proof = tmp_path / "store" / "proof"
+    shared = executor.Shared(str(proof), "content", [str(tmp_path)], __version__)
+    assert f"does not see the folder {proof.parent} (No such" in executor.problem_here(shared)
+    proof.parent.mkdir()
+    proof.write_text("of another build")
+    assert executor.problem_here(shared) == f"sees another folder {proof.parent}"
+    proof.write_text("content")
+    assert executor.problem_here(shared) == ""
+    assert [path.name for path in proof.parent.iterdir()] == ["proof"]
+    found = executor.problem_here(shared._replace(inputs=[str(tmp_path), "/no/input"]))
+    assert found == "does not see the input /no/input"
+    found = executor.problem_here(shared._replace(version="9"))
+    assert found == f"has tokmill {__version__}, not 9"
+    if os.geteuid():
+        proof.parent.chmod(0o500)
+        assert "cannot write to the folder" in executor.problem_here(shared)
+        proof.parent.chmod(0o700)
+
+
+def test_ray_on_this_machine_makes_the_same_bytes(tmp_path: Path) -> None:
+    """Where there is no cluster, Ray is started for the build and ends with it."""
+    pytest.importorskip("ray", reason="needs the extra ray")
+    import ray_clusters
+
+    write_inputs(tmp_path / "in", 3)
+    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
+    words = ["build", "jsonl", tmp_path / "in", "--tokenizer", tokenizer]
+    words += ["-o", tmp_path / "ray", "--executor", "ray", "--workers", "2"]
+    with ray_clusters.environment():
+        ran = subprocess.run(
+            [sys.executable, "-m", "tokmill", *map(str, words)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stderr
+    assert re.fullmatch(r"Ray: 1 node with \d cores?\n", ran.stderr)
+    quick_build("jsonl", tmp_path / "in", tmp_path / "here", tokenizer=tokenizer)
+    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
