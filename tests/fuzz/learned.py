@@ -287,39 +287,6 @@ def read_official(name: str) -> Callable[[Path, Path], None]:
     return read
 
 
-def make_parts(folder: Path) -> Iterable[Path]:
-    """What `save_checkpoint` writes for a training loop of one's own."""
-    from tokmill.training.parts import save_checkpoint
-
-    model, optimizer = own_loop()
-    model.weight.sum().backward()
-    optimizer.step()
-    save_checkpoint(model, optimizer, 3, folder / "a.safetensors")
-    from tokmill.training.engines.tensors import read_metadata, read_tensors
-
-    whole = read_tensors(folder / "a.safetensors"), read_metadata(folder / "a.safetensors")
-    plain_tensors(folder / "b.safetensors", *whole)
-    return [folder / "a.safetensors", folder / "b.safetensors"]
-
-
-def own_loop() -> Any:
-    import torch
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    return model, torch.optim.AdamW(model.parameters())
-
-
-def read_parts(folder: Path) -> Any:
-    from tokmill.training.parts import load_checkpoint
-
-    found = []
-    for path in sorted(folder.glob("*.safetensors")):
-        model, optimizer = own_loop()
-        found.append((load_checkpoint(path, model, optimizer), model.weight.tolist()))
-    return found
-
-
 # ---- tensors ---------------------------------------------------------------------------------
 
 

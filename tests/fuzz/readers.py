@@ -26,7 +26,6 @@ from learned import (
     make_embedded,
     make_official,
     make_overlaid,
-    make_parts,
     make_public,
     make_scale,
     make_tensor_file,
@@ -37,7 +36,6 @@ from learned import (
     read_opened,
     read_overlaid,
     read_page,
-    read_parts,
     read_public,
     read_resumed,
     read_scale,
@@ -579,7 +577,6 @@ READERS: dict[str, Reader] = {
     ),
     "checkpoint unchecked": Reader(make_unchecked, read_unchecked),
     "loss scale": Reader(make_scale, read_scale),
-    "checkpoint of a loop": Reader(make_parts, read_parts),
     # models of others
     "GPT-2": Reader(make_public("gpt2"), imported(read_public), share=0.2),
     "Llama": Reader(make_public("llama"), imported(read_public), share=0.2),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from own_loop import LanguageModel, cosine_schedule, load_checkpoint, save_checkpoint
 from tokmill.models.attention import (
     Attention,
     attention,
@@ -20,7 +21,6 @@ from tokmill.models.attention import (
 )
 from tokmill.models.block import Block
 from tokmill.models.decoder import DecoderConfig
-from tokmill.models.language_model import LanguageModel
 from tokmill.models.layers import (
     FeedForward,
     cross_entropy,
@@ -35,7 +35,6 @@ from tokmill.models.layers import (
     swiglu,
 )
 from tokmill.training.engines.optim import clip_gradients, make_optimizer
-from tokmill.training.parts import cosine_schedule, load_checkpoint, save_checkpoint
 from tokmill.training.recipe.config import OptimConfig
 
 B, T, D, H, F_, V = 3, 12, 32, 4, 80, 40

@@ -23,7 +23,7 @@ OWN = {
     # In a command that a hint shows.
     "text/seen_keys.py": 1,
     # What `json` wrote with infinities and NaN, and every error of it is caught.
-    "text/tokenizer.py": 1, "training/parts.py": 1,
+    "text/tokenizer.py": 1,
 }  # fmt: skip
 """File → how often it decodes by itself."""
 
