@@ -48,7 +48,7 @@ class Rejects:
     def __init__(self, out: Path, most: float, plan: Plan, planned: Sequence[PlannedItem]) -> None:
         self.out, self.most, self.plan, self.planned = out, most, plan, planned
         loaded = plugins.load(plugins.SOURCES, plan.recipe["source"])
-        self.unit = "items" if getattr(loaded, "rejects_items", False) else "records"
+        self.unit = "items" if loaded.rejects_items else "records"
         self.seen = self.rejected = 0
         self.reasons: dict[str, int] = {}
         self.example = ""

@@ -7,28 +7,32 @@ from typing import Any
 
 import msgspec
 
+from tokmill.builds.source import Source
+
 KEYS = ("missing", "type", "json", "too long")
 """Reasons for which a source looks at its files again, to say what is in them."""
 
 
-def hint_of_source(kind: Any, config: Any, paths: Sequence[str], why: Mapping[str, int]) -> str:
+def hint_of_source(
+    kind: type[Source], config: Any, paths: Sequence[str], why: Mapping[str, int]
+) -> str:
     """Return what a source has to say of inputs that give (nearly) no record; "" for nothing.
 
     Args:
-        kind: class of the source: `hints` (reason → what helps) and `why_nothing(config, paths)`.
+        kind: class of the source, whose `hints` and `why_nothing` are asked.
         config: its options.
         paths: the first files.
         why: reason → records that were left out for it.
     """
     reason = max(why, key=lambda reason: why[reason], default="")
-    if reason in KEYS and hasattr(kind, "why_nothing"):
+    if reason in KEYS:
         said: str = kind.why_nothing(config, paths)
         if said:
             return said
-    return str(getattr(kind, "hints", {}).get(reason, ""))
+    return kind.hints.get(reason, "")
 
 
-def hint(kind: Any, config: Any, paths: Sequence[str], why: Mapping[str, int]) -> str:
+def hint(kind: type[Source], config: Any, paths: Sequence[str], why: Mapping[str, int]) -> str:
     """Return what helps where not one record was found: of the source, or else for the reason."""
     return hint_of_source(kind, config, paths, why) or _for_any(why, msgspec.to_builtins(config))
 

@@ -105,7 +105,7 @@ class _Part:
         self.writer = ShardWriter(source.schema, dict(limits), folder, format)
         self.items: list[ItemReceipt] = []
         # Whole programs are rejected for what is in them, at addresses that are no sequence.
-        self.left_out = Runs(joins=not getattr(source, "rejects_items", False))
+        self.left_out = Runs(joins=not source.rejects_items)
         self.notes: Counter[str] = Counter()
         self.item_skipped = self.item_rejected = 0
 

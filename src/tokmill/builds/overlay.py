@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from tokmill.builds.source import Frozen, Item, Request
+from tokmill.builds.source import Frozen, Item, Request, Source
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors, sampled_digest
 from tokmill.store.manifest import ShardEntry
@@ -21,7 +21,7 @@ BLOCK = 4096
 """Records that are handed on at a time."""
 
 
-class OverlaySource:
+class OverlaySource(Source):
     """Makes columns for the records of one store, which is its input.
 
     A shard's item is named by the name and the digest of the shard that it lies beside, so that a
@@ -29,7 +29,8 @@ class OverlaySource:
     """
 
     version: ClassVar[int] = 1
-    schema: Schema
+    is_overlay: ClassVar[bool] = True
+    schema: Schema = {}
 
     def __init__(self, inputs: Sequence[str]) -> None:
         self.base = open_base(inputs)

@@ -72,7 +72,7 @@ def make_plan(
     The places of stores that it refers to are absolute in it.
     """
     check_schema(source.schema)
-    references: dict[str, Reference] = getattr(source, "references", dict)()
+    references = source.references()
     missing = {c.ref for c in source.schema.values() if c.ref is not None} - references.keys()
     assert not missing, f"the source says nothing of the stores {missing} that its columns refer to"
     recipe = recipe_of(kind, source, config, frozen, references, format)
@@ -104,10 +104,10 @@ def make_plan(
         shards=shards,
         options=msgspec.to_builtins(source.config),
         roots=[path_to_text(str(Path(root).absolute())) for root in roots],
-        left_out=dict(getattr(source, "left_out", {})) or msgspec.UNSET,
-        not_text=sorted(map(path_to_text, getattr(source, "not_text", ()))) or msgspec.UNSET,
-        overlay=getattr(source, "overlay", msgspec.UNSET),
-        command=getattr(source, "command", msgspec.UNSET),
+        left_out=dict(source.left_out) or msgspec.UNSET,
+        not_text=sorted(map(path_to_text, source.not_text)) or msgspec.UNSET,
+        overlay=source.overlay,
+        command=source.command,
         references=references or msgspec.UNSET,
         inputs_sha256=digest_of(_lines(planned)),
     )

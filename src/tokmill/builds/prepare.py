@@ -65,7 +65,7 @@ class Prepared(msgspec.Struct, frozen=True):
 def folder_of(chosen: BuildRecipe) -> Path:
     """Return the folder that a build writes to: the named one; an overlay lies in its store."""
     kind = plugins.load(plugins.SOURCES, chosen.source)
-    if not hasattr(kind, "folder"):
+    if not kind.is_overlay:
         if not chosen.out:
             raise UsageError("no folder for the store was named", hint="-o STORE")
         return Path(chosen.out)
@@ -85,8 +85,7 @@ def prepare(chosen: BuildRecipe, format: int = FORMAT) -> Prepared:
     request = Request(inputs=chosen.inputs, tokenizer=chosen.tokenizer, roles=chosen.roles)
     own = OWN.set(os.path.abspath(chosen.out) if chosen.out else "")
     try:
-        if hasattr(kind, "resolve"):
-            config = kind.resolve(config, request)
+        config = kind.resolve(config, request)
         frozen = kind.freeze(config, request)
         source: Source = kind(config, chosen.inputs, frozen, Amount().resources())
         plan, planned = make_plan(chosen.source, source, config, frozen, chosen.inputs, format)

@@ -116,10 +116,9 @@ def first_of(names: Sequence[str], most: int) -> str:
 def say_remark(prepared: Prepared) -> None:
     """Print what a source has to say of the files that it is going to read."""
     kind = plugins.load(plugins.SOURCES, prepared.plan.recipe["source"])
-    if hasattr(kind, "remark"):
-        names = list(dict.fromkeys(item.name for item in prepared.planned))
-        if said := kind.remark(names):
-            print(f"note: {plain(said)}", file=sys.stderr)
+    names = list(dict.fromkeys(item.name for item in prepared.planned))
+    if said := kind.remark(names):
+        print(f"note: {plain(said)}", file=sys.stderr)
 
 
 def carry_out(out: Path, prepared: Prepared, how: How) -> Store:

@@ -17,7 +17,7 @@ from tokmill.builds.conditions import each_value, parse_condition, take
 from tokmill.builds.minhash import rows_of_a_band
 from tokmill.builds.plan import difference
 from tokmill.builds.repeats import REPEATS, batches, find_repeats, shared
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, sampled_digest
 from tokmill.store.hashes import mix, record_digests, store_digests, token_names
@@ -66,11 +66,13 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     id."""
 
 
-class SelectSource:
+class SelectSource(Source):
     """Records of other stores; several of one schema are merged in the order given."""
 
     Config: ClassVar[type[msgspec.Struct]] = SelectConfig
     version: ClassVar[int] = 1
+
+    schema: Schema = {}
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class SelectSource:
                     where=str(store.path),
                     hint="finish its build, or take what is there with --partial",
                 )
-        self.schema: Schema = dict(self.stores[0].schema)
+        self.schema = dict(self.stores[0].schema)
         if "token" in vocabularies and "token" in self.schema:
             # A tokenizer given now puts a name and a limit to the ids of an imported store.
             size = vocabularies["token"].vocabulary.size

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tokmill.builds.scan import InputFile
+from tokmill.store.manifest import Overlay, Reference
 from tokmill.store.schema import Records, Schema
 from tokmill.store.vocab import Vocabulary
 
@@ -75,7 +79,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     roles: Mapping[str, str] = {}
 
 
-class Source(Protocol):
+class Source(ABC):
     """Raw matter of one kind.
 
     A source is made three times: to plan (`items`), in every worker (`read`), and to freeze the
@@ -85,34 +89,90 @@ class Source(Protocol):
     Config: ClassVar[type[msgspec.Struct]]
     version: ClassVar[int]
     """Raised when the output for equal input changes."""
-    schema: Schema
+    has_tokenizer: ClassVar[bool] = True
+    """Whether a tokenizer, or roles of one, may be named."""
+    rejects_items: ClassVar[bool] = False
+    """Whether whole items are rejected, which then count against items and not against records."""
+    stdin_suffix: ClassVar[str] = ""
+    """Suffix of the file that a pipe is kept as; "": it cannot be read from a pipe."""
+    is_overlay: ClassVar[bool] = False
+    """Whether what is built lies in a store, at `folder`."""
+    hints: ClassVar[Mapping[str, str]] = {}
+    """Reason → what helps where most records are left out for it."""
     config: Any
     """The options, with the paths in them absolute, so that repair finds them from anywhere."""
+    left_out: Mapping[str, int] = {}
+    """Reason → what else is in the folders, once `items` is read."""
+    not_text: Sequence[str] = ()
+    """Files of folders that are no text, once `items` is read."""
+    overlay: Overlay | UnsetType = UNSET
+    """What the plan of an overlay says of its store."""
+    command: str | UnsetType = UNSET
+    """The command that makes an overlay again when its store has changed."""
 
     @classmethod
-    def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
+    def resolve(cls, config: Any, request: Request) -> Any:
+        """Return the options with all that stands in other files, so that the plan holds it."""
+        return config
+
+    @classmethod
+    @abstractmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the vocabularies of the store to be built."""
-        ...
+
+    @classmethod
+    def folder(cls, config: Any, inputs: Sequence[str]) -> Path:
+        """Return the folder of an overlay, which its store and its options decide."""
+        raise NotImplementedError
+
+    @classmethod
+    def remark(cls, names: Sequence[str]) -> str:
+        """Return what is to be said of files before they are read, "" for nothing."""
+        return ""
+
+    @classmethod
+    def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
+        """Return what files hold of which (nearly) nothing becomes a record, "" where unknown."""
+        return ""
 
     def __init__(
         self,
-        config: msgspec.Struct,
+        config: Any,
         inputs: Sequence[str],
         vocabularies: Mapping[str, Frozen],
         resources: Resources,
-    ) -> None: ...
+    ) -> None:
+        raise NotImplementedError
 
+    @property
+    @abstractmethod
+    def schema(self) -> Schema:
+        """The columns of the store."""
+
+    @abstractmethod
     def identity(self) -> dict[str, Any]:
         """Return the options that stand in the plan by another value: files by their digests."""
-        ...
 
+    def references(self) -> dict[str, Reference]:
+        """Return the stores whose records the columns number, by the name in the schema."""
+        return {}
+
+    @abstractmethod
     def items(self) -> Iterator[Item]:
         """Yield the items of the inputs, ordered by name and start."""
-        ...
 
+    @abstractmethod
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield an item's records in batches; hand `digest` all the content that is read."""
-        ...
+
+    def content(self, item: Item, digest: Hash) -> Iterator[None]:
+        """Hand `digest` the content of an item as `read` does; yield where a part ends.
+
+        A source that can do it without making records does so.
+        """
+        for batch in self.read(item, digest):
+            if batch.ends_part:
+                yield
 
 
 def cut(file: InputFile) -> Iterator[Item]:

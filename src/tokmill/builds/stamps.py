@@ -163,14 +163,8 @@ def _same(source: Source, item: PlannedItem, receipts: Sequence[Receipt]) -> boo
 def _contents(source: Source, item: Item) -> Iterator[str]:
     """Yield the digest of an item's content, of a long stream one a part."""
     content = Content()
-    if hasattr(source, "content"):
-        source.content(item, content)
-    else:
-        # Documents need not be encoded for it.
-        read = getattr(source, "documents", source.read)
-        for batch in read(item, content):
-            if batch.ends_part:
-                yield content.take()[1]
+    for _ in source.content(item, content):
+        yield content.take()[1]
     yield content.take()[1]
     while True:
         # What was all taken with the first part, as of a program.

@@ -40,7 +40,7 @@ def stdin_kept(chosen: BuildRecipe) -> Iterator[BuildRecipe]:
     if STDIN not in chosen.inputs:
         yield chosen
         return
-    suffix = getattr(plugins.load(plugins.SOURCES, chosen.source), "stdin_suffix", "")
+    suffix = plugins.load(plugins.SOURCES, chosen.source).stdin_suffix
     if not suffix:
         raise UsageError(
             f"{chosen.source} cannot read from a pipe", hint="text, jsonl and chat can"

@@ -89,7 +89,7 @@ def load_kind(name: str) -> Any:
         return None
     line = f"Build a store from {plugins.SOURCES[name].help}."
     kind = plugins.load(plugins.SOURCES, name)
-    hidden = () if getattr(kind, "has_tokenizer", True) else ("tokenizer", "role")
+    hidden = () if kind.has_tokenizer else ("tokenizer", "role")
     return _command(name, kind.Config, line, hidden if name in TEXT_KINDS else (*hidden, "engine"))
 
 
@@ -275,7 +275,7 @@ def summary(store: Store) -> dict[str, Any]:
 
 def _refused(store: Store, chosen: BuildRecipe) -> dict[str, str]:
     """Return the files that were named and are rejected as a whole, and why."""
-    if not getattr(plugins.load(plugins.SOURCES, chosen.source), "rejects_items", False):
+    if not plugins.load(plugins.SOURCES, chosen.source).rejects_items:
         return {}
     named = {Path(path).name: path for path in chosen.inputs if not Path(path).is_dir()}
     refused = {}

@@ -21,7 +21,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.builds.scan import FolderOptions, find_files
-from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources
+from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.formats.token_dicts_export import (
@@ -64,7 +64,7 @@ class TokenDictsOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, 
     """Put a [SEP] behind each instruction, in all columns."""
 
 
-class TokenDictsSource:
+class TokenDictsSource(Source):
     """Pickles of token dicts: a record is a sequence, its instructions are phrases.
 
     The columns `function`, `level` and `variant` are the key of a dict, the level of optimisation
@@ -76,10 +76,7 @@ class TokenDictsSource:
     Config: ClassVar[type[msgspec.Struct]] = TokenDictsOptions
     version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
-    """Whether a tokenizer, or roles of one, may be named."""
     suffixes = (".pkl", ".pickle")
-    left_out: Mapping[str, int] = {}
-    """Reason → what else is in the folders, once `items` is read."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.builds.scan import FolderOptions, InputFile, find_files
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
 
@@ -27,7 +27,7 @@ class TokenOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_on
     """Number of ids, where no tokenizer is given; ids are checked against it."""
 
 
-class TokenSource(ABC):
+class TokenSource(Source):
     """A source whose input is token ids already.
 
     With a tokenizer the store gets the vocabulary `token` and ids are checked against its size;
@@ -39,8 +39,6 @@ class TokenSource(ABC):
     version: ClassVar[int] = 1
     suffixes: ClassVar[tuple[str, ...]] = ()
     """What files are called that are read of folders."""
-    left_out: Mapping[str, int] = {}
-    """Reason → what is beside them in the folders, once `found` has looked."""
 
     def __init__(
         self,

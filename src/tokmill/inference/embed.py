@@ -123,6 +123,7 @@ def embed(
             _bar.reset(token)
     if npy is None and not fresh and done == total and not quiet:
         print("all vectors are there: nothing was left to do", file=sys.stderr)
+    assert isinstance(source.overlay, Overlay)
     return Embedded(
         store=str(store),
         overlay="" if npy is not None else folder.name,

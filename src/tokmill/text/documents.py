@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -22,6 +22,7 @@ from tokmill.builds.source import (
     Item,
     Request,
     Resources,
+    Source,
     cut,
 )
 from tokmill.errors import TokmillError, UsageError
@@ -55,15 +56,13 @@ class Encoder(Protocol):
         ...
 
 
-class DocumentSource(ABC):
+class DocumentSource(Source):
     """A source whose records are documents of text."""
 
     Config: ClassVar[type[msgspec.Struct]] = TextOptions
     version: ClassVar[int] = 1
     suffixes: ClassVar[tuple[str, ...]]
     """What files are called that are read of folders; none: whatever `fits` takes."""
-    left_out: Mapping[str, int] = {}
-    """Reason → what else is in the folders, once `items` is read."""
     lines: bool = True
     """Whether records are lines; only then is a compressed file of several members cut."""
 
@@ -141,6 +140,12 @@ class DocumentSource(ABC):
     @abstractmethod
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield an item's documents, prepared."""
+
+    def content(self, item: Item, digest: Hash) -> Iterator[None]:
+        """Hand on the content of an item: documents need not be encoded for it."""
+        for batch in self.documents(item, digest):
+            if batch.ends_part:
+                yield
 
     def encoder(self, resources: Resources) -> Encoder:
         """Return what makes records of documents."""

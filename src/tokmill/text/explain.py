@@ -36,8 +36,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     kind = plugins.load(plugins.SOURCES, chosen.source)
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
     request = Request(inputs=(name,), tokenizer=chosen.tokenizer, roles=chosen.roles)
-    if hasattr(kind, "resolve"):
-        config = kind.resolve(config, request)
+    config = kind.resolve(config, request)
     frozen = kind.freeze(config, request)
     source: DocumentSource = kind(config, [name], frozen, Resources())
     rows = chosen.source == "parquet"

@@ -43,7 +43,6 @@ class JsonlSource(DocumentSource):
         "too long": "a record is one line of at most 64 MiB, and the line does not end: write each "
         "record on a line of its own (`jq -c`)"
     }
-    """Reason → what helps, where it is the most frequent one of those that end a build."""
     config: JsonlConfig
 
     def __init__(

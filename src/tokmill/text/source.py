@@ -43,8 +43,6 @@ class TextSource(DocumentSource):
     stdin_suffix = ".txt"
     suffixes = ()
     config: TextConfig
-    not_text: list[str]
-    """Files of folders that are no text, once `items` is read."""
 
     def fits(self) -> Fits:
         """Return what says why a file of a folder is not read: it is no text, or is empty.

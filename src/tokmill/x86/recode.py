@@ -12,7 +12,7 @@ import numpy as np
 
 from tokmill.builds.repeats import batches
 from tokmill.builds.select import check_equal, expand
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import sampled_digest
 from tokmill.store.manifest import Reference
@@ -43,7 +43,7 @@ class RecodeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """A list of tokens, or a folder of lists: all others of their columns become [UNK]."""
 
 
-class RecodeSource:
+class RecodeSource(Source):
     """Records of stores of x86 code, whose tokens get the ids of other vocabularies.
 
     Tokens that these do not have become `[UNK]`, and are counted among the notes. Several stores
@@ -53,7 +53,6 @@ class RecodeSource:
     Config: ClassVar[type[msgspec.Struct]] = RecodeOptions
     version: ClassVar[int] = 1
     has_tokenizer: ClassVar[bool] = False
-    """Whether a tokenizer, or roles of one, may be named."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ import msgspec
 
 from tokmill import plugins
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in_order
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
@@ -77,7 +77,7 @@ WALKS = (*Walking.__struct_fields__, "min_tokens")
 """Options that decide about walks alone."""
 
 
-class X86Source:
+class X86Source(Source):
     """ELF and PE programs, and the graphs that `tokmill cfg` makes of them; one item each.
 
     Columns: the six streams of `tokmill.x86.tokens.rules` and `border` through phrases; a record's
@@ -89,9 +89,7 @@ class X86Source:
     Config: ClassVar[type[msgspec.Struct]] = X86Config
     version: ClassVar[int] = 1
     has_tokenizer: ClassVar[bool] = False
-    """Whether a tokenizer, or roles of one, may be named."""
     rejects_items: ClassVar[bool] = True
-    """A program that is rejected counts against the programs, not against records."""
 
     def __init__(
         self,
@@ -105,8 +103,6 @@ class X86Source:
         self.config: X86Config = msgspec.structs.replace(config, vocab=vocab)
         self.inputs, self.frozen = list(inputs), vocabularies
         self.layout = KeyTemplate(config.layout)
-        self.left_out: Mapping[str, int] = {}
-        """Reason → what else is in the folders, once `items` is read."""
         self._templates: dict[int, Templates] = {}
 
     @classmethod
@@ -169,7 +165,7 @@ class X86Source:
         """Yield the records of a program; one that cannot be lifted is a reject."""
         config = self.config
         if not item.parts_done:
-            self.content(item, digest)
+            self._take(item, digest)
         walking = msgspec.convert(config, Walking, from_attributes=True)
         cutting = Cutting(config.unit, config.max_tokens, config.min_tokens, walking)
         part = size = 0
@@ -181,8 +177,12 @@ class X86Source:
             if batch.ends_part:
                 part, size = part + 1, 0
 
-    def content(self, item: Item, digest: Hash) -> None:
-        """Hand on the content of a program: all its bytes."""
+    def content(self, item: Item, digest: Hash) -> Iterator[None]:
+        """Hand on the content of a program, all its bytes, as one part."""
+        self._take(item, digest)
+        yield from ()
+
+    def _take(self, item: Item, digest: Hash) -> None:
         path = Path(item.path)
         with machine_errors("read", path), open(path, "rb") as file:
             while data := file.read(1 << 20):
