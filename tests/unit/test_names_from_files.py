@@ -27,7 +27,7 @@ from tokmill.files import (
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.store.vocab import Vocabulary
-from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.recipe.config import from_dict
 from tokmill.training.runs.run import begin, facts_from
 
 SOURCES = Path(tokmill.__file__).parent
@@ -145,8 +145,9 @@ def test_a_run_keeps_vocabularies_in_its_folder(store: Path, tmp_path: Path) -> 
     opened = Store(store)
     evil = Vocabulary("../../x", opened.vocabularies["token"].sha256, 300)
     opened.vocabularies["token"] = evil
+    config = from_dict({})
     with pytest.raises(TokmillError, match="leads out"):
-        begin(tmp_path / "run", TrainConfig(), [opened], facts_from([opened]))
+        begin(tmp_path / "run", config, [opened], facts_from(config, [opened]))
     assert not (tmp_path / "x").exists()
 
 

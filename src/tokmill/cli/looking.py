@@ -187,7 +187,7 @@ def _token_lists(path: Path) -> dict[str, list[str]]:
 
     store = Store(path)
     # A tokenizer is no list, and slow to load.
-    if any(one.file.startswith("tokenizer") for one in store.vocabularies.values()):
+    if any(one.coder == "tokenizer" for one in store.vocabularies.values()):
         return {}
     return Reader(store).lists
 

@@ -159,6 +159,12 @@ class Feed:
         # Of each source the block that is read, and the one before, of which another step may be.
         self._block = lru_cache(maxsize=2 * len(self.sources))(self._make_block)
 
+    @property
+    def stores(self) -> list[Store]:
+        """The stores that are read: of tokens, and of the vectors beside them."""
+        vectors = [found.store for named in self.vectors for found in named.values()]
+        return [*(source.store for source in self.sources), *vectors]
+
     def _is_value(self, name: str) -> bool:
         """Say whether a column has a value a record and none a token in some source."""
         return any(

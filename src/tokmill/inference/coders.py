@@ -87,7 +87,7 @@ def load_coder(
     if len(found) < len(columns):
         return found, None
     files = {column: inside(run / VOCAB, vocabulary.file) for column, vocabulary in found.items()}
-    kind = "tokenizer" if files[columns[0]].name.startswith("tokenizer") else "x86"
+    kind = found[columns[0]].coder
     coder = plugins.load(plugins.CODERS, kind)
     if kind == "tokenizer":
         return found, Text(coder.from_file(files[columns[0]]), columns[0])

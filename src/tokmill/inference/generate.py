@@ -13,7 +13,7 @@ from torch import Tensor
 from tokmill.inference.draw import Drawing, choose
 from tokmill.inference.reading import Ids, reading, window
 from tokmill.models.matmul import product_for
-from tokmill.tasks.next_token import NextToken
+from tokmill.tasks.task import Task
 
 End = Literal["eot", "stop", "tokens"]
 """Why a row ended: the end of a document, a text that ends it, or as many ids as were asked for."""
@@ -43,7 +43,7 @@ class Row:
 
 @torch.inference_mode()
 def continue_rows(
-    task: NextToken,
+    task: Task,
     rows: Sequence[Row],
     tokens: int,
     how: Drawing,
@@ -127,9 +127,9 @@ def continue_rows(
             row.out_of_sight = max(0, before - size)
 
 
-def logits_of(task: NextToken, hidden: Tensor, name: str) -> Tensor:
-    """Return `task.logits` of a column, (B, V) from hidden states (B, D), for shapes that recur."""
-    weight = task.heads.weight(task.model, name)
+def logits_of(task: Task, hidden: Tensor, name: str) -> Tensor:
+    """Return the logits of a column, (B, V) from hidden states (B, D), for shapes that recur."""
+    weight = task.head(name)
     return product_for(hidden, weight)(hidden, weight)
 
 
@@ -140,7 +140,7 @@ class Seen:
         self.mask = mask
 
     @classmethod
-    def of(cls, rows: Sequence[Row], name: str, task: NextToken, how: Drawing) -> Seen:
+    def of(cls, rows: Sequence[Row], name: str, task: Task, how: Drawing) -> Seen:
         """Return it for the prompts of rows."""
         if how.repetition_penalty == 1:
             return cls(None)
@@ -160,7 +160,7 @@ class Seen:
 
 
 @contextlib.contextmanager
-def threads_for(task: NextToken, rows: int) -> Iterator[None]:
+def threads_for(task: Task, rows: int) -> Iterator[None]:
     """Compute in one thread where products are too small to share."""
     before = torch.get_num_threads()
     largest = max(weight.numel() for weight in task.model.parameters() if weight.ndim == 2)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokmill.errors import TokmillError
 from tokmill.models.model import Recurrent, Tensors, join_rows, take_rows
-from tokmill.tasks.next_token import NextToken
+from tokmill.tasks.task import Task
 
 Ids = Mapping[str, Sequence[int]]
 """Column → the ids of a row."""
@@ -36,7 +36,7 @@ class Reading(Protocol):
         ...
 
 
-def reading(task: NextToken) -> Reading:
+def reading(task: Task) -> Reading:
     """Return how the model of a task reads on.
 
     Raises `TokmillError` for a model that looks ahead: it cannot say what comes next.
@@ -50,7 +50,7 @@ def reading(task: NextToken) -> Reading:
     return Carried(task) if isinstance(task.model, Recurrent) else Windows(task)
 
 
-def window(task: NextToken) -> int:
+def window(task: Task) -> int:
     """Return how many ids a model sees at most, the last ones; 0: all, however many."""
     if isinstance(task.model, Recurrent):
         return 0
@@ -74,7 +74,7 @@ def flush_right(
 class Carried:
     """Reads with a state: in the same time and memory for each id, however many were before."""
 
-    def __init__(self, task: NextToken) -> None:
+    def __init__(self, task: Task) -> None:
         assert isinstance(task.model, Recurrent)
         self.model, self.piece, self.names = task.model, task.length, list(task.sizes)
         self.device = next(task.parameters()).device
@@ -114,7 +114,7 @@ class Windows:
     depends on ids that are out of sight now.
     """
 
-    def __init__(self, task: NextToken) -> None:
+    def __init__(self, task: Task) -> None:
         self.model, self.size, self.names = task.model, window(task), list(task.sizes)
         self.device = next(task.parameters()).device
         self.cached = task.model.cached()

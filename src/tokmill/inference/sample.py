@@ -13,7 +13,6 @@ from tokmill.inference.coders import Stops, load_coder, prompt_ids
 from tokmill.inference.draw import Drawing
 from tokmill.inference.generate import End, Row, continue_rows
 from tokmill.inference.reading import Ids
-from tokmill.tasks.next_token import NextToken
 from tokmill.training.engines.device import pick_device
 from tokmill.training.runs.run import load_task, read_run
 
@@ -108,7 +107,7 @@ def generate(
         raise UsageError("prompts are a list", hint=f"such as [{prompts[:20]!r}]")
     run = Path(run)
     task = load_task(run, at)
-    if not isinstance(task, NextToken) or list(task.columns) != list(task.sizes):
+    if not task.continues:
         raise TokmillError(
             "only runs that predict the next token of each column that they read can be sampled",
             where=str(run),

@@ -61,7 +61,7 @@ class Reader:
                 name
                 for name in store.token_columns
                 if (vocabulary := store.vocabularies.get(store.schema[name].vocab or ""))
-                and vocabulary.file.startswith("tokenizer")
+                and vocabulary.coder == "tokenizer"
             ),
             "",
         )
@@ -75,8 +75,8 @@ class Reader:
 
     def _tokens(self, vocabulary: str) -> list[str]:
         """Return the tokens of a vocabulary that is a JSON object with a list of them."""
-        file = getattr(self.store.vocabularies.get(vocabulary), "file", "")
-        if not file.endswith(".json") or file.startswith("tokenizer"):
+        known = self.store.vocabularies.get(vocabulary)
+        if known is None or not known.file.endswith(".json") or known.coder == "tokenizer":
             return []
         path = self.store.vocabulary_file(vocabulary)
         try:

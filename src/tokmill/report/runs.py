@@ -117,12 +117,12 @@ class RunSummary:
         if self.flat["task.kind"] != "next_token" or one_of_several:
             return ""
         names = [known.schema[name].vocab for name in columns if name in known.schema]
-        files = [known.vocabularies[name].file for name in names if name in known.vocabularies]
-        if not files and len(columns) == 1:
+        coders = [known.vocabularies[name].coder for name in names if name in known.vocabularies]
+        if not coders and len(columns) == 1:
             return f"tokmill sample {self.path} --ids 1,2,3"
-        if not files or len(files) < len(columns):
+        if not coders or len(coders) < len(columns):
             return ""
-        prompt = "TEXT" if files[0].startswith("tokenizer") else '"55 48 89 e5"'
+        prompt = "TEXT" if coders[0] == "tokenizer" else '"55 48 89 e5"'
         return f"tokmill sample {shlex.quote(str(self.path))} --prompt {prompt}"
 
     @property

@@ -44,6 +44,14 @@ class Vocabulary(msgspec.Struct, frozen=True):
     """Largest id + 1, added tokens counted."""
     roles: dict[str, int] = {}
 
+    @property
+    def coder(self) -> str:
+        """Who turns text into its ids and back: a line of `plugins.CODERS`.
+
+        A tokenizer of text, or "x86", whose vocabulary is a list of tokens.
+        """
+        return "tokenizer" if self.file.startswith("tokenizer") else "x86"
+
     def role(self, name: str) -> int:
         """Return the id of a role; an absent role is an error (id 0 is an id like any other)."""
         if name not in self.roles:

@@ -25,11 +25,17 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     schema: Schema
     vocabularies: dict[str, Vocabulary]
     bytes_per_token: float = 0.0
+    vectors: dict[str, int] = {}
+    """Vectors that the model reads (`Task.vectors`) → their width."""
 
 
 def store_inputs(facts: Facts) -> Inputs:
-    """Return all columns of ids that a store has, with the roles of their vocabularies."""
-    return Inputs(ids=dict(facts.columns), roles=roles_of(facts, facts.columns))
+    """Return all columns of ids that a store has, the roles of their vocabularies, and vectors."""
+    return Inputs(
+        ids=dict(facts.columns),
+        roles=roles_of(facts, facts.columns),
+        vectors=dict(facts.vectors),
+    )
 
 
 def roles_of(facts: Facts, columns: Iterable[str]) -> dict[str, Mapping[str, int]]:

@@ -25,7 +25,7 @@ from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
-from tokmill.tasks.scores import Scores, token_scores
+from tokmill.tasks.scores import BORDER, Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
 
 Instruction = Literal["none", "border", "last"]
@@ -61,8 +61,6 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """How often a token of the second objective counts."""
 
 
-BORDER = "border"
-"""The column whose bit 0 says that an instruction begins."""
 SOURCE, PLACE = "instruction_source", "instruction_place"
 """Among targets: the position whose state the second objective predicts a token from, and where the
 target of that stands; -1: none."""
@@ -204,6 +202,7 @@ class NextToken(Task):
     """Causal language modelling; the model must not look ahead."""
 
     Config = NextTokenConfig
+    predicts_tokens = True
 
     def __init__(self, config: NextTokenConfig, model: Model, inputs: Inputs) -> None:
         super().__init__(config, model, inputs)
@@ -215,7 +214,7 @@ class NextToken(Task):
                 hint="the task next_token takes causal models, such as decoder and rwkv7",
             )
         check_cut(config.rows, config.length, config.step, "task.")
-        self.config = config
+        self.config: NextTokenConfig = config
         if config.column:
             choose_column(config.column, sizes, "task.")
         self.columns = {config.column: sizes[config.column]} if config.column else dict(sizes)
@@ -277,6 +276,15 @@ class NextToken(Task):
     def count(self, batch: Batch) -> int:
         """Return the number of next tokens; one of several columns counts once."""
         return int(np.count_nonzero(batch.targets[self.column] >= 0))
+
+    @property
+    def continues(self) -> bool:
+        """Whether it predicts every column that it reads."""
+        return list(self.columns) == list(self.sizes)
+
+    def head(self, column: str) -> Tensor:
+        """Return the head (V, D) of a column."""
+        return self.heads.weight(self.model, column)
 
     def logits(self, hidden_BTD: Tensor, column: str = "") -> Tensor:
         """Return (…, V) of a column (the first one) from hidden states (…, D)."""

@@ -17,6 +17,10 @@ from tokmill.models.matmul import product
 from tokmill.store.schema import Array
 
 
+BORDER = "border"
+"""The column whose bit 0 says that an instruction begins."""
+
+
 class Scores(NamedTuple):
     """Of one column, for each position; where there is no target, 0 and False."""
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
+from tokmill.feed.values import Vectors
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.schema import Array, Schema
@@ -50,11 +51,14 @@ class Task(nn.Module):
     """Whether entries of a step are compared with each other: the loss is then `compare`."""
     loop: ClassVar[str] = "rows"
     """What it learns from: a line of `plugins.LOOPS`."""
+    predicts_tokens: ClassVar[bool] = False
+    """Whether `scored` tells how well each token was predicted, for an evaluation taken apart."""
     collects: ClassVar[bool] = False
     """Whether an evaluation keeps what `act` gives for every row, and hands it to `measure`."""
 
     def __init__(self, config: TaskConfig, model: Model, inputs: Inputs) -> None:
         super().__init__()
+        self.config: Any = config
         self.length, self.model, self.reads = config.length, model, inputs
         self.sizes = dict(inputs.ids)
 
@@ -66,6 +70,25 @@ class Task(nn.Module):
         two, without its store.
         """
         return store_inputs(facts)
+
+    @classmethod
+    def token_store(cls, config: Any, store: Store) -> Store:
+        """Return the store whose tokens the model reads: `store`, or one that it refers to.
+
+        What a run remembers of columns and vocabularies (`Facts`) is of that one, so that a run
+        that has learned from entries reads any store with the same vocabularies.
+        """
+        return store
+
+    @classmethod
+    def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:
+        """Return name → the vectors that the model reads under that name, of referred records."""
+        return {}
+
+    @classmethod
+    def entry_rows(cls, config: Any) -> int:
+        """Return the rows of an entry, of entries of several sizes about the most."""
+        return 1
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
         """Return how a store is cut for training; `shards`: so many are mixed at a time, 0: all."""
@@ -79,7 +102,7 @@ class Task(nn.Module):
         """Return the columns that `prepare` wants to see besides those that the model reads.
 
         One with a value a token comes in `Batch.columns`, one with a value a record in
-        `Batch.values`.
+        `Batch.values`. `schema`: of the store, and of that of its tokens.
         """
         return []
 
@@ -192,9 +215,21 @@ class Task(nn.Module):
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
         """Return the sums of `forward`, and the scores of each column that tokens are predicted of.
 
-        Without a gradient; for `tokmill eval`. A task that predicts no tokens has no scores.
+        Without a gradient; for `tokmill eval`, where the task `predicts_tokens`.
         """
-        return self(batch)[1], {}
+        raise NotImplementedError
+
+    @property
+    def continues(self) -> bool:
+        """Whether rows can be continued (`tokmill sample`): by the next token of all that it reads.
+
+        Such a task has a `head`.
+        """
+        return False
+
+    def head(self, column: str) -> Tensor:
+        """Return the matrix (V, D) that makes logits of the next token's ids of hidden states."""
+        raise NotImplementedError
 
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0

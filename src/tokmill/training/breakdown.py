@@ -16,8 +16,7 @@ from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array
 from tokmill.store.stats import count
 from tokmill.tasks.inputs import Facts
-from tokmill.tasks.next_token import BORDER
-from tokmill.tasks.scores import Scores, whole_instructions
+from tokmill.tasks.scores import BORDER, Scores, whole_instructions
 from tokmill.tasks.task import perplexity
 from tokmill.training.data import open_stores
 from tokmill.training.recipe.config import TrainConfig
@@ -187,7 +186,7 @@ def unigram(config: TrainConfig, facts: Facts) -> dict[str, Array]:
             hint="losses of single tokens are told without those of their frequencies",
         )
     stores = open_stores(config.data)
-    if facts_from(stores).fingerprint != facts.fingerprint:
+    if facts_from(config, stores).fingerprint != facts.fingerprint:
         raise TokmillError(
             "it is not the store that the run has learned from",
             where=str(stores[0].path),

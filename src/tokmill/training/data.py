@@ -66,11 +66,12 @@ def make_feed(
     data = config.data
     return Feed(
         [task.rows(store, data.seed, data.shards) for store in stores],
-        rows_a_step(data, task.length, world),
+        entries_a_step(data, task.length * task.entry_rows(config.task), world),
         weights=data.weights,
         seed=data.seed,
         shuffle=data.shuffle,
         columns=columns_to_read(task, stores),
+        vectors=[task.vectors(config.task, store) for store in stores],
     )
 
 
@@ -81,18 +82,19 @@ def columns_to_read(task: Task, stores: Sequence[Store], more: Sequence[str] = (
     """
     extra: list[str] = []
     for store in stores:
-        wanted = task.extra_columns(store.schema)
+        wanted = task.extra_columns({**task.token_store(task.config, store).schema, **store.schema})
         if LOSS in wanted:
             check_mask_of(store)
         extra += wanted
     return list(dict.fromkeys([*task.sizes, *more, *extra]))
 
 
-def rows_a_step(data: DataConfig, length: int, world: int = 1) -> int:
-    """Return the rows of a step over all processes, from `data.batch` or `data.batch_tokens`.
+def entries_a_step(data: DataConfig, length: int, world: int = 1) -> int:
+    """Return the entries of a step over all processes, from `data.batch` or `data.batch_tokens`.
 
-    `length`: positions of a row. Raises `UsageError` with the nearest sizes where `world` processes
-    cannot have whole rows, as many each; in tokens where tokens are asked for.
+    An entry is a row, unless the task says otherwise. `length`: positions of an entry. Raises
+    `UsageError` with the nearest sizes where `world` processes cannot have whole entries, as many
+    each; in tokens where tokens are asked for.
     """
     if not data.batch_tokens:
         rows_a_process(data.batch, world)

@@ -30,16 +30,17 @@ def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[st
     remarkable beside the memory that is there, for the `local` processes of this machine (0: all).
     """
     stores = open_stores(config.data)
-    facts = facts_from(stores)
+    facts = facts_from(config, stores)
     if config.run.start:
         facts = start_facts(Path(config.run.start), facts)
     inputs = inputs_of(config, facts)
     with torch.device("meta"):
         task = make_task(config, inputs)
     feed = make_feed(config, task, stores, processes)
-    share = feed.batch_size // processes
-    micro = min(share, max(1, config.run.micro_tokens // task.length))
-    a_step = feed.batch_size * task.length
+    each = task.entry_rows(config.task)
+    share = feed.batch_size // processes * each
+    micro = min(share, each * max(1, config.run.micro_tokens // (task.length * each)))
+    a_step = feed.batch_size * each * task.length
     flops = task.flops_per_token(task.length)
     tensors = step_bytes(config, inputs, micro, -(-share // micro), processes)
     one, needed = whole_bytes(config, tensors, len(inputs.embedded), share, local or processes)
@@ -49,7 +50,7 @@ def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[st
         "columns": inputs.embedded,
         "parameters": task.parameter_count(),
         "tensors": {name: list(tensor.shape) for name, tensor in task.named_parameters()},
-        "batch": [feed.batch_size, task.length],
+        "batch": [feed.batch_size * each, task.length],
         "micro_batch": [micro, task.length],
         "tokens_per_step": a_step,
         "steps": config.run.steps,
@@ -88,5 +89,7 @@ def stores_of(feed: Feed, weights: tuple[float, ...]) -> list[dict[str, Any]]:
 def padding(source: Rows) -> float:
     """Return the share of the positions of rows at which nothing stands; of a sample, if many."""
     count = min(len(source), SAMPLE)
-    spans = source.spans(np.arange(count) * len(source) // count, 0)
-    return 1 - int((spans.stop - spans.start).sum()) / (count * source.length)
+    sample = np.arange(count) * len(source) // count
+    spans, sizes = source.spans(sample, 0), source.sizes(sample)
+    rows = count if sizes is None else int(sizes.sum())
+    return 1 - int((spans.stop - spans.start).sum()) / (rows * source.length)

@@ -10,16 +10,20 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from tokmill.errors import TokmillError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.store.check import ShardCheck
-from tokmill.tasks.next_token import BORDER, NextToken
+from tokmill.store.schema import Array
+from tokmill.tasks.inputs import Facts
+from tokmill.tasks.scores import BORDER
 from tokmill.tasks.task import Task, to_tensors
 from tokmill.training.breakdown import Breakdown, Groups, unigram
 from tokmill.training.data import open_to_evaluate, overlay_notes
 from tokmill.training.engines.device import moved, pick_device
 from tokmill.training.engines.precision import Precision
 from tokmill.training.engines.reduce import add
+from tokmill.training.engines.single import Single
 from tokmill.training.loader import micro_batches
+from tokmill.training.recipe.config import OptimConfig, TrainConfig
 from tokmill.training.runs.run import load_task, read_run
 from tokmill.training.runs.weights import step_of, weights_at
 from tokmill.training.validation import Validation, open_validation
@@ -61,28 +65,28 @@ def evaluate(
     config, facts = read_run(run)
     opened = open_to_evaluate(str(store), replace(config.data, partial=partial))
     task = load_task(run, at)
-    extra = [BORDER] if isinstance(task, NextToken) and BORDER in opened.token_columns else []
+    border = BORDER if task.predicts_tokens and BORDER in opened.token_columns else ""
     validation = open_validation(
-        opened, facts, task, batch=batch or config.data.batch, rows=rows, extra=extra
+        opened,
+        facts,
+        task,
+        batch=batch or config.data.batch,
+        rows=rows,
+        extra=[border] if border else [],
     )
-    groups = Groups(validation.feed.sources[0], by) if by else None
-    baseline, notes = {}, overlay_notes(opened, config.data)
-    try:
-        baseline = unigram(config, facts)
-    except TokmillError as error:
-        where = f" ({error.where})" if error.where else ""
-        notes.append(f"without unigram losses, which the training store tells: {error.what}{where}")
-    breakdown = Breakdown(baseline, groups)
+    notes = overlay_notes(opened, config.data)
     place = pick_device(device)
     watched = [opened] if config.data.verify else []
-    with (
-        ShardCheck(watched),
-        torch.no_grad(),
-        Precision(config.run.precision, place).autocast(),
-    ):
-        metrics, tokens = measure(
-            task.to(place), validation, breakdown, config.run.micro_tokens, place
-        )
+    with ShardCheck(watched):
+        if task.predicts_tokens:
+            apart = breakdown_of(config, facts, validation, by, notes)
+            found, tokens = taken_apart(config, task, validation, apart, place)
+        else:
+            refuse_by(by, config)
+            # The loop measures so too.
+            engine = Single(replace(config.run, device=str(place), compile=False))
+            engine.prepare(task, OptimConfig())
+            found, tokens = validation.measure(task, engine, config.run.micro_tokens)
     return {
         "run": str(run),
         "store": str(store),
@@ -90,30 +94,56 @@ def evaluate(
         "step": step_of(weights_at(run, at).parent),
         "rows": validation.size,
         "tokens": tokens,
-        **metrics,
-        **breakdown.report(),
+        **found,
         "notes": notes,
     }
 
 
-def measure(
+def refuse_by(by: str, config: TrainConfig) -> None:
+    """Raise `UsageError` where a loss is to be taken apart that is not one of tokens."""
+    if by:
+        raise UsageError(
+            f"the task {config.task.kind} predicts no tokens, so its loss is not told by a column",
+            where="--by",
+            hint="leave it out",
+        )
+
+
+def breakdown_of(
+    config: TrainConfig, facts: Facts, validation: Validation, by: str, notes: list[str]
+) -> Breakdown:
+    """Return what takes the evaluation apart; `notes` gets why there is no baseline."""
+    groups = Groups(validation.feed.sources[0], by) if by else None
+    baseline: dict[str, Array] = {}
+    try:
+        baseline = unigram(config, facts)
+    except TokmillError as error:
+        where = f" ({error.where})" if error.where else ""
+        notes.append(f"without unigram losses, which the training store tells: {error.what}{where}")
+    return Breakdown(baseline, groups)
+
+
+def taken_apart(
+    config: TrainConfig,
     task: Task,
     validation: Validation,
     breakdown: Breakdown,
-    micro_tokens: int,
     device: torch.device,
-) -> tuple[dict[str, float], int]:
-    """Return (metrics, targets) as `Validation.measure`, and add each target to the breakdown."""
+) -> tuple[dict[str, Any], int]:
+    """Return (metrics and breakdown, targets) of a task that predicts tokens."""
     sums: dict[str, Tensor] = {}
     count = 0
-    for rows in validation.numbers():
-        raw = validation.feed.make(np.zeros_like(rows), rows)
-        batch = task.prepare(raw)
-        count += task.count(batch)
-        breakdown.mark(rows, raw, batch)
-        for part in micro_batches(batch, micro_tokens):
-            found, scores = task.scored(moved(to_tensors(part, device), device))
-            add(sums, found)
-            breakdown.add(part.targets, scores)
+    task.to(device)
+    with torch.no_grad(), Precision(config.run.precision, device).autocast():
+        for rows in validation.numbers():
+            raw = validation.feed.make(np.zeros_like(rows), rows)
+            batch = task.prepare(raw)
+            count += task.count(batch)
+            breakdown.mark(rows, raw, batch)
+            for part in micro_batches(batch, config.run.micro_tokens):
+                found, scores = task.scored(moved(to_tensors(part, device), device))
+                add(sums, found)
+                breakdown.add(part.targets, scores)
     numbers = {name: value.item() for name, value in sums.items()}
-    return task.report(numbers, count, validation.bytes_per_token), count
+    metrics = task.report(numbers, count, validation.bytes_per_token)
+    return {**metrics, **breakdown.report()}, count

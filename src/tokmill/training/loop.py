@@ -11,13 +11,14 @@ from tokmill.store.check import ShardCheck
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
-from tokmill.training.data import make_feed, rows_a_step
+from tokmill.training.data import entries_a_step, make_feed
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.reduce import most
 from tokmill.training.launch import place
 from tokmill.training.loader import Loader, evened
 from tokmill.training.not_finite import PartLoss, not_finite
 from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.runs.run import task_type
 from tokmill.training.session import Session
 from tokmill.training.validation import validation_of
 
@@ -43,14 +44,15 @@ class RowLoop:
         self.feed = make_feed(config, task, stores, engine.world)
         self.validation = validation_of(config, facts, task)
         self.evaluates = self.validation is not None
-        self.read = [*stores]
-        if self.validation:
-            self.read.append(self.validation.feed.sources[0].store)
+        feeds = [self.feed, *([self.validation.feed] if self.validation else [])]
+        read = [*stores, *(store for feed in feeds for store in feed.stores)]
+        self.read = list({store.path: store for store in read}.values())
 
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
         """Return the rows of a step over all processes."""
-        return rows_a_step(config.data, config.task.length, world)
+        each = task_type(config).entry_rows(config.task)
+        return each * entries_a_step(config.data, config.task.length * each, world)
 
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:

@@ -127,7 +127,7 @@ def train(
     ):
         kind: type[Loop] = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
         stores = open_stores(config.data) if kind.reads_stores else []
-        facts = runs.facts_of(out, stores)
+        facts = runs.facts_of(out, config, stores)
         newest = newest_whole(out, engine)
         start = Path(config.run.start) if config.run.start and not newest else None
         if start:

@@ -1,11 +1,12 @@
-"""A store to evaluate on: every token once, or evenly spaced rows."""
+"""A store to evaluate on: every token once, or evenly spaced rows or entries of several rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tokmill.feed.feed import Batch, Feed
@@ -15,6 +16,7 @@ from tokmill.store.store import Store
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
 from tokmill.training.data import columns_to_read, open_to_evaluate
+from tokmill.training.engines.compare import results_of_all
 from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.reduce import add, most, over_processes
 from tokmill.training.loader import evened, micro_batches, to_micro
@@ -24,7 +26,7 @@ from tokmill.training.runs.run import check_store
 
 @dataclass(frozen=True)
 class Validation:
-    """The feed of a store. `rows`: how many are taken, evenly spaced; 0: all of them."""
+    """The feed of a store. `rows`: how many entries are taken, evenly spaced; 0: all of them."""
 
     feed: Feed
     rows: int
@@ -35,52 +37,99 @@ class Validation:
 
     @property
     def size(self) -> int:
-        """Number of rows that are taken."""
+        """Number of entries that are taken."""
         available = len(self.feed.sources[0])
         return min(self.rows or available, available)
 
     def numbers(self, rank: int = 0, world: int = 1) -> Iterator[Array]:
-        """Yield the rows of one process (int64), a batch at a time, the last one may be smaller.
+        """Yield the entries of one process (int64), a batch at a time, the last one may be smaller.
 
-        Each process gets as many; where rows are too few, -1 stands for one that teaches nothing.
+        Each process gets as many; where they are too few, -1 stands for one that teaches nothing.
         """
-        rows = (np.arange(self.size) * len(self.feed.sources[0]) // self.size)[rank::world]
+        entries = (np.arange(self.size) * len(self.feed.sources[0]) // self.size)[rank::world]
         share = -(-self.size // world)
-        rows = np.append(rows, np.full(share - len(rows), -1))
+        entries = np.append(entries, np.full(share - len(entries), -1))
         for start in range(0, share, self.feed.batch_size):
-            yield rows[start : start + self.feed.batch_size]
+            yield entries[start : start + self.feed.batch_size]
+
+    def shared_numbers(self, rank: int = 0, world: int = 1) -> Iterator[Array]:
+        """Yield as `numbers` does, for batches that are the same for any number of processes.
+
+        A batch is of all processes together, the first entries of the first process.
+        """
+        entries = np.arange(self.size) * len(self.feed.sources[0]) // self.size
+        for start in range(0, self.size, self.feed.batch_size):
+            batch = entries[start : start + self.feed.batch_size]
+            share = -(-len(batch) // world)
+            padded = np.append(batch, np.full(share * world - len(batch), -1))
+            yield padded[rank * share : (rank + 1) * share]
 
     def batches(self, task: Task, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Yield the prepared batches of one process."""
-        for rows in self.numbers(rank, world):
-            batch = task.prepare(self.feed.make(np.zeros_like(rows), rows.clip(min=0)))
-            idle = rows < 0
+        together = task.compares or task.collects
+        for entries in (self.shared_numbers if together else self.numbers)(rank, world):
+            batch = task.prepare(self.feed.make(np.zeros_like(entries), entries.clip(min=0)))
+            idle = (entries < 0)[batch.entry]
             yield task.nothing(batch, idle) if idle.any() else batch
 
     def measure(
         self, task: Task, engine: Engine, micro_tokens: int
     ) -> tuple[dict[str, float], int]:
-        """Return (metrics, targets); each process takes its part of the rows."""
+        """Return (metrics, targets); each process takes its part of the entries."""
         sums: dict[str, Tensor] = {}
+        kept: list[dict[str, Tensor]] = []
         count = 0
         for batch in self.batches(task, engine.rank, engine.world):
             count += task.count(batch)
             cut = micro_batches(batch, micro_tokens, trim=self.trim)
             parts = [to_micro(part, engine.device) for part in cut]
             # A forward may be one of all processes: each does as many.
-            for part in evened(task, parts, most(engine, len(parts))):
-                add(sums, engine.evaluate(part.tensors))
+            tensors = [part.tensors for part in evened(task, parts, most(engine, len(parts)))]
+            if task.compares or task.collects:
+                kept.append(results_of_all(engine, tensors))
+            if task.compares:
+                add(sums, of_first(engine, compared(task, kept[-1])))
+            else:
+                for part in tensors:
+                    add(sums, engine.evaluate(part))
         total = int(engine.total([count])[0])
-        return task.report(over_processes(engine, sums), total, self.bytes_per_token), total
+        metrics = task.report(over_processes(engine, sums), total, self.bytes_per_token)
+        return {**metrics, **(task.measure(joined(kept)) if task.collects else {})}, total
+
+
+def compared(task: Task, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the sums of the entries of a batch among themselves (`Task.compare`)."""
+    rest = dict(results)
+    return task.compare(rest.pop("vectors"), rest)[1]
+
+
+def of_first(engine: Engine, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return sums of all processes so that they can be added up over these."""
+    return {name: value if engine.rank == 0 else value * 0 for name, value in sums.items()}
+
+
+def joined(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the results of several batches as those of one, with entries numbered through."""
+    ends = np.cumsum([0, *(int(one["entry"].max()) + 1 for one in batches)]).tolist()
+    numbered = [
+        {**one, "entry": one["entry"] + end} for one, end in zip(batches, ends[:-1], strict=True)
+    ]
+    return {name: torch.cat([one[name].cpu() for one in numbered]) for name in batches[0]}
 
 
 def open_validation(
     store: Store, facts: Facts, task: Task, *, batch: int, rows: int, extra: Sequence[str] = ()
 ) -> Validation:
     """Open a store, whose ids must mean what the run's mean; `extra`: columns to read besides."""
-    check_store(facts, store)
+    check_store(facts, task.token_store(task.config, store))
     columns = columns_to_read(task, [store], extra)
-    feed = Feed(task.evaluation_rows(store), batch, shuffle=False, columns=columns)
+    feed = Feed(
+        task.evaluation_rows(store),
+        batch,
+        shuffle=False,
+        columns=columns,
+        vectors=[task.vectors(task.config, store)],
+    )
     # Bytes are known of whole documents, not of the tokens in them that a mask leaves.
     bytes_ = 0.0 if leaves_out(store) else store.bytes_per_token() or 0.0
     return Validation(feed, rows, bytes_)

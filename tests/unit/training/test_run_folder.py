@@ -11,6 +11,7 @@ from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.inputs import Facts
+from tokmill.training.recipe.config import from_dict
 from tokmill.training.runs.run import check_store, facts_from
 from toy import cycles, make_store
 
@@ -28,4 +29,4 @@ def test_a_store_of_other_columns_is_another_kind_of_store(tmp_path: Path) -> No
         check_store(facts, texts)
     said = "the run was trained on the columns asm, mne; the store has token"
     assert caught.value.what == said and "recode" not in caught.value.hint
-    check_store(facts_from([texts]), texts)
+    check_store(facts_from(from_dict({}), [texts]), texts)

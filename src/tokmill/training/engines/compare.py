@@ -35,32 +35,59 @@ def compare_step(
     for part in parts:
         states.append(torch_states())
         made.append(results_of(engine, part, sum(map(len_of, made))))
-    mine = {name: torch.cat([one[name] for one in made]) for name in made[0]}
-    whole = {name: engine.gather(value) for name, value in mine.items()}
-    first = sum(map(len, whole["entry"][: engine.rank]))
-    order, entry = order_of(whole["entry"])
-    rows = {name: torch.cat(values)[order] for name, values in whole.items()}
+    rows, order, counts = of_all(engine, made)
     vectors = rows.pop("vectors").float().requires_grad_()
-    loss, sums = task.compare(vectors, rows | {"entry": entry})
+    loss, sums = task.compare(vectors, rows)
     (found,) = torch.autograd.grad(loss, vectors)
-    pull = found.new_zeros(sum(map(len, whole["entry"])), *found.shape[1:])
+    pull = found.new_zeros(sum(counts), *found.shape[1:])
     pull[order] = found * scale
-    pulls = torch.split(pull[first : first + len_of(mine)], [len_of(one) for one in made])
+    own = pull.split(counts)[engine.rank]
+    pulls = torch.split(own, [len_of(one) for one in made])
     for number, (part, state, own) in enumerate(zip(parts, states, pulls, strict=True), 1):
         set_torch_states(state)
         engine.micro(part, number == len(parts), 1.0, own)
     return {name: value if engine.rank == 0 else value * 0 for name, value in sums.items()}
 
 
-def results_of(engine: Engine, part: Tensors, before: int) -> dict[str, Tensor]:
+def results_of_all(engine: Engine, parts: Sequence[Tensors]) -> dict[str, Tensor]:
+    """Return what a task gives for all rows of a batch without dropout, as `Task.compare` has it.
+
+    `parts`: the micro-batches of this process, as many in each. Every process calls this, and each
+    gets all of it.
+    """
+    made: list[dict[str, Tensor]] = []
+    for part in parts:
+        made.append(results_of(engine, part, sum(map(len_of, made)), train=False))
+    return of_all(engine, made)[0]
+
+
+def of_all(
+    engine: Engine, made: Sequence[dict[str, Tensor]]
+) -> tuple[dict[str, Tensor], Tensor, list[int]]:
+    """Return results of all processes and micro-batches, with entries numbered from 0.
+
+    Without the rows that are in no entry. And the number of each row among those of all processes
+    end to end (`order_of`), and how many of these each process has.
+    """
+    mine = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+    whole = {name: engine.gather(value) for name, value in mine.items()}
+    order, entry = order_of(whole["entry"])
+    rows = {name: torch.cat(values)[order] for name, values in whole.items()}
+    return rows | {"entry": entry}, order, [len(one) for one in whole["entry"]]
+
+
+def results_of(
+    engine: Engine, part: Tensors, before: int, train: bool = True
+) -> dict[str, Tensor]:
     """Return what a task gives for the rows of a micro-batch, and the entry of each.
 
-    `before`: rows of the micro-batches before it, for rows that are each an entry.
+    `before`: rows of the micro-batches before it, for rows that are each an entry. `train`: with
+    dropout.
     """
-    results = engine.act(part, train=True)
-    rows = len(results["vectors"])
-    entry = torch.arange(before, before + rows) if part.entry is None else part.entry
-    return results | {"entry": entry.to(results["vectors"].device)}
+    results = engine.act(part, train=train)
+    some = next(iter(results.values()))
+    entry = torch.arange(before, before + len(some)) if part.entry is None else part.entry
+    return results | {"entry": entry.to(some.device)}
 
 
 def len_of(results: dict[str, Tensor]) -> int:

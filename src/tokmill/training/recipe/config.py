@@ -24,7 +24,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     val: str = ""
     """The store to evaluate on; none: no evaluation."""
     batch: int = 16
-    """Rows a step, over all processes."""
+    """Rows a step, over all processes; entries, where the task puts several rows together."""
     batch_tokens: int = 0
     """Tokens a step in place of rows; 0: `batch` rows."""
     shards: int = 0

@@ -128,13 +128,13 @@ def check_resume(out: Path, config: TrainConfig) -> None:
     )
 
 
-def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
+def facts_of(out: Path, config: TrainConfig, stores: Sequence[Store]) -> Facts:
     """Return what a run keeps of its stores; a run that has begun must know their fingerprint."""
-    facts = facts_from(stores)
+    facts = facts_from(config, stores)
     if (out / RECIPE).exists():
         before: Facts = read_json(out / FACTS, Facts)
         for store in stores[:1]:
-            check_store(before, store)
+            check_store(before, task_type(config).token_store(config.task, store))
         if before.fingerprint != facts.fingerprint:
             raise TokmillError(
                 f"the store is not the one that the run began with: fingerprint "
@@ -146,25 +146,39 @@ def facts_of(out: Path, stores: Sequence[Store]) -> Facts:
     return facts
 
 
-def facts_from(stores: Sequence[Store]) -> Facts:
+def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
     """Return the facts of stores: the first one says what ids mean, the others must agree.
 
-    Without a store there is nothing to know.
+    Those of entries are the facts of the stores that hold their tokens (`Task.token_store`), and
+    the fingerprint is of both. Without a store there is nothing to know.
     """
     if not stores:
         return Facts(fingerprint="", columns={}, schema={}, vocabularies={})
-    store = stores[0]
-    digests = [one.content for one in stores]
+    task = task_type(config)
+    tokens = [task.token_store(config.task, store) for store in stores]
+    vectors = [task.vectors(config.task, store) for store in stores]
+    store = tokens[0]
+    digests = [
+        content_of(one, [other, *(found.store for found in read.values())])
+        for one, other, read in zip(stores, tokens, vectors, strict=True)
+    ]
     facts = Facts(
         fingerprint=digests[0] if len(digests) == 1 else canonical_digest(digests),
         columns=column_sizes(store),
         schema=store.schema,
         vocabularies=store.vocabularies,
         bytes_per_token=store.bytes_per_token() or 0.0,
+        vectors={name: found.width for name, found in vectors[0].items()},
     )
-    for other in stores[1:]:
+    for other in tokens[1:]:
         check_store(facts, other)
     return facts
+
+
+def content_of(store: Store, read: Sequence[Store]) -> str:
+    """Return the digest of a store, and of the others that are read with it."""
+    others = [other.content for other in read if other is not store]
+    return canonical_digest([store.content, *others]) if others else store.content
 
 
 def begin(
@@ -181,7 +195,7 @@ def begin(
     if not (out / RECIPE).exists():
         make_folder(out / VOCAB)
         for store in stores[:1]:
-            copy_vocabularies(store, out)
+            copy_vocabularies(task_type(config).token_store(config.task, store), out)
         write_file(out / FACTS, encode(facts))
     for name, data in (files or {}).items():
         write_file(inside(out, name), data)
@@ -198,7 +212,7 @@ def copy_vocabularies(store: Store, out: Path) -> None:
 
 
 def _same_vocabulary(mine: Vocabulary) -> str:
-    if mine.file.startswith("tokenizer"):
+    if mine.coder == "tokenizer":
         return (
             "build it with the same vocabulary: `tokmill build … --tokenizer` takes the folder of "
             "a run or of a store"
