@@ -46,8 +46,9 @@ def labelled(path: Path, records: int = 40, classes: int = 4, seed: int = 0) -> 
 def tuples_of(path: Path, functions: Path, count: int = 24, seed: int = 0) -> Path:
     """A store of `count` records that refers to a labelled one; overlay `entries`.
 
-    Columns: `anchor`, `positive` (of the same label) and `negative`, a record each; and with a
-    value a token `member`, 1 to 4 records of one label.
+    Columns: `anchor`, `positive` (of the same label) and `negative`, a record each; `other`, which
+    is of the same label where `same` is 1; and with a value a token `member`, 1 to 4 records of one
+    label, which is `group`.
     """
     random = np.random.default_rng(seed)
     label = Store(functions, ["label"]).column("label")
@@ -60,5 +61,9 @@ def tuples_of(path: Path, functions: Path, count: int = 24, seed: int = 0) -> Pa
     make_store(path, [np.ones(len(group), np.int64) for group in groups])
     values = {"anchor": anchor, "positive": same, "negative": other}
     lay(path, "entries", {n: np.asarray(v, np.uint32) for n, v in values.items()}, functions)
+    flips = random.integers(0, 2, count)
+    mixed = np.where(flips, same, other)
+    lay(path, "others", {"other": mixed.astype(np.uint32)}, functions)
+    lay(path, "labels", {"same": flips.astype(np.uint32), "group": label[anchor]})
     lay(path, "groups", {"member": np.concatenate(groups).astype(np.uint32)}, functions)
     return path

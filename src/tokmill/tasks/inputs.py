@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 
 import msgspec
+import numpy as np
 
-from tokmill.feed.feed import id_counts
+from tokmill.feed.feed import Batch, id_counts
 from tokmill.models.inputs import Inputs
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
@@ -57,3 +59,20 @@ def column_sizes(store: Store) -> dict[str, int]:
     (imported from bare ids), whose largest id then says how many there are.
     """
     return {name: n for name, n in id_counts(store).items() if not store.schema[name].width}
+
+
+SEGMENT = "segment"
+"""A column that tells the spans of a pair apart: 0, 1; 0 at padding. It is made, of 2 ids."""
+
+
+def joined(batch: Batch) -> Batch:
+    """Return rows of pairs (`feed.entries.Pairs`) that are read together, with a `SEGMENT`.
+
+    What were two documents of a row is one, so that a model sees both at once.
+    """
+    segment = np.maximum(batch.document, 0).astype(np.int64)
+    return dataclasses.replace(
+        batch,
+        columns={**batch.columns, SEGMENT: segment},
+        document=np.minimum(batch.document, 0),
+    )

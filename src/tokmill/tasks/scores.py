@@ -16,7 +16,6 @@ from tokmill.models.layers import CHUNK, LEAST_ROWS, product_dtype
 from tokmill.models.matmul import product
 from tokmill.store.schema import Array
 
-
 BORDER = "border"
 """The column whose bit 0 says that an instruction begins."""
 

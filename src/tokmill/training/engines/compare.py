@@ -41,8 +41,8 @@ def compare_step(
     (found,) = torch.autograd.grad(loss, vectors)
     pull = found.new_zeros(sum(counts), *found.shape[1:])
     pull[order] = found * scale
-    own = pull.split(counts)[engine.rank]
-    pulls = torch.split(own, [len_of(one) for one in made])
+    mine = torch.split(pull, counts)[engine.rank]
+    pulls = torch.split(mine, [len_of(one) for one in made])
     for number, (part, state, own) in enumerate(zip(parts, states, pulls, strict=True), 1):
         set_torch_states(state)
         engine.micro(part, number == len(parts), 1.0, own)
@@ -76,9 +76,7 @@ def of_all(
     return rows | {"entry": entry}, order, [len(one) for one in whole["entry"]]
 
 
-def results_of(
-    engine: Engine, part: Tensors, before: int, train: bool = True
-) -> dict[str, Tensor]:
+def results_of(engine: Engine, part: Tensors, before: int, train: bool = True) -> dict[str, Tensor]:
     """Return what a task gives for the rows of a micro-batch, and the entry of each.
 
     `before`: rows of the micro-batches before it, for rows that are each an entry. `train`: with

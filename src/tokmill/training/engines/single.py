@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Single(Saved):
     name = "single"
     files: Mapping[str, bytes] = {}
     rank, world = 0, 1
-    compiles = True
+    compiles: ClassVar[bool] = True
     learner: nn.Module
     """What a step runs: the task as a `Learner`, or what an engine wraps around that."""
     plain: nn.Module

@@ -1,0 +1,220 @@
+"""A task of each kind, trained: in parts, in two processes, resumed, evaluated, opened again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tokmill
+import toy
+from entry_stores import labelled, lay, tuples_of
+from processes import together, values
+from tokmill import plugins
+from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.training.estimate import estimate
+from tokmill.training.evaluate import evaluate
+from tokmill.training.recipe.config import from_dict
+from tokmill.training.runs.run import load_task
+from toy import losses, stop_after, weights
+from toy_tasks import NAMES, TASKS
+
+torch.set_num_threads(1)
+OVERLAYS = {
+    "label": ["label"],
+    "soft": ["label"],
+    "pair": ["entries", "others", "labels"],
+    "triplet": ["entries"],
+    "set": ["groups", "labels"],
+}
+STEPS = 6
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, part in TASKS.items():
+        monkeypatch.setitem(plugins.TASKS, name, part)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stores")
+    functions = labelled(root / "functions")
+    label = np.eye(4, dtype=np.float32)[tokmill.Store(functions, ["label"]).column("label")]
+    noise = np.random.default_rng(1).normal(size=label.shape) / 4
+    lay(functions, "vectors", {"vector": (label + noise).astype(np.float32)})
+    tuples_of(root / "tuples", functions)
+    # 13 are no whole batches for two processes.
+    tuples_of(root / "val", functions, 13, seed=5)
+    labelled(root / "functions-val", 13, seed=5)
+    return root
+
+
+def recipe(stores: Path, name: str, **run: Any) -> dict[str, Any]:
+    single = name in ("label", "soft")
+    train, val = ("functions", "functions-val") if single else ("tuples", "val")
+    kind = {"kind": "encoder", "context": 32} if name in ("pair", "set") else {}
+    return toy.recipe(
+        stores / train,
+        STEPS,
+        data={"val": str(stores / val), "overlays": OVERLAYS[name], "batch": 8},
+        model=kind,
+        optim={"lr": 3e-3 if kind else 1e-2},
+        task={"kind": name, "length": 16},
+        run={"eval_every": 3, "eval_rows": 0, **run},
+    )
+
+
+def train_all(stores: Path, folder: Path, **run: Any) -> None:
+    """Train every task, whole and stopped in the middle."""
+    for name in NAMES:
+        plugins.TASKS[name] = TASKS[name]
+        for kind, stop in (("whole", 0), ("parts", 4)):
+            with pytest.MonkeyPatch.context() as patch:
+                stop_after(stop, patch)
+                out = folder / name / kind
+                try:
+                    tokmill.train(recipe(stores, name, **run), out, quiet=True)
+                except (Interrupted, SystemExit):
+                    if torch.distributed.is_initialized():
+                        torch.distributed.destroy_process_group()
+                    tokmill.train(recipe(stores, name, **run), out, resume=True, quiet=True)
+
+
+def in_two(stores: Path, folder: Path) -> None:
+    train_all(stores, folder / "two", engine="ddp", micro_tokens=50)
+
+
+@pytest.fixture(scope="module")
+def runs(stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    before = dict(plugins.TASKS)
+    try:
+        train_all(stores, folder / "one")
+        values(together(2, in_two, stores, folder))
+    finally:
+        plugins.TASKS.clear()
+        plugins.TASKS.update(before)
+    return folder
+
+
+def same(left: Path, right: Path, *names: str) -> None:
+    for name in ("loss", "grad_norm", "tokens", "val_loss", *names):
+        assert losses(left, name) == pytest.approx(losses(right, name), abs=1e-5), name
+    kept = weights(right)
+    for name, tensor in weights(left).items():
+        torch.testing.assert_close(tensor, kept[name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "pair"])
+def test_it_learns(name: str, runs: Path) -> None:
+    found = losses(runs / "one" / name / "whole")
+    assert (found[5] + found[STEPS]) / 2 < found[1], found
+
+
+def test_pairs_are_learned(stores: Path, tmp_path: Path) -> None:
+    """Neither span alone says whether both are alike, so it takes longer."""
+    value = recipe(stores, "pair", steps=60, eval_every=0)
+    tokmill.train(value, tmp_path / "run", quiet=True)
+    found = [*losses(tmp_path / "run").values()]
+    assert sum(found[-6:]) < 0.5 * sum(found[:6]), found
+
+
+@pytest.mark.parametrize("processes", ["one", "two"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_that_was_stopped_is_the_same_to_the_bit(
+    name: str, processes: str, runs: Path
+) -> None:
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        whole, parts = (
+            runs / processes / name / kind / "checkpoints/step-00000006" / file
+            for kind in ("whole", "parts")
+        )
+        assert whole.read_bytes() == parts.read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_processes_and_micro_batches_are_the_same_training(name: str, runs: Path) -> None:
+    more = {"triplet": ("val_mrr", "val_pool"), "soft": ()}
+    same(
+        runs / "two" / name / "whole",
+        runs / "one" / name / "whole",
+        *more.get(name, ("val_recall", "val_evaluated")),
+    )
+
+
+def test_an_evaluation_sees_every_entry_once(runs: Path) -> None:
+    for processes in ("one", "two"):
+        pool = losses(runs / processes / "triplet/whole", "val_pool")
+        assert set(pool.values()) == {26.0}
+        seen = losses(runs / processes / "label/whole", "val_evaluated")
+        assert set(seen.values()) == {13.0}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_eval_tells_what_the_training_told(name: str, runs: Path, stores: Path) -> None:
+    run = runs / "one" / name / "whole"
+    value = recipe(stores, name)
+    found = evaluate(run, value["data"]["val"], device="cpu")
+    for metric in ("loss", "mrr", "recall"):
+        if logged := losses(run, f"val_{metric}"):
+            assert found[metric] == pytest.approx(logged[STEPS], abs=1e-6)
+    assert found["rows"] == 13
+    with pytest.raises(UsageError, match="predicts no tokens"):
+        evaluate(run, value["data"]["val"], device="cpu", by="bytes")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_opens_without_its_stores(
+    name: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(runs / "one" / name / "whole", tmp_path / "run")
+    recipe_file = tmp_path / "run/recipe.json"
+    value = json.loads(recipe_file.read_text())
+    value["data"] |= {"train": "/nowhere", "val": ""}
+    recipe_file.write_text(json.dumps(value))
+    task = load_task(tmp_path / "run")
+    kept = weights(runs / "one" / name / "whole")
+    assert {n: t.shape for n, t in task.state_dict().items()} == {
+        n: t.shape for n, t in kept.items()
+    }
+    # Roles are those of the vocabulary of the tokens' store, and its file is kept.
+    if task.reads.ids:
+        assert task.reads.role("token", "eot") == toy.EOT
+        with pytest.raises(UsageError, match="no 'mask' token"):
+            task.reads.role("token", "mask")
+        assert (tmp_path / "run/vocab/token.json").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_dry_run(name: str, stores: Path) -> None:
+    found = estimate(from_dict(recipe(stores, name, micro_tokens=64)))
+    rows = 24 if name == "triplet" else 8
+    assert found["batch"] == [rows, 16]
+    assert found["micro_batch"][0] == (3 if name == "triplet" else 4)
+    assert found["tensor_bytes"] > 4 * 4 * found["parameters"]
+
+
+def test_a_run_over_entries_makes_vectors_of_plain_stores(runs: Path, stores: Path) -> None:
+    run = runs / "one/triplet/whole"
+    tokmill.build("embed", stores / "functions-val", run=str(run), device="cpu", name="made")
+    store = tokmill.Store(stores / "functions-val", ["made"])
+    (column,) = store.overlays["made"].schema
+    assert store.column(column).shape == (13, 16)
+
+
+def test_a_referred_store_that_changed_ends_a_resume(
+    runs: Path, stores: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stores, tmp_path / "stores")
+    shutil.copytree(runs / "one/triplet/parts", tmp_path / "run")
+    shutil.rmtree(tmp_path / "stores/functions")
+    labelled(tmp_path / "stores/functions", seed=9)
+    value = recipe(tmp_path / "stores", "triplet")
+    with pytest.raises(TokmillError, match="refers to"):
+        tokmill.train(value, tmp_path / "run", resume=True, quiet=True)
