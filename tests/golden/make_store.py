@@ -104,7 +104,7 @@ def anywhere(store: Path) -> dict[str, bytes]:
     found = {
         path.relative_to(store).as_posix(): path.read_bytes()
         for path in sorted(store.rglob("*"))
-        if path.is_file() and path.name not in (".lock", "events.jsonl", "stamps.jsonl")
+        if path.is_file() and path.name not in NO_CONTENT[:2] and path.parent.name != "cache"
     }
     for name in [name for name in found if name.endswith("inputs.jsonl")]:
         for path, short in ((store, "store"), (INPUT, "input"), (HERE, "golden")):

@@ -16,8 +16,9 @@ from msgspec import UNSET
 from tokmill import plugins
 from tokmill.builds.folder import remove_shards, sweep, write_if_different
 from tokmill.builds.hints import hint, hint_of_source
-from tokmill.builds.make_shard import ShardJob
+from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.prepare import BuildRecipe, How, Prepared
+from tokmill.builds.probe import mend_probe
 from tokmill.builds.source import Item
 from tokmill.builds.watch import Watch
 from tokmill.errors import TokmillError
@@ -25,6 +26,7 @@ from tokmill.files import locked, remove, write_file
 from tokmill.progress import Progress, human_bytes, human_time
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, Receipt
+from tokmill.store.probe import probe_digest
 from tokmill.store.seal import sealed
 from tokmill.store.store import Store, make_manifest, read_planned, read_receipts
 
@@ -152,7 +154,8 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
             )
             held.enter_context(lock)
         sweep(out)
-        manifest = make_manifest(plan, ordered, complete=True)
+        mend_probe(out, plan, planned_work(out, plan).source)
+        manifest = make_manifest(plan, ordered, complete=True, probe=probe_digest(out))
         rejects = Rejects(out, how.max_rejects, plan, prepared.planned)
         rejects.add(ordered, all_of_them=manifest.records > 0)
         if manifest.records == 0:
@@ -202,7 +205,8 @@ def stop_early(
     watch: Watch,
 ) -> Store:
     """End a build at its time limit: a partial store, and what the whole would take."""
-    manifest = make_manifest(prepared.plan, in_order(prepared.planned, receipts), complete=False)
+    ordered = in_order(prepared.planned, receipts)
+    manifest = make_manifest(prepared.plan, ordered, complete=False, probe=probe_digest(out))
     write_if_different(out / "manifest.json", sealed(manifest))
     if not manifest.records:
         remove(out / "projection.json")

@@ -30,6 +30,8 @@ from tokmill.files import (
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import SHARD_FILE, Manifest, Overlay, Plan, PlannedItem
 from tokmill.store.marks import LOCK, is_store
+from tokmill.store.probe import FILE as PROBE
+from tokmill.store.probe import probe_path
 from tokmill.store.shard import SUFFIX
 from tokmill.store.store import read_planned, read_receipts
 from tokmill.store.vocab import LEARNED
@@ -177,8 +179,8 @@ def _vocabulary_files(out: Path) -> set[str]:
         with contextlib.suppress(TokmillError):
             found: Any = layout.read_sealed(out / name, kind)
             beside = TOKENIZER_FILES if "token" in found.vocabularies else ()
-            return {*(one.file for one in found.vocabularies.values()), *beside}
-    return set(TOKENIZER_FILES)
+            return {*(one.file for one in found.vocabularies.values()), *beside, PROBE}
+    return {*TOKENIZER_FILES, PROBE}
 
 
 def sweep(out: Path) -> None:
@@ -197,6 +199,7 @@ def given_up(out: Path) -> Iterator[None]:
     there = [name for name in (*KNOWN_FILES, *KNOWN_FOLDERS) if (out / name).exists()]
     # A tokenizer may have been learned for it, and rows planned.
     begins = {*there} <= {"vocab", "cache"}
+    asked = probe_path(out).exists()
     try:
         yield
     except Exception as error:
@@ -205,6 +208,8 @@ def given_up(out: Path) -> Iterator[None]:
             sweep(out)
             clear(out, there)
             remove(out / STAMPS)
+            if not asked:
+                remove(probe_path(out))
             if not there:
                 # It is the mark of what stays.
                 remove(out / LOCK)

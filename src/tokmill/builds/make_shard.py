@@ -13,12 +13,14 @@ import msgspec
 from msgspec import UNSET
 
 from tokmill import plugins
+from tokmill.builds.probe import settle_probe
+from tokmill.builds.resources import Amount
 from tokmill.builds.runs import Runs
 from tokmill.builds.source import Frozen, Item, Resources, Source
 from tokmill.errors import TokmillError
 from tokmill.files import inside, machine_errors, sampled_digest, stamp, write_file
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import ItemReceipt, Receipt, shard_name
+from tokmill.store.manifest import ItemReceipt, Plan, Receipt, shard_name
 from tokmill.store.schema import Records
 from tokmill.store.seal import sealed
 from tokmill.store.shard import SUFFIX, ShardWriter
@@ -50,6 +52,19 @@ class Work(msgspec.Struct, frozen=True):
         config = msgspec.convert(self.config, type=kind.Config)
         source: Source = kind(config, self.roots, frozen, self.resources)
         return source
+
+
+def planned_work(store: Path, plan: Plan) -> Work:
+    """Return what is needed to make shards of a plan again."""
+    return Work(
+        plan.recipe["source"],
+        plan.options,
+        plan.inputs(),
+        plan.vocabularies,
+        str(store),
+        Amount().resources(),
+        plan.format,
+    )
 
 
 def read_vocabulary(path: Path, vocabulary: Vocabulary) -> bytes:
@@ -269,6 +284,8 @@ def make_in_worker(task: ShardJob, deadline: float | None = None) -> list[Receip
     if _source is None:
         # Not in `start_worker`: there an error would look like a worker that was killed.
         _source = work.source()
+        if work.format > 1:
+            settle_probe(_source, Path(work.store))
     source = _source
     folder = Path(work.store) / "shards"
     return make_shard(source, task, work.vocabularies, folder, deadline, _count, work.format)

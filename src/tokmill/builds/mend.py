@@ -11,15 +11,17 @@ import msgspec
 from tokmill import plugins
 from tokmill.builds.finish import in_order, missing_tasks
 from tokmill.builds.folder import write_if_different
-from tokmill.builds.make_shard import Work
+from tokmill.builds.make_shard import planned_work
 from tokmill.builds.plan import digest_of, group_items, shard_of, write_inputs
-from tokmill.builds.resources import Amount
+from tokmill.builds.probe import mend_probe
 from tokmill.builds.source import Frozen, Request
 from tokmill.errors import TokmillError
 from tokmill.files import inside, path_from_text, sha256_file, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.events import EVENTS, damaged_events, good_events
 from tokmill.store.manifest import Manifest, Plan, PlannedItem
+from tokmill.store.probe import FILE as PROBE
+from tokmill.store.probe import probe_digest
 from tokmill.store.seal import sealed
 from tokmill.store.store import inputs_fit, make_manifest, read_planned, read_receipts
 from tokmill.store.vocab import LEARNED
@@ -35,6 +37,8 @@ def mend_files(store: Path) -> list[str]:
     mended = mend_plan(store)
     plan = layout.read_plan(store)
     mended += mend_vocabularies(store, plan)
+    if mend_probe(store, plan, planned_work(store, plan).source):
+        mended.append(f"vocab/{PROBE}")
     mended += mend_inputs(store, plan)
     return mended + mend_events(store)
 
@@ -82,19 +86,6 @@ def planned_again(store: Path, plan: Plan) -> list[PlannedItem]:
         for name in [shard_of(plan.recipe_id, group)]
         for item in group
     ]
-
-
-def planned_work(store: Path, plan: Plan) -> Work:
-    """Return what is needed to make shards of a plan again."""
-    return Work(
-        plan.recipe["source"],
-        plan.options,
-        plan.inputs(),
-        plan.vocabularies,
-        str(store),
-        Amount().resources(),
-        plan.format,
-    )
 
 
 def mend_vocabularies(store: Path, plan: Plan) -> list[str]:
@@ -180,7 +171,8 @@ def mend_manifest(store: Path) -> bool:
     receipts = [receipt for receipt in read_receipts(store) if receipt.shard in known]
     if missing_tasks(planned, receipts):
         return False
-    manifest = make_manifest(plan, in_order(planned, receipts), complete=True)
+    ordered = in_order(planned, receipts)
+    manifest = make_manifest(plan, ordered, complete=True, probe=probe_digest(store))
     path = store / "manifest.json"
     try:
         stands = msgspec.structs.replace(

@@ -11,8 +11,9 @@ import msgspec
 
 from tokmill.builds.finish import missing_tasks
 from tokmill.builds.folder import AGAIN, check_links, remove_shards, sweep
-from tokmill.builds.make_shard import ShardJob, Work, make_shard
-from tokmill.builds.mend import mend_files, mend_manifest, planned_work
+from tokmill.builds.make_shard import ShardJob, Work, make_shard, planned_work
+from tokmill.builds.mend import mend_files, mend_manifest
+from tokmill.builds.probe import settle_probe
 from tokmill.builds.source import Item
 from tokmill.builds.stamps import doubt
 from tokmill.errors import TokmillError, UsageError, nearest
@@ -65,6 +66,8 @@ def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
     check_links(store)
     work, tasks = work_of(store)
     source = work.source()
+    if work.format > 1:
+        settle_probe(source, store)
     make_folder(folder)
     receipts: list[Receipt] = []
     for name in names:

@@ -22,7 +22,9 @@ from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, sampled_digest
 from tokmill.store.hashes import mix, record_digests, store_digests, token_names
 from tokmill.store.manifest import Reference, canonical_digest
+from tokmill.store.probe import Probe, read_probe
 from tokmill.store.references import references_of
+from tokmill.store.same_engine import same_engine
 from tokmill.store.schema import Array, Records, Schema, id_dtype
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
@@ -162,6 +164,17 @@ class SelectSource(Source):
     def references(self) -> dict[str, Reference]:
         """Return the stores that the inputs refer to, which are the same in all of them."""
         return references_of(self.stores[0])
+
+    def probe(self, texts: Sequence[str]) -> Probe | None:
+        """Return what engines made of known texts when the first input with a probe was built.
+
+        Where inputs differ in what was put around each text, no probe holds for all of them.
+        """
+        probes = [
+            read_probe(store.path) for store in self.stores if isinstance(store.manifest.probe, str)
+        ]
+        around = {(probe.before, probe.after) for probe in probes}
+        return probes[0] if len(around) == 1 else None
 
     def items(self) -> Iterator[Item]:
         """Yield the shards of the inputs in order."""
@@ -362,6 +375,7 @@ def check_equal(stores: Sequence[Store]) -> None:
                 hint="stores are merged when columns and vocabularies are equal, and when they "
                 "refer to the same stores",
             )
+    same_engine(stores)
 
 
 def _equal_in(store: Store) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from tokmill.files import inside
 from tokmill.inference.reading import Ids
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.inputs import Facts
-from tokmill.training.runs.run import VOCAB
+from tokmill.training.runs.run import VOCAB, check_tokenizer
 
 
 class Coder(Protocol):
@@ -90,7 +90,9 @@ def load_coder(
     kind = found[columns[0]].coder
     coder = plugins.load(plugins.CODERS, kind)
     if kind == "tokenizer":
-        return found, Text(coder.from_file(files[columns[0]]), columns[0])
+        tokenizer = coder.from_file(files[columns[0]])
+        check_tokenizer(tokenizer, run / VOCAB)
+        return found, Text(tokenizer, columns[0])
     made: Coder = coder.from_files(files)
     return found, made
 

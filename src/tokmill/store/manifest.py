@@ -238,6 +238,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Where it is an overlay: what it lies over."""
     references: dict[str, Reference] | UnsetType = UNSET
     """Name (`ref` of columns) → the store that it stands for."""
+    probe: str | UnsetType = UNSET
+    """sha256 of `vocab/probe.json`: what the engine of a store of text made of known texts."""
     shards: list[ShardEntry]
 
 

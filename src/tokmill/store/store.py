@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from tokmill.errors import MachineError, TokmillError, UsageError, nearest
 from tokmill.files import inside, machine_errors, path_from_text, sha256_file
 from tokmill.store import manifest as layout
 from tokmill.store.gather import Gather
 from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
+from tokmill.store.probe import probe_digest
 from tokmill.store.schema import Array, Records, phrase_columns
 from tokmill.store.shard import SUFFIX, Shard
 from tokmill.store.spans import Spans
@@ -304,7 +306,7 @@ def gather_manifest(path: Path) -> Manifest:
     order = {name: i for i, name in enumerate(planned_shards(path))}
     kept = [r for r in receipts if r.shard in order]
     kept.sort(key=lambda receipt: (order[receipt.shard], receipt.part))
-    return make_manifest(plan, kept, complete=False)
+    return make_manifest(plan, kept, complete=False, probe=probe_digest(path))
 
 
 def planned_shards(path: Path) -> list[str]:
@@ -370,8 +372,17 @@ def read_receipts(path: Path, damaged: list[Path] | None = None) -> list[Receipt
     return receipts
 
 
-def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) -> Manifest:
-    """Return the manifest of a plan from receipts in plan order."""
+def make_manifest(
+    plan: Plan,
+    receipts: Iterable[Receipt],
+    *,
+    complete: bool,
+    probe: str | UnsetType = UNSET,
+) -> Manifest:
+    """Return the manifest of a plan from receipts in plan order.
+
+    `probe`: the digest of the file of the probe.
+    """
     from tokmill.version import __version__
 
     entries: list[ShardEntry] = []
@@ -418,5 +429,6 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt], *, complete: bool) ->
         left_out=plan.left_out,
         overlay=plan.overlay,
         references=plan.references,
+        probe=probe,
         shards=entries,
     )

@@ -11,14 +11,17 @@ from tokmill.store.strings import Array, Strings, joined
 
 MOST = 1 << 17
 """Strings of a table at most: each takes about 150 bytes while the shard is gathered."""
+LOOK = 1 << 12
+"""Records of a shard after which it is seen whether most strings differ."""
 
 
 class StringColumn:
     """Gathers the strings of one column of a shard.
 
     They become a table and a number a record, or lie end to end as they came, whichever is smaller
-    (always end to end if not `coded`, or where more than `MOST` differ). Which it is depends on the
-    strings of the whole shard alone, not on the batches in which they come.
+    (always end to end if not `coded`, where more than half of the first `LOOK` differ, or more than
+    `MOST` of all). Which it is depends on the strings of the shard alone, not on the batches in
+    which they come.
     """
 
     def __init__(self, name: str, held: Held, *, coded: bool) -> None:
@@ -29,6 +32,10 @@ class StringColumn:
 
     def add(self, strings: Strings) -> None:
         """Add the strings of more records."""
+        if self.records < LOOK < self.records + len(strings):
+            cut = LOOK - self.records
+            self.add(strings.take(slice(cut)))
+            strings = strings.take(slice(cut, None))
         self.records += len(strings)
         if self.rows is None:
             self._add_flat(*strings.written_out())
@@ -39,7 +46,7 @@ class StringColumn:
         lengths = np.asarray([len(row) for row in found], np.int64)
         self.bytes += int(lengths[place].sum())
         self.held.add(self.name, numbers[place])
-        if len(rows) > MOST:
+        if len(rows) > MOST or (self.records == LOOK and len(rows) > LOOK // 2):
             self._write_out()
 
     def arrays(self) -> Iterator[tuple[str, str, Sequence[Part]]]:

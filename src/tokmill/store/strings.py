@@ -28,11 +28,8 @@ class Strings:
 
     @classmethod
     def of(cls, values: Sequence[str]) -> Strings:
-        """Return strings as they come, those that are equal in one row."""
-        rows: dict[str, int] = {}
-        numbers = [rows.setdefault(value, len(rows)) for value in values]
-        encoded = [value.encode("utf-8", "surrogatepass") for value in rows]
-        return cls(np.asarray(numbers, np.int64), *joined(encoded))
+        """Return strings as they come, a row for each."""
+        return cls.flat(*joined([value.encode("utf-8", "surrogatepass") for value in values]))
 
     @classmethod
     def flat(cls, data: Array, offsets: Array) -> Strings:
@@ -53,19 +50,16 @@ class Strings:
 
         Places: (n,) int64. Two rows may hold equal strings.
         """
-        if not len(self):
-            return [], np.zeros(0, np.int64)
+        if self._is_flat():
+            return _cut(self.data, self.offsets), np.arange(len(self))
         used, first, inverse = np.unique(self.numbers, return_index=True, return_inverse=True)
         order = np.argsort(first)
         place = np.empty(len(used), np.int64)
         place[order] = np.arange(len(used))
-        data, ends = take_flat(self.data, self.offsets, used[order])
-        blob, bounds = data.tobytes(), ends.tolist()
-        found = [blob[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-        return found, place[inverse.reshape(-1)]
+        return _cut(*take_flat(self.data, self.offsets, used[order])), place[inverse.reshape(-1)]
 
     def each(self, function: Callable[[str], Any]) -> Array:
-        """Return what a function gives for the string of each record; it is asked once a string.
+        """Return what a function gives for the string of each record; it is asked once a row.
 
         Raises `UnicodeDecodeError` for what is no UTF-8.
         """
@@ -87,7 +81,18 @@ class Strings:
 
     def written_out(self) -> tuple[Array, Array]:
         """Return the strings of the records end to end: (u1, offsets int64)."""
+        if self._is_flat():
+            return self.data, self.offsets
         return take_flat(self.data, self.offsets, self.numbers)
+
+    def _is_flat(self) -> bool:
+        n = len(self.numbers)
+        return n == len(self.offsets) - 1 and bool((self.numbers == np.arange(n)).all())
+
+
+def _cut(data: Array, offsets: Array) -> list[bytes]:
+    blob, bounds = data.tobytes(), offsets.tolist()
+    return [blob[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
 def joined(encoded: Sequence[bytes]) -> tuple[Array, Array]:

@@ -24,6 +24,7 @@ from tokmill.store.overlay import (
     facts_of,
     overlay_names,
 )
+from tokmill.store.probe import probe_digest, probe_path
 from tokmill.store.references import bad_references
 from tokmill.store.schema import PHRASE_BIT, phrase_columns
 from tokmill.store.shard import Shard
@@ -81,6 +82,9 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
             problems.append(Problem(str(path), f"the vocabulary {name!r} is missing"))
         elif sha256_file(path) != vocabulary.sha256:
             problems.append(Problem(str(path), "the vocabulary is not the one of the plan"))
+    if store.manifest.probe != probe_digest(store.path):
+        what = "the probe of the engine is missing, or not the one of the manifest"
+        problems.append(Problem(str(probe_path(store.path)), what))
     empty = 0
     with Progress("validate", store.manifest.bytes, quiet=quiet) as bar:
         for entry in store.shards:
@@ -268,7 +272,8 @@ def check_plan(store: Store) -> list[Problem]:
     except TokmillError as error:
         return [Problem(error.where, error.what)]
     receipts.sort(key=lambda receipt: (order[receipt.shard], receipt.part))
-    wanted = make_manifest(plan, receipts, complete=True)
+    probe = store.manifest.probe
+    wanted = make_manifest(plan, receipts, complete=True, probe=probe)
     return [
         Problem(str(store.path / "manifest.json"), f"{name}: not what plan and receipts say")
         for name in wanted.__struct_fields__

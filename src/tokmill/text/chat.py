@@ -15,6 +15,7 @@ from tokmill.builds.scan import FolderOptions
 from tokmill.builds.source import Frozen, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.mask import LOSS
+from tokmill.store.probe import Probe
 from tokmill.store.schema import (
     Array,
     Column,
@@ -35,6 +36,7 @@ from tokmill.text.documents import column_name, surround
 from tokmill.text.jsonl import JsonlSource, as_text
 from tokmill.text.paths import Paths
 from tokmill.text.prepare import Documents
+from tokmill.text.probe import make_probe
 from tokmill.text.seen_keys import why_nothing
 
 USUAL = ("messages", "conversations")
@@ -312,6 +314,10 @@ class EncodeChats:
             ends_part=documents.ends_part,
             done=documents.done,
         )
+
+    def probe(self, texts: Sequence[str]) -> Probe:
+        """Return the ids of known texts alone, as a template may refuse them; see `make_probe`."""
+        return make_probe(self.chats.plain, 0, 0, texts)
 
 
 def _without_broken(chats: Chats) -> Chats:

@@ -76,6 +76,16 @@ class ChatEncoder:
             return none.astype(np.uint32), np.zeros(1, np.int64), none.astype(np.uint8), none
         return (self._segments if self.in_segments else self._texts)(marked, last)
 
+    def plain(self, texts: Sequence[str]) -> tuple[Array, Array]:
+        """Return (ids, offsets) of texts that are no chats."""
+        if self.in_segments:
+            ids, lengths = self._encoder(texts)
+        else:
+            found = [self._whole.encode(text, add_special_tokens=False).ids for text in texts]
+            ids = np.asarray([number for one in found for number in one], np.uint32)
+            lengths = np.asarray([len(one) for one in found], np.int64)
+        return ids, np.concatenate([[0], np.cumsum(lengths)])
+
     def _segments(self, marked: Sequence[str], last: bool) -> Encoded:
         """Encode what stands between special tokens, all at once, and put the tokens between.
 

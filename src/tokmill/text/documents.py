@@ -27,6 +27,7 @@ from tokmill.builds.source import (
 )
 from tokmill.errors import TokmillError, UsageError
 from tokmill.prefetch import prefetch
+from tokmill.store.probe import Probe
 from tokmill.store.schema import (
     RESERVED,
     Array,
@@ -38,6 +39,7 @@ from tokmill.store.schema import (
 from tokmill.store.strings import Strings
 from tokmill.text.encoders import make_encoder, utf8_buffer
 from tokmill.text.prepare import Documents, TextOptions, select
+from tokmill.text.probe import make_probe
 from tokmill.text.streams import EXPANDS, is_stream, members
 from tokmill.text.tokenizer_json import added_tokens, template_tokens
 
@@ -53,6 +55,10 @@ class Encoder(Protocol):
 
     def __call__(self, documents: Documents) -> Records:
         """Return the records of a batch of documents."""
+        ...
+
+    def probe(self, texts: Sequence[str]) -> Probe:
+        """Return the ids of known texts; see `make_probe`."""
         ...
 
 
@@ -152,12 +158,20 @@ class DocumentSource(Source):
         assert self.frozen is not None
         return Encode(self.frozen, self.config, resources)
 
-    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield an item's documents as token records."""
+    def probe(self, texts: Sequence[str]) -> Probe:
+        """Return the ids that the engine gives known texts; see `make_probe`."""
+        return self._encoder().probe(texts)
+
+    def _encoder(self) -> Encoder:
         if self._encode is None:
             self._encode = self.encoder(self.resources)
+        return self._encode
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield an item's documents as token records."""
+        encode = self._encoder()
         if not self.resources.threads:
-            yield from map(self._encode, self.documents(item, digest))
+            yield from map(encode, self.documents(item, digest))
             return
         # The encoder's threads leave the interpreter alone, so the next block is read meanwhile;
         # but not over the end of a part, as its digest is taken when the part is committed.
@@ -172,7 +186,7 @@ class DocumentSource(Source):
         batches = prefetch(read())
         try:
             for batch in batches:
-                yield self._encode(batch)
+                yield encode(batch)
                 if batch.ends_part:
                     committed.release()
         finally:
@@ -232,8 +246,7 @@ class Encode:
             ]
             documents = select(documents, reasons, rejected=True)
         data, places = utf8_buffer(documents.texts)
-        ids, lengths = self.encoder.encode_utf8(data, places)
-        ids, offsets = surround(ids, lengths, self.prefix, self.suffix, self.dtype)
+        ids, offsets = self._ids(data, places)
         columns: dict[str, Array | Strings] = {"token": ids, "bytes": np.diff(places)}
         for name, values in documents.kept.items():
             columns[column_name(name)] = Strings.of(values)
@@ -245,6 +258,19 @@ class Encode:
             ends_part=documents.ends_part,
             done=documents.done,
         )
+
+    def probe(self, texts: Sequence[str]) -> Probe:
+        """Return the ids of known texts, with what stands around each; see `make_probe`."""
+
+        def encode(some: Sequence[str]) -> tuple[Array, Array]:
+            return self._ids(*utf8_buffer(some))
+
+        return make_probe(encode, len(self.prefix), len(self.suffix), texts)
+
+    def _ids(self, data: Array, places: Array) -> tuple[Array, Array]:
+        """Return (ids, offsets) of the documents in a buffer, whole."""
+        ids, lengths = self.encoder.encode_utf8(data, places)
+        return surround(ids, lengths, self.prefix, self.suffix, self.dtype)
 
 
 def share_one_heap() -> None:

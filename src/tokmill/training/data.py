@@ -9,6 +9,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed, nearest_sizes, rows_a_process
 from tokmill.store.mask import LOSS, check_mask_of, leaves_out
 from tokmill.store.overlay import overlay_names
+from tokmill.store.same_engine import same_engine
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 from tokmill.training.recipe.config import DataConfig, TrainConfig
@@ -28,7 +29,9 @@ def open_store(path: str, config: DataConfig, overlays: Sequence[str] = ()) -> S
 
 def open_stores(config: DataConfig) -> list[Store]:
     """Open the stores to learn from, in the recipe's order."""
-    return [open_store(path, config, config.overlays) for path in config.stores]
+    stores = [open_store(path, config, config.overlays) for path in config.stores]
+    same_engine(stores)
+    return stores
 
 
 def open_to_evaluate(path: str, config: DataConfig) -> Store:

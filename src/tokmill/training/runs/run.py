@@ -16,15 +16,18 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
+from tokmill.errors import MissingExtraError, TokmillError
 from tokmill.files import inside, locked, machine_errors, make_folder, write_file
 from tokmill.models.inputs import Inputs
 from tokmill.store.manifest import canonical_digest, encode, read_json
+from tokmill.store.probe import FILE as PROBE
+from tokmill.store.probe import check_coder, probe_path
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.inputs import Facts, column_sizes
@@ -195,7 +198,9 @@ def begin(
     if not (out / RECIPE).exists():
         make_folder(out / VOCAB)
         for store in stores[:1]:
-            copy_vocabularies(task_type(config).token_store(config.task, store), out)
+            tokens = task_type(config).token_store(config.task, store)
+            copy_vocabularies(tokens, out)
+            check_engine(tokens, out / VOCAB)
         write_file(out / FACTS, encode(facts))
     for name, data in (files or {}).items():
         write_file(inside(out, name), data)
@@ -209,6 +214,36 @@ def copy_vocabularies(store: Store, out: Path) -> None:
         with machine_errors("read", path):
             data = path.read_bytes()
         write_file(inside(out / VOCAB, vocabulary.file), data)
+    if isinstance(store.manifest.probe, str):
+        with machine_errors("read", probe_path(store.path)):
+            write_file(out / VOCAB / PROBE, probe_path(store.path).read_bytes())
+
+
+def check_engine(store: Store, folder: Path) -> None:
+    """Ask the tokenizer of this program about the texts of a store's probe, where it is here."""
+    if isinstance(store.manifest.probe, str) and "token" in store.vocabularies:
+        with contextlib.suppress(MissingExtraError):
+            kind = plugins.load(plugins.CODERS, "tokenizer")
+            check_tokenizer(
+                kind.from_file(inside(folder, store.vocabularies["token"].file)), folder
+            )
+
+
+def check_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Refuse a tokenizer that gives other ids than the engine that built what a run has read.
+
+    `folder`: that of the run's vocabularies. A kind of tokenizer that this program cannot run is
+    no reason to refuse it.
+    """
+
+    def encode(text: str) -> list[int] | None:
+        try:
+            ids: list[int] = tokenizer.encode(text, specials="plain")
+            return ids
+        except TokmillError:
+            return None
+
+    check_coder(folder / PROBE, encode, list(tokenizer.specials))
 
 
 def _same_vocabulary(mine: Vocabulary) -> str:

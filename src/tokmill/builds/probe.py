@@ -1,0 +1,89 @@
+"""The probe of a store is taken by whoever makes its shards, and compared by all who come later."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tokmill import plugins
+from tokmill.builds.source import Source
+from tokmill.errors import TokmillError
+from tokmill.files import locked, make_folder, remove, write_file
+from tokmill.store import manifest as layout
+from tokmill.store.manifest import Manifest, Plan
+from tokmill.store.probe import Probe, compare, probe_digest, probe_path, read_probe
+from tokmill.store.seal import sealed
+
+PROBE_LOCK = "vocab/.probe.lock"
+HINT = (
+    "go on with the packages or the --engine with which the store was begun; what they are now "
+    "can build a new store, or this one anew: --fresh"
+)
+
+
+def settle_probe(source: Source, store: Path) -> None:
+    """Compare what an engine gives with what it gave when a store was begun, or write it down.
+
+    Raises `TokmillError` where it gives other ids.
+    """
+    now = _probe_of(source)
+    if now is None:
+        return
+    path = probe_path(store)
+    if not path.exists():
+        make_folder(path.parent)
+        lock = store / PROBE_LOCK
+        with locked(lock, "", "", wait=math.inf):
+            if not path.exists():
+                write_file(path, sealed(now))
+            remove(lock)
+    known = read_probe(store)
+    if known.texts() != now.texts():
+        now = _probe_of(source, known.texts()) or now
+    compare(
+        known.answers,
+        now.answers,
+        where=str(path),
+        who="the engine gives other ids than when the store was begun",
+        hint=HINT,
+    )
+
+
+def _probe_of(source: Source, texts: Sequence[str] = ()) -> Probe | None:
+    found: Probe | None = source.probe(texts) if hasattr(source, "probe") else None
+    return found
+
+
+def mend_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
+    """Take the probe of a store again where it is damaged or lost; say whether it was written.
+
+    `make` makes the source, where it is needed.
+
+    Raises `TokmillError` where the manifest says that it was another one.
+    """
+    kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
+    if plan.format == 1 or not hasattr(kind, "probe"):
+        return False
+    wanted = None
+    with contextlib.suppress(TokmillError):
+        wanted = layout.read_sealed(store / "manifest.json", Manifest).probe
+    if probe_path(store).exists() and (not wanted or wanted == probe_digest(store)):
+        with contextlib.suppress(TokmillError):
+            read_probe(store)
+            return False
+    probe = _probe_of(make())
+    if probe is None:
+        return False
+    data = sealed(probe)
+    if wanted and wanted != hashlib.sha256(data).hexdigest():
+        raise TokmillError(
+            "the probe was damaged, and the engine gives other ids than when the store was built",
+            where=str(probe_path(store)),
+            hint=HINT,
+        )
+    make_folder(store / "vocab")
+    write_file(probe_path(store), data)
+    return True
