@@ -91,6 +91,7 @@ OPTIMIZERS: dict[str, Part] = {
     "muon": Part(
         "tokmill.training.engines.muon:Muon", "train", "Muon on matrices in blocks, else AdamW"
     ),
+    "bert_adam": Part("tokmill.training.engines.bert_adam:BertAdam", "train", "as BERT's"),
 }
 
 ENGINES: dict[str, Part] = {

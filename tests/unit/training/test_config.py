@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.training.recipe.config import (
     FREE,
@@ -86,6 +87,8 @@ def test_engines_are_told_what_they_alone_know() -> None:
 
 def test_the_lists_of_keys_hold_keys() -> None:
     keys = flatten(msgspec.to_builtins(from_dict({}))).keys()
+    for kind in plugins.OPTIMIZERS:
+        keys |= flatten(msgspec.to_builtins(from_dict({"optim": {"kind": kind}}))).keys()
     assert keys >= FREE and keys >= RATE and not FREE & RATE
     assert "run.start" not in FREE
 

@@ -32,7 +32,12 @@ def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
     linear and wsd: p is 1 at the last step, whose rate is lr · floor exactly. cosine: p would be 1
     one step later, as in the formula of the paper; its last rate is above lr · floor by at most
     lr · (π / 2n)², n being the steps after the warm-up.
+
+    A kind of optimiser may have a schedule of its own (`OptimConfig.own_rate`).
     """
+    own = config.own_rate(step, steps)
+    if own is not None:
+        return own
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
     begin = config.warmup
@@ -67,7 +72,8 @@ class Kind(Protocol):
 
     Config: ClassVar[type[OptimConfig]]
     splits: ClassVar[bool]
-    """Whether each value learns by itself, so that parts of a weight do as the whole would."""
+    """Whether parts of weights do as the whole would: each value learns by itself, and the gradient
+    is clipped as one."""
     apart: ClassVar[bool]
     """Whether the gradient of each weight is clipped by itself, not that of all together."""
 

@@ -54,7 +54,7 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """
 
     kind: str = "adamw"
-    """Which optimiser this is: adamw or muon."""
+    """Which optimiser this is: adamw, muon or bert_adam."""
     lr: float = 2e-3
     """Largest learning rate; models wider than about 256 want less."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
@@ -77,6 +77,10 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Decay of a moving average of the weights, such as 0.999, which is evaluated and kept beside
     them; 0: none. Step t, from 0, has min(ema, (1 + t) / (10 + t)), whatever `warmup` is: it
     reaches over the last ninth of the steps so far, and at most over 1 / (1 - ema) steps."""
+
+    def own_rate(self, step: int, steps: int) -> float | None:
+        """Return the learning rate of a step where a kind has its own schedule, else None."""
+        return None
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -162,7 +166,10 @@ checked by its fingerprint; another device changes weights by rounding alone, an
 ENGINE = "engine."
 """How further keys begin that may change: what engines are told."""
 
-RATE = {"run.steps", "optim.lr", "optim.schedule", "optim.warmup", "optim.decay", "optim.floor"}
+RATE = {
+    "run.steps", "optim.lr", "optim.schedule", "optim.warmup", "optim.warmup_share", "optim.decay",
+    "optim.floor",
+}  # fmt: skip
 """Keys that decide the learning rates and nothing else: they may change on `--resume` where the
 steps that are done had the same rates."""
 
@@ -226,7 +233,7 @@ def check_optimizer(config: TrainConfig, where: str = "") -> None:
     stage = stage_of(config.engine.deepspeed)
     if config.run.engine == "deepspeed" and stage and not optimizer.splits:
         raise UsageError(
-            f"the optimiser {config.optim.kind} needs whole matrices, and stage {stage} of "
+            f"the optimiser {config.optim.kind} needs whole weights, and stage {stage} of "
             "DeepSpeed keeps parts of them",
             where=where or "optim.kind",
             hint="--engine fsdp2 splits weights and works with it, as does stage 0 of DeepSpeed",

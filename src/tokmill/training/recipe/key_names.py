@@ -55,6 +55,8 @@ OTHER_WAYS = {
     "gradient_accumulation_steps": "data.batch is the whole batch; run.micro_tokens is the most "
     "that one forward takes, and the rest follows",
     "dtype": "--set run.precision=bf16",
+    "warmup_ratio": "optim.warmup counts steps; bert_adam takes a share, optim.warmup_share",
+    "warmup_proportion": "optim.warmup counts steps; bert_adam takes a share, optim.warmup_share",
     "num_train_epochs": "--set run.steps=N; --dry-run says how many epochs that is",
 }
 """A name for what is said in another way here → how."""
