@@ -19,6 +19,9 @@ from tokmill.store.schema import Array
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
 
+LOOKED_AT = 65_536
+"""Entries that are counted at a time."""
+
 
 class Entries(Rows):
     """Entries of several records each.
@@ -94,23 +97,31 @@ class Entries(Rows):
     def __len__(self) -> int:
         return self._count
 
-    @cached_property
+    @property
     def tokens(self) -> int:  # type: ignore[override]
         """Tokens that the rows of an epoch hold."""
-        lengths, total = np.diff(self.store.offsets()), 0
-        for start in range(0, len(self), 65_536):
-            sizes, records = self.records(np.arange(start, min(start + 65_536, len(self))))
-            total += int(self._kept(sizes, lengths[records]).sum())
-        return total
+        return self._counted[0]
 
-    @cached_property
+    @property
     def cut_tokens(self) -> int:
         """Tokens of an epoch that rows are too short for."""
-        lengths, total = np.diff(self.store.offsets()), 0
-        for start in range(0, len(self), 65_536):
-            records = self.records(np.arange(start, min(start + 65_536, len(self))))[1]
-            total += int(lengths[records].sum())
-        return total - self.tokens
+        return self._counted[1]
+
+    @property
+    def cut_records(self) -> int:
+        """Records of an epoch that are cut, counted as often as entries name them."""
+        return self._counted[2]
+
+    @cached_property
+    def _counted(self) -> tuple[int, int, int]:
+        lengths, found = np.diff(self.store.offsets()), np.zeros(3, np.int64)
+        for start in range(0, len(self), LOOKED_AT):
+            sizes, records = self.records(np.arange(start, min(start + LOOKED_AT, len(self))))
+            kept = self._kept(sizes, lengths[records])
+            cut = lengths[records] - kept
+            found += kept.sum(), cut.sum(), np.count_nonzero(cut)
+        tokens, cut_tokens, cut_records = found.tolist()
+        return tokens, cut_tokens, cut_records
 
     def records(self, entries: Array) -> tuple[Array, Array]:
         """Return (how many records each entry has, the records one entry after the other); int64.

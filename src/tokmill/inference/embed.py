@@ -34,7 +34,7 @@ from tokmill.tasks.inputs import Facts
 from tokmill.training.engines.allocator import keep_freed_memory
 from tokmill.training.engines.device import pick_device
 from tokmill.training.engines.precision import Precision
-from tokmill.training.runs.run import check_store, load_task, read_run
+from tokmill.training.runs.run import check_store, inputs_of, load_task, read_run
 from tokmill.training.runs.weights import step_of, weights_at
 
 COLUMN = "embedding"
@@ -275,6 +275,12 @@ def known_model(config: EmbedConfig) -> Known:
         raise UsageError("no run was named", hint="--run RUN")
     run = Path(config.run).absolute()
     recipe, facts = read_run(run)
+    if inputs_of(recipe, facts).vectors:
+        raise UsageError(
+            "the model reads vectors of other records, and `tokmill embed` feeds tokens alone",
+            where=str(run),
+            hint="name a run whose model reads tokens",
+        )
     file = weights_at(run, config.at)
     with machine_errors("read", file):
         stamp = file.stat()

@@ -118,6 +118,9 @@ class Vectors:
                 name: torch.from_numpy(ids[:rows, start : start + int(count[0])].astype(np.int64))
                 for name, ids in columns.items()
             }
+            # A record alone is the first span of a row (`tasks.inputs.SEGMENT`).
+            first = next(iter(part.values()))
+            part |= {name: torch.zeros_like(first) for name in self.task.reads.made}
             part = {name: ids.to(device) for name, ids in part.items()}
             with self.precision.autocast():
                 if model:

@@ -102,7 +102,8 @@ def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Compar
     check_at(at)
     runs = read_runs(paths)
     metric, notes = choose_metric(metric, runs)
-    higher = any(word in metric for word in HIGHER)
+    told = {name for run in runs for name in run.measures.higher}
+    higher = metric.removeprefix("val_") in told or any(word in metric for word in HIGHER)
     names = short_names([run.path for run in runs])
     found = [measure(r, name, metric, at, higher) for r, name in zip(runs, names, strict=True)]
     measured_on = [validation(run) if metric.startswith("val_") else None for run in runs]

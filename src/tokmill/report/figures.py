@@ -264,13 +264,14 @@ def loss(paths: Sequence[Path], sample: int | None = None, column: str = "") -> 
 
 
 def loss_unit(runs: Sequence[RunSummary]) -> str:
-    """Return the label of the loss: of several columns it is the sum of their losses."""
-    counts = {1 if run.flat.get("task.column") else len(run.known.columns) or 1 for run in runs}
-    if counts == {1}:
-        return "loss (nats a token)"
-    if len(counts) == 1:
-        return f"loss (nats, sum over {counts.pop()} columns)"
-    return "loss (nats, sum over the columns of each run)"
+    """Return the label of the loss, with its unit where all runs have the same."""
+    units = {run.measures.loss for run in runs}
+    if len(units) == 1:
+        unit = units.pop()
+        return f"loss ({unit})" if unit else "loss"
+    if all(unit.startswith("nats") for unit in units):
+        return "loss (nats, sum over the columns of each run)"
+    return "loss (of each task its own)"
 
 
 def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:

@@ -20,6 +20,7 @@ from tokmill.report.recogniser import Facts, read_header
 from tokmill.store.manifest import read_json
 from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.measures import Measures
 from tokmill.training.recipe.config import (
     DEFAULT_KINDS,
     LEARNED,
@@ -47,6 +48,7 @@ class Known(msgspec.Struct, frozen=True):
     columns: dict[str, int] = {}
     schema: Schema = {}
     vocabularies: dict[str, Vocabulary] = {}
+    measures: Measures | None = None
 
 
 class Final(msgspec.Struct, frozen=True):
@@ -110,11 +112,20 @@ class RunSummary:
         return {name: found.sha256 for name, found in self.known.vocabularies.items()}
 
     @property
+    def measures(self) -> Measures:
+        """What its task measures; of runs that do not say, which all predict the next token."""
+        if self.known.measures is not None:
+            return self.known.measures
+        column, count = self.flat.get("task.column"), len(self.known.columns) or 1
+        several = count > 1 and not column
+        unit = f"nats, sum over {count} columns" if several else "nats a token"
+        return Measures(loss=unit, continues=not column or count == 1)
+
+    @property
     def sampling(self) -> str:
         """The command that samples it; empty: it cannot be sampled (`inference.sample`)."""
         columns, known = self.known.columns, self.known
-        one_of_several = self.flat.get("task.column") and len(columns) > 1
-        if self.flat["task.kind"] != "next_token" or one_of_several:
+        if not self.measures.continues:
             return ""
         names = [known.schema[name].vocab for name in columns if name in known.schema]
         coders = [known.vocabularies[name].coder for name in names if name in known.vocabularies]

@@ -13,6 +13,7 @@ from tokmill.models.inputs import Inputs
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.measures import Measures
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +30,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_token: float = 0.0
     vectors: dict[str, int] = {}
     """Vectors that the model reads (`Task.vectors`) → their width."""
+    measures: Measures | None = None
+    """What the task measures; None: the run is older than this."""
 
 
 def store_inputs(facts: Facts) -> Inputs:

@@ -25,6 +25,7 @@ from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import BORDER, Scores, token_scores
 from tokmill.tasks.task import Task, perplexity
 
@@ -224,6 +225,17 @@ class NextToken(Task):
         if config.instruction != "none":
             self.instruction_heads = Heads(model, self.columns, tied=False)
 
+    @classmethod
+    def measures(cls, config: NextTokenConfig, inputs: Inputs) -> Measures:
+        """Return the unit of the loss; it continues rows where it predicts all that it reads."""
+        count = 1 if config.column else len(inputs.ids)
+        unit = "nats a token" if count == 1 else f"nats, sum over {count} columns"
+        return Measures(
+            loss=unit,
+            higher=("accuracy",),
+            continues=not config.column or list(inputs.ids) == [config.column],
+        )
+
     @property
     def column(self) -> str:
         """The column that is predicted, the first of several."""
@@ -276,11 +288,6 @@ class NextToken(Task):
     def count(self, batch: Batch) -> int:
         """Return the number of next tokens; one of several columns counts once."""
         return int(np.count_nonzero(batch.targets[self.column] >= 0))
-
-    @property
-    def continues(self) -> bool:
-        """Whether it predicts every column that it reads."""
-        return list(self.columns) == list(self.sizes)
 
     def head(self, column: str) -> Tensor:
         """Return the head (V, D) of a column."""

@@ -28,6 +28,7 @@ from tokmill.models.model import Group, Model, Tensors
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import Facts, store_inputs
+from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import Scores
 
 
@@ -70,6 +71,11 @@ class Task(nn.Module):
         two, without its store.
         """
         return store_inputs(facts)
+
+    @classmethod
+    def measures(cls, config: Any, inputs: Inputs) -> Measures:
+        """Return what reports are told of its metrics; a run keeps it."""
+        return Measures()
 
     @classmethod
     def token_store(cls, config: Any, store: Store) -> Store:
@@ -223,9 +229,9 @@ class Task(nn.Module):
     def continues(self) -> bool:
         """Whether rows can be continued (`tokmill sample`): by the next token of all that it reads.
 
-        Such a task has a `head`.
+        `measures` says so, and such a task has a `head`.
         """
-        return False
+        return self.measures(self.config, self.reads).continues
 
     def head(self, column: str) -> Tensor:
         """Return the matrix (V, D) that makes logits of the next token's ids of hidden states."""

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tokmill.models.inputs import Inputs
-from tokmill.models.model import blocks_of
+from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
 from tokmill.training.engines.optim import make_optimizer, moment_bytes
 from tokmill.training.engines.precision import DTYPES
@@ -128,7 +128,7 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
             # From the second micro-batch on, gradients are there already.
             for _ in range(min(parts, 2)):
                 with autocast:
-                    loss, sums = task(batch)
+                    loss, sums = example_loss(task, batch)
                 torch.autograd.backward(loss)
                 del loss, sums
     held = shares.weights * (2 if config.optim.ema else 1) + (
@@ -136,6 +136,18 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
     )
     kept = math.ceil(held * weights + shares.moments * moments)
     return peak.most - weights + kept + extra_bytes(config, task, world)
+
+
+def example_loss(task: Task, batch: Tensors) -> tuple[Tensor, Any]:
+    """Return a loss with the memory of the task's own, and what else is alive with it.
+
+    What compares vectors takes little beside what makes them, and may depend on numbers.
+    """
+    if not task.compares:
+        loss, sums = task(batch)
+        return loss, sums
+    results = task.act(batch)
+    return results["vectors"].float().sum(), results
 
 
 def let_go(weight: Tensor) -> None:

@@ -101,6 +101,7 @@ def test_groups_have_as_many_rows_as_they_name(listed: Store, functions: Path) -
     members = np.concatenate([listed.record(i)["member"] for i in range(len(listed))])
     assert rows.tokens == np.minimum(lengths[members], LENGTH).sum()
     assert rows.tokens + rows.cut_tokens == lengths[members].sum()
+    assert rows.cut_records == np.count_nonzero(lengths[members] > LENGTH) > 0
 
 
 def test_values_of_an_entry_and_of_its_rows(listed: Store, functions: Path) -> None:

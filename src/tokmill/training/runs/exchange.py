@@ -27,7 +27,6 @@ from tokmill.store.manifest import encode
 from tokmill.store.schema import Column, id_dtype
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.inputs import Facts
-from tokmill.tasks.next_token import NextToken
 from tokmill.tasks.task import Task
 from tokmill.training.engines.saving import MODEL
 from tokmill.training.engines.tensors import read_tensors, write_tensors
@@ -41,6 +40,7 @@ from tokmill.training.runs.run import (
     inputs_of,
     load_task,
     make_task,
+    measured,
     open_run,
     read_run,
 )
@@ -125,7 +125,7 @@ def write_run(
         if vocabulary:
             make_folder(out / VOCAB)
             write_file(inside(out / VOCAB, vocabulary[0].file), vocabulary[1])
-        write_file(out / FACTS, encode(facts))
+        write_file(out / FACTS, encode(measured(config, facts)))
         save_weights(out / FINAL, task, config, step=0)
         write_file(out / RECIPE, encode(config))
     return Run(out, 0, {})
@@ -146,13 +146,14 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     task = load_task(run, at)
     model = task.model
     known = isinstance(model, Decoder) and model.config.join == "sum" and len(task.sizes) == 1
-    if not isinstance(task, NextToken) or not isinstance(model, Decoder) or not known:
+    if not task.continues or not isinstance(model, Decoder) or not known:
         raise TokmillError(
             "only a decoder that predicts the next token of one column can be exported",
             where=str(run),
             hint="-o F.pt writes the weights of any run, with its own names",
         )
-    vocab, tied = task.sizes[task.column], task.config.tied
+    ((column, vocab),) = task.sizes.items()
+    tied = task.config.tied
     public = public_of(model.config, vocab, tied, task.length, str(run))
     if folder.exists() and {path.name for path in folder.iterdir()} - set(WRITTEN):
         raise TokmillError(
@@ -160,7 +161,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
         )
     make_folder(folder)
     _, facts = read_run(run)
-    vocabulary = facts.vocabularies.get(facts.schema[task.column].vocab or "")
+    vocabulary = facts.vocabularies.get(facts.schema[column].vocab or "")
     if vocabulary:
         tokenizers = plugins.require("tokmill.text.tokenizer")
         tokenizer = tokenizers.Tokenizer.from_file(inside(run / VOCAB, vocabulary.file))
@@ -168,7 +169,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     roles = vocabulary.roles if vocabulary else {}
     # Written out even where there are none: the defaults of an architecture name ids of its own.
     ids = {key: roles.get(role) for role, key in ROLES.items()}
-    state = to_public(task.state_dict(), public.tensor_names, task.column)
+    state = to_public(task.state_dict(), public.tensor_names, column)
     write_tensors(folder / MODEL, state, {"format": "pt"})
     write_file(folder / GENERATION, encode(ids))
     write_file(folder / CONFIG, encode(public.to_config() | ids))

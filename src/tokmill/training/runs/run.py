@@ -175,7 +175,13 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
     )
     for other in tokens[1:]:
         check_store(facts, other)
-    return facts
+    return measured(config, facts)
+
+
+def measured(config: TrainConfig, facts: Facts) -> Facts:
+    """Return facts with what the task of a recipe measures."""
+    measures = task_type(config).measures(config.task, inputs_of(config, facts))
+    return msgspec.structs.replace(facts, measures=measures)
 
 
 def content_of(store: Store, read: Sequence[Store]) -> str:

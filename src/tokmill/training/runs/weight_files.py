@@ -22,7 +22,6 @@ from tokmill.models.fields import PREFIX
 from tokmill.models.rwkv7 import RWKV7
 from tokmill.store.schema import Column, id_dtype
 from tokmill.tasks.inputs import Facts
-from tokmill.tasks.next_token import NextToken
 from tokmill.training.engines.tensors import write_tensors
 from tokmill.training.recipe import config as configs
 from tokmill.training.runs.exchange import COLUMN, LONGEST, find_vocabulary, read_fetched, write_run
@@ -78,13 +77,9 @@ def export_file(run: Path | str, path: Path | str, *, at: str = "") -> Path:
     task = load_task(run, at)
     state: dict[str, Tensor] = {name: value.detach() for name, value in task.state_dict().items()}
     if path.suffix in OFFICIAL:
-        if (
-            not isinstance(task, NextToken)
-            or not isinstance(task.model, RWKV7)
-            or len(task.sizes) > 1
-            or task.config.tied
-            or task.instruction_heads is not None
-        ):
+        own = [name for name in state if not name.startswith("model.")]
+        heads = [f"heads.linear.{PREFIX}{column}.weight" for column in task.sizes]
+        if not isinstance(task.model, RWKV7) or len(heads) > 1 or own != heads:
             raise TokmillError(
                 "only an RWKV-7 over one column with a head of its own has official names",
                 where=str(run),
