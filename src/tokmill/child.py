@@ -95,6 +95,7 @@ class _Running:
         line: Callable[[str], bool] | None = None,
         environment: Mapping[str, str] | None = None,
         files: Sequence[int] = (),
+        lifeline: bool = True,
     ) -> None:
         self.limits, self.line = limits, line
         self.out, self.said, self.answers = bytearray(), bytearray(), bytearray()
@@ -102,7 +103,7 @@ class _Running:
         # The child gets no Ctrl-C from the terminal, and is killed with whatever it starts.
         self.process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,
+            stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -220,16 +221,17 @@ def run(
     *,
     line: Callable[[str], bool] | None = None,
     environment: Mapping[str, str] | None = None,
+    lifeline: bool = True,
 ) -> Ended:
     """Run a command until it ends or passes a limit, and return how it ended.
 
     `line` is told each line of its stdout as it comes, and ends it by returning False. The
     command's stdin is a pipe without data that is closed when this process ends, however it ends:
-    a command that is to end too must watch it.
+    a command that is to end too must watch it. Without `lifeline` its stdin is empty.
 
     Raises `OSError` where the command cannot be started.
     """
-    running = _Running(command, limits, line=line, environment=environment)
+    running = _Running(command, limits, line=line, environment=environment, lifeline=lifeline)
     passed = ""
     try:
         passed = running.follow(lambda: False)

@@ -29,6 +29,8 @@ def test_a_command_and_what_it_printed() -> None:
     assert ended == (0, "", b"out\n", "said\n")
     ended = run(python("raise SystemExit('why')"), LIMITS)
     assert (ended.code, ended.why()) == (1, "ended with exit code 1: why")
+    # A command that reads what it is given ends at once where that is nothing.
+    assert run(["cat"], LIMITS, lifeline=False) == (0, "", b"", "")
     with pytest.raises(FileNotFoundError):
         run(["/no/such/command"], LIMITS)
 

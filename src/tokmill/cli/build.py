@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +16,14 @@ from tokmill.builds.resources import Amount, parse_bytes, parse_seconds
 from tokmill.builds.run import run
 from tokmill.builds.scan import in_words
 from tokmill.builds.stdin import stdin_kept
-from tokmill.cli.facts import notes_in_words, unknown_warning
+from tokmill.cli import build_text
+from tokmill.cli.built import report
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
 from tokmill.cli.recipe import TRAINING
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
 from tokmill.errors import UsageError
-from tokmill.progress import human_bytes, human_count
+from tokmill.progress import human_bytes
 from tokmill.store.store import Store, read_receipts
 
 TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
@@ -160,9 +160,7 @@ def _command(
 
     parameters = struct_parameters(struct) if struct else []
     if name in TEXT_KINDS:
-        from tokmill.cli.build_text import PARAMETERS
-
-        parameters = [*PARAMETERS, *parameters]
+        parameters = [*build_text.PARAMETERS, *parameters]
     return as_command(with_parameters(base, parameters, line, hidden), name)
 
 
@@ -170,8 +168,6 @@ def _carry_out(
     chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
 ) -> int:
     if chosen.source in TEXT_KINDS:
-        from tokmill.cli import build_text
-
         finished = build_text.before(chosen, how, more, dry_run=dry_run, json=json)
         if finished is None:
             return 0
@@ -180,7 +176,7 @@ def _carry_out(
         _print_plan(chosen, json)
         return 0
     store = run(chosen, how)
-    _report(store, json)
+    report(store, json=json)
     refused = _refused(store, chosen)
     for path, why in refused.items():
         say(f"{path}: refused, {why}")
@@ -254,25 +250,6 @@ def _print_plan(chosen: BuildRecipe, json: bool) -> None:
     print(f"plan_id     {plan.plan_id}")
 
 
-def summary(store: Store) -> dict[str, Any]:
-    """Return what is said of a store when it is built."""
-    manifest = store.manifest
-    return {
-        "store": str(store.path),
-        "complete": manifest.complete,
-        "records": manifest.records,
-        "tokens": manifest.tokens,
-        "shards": len(manifest.shards),
-        "bytes": manifest.bytes,
-        "input_bytes": manifest.input_bytes,
-        "skipped": manifest.skipped,
-        "rejected": manifest.rejected,
-        "notes": manifest.notes,
-        "left_out": manifest.left_out or {},
-        "fingerprint": manifest.fingerprint,
-    }
-
-
 def _refused(store: Store, chosen: BuildRecipe) -> dict[str, str]:
     """Return the files that were named and are rejected as a whole, and why."""
     if not plugins.load(plugins.SOURCES, chosen.source).rejects_items:
@@ -285,38 +262,3 @@ def _refused(store: Store, chosen: BuildRecipe) -> dict[str, str]:
             if not item.records and item.name in named:
                 refused[named[item.name]] = rejects.reason
     return refused
-
-
-def _report(store: Store, json: bool) -> None:
-    facts = summary(store)
-    if warning := unknown_warning(store.manifest.notes, store.manifest.tokens):
-        say(f"{warning}\nhint: is it of the same rules, and of such code?")
-    if json:
-        print_json(facts)
-        return
-    manifest = store.manifest
-    state = "" if manifest.complete else " (partial)"
-    made_of_a_store = manifest.source in ("select", "embed")
-    print(
-        f"{store.path}{state}: {human_count(manifest.records, 'record')}, "
-        f"{human_count(manifest.tokens, 'token')}, {human_bytes(manifest.bytes)} in "
-        f"{human_count(len(manifest.shards), 'shard')}"
-        + ("" if made_of_a_store else f" from {human_bytes(manifest.input_bytes)}")
-    )
-    for what in ("skipped", "rejected"):
-        counts = facts[what]
-        if counts:
-            listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
-            print(f"{what}: {listed}")
-    if rejected := sum(manifest.rejected.values()):
-        # Few records end no build, whatever share of them is bad; so it is said how large that is.
-        seen = rejected + manifest.records
-        say(
-            f"{rejected:,} of {seen:,} were rejected ({rejected / seen:.1%}): "
-            f"`tokmill store rejects {shlex.quote(str(store.path))}` lists them"
-        )
-    if manifest.notes:
-        print(f"notes: {notes_in_words(manifest.notes, manifest.tokens)}")
-    print(f"fingerprint {manifest.fingerprint}")
-    if not manifest.complete:
-        say("the store is not complete: the same command goes on")

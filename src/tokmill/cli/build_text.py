@@ -18,6 +18,7 @@ from tokmill import plugins
 from tokmill.builds.folder import check_folder, claimed
 from tokmill.builds.prepare import BuildRecipe, How
 from tokmill.builds.run import run
+from tokmill.cli.built import report, summary
 from tokmill.cli.output import print_json, say, say_not_reached
 from tokmill.errors import UsageError
 from tokmill.files import machine_errors, new_folder
@@ -210,8 +211,6 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
         with new_folder(out):
             tokenizer = str(_learn(out, chosen, train, more, how))
     facts: dict[str, Any] = {}
-    from tokmill.cli.build import _report, summary
-
     for part, inputs in (("train", train), ("val", val)):
         recipe = msgspec.structs.replace(
             chosen, inputs=tuple(inputs), out=str(out / part), tokenizer=tokenizer
@@ -220,7 +219,7 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
         if json:
             facts[part] = summary(store)
         else:
-            _report(store, json=False)
+            report(store, json=False)
         if part in flat:
             export = plugins.load(plugins.EXPORTS, "bin")
             written = export(export.Config()).write(store, flat[part])

@@ -252,7 +252,7 @@ def finish(
 ) -> int:
     """Write the manifest of a store whose parts were built with --part."""
     from tokmill.builds.finish import finish_parts
-    from tokmill.cli.build import summary
+    from tokmill.cli.built import summary
 
     missing = finish_parts(store, max_rejects)
     facts = {**summary(Store(store)), "missing_shards": missing}

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from tokmill.store.schema import Array, has_phrases
+from tokmill.store.schema import Array, Schema, has_phrases
+from tokmill.store.shard import Shard
 from tokmill.store.spans import Spans
-
-if TYPE_CHECKING:
-    from tokmill.store.store import Store
 
 Run = tuple[int, int, int, int, int]
 """Shard, record in it, first token (of the shard; with phrases of the record), tokens, target."""
+
+
+class Placed(Protocol):
+    """What is known of a store: its columns, and where records lie."""
+
+    schema: Schema
+
+    def places(self, records: Array) -> tuple[Array, Array, Array]:
+        """Return (shard, number within it, first token within it) of records."""
+        ...
+
+    def shard(self, number: int) -> Shard:
+        """Return a shard, mapped."""
+        ...
 
 
 class Gather:
@@ -24,7 +36,7 @@ class Gather:
     copy serves a run of spans. Any of the rows can be filled, by any thread, at any time.
     """
 
-    def __init__(self, store: Store, spans: Spans, size: int, length: int) -> None:
+    def __init__(self, store: Placed, spans: Spans, size: int, length: int) -> None:
         self.store, self.length = store, length
         self.phrases = has_phrases(store.schema)
         parts = [spans.row, spans.record, spans.document, spans.start, spans.stop]

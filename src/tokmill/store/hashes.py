@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tokmill.store.schema import PHRASE_BIT, Array, Records
+from tokmill.store.store import Store
 from tokmill.store.strings import Strings
-
-if TYPE_CHECKING:
-    from tokmill.store.store import Store
 
 # Arrays without an axis: with numpy's scalars a few values would cost twice the time.
 _M1 = np.asarray(0xBF58476D1CE4E5B9, np.uint64)

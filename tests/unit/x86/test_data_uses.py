@@ -261,5 +261,5 @@ def test_tables_between_code_are_data(built: Path) -> None:
     lifter = cfg.Lifter(cfg.open_program(path))
     lifter.lift()
     for name, size in (("numbers", 32), ("distances", 16)):
-        place = lifter.code.offset(np.asarray([names[name]], np.uint64))
-        assert lifter.code.in_data(place + np.arange(size)).all(), name
+        place = lifter.known.code.offset(np.asarray([names[name]], np.uint64))
+        assert lifter.known.code.in_data(place + np.arange(size)).all(), name

@@ -10,7 +10,8 @@ from iced_x86 import Decoder, FlowControl, Mnemonic, OpKind, Register
 
 from tokmill.errors import TokmillError
 from tokmill.x86.image.image import Program, Section
-from tokmill.x86.lift.decode import Code, Flow, Instructions
+from tokmill.x86.lift.code import Code
+from tokmill.x86.lift.decode import Flow, Instructions
 from x86_programs import flat
 
 FLOW = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tokmill.x86.lift.cfg import lift
-from tokmill.x86.lift.decode import Code
+from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.entries import NOWHERE, nearest_entries
 from x86_programs import flat
 

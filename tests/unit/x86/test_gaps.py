@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tokmill.x86.lift.cfg import lift
-from tokmill.x86.lift.decode import Code, Instructions
+from tokmill.x86.lift.code import Code
+from tokmill.x86.lift.decode import Instructions
 from tokmill.x86.lift.gaps import skip_padding
 from x86_programs import flat
 

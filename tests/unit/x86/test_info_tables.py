@@ -11,7 +11,7 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.image.program import open_program
 from tokmill.x86.lift import cfg
 from tokmill.x86.lift.cfg import lift
-from tokmill.x86.lift.decode import Code
+from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.info_tables import find_info_tables
 from x86_programs import assembled, blocks_of, check_graph, compiles, stripped, symbols
 

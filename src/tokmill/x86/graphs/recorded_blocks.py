@@ -13,7 +13,8 @@ from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.image import Program, Section
 from tokmill.x86.image.ranges import expand, member, offsets
 from tokmill.x86.lift.blocks import EDGE, LEADS
-from tokmill.x86.lift.decode import DIRECT, Code, Flow, Instructions
+from tokmill.x86.lift.code import Code
+from tokmill.x86.lift.decode import DIRECT, Flow, Instructions
 
 LEAVES = np.isin(np.arange(len(Flow)), (Flow.JUMP, Flow.JUMP_INDIRECT, Flow.RETURN))
 """Flow → whether control never simply goes on behind the instruction."""

@@ -89,7 +89,9 @@ def packages() -> list[str]:
 def _version_in(interpreter: str) -> str:
     command = [interpreter, "-I", str(CHILD), "--version"]
     try:
-        answer: Answer = loads_json(run(command, Limits(seconds=ANSWER)).out, Answer)
+        answer: Answer = loads_json(
+            run(command, Limits(seconds=ANSWER), lifeline=False).out, Answer
+        )
         return answer.version
     except OSError as error:
         raise _not_run(interpreter, error) from None

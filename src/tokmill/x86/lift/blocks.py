@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge
 from tokmill.x86.image.ranges import distinct, expand, member
 from tokmill.x86.lift.decode import DIRECT, FALLS, Flow
-
-if TYPE_CHECKING:
-    from tokmill.x86.lift.cfg import Lifter
+from tokmill.x86.lift.findings import Findings
 
 EDGE = np.zeros(len(Flow), np.uint8)
 """Flow of a block's last instruction → the kind of its edge beside `FALL`."""
@@ -29,14 +25,14 @@ LEADS = np.isin(np.arange(len(Flow)), (Flow.NEXT, Flow.STOP, Flow.INVALID), inve
 class Blocks:
     """The blocks that were reached, sorted by offset, and their edges; B blocks, E edges."""
 
-    def __init__(self, lifter: Lifter) -> None:
-        self.lifter, self.code = lifter, lifter.code
+    def __init__(self, known: Findings) -> None:
+        self.known, self.code = known, known.code
         self._cut()
         self._set_edges()
         self._find_targets()
 
     def _cut(self) -> None:
-        ways, instructions = self.lifter.ways, self.lifter.instructions
+        ways, instructions = self.known.ways, self.known.instructions
         reached = ways.all_reached()
         self.broken = np.flatnonzero(reached & (instructions.flow == Flow.INVALID))
         """i8, rows of what was reached and is no instruction."""
@@ -46,7 +42,7 @@ class Blocks:
         # Ways from code that was not reached cut nothing.
         targets = ways.target[ways.reached(ways.source)]
         leaders = np.concatenate(
-            [self.lifter.starts, ways.called, self.lifter.roots, instructions.start[targets]]
+            [self.known.starts, ways.called, self.known.roots, instructions.start[targets]]
         )
         begins = np.isin(start, self.code.edge)
         begins |= instructions.marks(leaders)[reached]
@@ -65,8 +61,8 @@ class Blocks:
         self.flow = instructions.flow[self.last_row]
 
     def _set_edges(self) -> None:
-        instructions, flow = self.lifter.instructions, self.flow
-        jumps, table_targets = self.lifter.jump_tables()
+        instructions, flow = self.known.instructions, self.flow
+        jumps, table_targets = self.known.jump_tables()
         order = np.argsort(jumps, kind="stable")
         jumps, table_targets = jumps[order], table_targets[order]
         gates = member(self.last_row, instructions.gates)
@@ -77,7 +73,7 @@ class Blocks:
         """i8, blocks that end in an indirect jump to nowhere known."""
         plain = LEADS[flow]
         plain[through[low < high]] = False
-        falls = FALLS[flow] & ~member(self.last_row, self.lifter.ways.no_return)
+        falls = FALLS[flow] & ~member(self.last_row, self.known.ways.no_return)
         falls &= ~np.isin(self.end, self.code.edge)
         # The edges of a block lie side by side, `FALL` is the last one.
         count = plain.astype(np.int8) + falls
@@ -114,7 +110,7 @@ class Blocks:
 
         Of an indirect one it is where the pointer lies, or 0.
         """
-        instructions = self.lifter.instructions
+        instructions = self.known.instructions
         row = np.searchsorted(instructions.transfer, self.last_row[blocks])
         found: Array = instructions.target[row]
         return found
@@ -128,7 +124,7 @@ class Blocks:
 
     def unresolved(self) -> list[tuple[int, str]]:
         """Return address and reason of what could not be followed, by address."""
-        instructions, program = self.lifter.instructions, self.lifter.program
+        instructions, program = self.known.instructions, self.known.program
         calls = np.flatnonzero(self.flow == Flow.CALL_INDIRECT)
         slots = program.slot_address
         # A call of what lies in a stub or at the made-up place of an import leads out on purpose.

@@ -20,17 +20,15 @@ from tokmill.x86.image.program import open_program
 from tokmill.x86.image.ranges import distinct, member
 from tokmill.x86.lift import noreturn
 from tokmill.x86.lift.blocks import Blocks
-from tokmill.x86.lift.data_uses import DataUses
-from tokmill.x86.lift.decode import Code, Instructions
+from tokmill.x86.lift.findings import Findings
 from tokmill.x86.lift.functions import assemble
-from tokmill.x86.lift.gaps import Ranges, range_gaps
+from tokmill.x86.lift.gaps import range_gaps
 from tokmill.x86.lift.info_tables import (
-    find_info_tables,
     in_haskell,
     through_registers,
     through_tables,
 )
-from tokmill.x86.lift.jump_tables import Tables, indirect_jumps, scaled_tables
+from tokmill.x86.lift.jump_tables import indirect_jumps
 from tokmill.x86.lift.reach import Ways
 from tokmill.x86.lift.starts import (
     gap_starts,
@@ -89,42 +87,14 @@ class Lifter:
     """Finds the code of one program; `lift` does it all."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
-        self.code = Code(program)
-        self.info_tables = find_info_tables(program, self.code)
-        self.code.data_begin, self.code.data_end = self.info_tables[:2]
-        self.instructions = Instructions(self.code)
-        self.instructions.sweep()
-        self.data_uses = DataUses(self.code)
-        self.ranges = Ranges(program, self.instructions)
+        self.known = Findings(program)
         self.no_return = noreturn.NoReturn(program)
-        self.tables = Tables(program, self.instructions)
-        if len(self.info_tables.end):
-            # Jump tables of GHC lie side by side, and have no limit where all cases are there.
-            self.tables.note(scaled_tables(self.instructions))
-        self.starts = self._known_starts()
-        """i8, ascending: offsets of functions (and of their parts) that tables name."""
-        self.roots = distinct(self.code.offset(program.unwind.pad), self.info_tables.inner)
-        """i8, ascending: offsets of further code that is part of a function: landing pads."""
-        self.found = self.info_tables.function
-        """i8, ascending: those of `starts` that no table named."""
-        self.no_entries = np.zeros(0, np.int64)
-        """i8, ascending: offsets that looked like a beginning, and code behind them more so."""
-        self.quiet = np.zeros(0, np.int64)
-        """i8, ascending: offsets of calls that were found not to come back by following them."""
-        self._jumps: list[Array] = [np.zeros(0, np.int64)]
-        self._targets: list[Array] = [np.zeros(0, np.int64)]
         self._read: set[int] = set()
-        self.computed: set[int] = set()
-        """Offsets of jumps that stay in their function, though nobody knows where they lead."""
-        self.pointed = (-1, np.zeros(0, np.uint64))
-        """Instructions that were known, and what (u8) pointers in memory lead to with these."""
-        self.cut_short: list[str] = []
-        """What was not done to the end."""
         self._renew()
 
     def lift(self) -> Graph:
         """Return the graph."""
+        known = self.known
         self._follow()
         for search in (self._range_gaps, self._unnamed):
             for _ in range(ROUNDS):
@@ -132,40 +102,25 @@ class Lifter:
                     break
                 self._follow()
             else:
-                self.cut_short.append(f"the search for functions ended after {ROUNDS:,} rounds")
-        return assemble(self, Blocks(self))
-
-    def release(self) -> None:
-        """Let go of all that only the search needs: a graph takes room, too."""
-        del self.ways, self.tables, self.ranges, self.instructions
-
-    def _known_starts(self) -> Array:
-        program = self.program
-        found = [program.function_address, program.fragments, program.starts]
-        found.append(np.asarray([program.entry], np.uint64))
-        offsets = self.code.offset(np.concatenate(found))
-        named = [self.ranges.unwind_start, self.info_tables.function]
-        offsets = np.concatenate([offsets, *named])
-        return distinct(offsets[offsets >= 0])
-
-    def jump_tables(self) -> tuple[Array, Array]:
-        """Return the offsets of resolved indirect jumps and of their targets, a pair a target."""
-        return np.concatenate(self._jumps), np.concatenate(self._targets)
+                known.cut_short.append(f"the search for functions ended after {ROUNDS:,} rounds")
+        return assemble(known, Blocks(known))
 
     def _renew(self) -> None:
         """Find all ways, again after an instruction or a jump table was found."""
+        known = self.known
         self._find_ways()
-        fresh = noreturn.follow(self.ways, self.no_return)
+        fresh = noreturn.follow(known.ways, self.no_return)
         if len(fresh):
-            self.quiet = distinct(self.quiet, self.instructions.start[fresh].astype(np.int64))
+            known.quiet = distinct(known.quiet, known.instructions.start[fresh].astype(np.int64))
             self._find_ways()
 
     def _find_ways(self) -> None:
+        known = self.known
         # In a large program there is no room for the old ones beside the new.
-        vars(self).pop("ways", None)
-        no_return = self.no_return.calls(self.instructions)
-        no_return = distinct(no_return, self.instructions.row(self.quiet))
-        self.ways = Ways(self.instructions, no_return, self.jump_tables())
+        vars(known).pop("ways", None)
+        no_return = self.no_return.calls(known.instructions)
+        no_return = distinct(no_return, known.instructions.row(known.quiet))
+        known.ways = Ways(known.instructions, no_return, known.jump_tables())
 
     def _follow(self) -> None:
         """Follow control flow from all starts, until nothing is missing and all tables are read."""
@@ -174,111 +129,115 @@ class Lifter:
 
     def _decode_missing(self) -> bool:
         """Reach what can be reached, and decode where that is more than was decoded."""
-        offsets = distinct(self.starts, self.roots)
+        known = self.known
+        offsets = distinct(known.starts, known.roots)
         offsets = offsets[offsets >= 0]
-        rows = self.instructions.row(offsets)
-        self.ways.reach(rows[rows >= 0])
-        missing = distinct(offsets[rows < 0], self.ways.lacking())
+        rows = known.instructions.row(offsets)
+        known.ways.reach(rows[rows >= 0])
+        missing = distinct(offsets[rows < 0], known.ways.lacking())
         if not len(missing):
             return False
         while len(missing):
             # What is found may lead on to known code that was not reached before.
-            joined = self.instructions.decode(missing)
-            self.ways.reach(self.instructions.row(joined))
-            missing = self.ways.lacking()
-            missing = missing[~self.instructions.waits(missing)]
+            joined = known.instructions.decode(missing)
+            known.ways.reach(known.instructions.row(joined))
+            missing = known.ways.lacking()
+            missing = missing[~known.instructions.waits(missing)]
         self._settle()
         return True
 
     def _settle(self) -> None:
-        self.instructions.settle()
-        self.tables.prepare()
-
-    def functions(self) -> Array:
-        """Return the offsets (i8, ascending) that are known to begin functions or their parts."""
-        called = self.ways.called
-        return distinct(self.starts, called[~self.ranges.inside(called)])
+        known = self.known
+        known.instructions.settle()
+        known.tables.prepare()
 
     def _read_tables(self) -> bool:
         """Read the tables of all indirect jumps that can be reached and were not read before."""
+        known = self.known
         found = False
         targets = self._new_targets()
         while targets is not None:
             found = True
             # What one table leads to may go through another.
-            rows = self.instructions.row(targets)
-            self.ways.reach(rows[rows >= 0])
+            rows = known.instructions.row(targets)
+            known.ways.reach(rows[rows >= 0])
             targets = self._new_targets()
         return found
 
     def _new_targets(self) -> Array | None:
         """Read the tables of jumps that were reached, and return where they lead; None if none."""
-        rows = indirect_jumps(self.instructions)
-        rows = rows[self.ways.reached(rows)]
-        offsets = self.instructions.start[rows].astype(np.int64)
+        known = self.known
+        rows = indirect_jumps(known.instructions)
+        rows = rows[known.ways.reached(rows)]
+        offsets = known.instructions.start[rows].astype(np.int64)
         read = np.sort(np.fromiter(self._read, np.int64, len(self._read)))
         fresh = ~member(offsets, read)
         rows, offsets = rows[fresh], offsets[fresh]
-        functions = self.functions()
-        mine = in_haskell(self.info_tables, functions, offsets)
-        plain = mine & through_registers(self.code, offsets)
+        functions = known.functions()
+        mine = in_haskell(known.info_tables, functions, offsets)
+        plain = mine & through_registers(known.code, offsets)
         self._read.update(offsets[plain].tolist())
-        tabled = set(offsets[mine & through_tables(self.code, offsets)].tolist())
+        tabled = set(offsets[mine & through_tables(known.code, offsets)].tolist())
         rows, offsets = rows[~plain], offsets[~plain]
-        low, high = self.ranges.around(offsets, functions)
+        low, high = known.ranges.around(offsets, functions)
         found = [np.zeros(0, np.int64)]
         for row, offset, first, end in zip(
             rows.tolist(), offsets.tolist(), low.tolist(), high.tolist(), strict=True
         ):
             self._read.add(offset)
-            table = self.tables.read(self.ways, row, first, end)
+            table = known.tables.read(known.ways, row, first, end)
             if table is not None:
-                self._jumps.append(np.full(len(table.targets), offset))
-                self._targets.append(table.targets)
+                known.jumps.append(np.full(len(table.targets), offset))
+                known.targets.append(table.targets)
                 found.append(table.targets)
                 self._add_roots(table.others)
                 self._note_data(table.address, table.size)
-            elif self.tables.computed or offset in tabled:
-                self.computed.add(offset)
+            elif known.tables.computed or offset in tabled:
+                known.computed.add(offset)
         return np.concatenate(found) if len(found) > 1 else None
 
     def _note_data(self, address: int, size: int) -> None:
         """Take a table that lies between code for data."""
-        begin = self.code.offset(np.asarray([address], np.uint64))
+        known = self.known
+        begin = known.code.offset(np.asarray([address], np.uint64))
         if size and begin[0] >= 0:
-            self.code.add_data(begin, begin + size)
+            known.code.add_data(begin, begin + size)
 
     def _range_gaps(self) -> bool:
         """Take code of known ranges that nothing leads to: it is there for a reason."""
-        return self._add_roots(range_gaps(self.ways, self.ranges))
+        known = self.known
+        return self._add_roots(range_gaps(known.ways, known.ranges))
 
     def _unnamed(self) -> bool:
         """Look for functions outside the ranges that tables describe."""
-        hidden = hidden_starts(self)
+        known = self.known
+        hidden = hidden_starts(known)
         if len(hidden):
-            self.instructions.decode(hidden)
+            known.instructions.decode(hidden)
             self._settle()
             self._renew()
             return True
-        functions = self.functions()
+        functions = known.functions()
         for search in (trapped_starts, taken_starts, tail_starts, pointed_starts):
-            if self._add_starts(search(self, functions)):
+            if self._add_starts(search(known, functions)):
                 return True
-        while self._add_roots(silent_gaps(self, functions)):
+        while self._add_roots(silent_gaps(known, functions)):
             self._follow()
-        return self._add_starts(gap_starts(self, functions)) or self._add_starts(
-            pointed_starts(self, functions, doubtful=True)
+        return self._add_starts(gap_starts(known, functions)) or self._add_starts(
+            pointed_starts(known, functions, doubtful=True)
         )
 
     def _add_starts(self, offsets: Array) -> bool:
-        more = distinct(self.starts, offsets)
-        grown = len(more) > len(self.starts)
-        self.starts = more
-        self.found = distinct(self.found, offsets)
+        known = self.known
+        more = distinct(known.starts, offsets)
+        grown = len(more) > len(known.starts)
+        known.starts = more
+        known.found = distinct(known.found, offsets)
         return grown
 
     def _add_roots(self, offsets: Array) -> bool:
-        more = distinct(self.roots, offsets)
-        grown = len(more) > len(self.roots)
-        self.roots = more
+        known = self.known
+        more = distinct(known.roots, offsets)
+        grown = len(more) > len(known.roots)
+        known.roots = more
         return grown

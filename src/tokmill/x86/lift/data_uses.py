@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.image.ranges import distinct
-from tokmill.x86.lift.decode import Flow
-
-if TYPE_CHECKING:
-    from tokmill.x86.lift.cfg import Lifter
-    from tokmill.x86.lift.decode import Code
+from tokmill.x86.lift.code import Code
+from tokmill.x86.lift.decode import Flow, Instructions
+from tokmill.x86.lift.jump_tables import Tables
+from tokmill.x86.lift.reach import Ways
 
 NUMBERS = (0, 1, 2, 4)
 """Bytes of the number that may follow the distance in an instruction."""
@@ -49,58 +46,58 @@ class DataUses:
         self._based: dict[tuple[int, int], bool] = {}
         """Where an address is taken, and which → whether it is the base of a memory operand."""
 
-    def find(self, lifter: Lifter) -> Array:
+    def find(self, code: Code, ways: Ways, tables: Tables) -> Array:
         """Return the offsets (i8, ascending) of unknown code that reached code uses as data."""
-        instructions = lifter.instructions
+        instructions = ways.instructions
         row = np.searchsorted(instructions.start, self._at) - 1
         fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
-        fits[fits] = lifter.ways.reached(row[fits]) & ~_reached(lifter, self._target[fits])
+        fits[fits] = ways.reached(row[fits]) & ~_reached(ways, self._target[fits])
         kept = [
             target
             for one, target in zip(row[fits].tolist(), self._target[fits].tolist(), strict=True)
-            if self._names(lifter, one, target)
+            if self._names(code, instructions, one, target)
         ]
-        return distinct(np.asarray(kept, np.int64), self._bases(lifter))
+        return distinct(np.asarray(kept, np.int64), self._bases(code, ways, tables))
 
-    def _names(self, lifter: Lifter, row: int, target: int) -> bool:
+    def _names(self, code: Code, instructions: Instructions, row: int, target: int) -> bool:
         """Return whether an instruction has a memory operand at an offset of code."""
-        at = int(lifter.instructions.start[row])
+        at = int(instructions.start[row])
         if at not in self._reads:
-            one = lifter.instructions.instruction(row)
+            one = instructions.instruction(row)
             plain = one.is_ip_rel_memory_operand or not (one.memory_base or one.memory_index)
             address = np.asarray([one.memory_displacement], np.uint64)
-            self._reads[at] = plain and lifter.code.offset(address).item() == target
+            self._reads[at] = plain and code.offset(address).item() == target
         return self._reads[at]
 
-    def _bases(self, lifter: Lifter) -> Array:
+    def _bases(self, code: Code, ways: Ways, tables: Tables) -> Array:
         """Return the offsets that an instruction takes and one soon behind it uses as a base."""
-        tables, instructions = lifter.tables, lifter.instructions
-        offset = lifter.code.offset(tables.constant)
+        instructions = ways.instructions
+        offset = code.offset(tables.constant)
         mine = np.flatnonzero(offset >= 0)
-        mine = mine[~_reached(lifter, offset[mine])]
+        mine = mine[~_reached(ways, offset[mine])]
         rows = instructions.row(tables.at[mine])
-        reached = lifter.ways.reached(rows)
+        reached = ways.reached(rows)
         found = []
         for one, row in zip(mine[reached].tolist(), rows[reached].tolist(), strict=True):
             key = (int(tables.at[one]), int(offset[one]))
             if key not in self._based:
-                self._based[key] = _is_base(lifter, row, int(tables.register[one]))
+                self._based[key] = _is_base(instructions, row, int(tables.register[one]))
             if self._based[key]:
                 found.append(key[1])
         return np.asarray(found, np.int64)
 
 
-def _reached(lifter: Lifter, offsets: Array) -> Array:
+def _reached(ways: Ways, offsets: Array) -> Array:
     """Return at which offsets an instruction begins that was reached: bool."""
-    rows = lifter.instructions.row(offsets)
+    rows = ways.instructions.row(offsets)
     found: Array = rows >= 0
-    found[found] = lifter.ways.reached(rows[found])
+    found[found] = ways.reached(rows[found])
     return found
 
 
-def _is_base(lifter: Lifter, row: int, register: int) -> bool:
+def _is_base(instructions: Instructions, row: int, register: int) -> bool:
     """Return whether code behind a row uses what it put into a register as an address."""
-    iced, instructions = plugins.require("iced_x86"), lifter.instructions
+    iced = plugins.require("iced_x86")
     register += iced.Register.RAX
     full, access = iced.RegisterExt.full_register, iced.OpAccess
     info = iced.InstructionInfoFactory()

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program
-from tokmill.x86.image.ranges import expand, member
+from tokmill.x86.image.ranges import member
+from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.register_calls import register_calls
 from tokmill.x86.lift.return_addresses import CALL, leaving_returns, local_calls, retpolines
 
@@ -25,9 +24,6 @@ LONGEST = 15
 BATCH = 1 << 18
 """Instructions decoded at a time: a list of them must stay small."""
 INVALID_BIT = 16
-INT3 = 0xCC
-NOTHING = np.frombuffer(bytes.fromhex("0f1f840000000000"), np.uint8)
-"""The longest instruction that does nothing, in 64-bit and 32-bit code."""
 # iced's kinds of flow: jumps, branches and calls; and those behind which control may go on.
 LEADS, GOES_ON = (1, 3, 5), (0, 3, 5, 6, 7, 8)
 
@@ -55,105 +51,6 @@ FALLS = np.isin(FLOWS, (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.CALL_INDIRECT, F
 """Flow → whether control may go on behind the instruction."""
 DIRECT = np.isin(FLOWS, (Flow.JUMP, Flow.BRANCH, Flow.CALL, Flow.CALL_LOCAL))
 INDIRECT = np.isin(FLOWS, (Flow.JUMP_INDIRECT, Flow.CALL_INDIRECT))
-
-
-class Code:
-    """The code of a program end to end: an offset counts bytes of it.
-
-    Stubs are left out. N bytes.
-    """
-
-    def __init__(self, program: Program) -> None:
-        sections = [s for s in program.sections if s.execute and not s.stubs]
-        self.bits = program.bits
-        self._executable = [(s.address, len(s.data)) for s in program.sections if s.execute]
-        self.base = np.asarray([section.address for section in sections], np.uint64)
-        self.edge = np.zeros(len(sections) + 1, np.int64)
-        np.cumsum([len(section.data) for section in sections], out=self.edge[1:])
-        self.size = int(self.edge[-1])
-        if self.size >= 1 << 31:
-            raise TokmillError(
-                "more than 2 GiB of code", where=program.name, hint="split the program"
-            )
-        # Reading a little behind the end must be harmless.
-        self.linked = np.concatenate([*(s.linked for s in sections), np.zeros(32, np.uint8)])
-        same = all(section.linked is section.data for section in sections)
-        self.raw = self.linked if same else np.concatenate([section.data for section in sections])
-        self.table = program.global_offset_table
-        self.slot, self.slot_target = self._known_slots(program)
-        """u8, ascending: pointers that nothing changes once the program is loaded, and to where."""
-        self.data_begin = self.data_end = np.zeros(0, np.int64)
-        """(D,) i8, ascending: where data that is known to lie between code begins and ends."""
-        own = program.import_target > 0
-        self._stub, self._stub_target = program.import_address[own], program.import_target[own]
-
-    def executable(self, address: Array) -> Array:
-        """Return which addresses (u8) are those of code or of import stubs: bool."""
-        found = np.zeros(len(address), bool)
-        for low, size in self._executable:
-            found |= address - np.uint64(low) < np.uint64(size)
-        return found
-
-    def address(self, offset: Array) -> Array:
-        """Return the addresses (u8) of offsets (i8)."""
-        part = np.searchsorted(self.edge, offset, side="right") - 1
-        part = np.clip(part, 0, len(self.base) - 1)
-        return self.base[part] + (offset - self.edge[part]).astype(np.uint64)
-
-    def offset(self, address: Array) -> Array:
-        """Return the offsets (i8) of addresses (u8); -1 where no code lies."""
-        part = np.searchsorted(self.base, address, side="right") - 1
-        inside = (address - self.base[part]).astype(np.int64)
-        sizes = np.diff(self.edge)
-        ok = (part >= 0) & (inside >= 0) & (inside < sizes[part])
-        return np.where(ok, self.edge[part] + inside, -1)
-
-    def behind_stubs(self, address: Array) -> Array:
-        """Return addresses (u8), those of stubs replaced by what this program defines for them."""
-        found = address.copy()
-        mine = np.flatnonzero(member(address, self._stub))
-        found[mine] = self._stub_target[np.searchsorted(self._stub, address[mine])]
-        return found
-
-    def in_data(self, offset: Array) -> Array:
-        """Return which offsets lie in known data: bool."""
-        at = np.searchsorted(self.data_begin, offset, side="right")
-        found: Array = offset < np.append(0, self.data_end)[at]
-        return found
-
-    def add_data(self, begin: Array, end: Array) -> None:
-        """Take the bytes between some offsets for data, too."""
-        begin, end = np.append(self.data_begin, begin), np.append(self.data_end, end)
-        order = np.argsort(begin, kind="stable")
-        begin, end = begin[order], np.maximum.accumulate(end[order])
-        apart = begin[1:] > end[:-1]
-        self.data_begin = begin[np.append(True, apart)]
-        self.data_end = end[np.append(apart, True)]
-
-    def to_decode(self) -> Array:
-        """Return the bytes as they are decoded: known data is instructions that do nothing."""
-        if not len(self.data_begin):
-            return self.linked
-        found = self.linked.copy()
-        sizes = self.data_end - self.data_begin
-        place = expand(np.zeros_like(sizes), sizes)
-        whole = place < np.repeat(sizes - sizes % len(NOTHING), sizes)
-        rows = expand(self.data_begin, sizes)
-        found[rows] = np.where(whole, NOTHING[place % len(NOTHING)], INT3)
-        return found
-
-    def _known_slots(self, program: Program) -> tuple[Array, Array]:
-        slots, targets = [program.slot_address], [program.slot_target]
-        for section in program.sections:
-            if section.name.startswith(".got"):
-                count = len(section.data) // program.word
-                places = np.arange(count, dtype=np.uint64) * np.uint64(program.word)
-                slots.append(places + np.uint64(section.address))
-                targets.append(program.load(slots[-1]))
-        slot, target = np.concatenate(slots), np.concatenate(targets)
-        known = self.offset(target) >= 0
-        slot, first = np.unique(slot[known], return_index=True)
-        return slot, target[known][first]
 
 
 class Instructions:

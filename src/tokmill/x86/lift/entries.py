@@ -15,7 +15,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.lift.decode import Code
+from tokmill.x86.lift.code import Code
 
 if TYPE_CHECKING:
     from iced_x86 import Instruction

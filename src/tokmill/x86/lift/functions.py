@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +11,8 @@ from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.ranges import distinct, expand, member, offsets, without
 from tokmill.x86.lift.blocks import Blocks
 from tokmill.x86.lift.decode import Flow
+from tokmill.x86.lift.findings import Findings
 from tokmill.x86.lift.gaps import ALIGNMENT, is_padding
-
-if TYPE_CHECKING:
-    from tokmill.x86.lift.cfg import Lifter
 
 GATHER = 1 << 19
 """Values copied at a time."""
@@ -24,20 +21,20 @@ SHARED = 64
 TANGLED = "functions share so much code that some of it stands under one of them only"
 
 
-def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
-    """Return the graph of the blocks that were found; the lifter is used up."""
-    entries = _entries(lifter, blocks)
-    function, block = _owners(lifter, blocks, entries)
+def assemble(known: Findings, blocks: Blocks) -> Graph:
+    """Return the graph of the blocks that were found; the known is used up."""
+    entries = _entries(known, blocks)
+    function, block = _owners(known, blocks, entries)
     code = blocks.code
     number = distinct(function)
     at = np.searchsorted(number, function)
     order = np.lexsort((block, at))
     at, block = at[order], block[order]
-    names, unresolved = _names(lifter, blocks, number), blocks.unresolved()
-    lifter.release()
+    names, unresolved = _names(known, blocks, number), blocks.unresolved()
+    known.release()
     edge_count = np.diff(blocks.edge_begin)[block]
     sizes = (blocks.end - blocks.start)[block]
-    program = lifter.program
+    program = known.program
     address = code.address(blocks.start[number])
     return Graph(
         program=Path(program.name).name,
@@ -54,7 +51,7 @@ def assemble(lifter: Lifter, blocks: Blocks) -> Graph:
         edge_target=_gather(blocks.edge_target, blocks.edge_begin[block], edge_count),
         edge_kind=_gather(blocks.edge_kind, blocks.edge_begin[block], edge_count),
         unresolved=unresolved,
-        cut_short=tuple(lifter.cut_short),
+        cut_short=tuple(known.cut_short),
     )
 
 
@@ -73,35 +70,35 @@ def _gather(values: Array, begins: Array, counts: Array) -> Array:
     return found
 
 
-def _entries(lifter: Lifter, blocks: Blocks) -> Array:
+def _entries(known: Findings, blocks: Blocks) -> Array:
     """Return the blocks at which functions begin, ascending.
 
     A range of code is a part of another function where a frame is set up before it begins, or
     where nothing but conditional branches leads to it and it lies where no function is put.
     """
-    program, code, ways = lifter.program, lifter.code, lifter.ways
+    program, code, ways = known.program, known.code, known.ways
     sure = [program.function_address, program.starts, np.asarray([program.entry], np.uint64)]
     sure_offsets = code.offset(np.concatenate(sure))
     called = ways.called
-    certain = distinct(sure_offsets, called, lifter.found)
+    certain = distinct(sure_offsets, called, known.found)
     unwind = program.unwind
-    starts = lifter.ranges.unwind_start
+    starts = known.ranges.unwind_start
     parts = [starts[unwind.fragment], code.offset(program.fragments)]
-    parts.append(_branched_to(lifter, blocks, without(starts, certain)))
-    entries = without(lifter.functions(), without(np.concatenate(parts), certain))
+    parts.append(_branched_to(known, blocks, without(starts, certain)))
+    entries = without(known.functions(), without(np.concatenate(parts), certain))
     found = blocks.at(entries)
     return found[found >= 0]
 
 
-def _branched_to(lifter: Lifter, blocks: Blocks, candidates: Array) -> Array:
+def _branched_to(known: Findings, blocks: Blocks, candidates: Array) -> Array:
     """Return which range starts are the targets of conditional branches of other code only."""
-    ways, instructions, code = lifter.ways, lifter.instructions, lifter.code
+    ways, instructions, code = known.ways, known.instructions, known.code
     reached = ways.reached(ways.source)
     branch = reached & (instructions.flow[ways.source] == Flow.BRANCH)
     target = instructions.start[ways.target].astype(np.int64)
     candidates = candidates[member(candidates, distinct(target[branch]))]
-    taken = code.offset(lifter.program.pointers)
-    tables = lifter.tables
+    taken = code.offset(known.program.pointers)
+    tables = known.tables
     used = ways.reached(instructions.row(tables.at))
     taken = np.concatenate([taken, code.offset(tables.constant[used])])
     candidates = candidates[~member(candidates, distinct(taken))]
@@ -110,18 +107,18 @@ def _branched_to(lifter: Lifter, blocks: Blocks, candidates: Array) -> Array:
     padded = is_padding(instructions, before) & (code.address(candidates) % ALIGNMENT == 0)
     candidates = candidates[~padded]
     # Compilers also branch to a function in place of calling it last; that one returns itself.
-    number = lifter.ranges.number(candidates)
-    stop = lifter.ranges.stop[number]
+    number = known.ranges.number(candidates)
+    stop = known.ranges.stop[number]
     returns = np.sort(blocks.start[blocks.flow == Flow.RETURN])
     ends = np.searchsorted(returns, candidates) < np.searchsorted(returns, stop)
     from_ = instructions.start[ways.source].astype(np.int64)
-    inside = lifter.ranges.number(from_)
-    leaves = (inside >= 0) & (inside != lifter.ranges.number(target))
-    back = member(candidates, lifter.ranges.start[distinct(inside[leaves])])
+    inside = known.ranges.number(from_)
+    leaves = (inside >= 0) & (inside != known.ranges.number(target))
+    back = member(candidates, known.ranges.start[distinct(inside[leaves])])
     return candidates[~ends | back]
 
 
-def _owners(lifter: Lifter, blocks: Blocks, entries: Array) -> tuple[Array, Array]:
+def _owners(known: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Array]:
     """Return pairs of (entry block of a function, block of it).
 
     Blocks that ways connect, without passing the beginning of a function, form one part. A part
@@ -137,7 +134,7 @@ def _owners(lifter: Lifter, blocks: Blocks, entries: Array) -> tuple[Array, Arra
     source = np.searchsorted(blocks.edge_begin, inner, side="right") - 1
     target = target[inner]
     # What exceptions or unknown jumps lead to belongs to the code in whose range it lies.
-    head, root = _roots(lifter, blocks)
+    head, root = _roots(known, blocks)
     mine = ~member(root, entries)
     source = np.concatenate([source, head[mine]], dtype=np.int32, casting="same_kind")
     target = np.concatenate([target, root[mine]], dtype=np.int32, casting="same_kind")
@@ -152,27 +149,28 @@ def _owners(lifter: Lifter, blocks: Blocks, entries: Array) -> tuple[Array, Arra
     several = beginnings > 1
     function, block = [owner[single]], [np.flatnonzero(single)]
     if several.any():
-        pairs = _shared(part, several, entries, source, target, lifter.cut_short)
+        pairs = _shared(part, several, entries, source, target, known.cut_short)
         function.append(pairs[0])
         block.append(pairs[1])
     return np.concatenate(function), np.concatenate(block)
 
 
-def _roots(lifter: Lifter, blocks: Blocks) -> tuple[Array, Array]:
+def _roots(known: Findings, blocks: Blocks) -> tuple[Array, Array]:
     """Return pairs of blocks: the beginning of a range, and code of it that nothing leads to."""
-    unwind, code, ranges = lifter.program.unwind, lifter.code, lifter.ranges
+    unwind, code, ranges = known.program.unwind, known.code, known.ranges
     pad = code.offset(unwind.pad)
     served = ranges.unwind_start[unwind.pad_range]
-    others = lifter.roots[~member(lifter.roots, distinct(pad))]
+    others = known.roots[~member(known.roots, distinct(pad))]
     number = ranges.number(others)
     behind = others[number < 0]
     head = blocks.at(np.concatenate([served, ranges.start[number[number >= 0]]]))
     # Outside the ranges it lies behind the block that it belongs to, a return point of GHC
     # anywhere behind where its function begins.
     before = blocks.at(behind) - 1
-    known, inner = lifter.info_tables.function, member(behind, lifter.info_tables.inner)
+    function = known.info_tables.function
+    inner = member(behind, known.info_tables.inner)
     if inner.any():
-        before[inner] = blocks.at(known[np.searchsorted(known, behind[inner]) - 1])
+        before[inner] = blocks.at(function[np.searchsorted(function, behind[inner]) - 1])
     head = np.concatenate([head, before])
     root = blocks.at(np.concatenate([pad, others[number >= 0], behind]))
     keep = (head >= 0) & (root >= 0)
@@ -246,9 +244,9 @@ def _shared(
     )
 
 
-def _names(lifter: Lifter, blocks: Blocks, entries: Array) -> list[str]:
+def _names(known: Findings, blocks: Blocks, entries: Array) -> list[str]:
     """Return the names of functions: of their symbols, or of the import that they jump to."""
-    program = lifter.program
+    program = known.program
     names = dict(zip(program.function_address.tolist(), program.function_name, strict=True))
     jumps = np.flatnonzero(
         (blocks.flow[entries] == Flow.JUMP_INDIRECT) & (blocks.count[entries] <= 2)

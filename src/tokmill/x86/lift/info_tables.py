@@ -27,7 +27,7 @@ import numpy as np
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program
 from tokmill.x86.image.ranges import distinct, member, without
-from tokmill.x86.lift.decode import Code
+from tokmill.x86.lift.code import Code
 
 WORD = 8
 TYPES = 66

@@ -5,14 +5,10 @@ With -mcmodel=large every call is `movabs register, address; call register`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tokmill.store.schema import Array
-
-if TYPE_CHECKING:
-    from tokmill.x86.lift.decode import Code
+from tokmill.x86.lift.code import Code
 
 BACK = 8
 """Instructions before the call in which its register is looked for."""

@@ -16,14 +16,10 @@ targets is a function.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tokmill.store.schema import Array
-
-if TYPE_CHECKING:
-    from tokmill.x86.lift.decode import Code
+from tokmill.x86.lift.code import Code
 
 NEAR = 64
 """Bytes to what belongs to a call."""

@@ -6,21 +6,18 @@ and what looks like a beginning behind padding.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.image.image import Program
 from tokmill.x86.image.ranges import distinct, expand, member, without
-from tokmill.x86.lift.decode import INT3, Code, Flow, Instructions
+from tokmill.x86.lift.code import INT3, Code
+from tokmill.x86.lift.decode import Flow, Instructions
 from tokmill.x86.lift.entries import nearest_entries, possible_entries
+from tokmill.x86.lift.findings import Findings
 from tokmill.x86.lift.gaps import ALIGNMENT, gaps, is_padding, opcodes, skip_padding
 from tokmill.x86.lift.jump_tables import indirect_jumps, scaled_tables
 from tokmill.x86.lift.reach import Ways
-
-if TYPE_CHECKING:
-    from tokmill.x86.lift.cfg import Lifter
 
 LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
 FEW = 64
@@ -35,29 +32,29 @@ RARE = np.isin(
 )  # fmt: skip
 
 
-def trapped_starts(lifter: Lifter, functions: Array) -> Array:
+def trapped_starts(known: Findings, functions: Array) -> Array:
     """Return offsets outside the ranges at multiples of 16 behind INT3.
 
     Linkers and some compilers fill the room between functions with it, and nobody pads a loop so.
     """
-    instructions, code = lifter.instructions, lifter.code
+    instructions, code = known.instructions, known.code
     trap = np.flatnonzero(instructions.flow[:-1] == Flow.STOP)
     trap = trap[code.linked[instructions.start[trap]] == INT3]
     offsets = instructions.start[trap + 1].astype(np.int64)
     offsets = offsets[code.address(offsets) % ALIGNMENT == 0]
-    offsets, rows = _fresh(lifter, functions, code.address(offsets))
+    offsets, rows = _fresh(known, functions, code.address(offsets))
     return offsets[instructions.flow[rows] != Flow.STOP]  # type: ignore[no-any-return]
 
 
-def hidden_starts(lifter: Lifter) -> Array:
+def hidden_starts(known: Findings) -> Array:
     """Return offsets outside the ranges that are to be decoded, for their address is known.
 
     Bytes before them that are no code may have put the first pass out of step.
     """
-    code, ways = lifter.code, lifter.ways
-    offsets = distinct(code.offset(np.concatenate([_taken(lifter), _pointed(lifter)])))
+    code, ways = known.code, known.ways
+    offsets = distinct(code.offset(np.concatenate([_taken(known), _pointed(known)])))
     offsets = offsets[offsets >= 0]
-    offsets = offsets[(lifter.ranges.number(offsets) < 0) & (lifter.instructions.row(offsets) < 0)]
+    offsets = offsets[(known.ranges.number(offsets) < 0) & (known.instructions.row(offsets) < 0)]
     begin, end = gaps(ways)
     at = np.searchsorted(begin, offsets, side="right") - 1
     offsets = offsets[(at >= 0) & (offsets < np.append(end, 0)[at])]
@@ -68,57 +65,57 @@ def hidden_starts(lifter: Lifter) -> Array:
     return found
 
 
-def _taken(lifter: Lifter) -> Array:
+def _taken(known: Findings) -> Array:
     """Return the addresses (u8) that reached code takes, where they are no labels."""
-    tables = lifter.tables
-    value = tables.constant[lifter.ways.reached(lifter.instructions.row(tables.at))]
+    tables = known.tables
+    value = tables.constant[known.ways.reached(known.instructions.row(tables.at))]
     labels = np.asarray(sorted(tables.labels), np.uint64)
     found: Array = value[~member(value, labels)]
     return found
 
 
-def taken_starts(lifter: Lifter, functions: Array) -> Array:
+def taken_starts(known: Findings, functions: Array) -> Array:
     """Return offsets outside the ranges whose address reached code takes."""
-    return _fresh(lifter, functions, _taken(lifter))[0]
+    return _fresh(known, functions, _taken(known))[0]
 
 
-def pointed_starts(lifter: Lifter, functions: Array, *, doubtful: bool = False) -> Array:
+def pointed_starts(known: Findings, functions: Array, *, doubtful: bool = False) -> Array:
     """Return offsets outside the ranges that pointers in memory lead to.
 
     Such a pointer may be a label within a function, too. So those that do not look like a function
     wait until the code before them is known: one for each run of unknown code, if `doubtful`.
     """
-    offsets, _ = _fresh(lifter, functions, _pointed(lifter))
-    begin, _ = gaps(lifter.ways)
+    offsets, _ = _fresh(known, functions, _pointed(known))
+    begin, _ = gaps(known.ways)
     gap = np.searchsorted(begin, offsets, side="right") - 1
     first = np.ones(len(gap), bool)
     first[1:] = gap[1:] != gap[:-1]
-    no_label = _no_jump_between(lifter.instructions, begin[gap], offsets)
-    return offsets[(first & doubtful) | no_label | _looks(lifter.code, offsets)]
+    no_label = _no_jump_between(known.instructions, begin[gap], offsets)
+    return offsets[(first & doubtful) | no_label | _looks(known.code, offsets)]
 
 
-def _pointed(lifter: Lifter) -> Array:
+def _pointed(known: Findings) -> Array:
     """Return what pointers in memory lead to (u8)."""
     # What is decoded decides which of them are jump tables; that changes in few rounds.
-    decoded = len(lifter.instructions.start)
-    if lifter.pointed[0] != decoded:
-        lifter.pointed = decoded, distinct(lifter.program.pointers, _words(lifter))
-    return lifter.pointed[1]
+    decoded = len(known.instructions.start)
+    if known.pointed[0] != decoded:
+        known.pointed = decoded, distinct(known.program.pointers, _words(known))
+    return known.pointed[1]
 
 
-def _words(lifter: Lifter) -> Array:
+def _words(known: Findings) -> Array:
     """Return what may be a pointer to code in the data of a program with a fixed place (u8).
 
     Runs of them that an instruction reads at a scaled index are jump tables.
     """
-    program, found = lifter.program, [np.zeros(0, np.uint64)]
-    tables = scaled_tables(lifter.instructions)
+    program, found = known.program, [np.zeros(0, np.uint64)]
+    tables = scaled_tables(known.instructions)
     for section in program.sections:
         if not program.fixed or section.execute:
             continue
         count = len(section.data) // program.word
         words = section.linked[: count * program.word].view(f"<u{program.word}").astype(np.uint64)
-        code = lifter.code.offset(words) >= 0
+        code = known.code.offset(words) >= 0
         # Where the run of code that each word is in began.
         number = np.arange(count)
         begin = np.maximum.accumulate(np.where(code, 0, number + 1))
@@ -136,15 +133,15 @@ def _no_jump_between(instructions: Instructions, begin: Array, end: Array) -> Ar
     return found
 
 
-def _fresh(lifter: Lifter, functions: Array, address: Array) -> tuple[Array, Array]:
+def _fresh(known: Findings, functions: Array, address: Array) -> tuple[Array, Array]:
     """Return which addresses lie outside the ranges and are code not reached: offsets, rows."""
-    offsets = distinct(lifter.code.offset(address))
+    offsets = distinct(known.code.offset(address))
     offsets = offsets[offsets >= 0]
-    offsets = offsets[(lifter.ranges.number(offsets) < 0) & ~member(offsets, functions)]
-    rows = lifter.instructions.row(offsets)
+    offsets = offsets[(known.ranges.number(offsets) < 0) & ~member(offsets, functions)]
+    rows = known.instructions.row(offsets)
     offsets, rows = offsets[rows >= 0], rows[rows >= 0]
-    ways = lifter.ways
-    keep = ~ways.reached(rows) & _sound(lifter, rows) & ~is_padding(lifter.instructions, rows)
+    ways = known.ways
+    keep = ~ways.reached(rows) & _sound(known, rows) & ~is_padding(known.instructions, rows)
     return offsets[keep], rows[keep]
 
 
@@ -166,15 +163,15 @@ def _saves(code: Code, offsets: Array) -> Array:
     return found
 
 
-def tail_starts(lifter: Lifter, functions: Array) -> Array:
+def tail_starts(known: Findings, functions: Array) -> Array:
     """Return offsets outside the ranges that are only jumped to, and only across functions."""
-    instructions, ways = lifter.instructions, lifter.ways
+    instructions, ways = known.instructions, known.ways
     # Most ways lead to what cannot be one: they are left aside first.
     wanted = np.zeros(len(instructions.start), bool)
     wanted[ways.target[instructions.flow[ways.source] == Flow.JUMP]] = True
     rows = np.flatnonzero(wanted)
     offsets = instructions.start[rows].astype(np.int64)
-    wanted[rows] = (lifter.ranges.number(offsets) < 0) & ~member(offsets, functions)
+    wanted[rows] = (known.ranges.number(offsets) < 0) & ~member(offsets, functions)
     kept = np.flatnonzero(wanted[ways.target])
     kept = kept[ways.reached(ways.source[kept])]
     source, target = ways.source[kept], ways.target[kept]
@@ -186,7 +183,7 @@ def tail_starts(lifter: Lifter, functions: Array) -> Array:
     )
     # Nobody jumps over padding to what comes next, unless it is another function.
     end = from_ + instructions.length[source]
-    aligned = (offset > end + 1) & (lifter.code.address(offset) % ALIGNMENT == 0)
+    aligned = (offset > end + 1) & (known.code.address(offset) % ALIGNMENT == 0)
     crossing |= aligned & (skip_padding(instructions, end, offset) == offset)
     # Jumps to retpolines may have a table, whose targets are none. Retpolines are jumped to from
     # the function before them, too.
@@ -201,19 +198,19 @@ def tail_starts(lifter: Lifter, functions: Array) -> Array:
     return found
 
 
-def gap_starts(lifter: Lifter, functions: Array) -> Array:
+def gap_starts(known: Findings, functions: Array) -> Array:
     """Return offsets outside the ranges where code that nothing leads to begins like a function.
 
     It begins at a multiple of 16, behind padding or at the beginning of unknown code; or with
     ENDBR, or by setting up a frame pointer. Where no exception can enter code, what nothing leads
     to is a function anyway, if all up to the next known code is plausible.
     """
-    instructions, code, ways = lifter.instructions, lifter.code, lifter.ways
+    instructions, code, ways = known.instructions, known.code, known.ways
     begin, end = gaps(ways)
     if not len(begin):
         return begin
     plausible = _plausible(ways, begin, end)
-    whole = plausible & (not _has_landing_pads(lifter.program))
+    whole = plausible & (not _has_landing_pads(known.program))
     gap = np.arange(len(begin))
     # Behind what does not go on something new begins: a function if nothing decoded leads there.
     rows = without(ways.last[:-1] + 1, ways.target)
@@ -225,14 +222,14 @@ def gap_starts(lifter: Lifter, functions: Array) -> Array:
     start = skip_padding(instructions, place, end[gap])
     padded = start > place
     rows = instructions.row(start)
-    keep = (start < end[gap]) & (lifter.ranges.number(start) < 0) & (rows >= 0)
+    keep = (start < end[gap]) & (known.ranges.number(start) < 0) & (rows >= 0)
     # Where a jump leads to unknown places of its function, what follows may be these places.
-    unknown = np.fromiter(lifter.computed, np.int64, len(lifter.computed))
+    unknown = np.fromiter(known.computed, np.int64, len(known.computed))
     doubtful = distinct(np.searchsorted(functions, unknown, side="right"))
     keep &= ~member(np.searchsorted(functions, start), doubtful)
     looks = _looks(code, start)
     # Behind a call that does not come back lies what its caller would have done next.
-    keep &= padded | looks | ~member(start, _behind_quiet(lifter))
+    keep &= padded | looks | ~member(start, _behind_quiet(known))
     aligned = code.address(start) % ALIGNMENT == 0
     free = ~member(rows, distinct(ways.target))
     no_label = (looks & aligned) | _no_jump_between(instructions, begin[gap], start)
@@ -246,50 +243,50 @@ def gap_starts(lifter: Lifter, functions: Array) -> Array:
     found = looks | (aligned & (padded | (first & ~_saves(code, start))) & good)
     found |= whole[gap]
     # The little that lies between two ranges is code as a whole, or something else.
-    between = member(end, lifter.ranges.start) & (end - begin <= FEW)
+    between = member(end, known.ranges.start) & (end - begin <= FEW)
     found &= plausible[gap] | ~between[gap]
-    found &= _sound(lifter, rows) & (instructions.flow[rows] != Flow.STOP)
+    found &= _sound(known, rows) & (instructions.flow[rows] != Flow.STOP)
     # Where random bytes lie between functions, nothing is plausible as a whole.
     lone = first & ~found & ~plausible[gap] & (end[gap] - start > FEW)
-    guessed = ((found & ~looks) | lone) & ~member(start, lifter.no_entries)
+    guessed = ((found & ~looks) | lone) & ~member(start, known.no_entries)
     at, solid = start[guessed], plausible[gap][guessed]
     entered = nearest_entries(code, functions, at, end[gap][guessed])
     # Plausible code is not given up, whatever it reads.
     entered = np.where((entered < 0) & solid, at, entered)
     stays = entered == at
-    lifter.no_entries = distinct(lifter.no_entries, at[~stays])
+    known.no_entries = distinct(known.no_entries, at[~stays])
     entered = entered[(entered >= 0) & ~(stays & lone[guessed])]
-    called = _called_from(lifter, functions, begin[plausible], end[plausible])
+    called = _called_from(known, functions, begin[plausible], end[plausible])
     return distinct(start[found & looks], entered, called)
 
 
-def _called_from(lifter: Lifter, functions: Array, begin: Array, end: Array) -> Array:
+def _called_from(known: Findings, functions: Array, begin: Array, end: Array) -> Array:
     """Return offsets outside the ranges that code between some offsets calls."""
-    ways = lifter.ways
-    call = lifter.instructions.start[ways.call].astype(np.int64)
+    ways = known.ways
+    call = known.instructions.start[ways.call].astype(np.int64)
     gap = np.searchsorted(begin, call, side="right") - 1
     inside = (gap >= 0) & (call < np.append(end, 0)[gap])
     called = ways.callee[inside]
-    return _fresh(lifter, functions, lifter.code.address(called[called >= 0]))[0]
+    return _fresh(known, functions, known.code.address(called[called >= 0]))[0]
 
 
-def silent_gaps(lifter: Lifter, functions: Array) -> Array:
+def silent_gaps(known: Findings, functions: Array) -> Array:
     """Return offsets outside the ranges of code behind calls that do not come back.
 
     The compiler did not know that they do not, or it would have written nothing there.
     """
-    begin, _ = gaps(lifter.ways)
-    begin = begin[(lifter.ranges.number(begin) < 0) & member(begin, _behind_quiet(lifter))]
-    begin = begin[~member(begin, functions) & ~_looks(lifter.code, begin)]
-    rows = lifter.instructions.row(begin)
+    begin, _ = gaps(known.ways)
+    begin = begin[(known.ranges.number(begin) < 0) & member(begin, _behind_quiet(known))]
+    begin = begin[~member(begin, functions) & ~_looks(known.code, begin)]
+    rows = known.instructions.row(begin)
     begin, rows = begin[rows >= 0], rows[rows >= 0]
-    return begin[~is_padding(lifter.instructions, rows) & _sound(lifter, rows)]
+    return begin[~is_padding(known.instructions, rows) & _sound(known, rows)]
 
 
-def _behind_quiet(lifter: Lifter) -> Array:
-    instructions = lifter.instructions
-    rows = instructions.row(lifter.quiet)
-    return lifter.quiet + instructions.length[rows]
+def _behind_quiet(known: Findings) -> Array:
+    instructions = known.instructions
+    rows = instructions.row(known.quiet)
+    return known.quiet + instructions.length[rows]
 
 
 def _has_landing_pads(program: Program) -> bool:
@@ -323,13 +320,13 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
     return found
 
 
-def _sound(lifter: Lifter, rows: Array) -> Array:
+def _sound(known: Findings, rows: Array) -> Array:
     """Return which rows begin code that goes on to a sound end, none of which is used as data."""
-    instructions, ways = lifter.instructions, lifter.ways
+    instructions, ways = known.instructions, known.ways
     last = ways.last[ways.run(rows)] if len(rows) else rows
     found: Array = instructions.flow[last] != Flow.INVALID
     if found.any():
-        used = lifter.data_uses.find(lifter)
+        used = known.used_as_data()
         end = instructions.start[last].astype(np.int64) + instructions.length[last]
         found &= np.searchsorted(used, instructions.start[rows]) == np.searchsorted(used, end)
     return found
