@@ -106,7 +106,9 @@ def read_resumed(folder: Path) -> Any:
     state = load_checkpoint(place, engine(), 0)
     weights = {name: value.tolist() for name, value in engine().weights().items()}
     if state.step == 1 and "is damaged" in said.getvalue():
-        raise Refused("the newest is damaged, which was said; the one before was taken")
+        raise Refused(
+            "the newest is damaged, which was said; the one before was taken", hint="mend it"
+        )
     return state.step, state.tokens, weights
 
 
@@ -178,7 +180,7 @@ def read_opened(folder: Path) -> Any:
 
     run = folder / "run"
     config, _ = read_run(run)
-    facts = facts_of(run, [Store(folder / "train")])
+    facts = facts_of(run, config, [Store(folder / "train")])
     load_task(run)
     made = [one.ids for one in generate(run, ["a te"], 2, temperature=0.0)]
     return repr(config), repr(facts), made
@@ -332,5 +334,5 @@ def read_overlaid(folder: Path) -> Any:
     from tokmill.store.validate import validate
 
     if problems := validate(Store(folder / "s")).problems:
-        raise Refused(problems[0].what)
+        raise Refused(problems[0].what, hint="mend it")
     return contents(Store(folder / "s", ["v"]))

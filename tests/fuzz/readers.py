@@ -409,10 +409,10 @@ def read_exported(folder: Path) -> Any:
     inside = folder / "d"
     place = inside if inside.is_dir() else folder
     if not find_notes(place):
-        raise Refused("there is no note")
+        raise Refused("there is no note", hint="mend it")
     found = check(place)
     if not found.ok:
-        raise Refused(found.problems[0].what)
+        raise Refused(found.problems[0].what, hint="mend it")
     return found.files, found.bytes
 
 

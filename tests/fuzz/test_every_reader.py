@@ -82,7 +82,7 @@ def test_the_harness_sees_what_it_is_for() -> None:
         return read
 
     def refuse() -> None:
-        raise Refused("damaged")
+        raise Refused("damaged", hint="mend it")
 
     def die() -> None:
         import os

@@ -48,7 +48,7 @@ def read_validated(folder: Path) -> Any:
     store = Store(folder / "s")
     report = validate(store)
     if not report.ok:
-        raise Refused(report.problems[0].what)
+        raise Refused(report.problems[0].what, hint="mend it")
     return contents(store)
 
 
@@ -115,7 +115,7 @@ def read_repaired(folder: Path) -> Any:
 
     done = repair(folder / "s")
     if done.remaining:
-        raise Refused(done.remaining[0].what)
+        raise Refused(done.remaining[0].what, hint="mend it")
     return contents(Store(folder / "s"))
 
 

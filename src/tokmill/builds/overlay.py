@@ -29,6 +29,7 @@ class OverlaySource(Source):
     """
 
     version: ClassVar[int] = 1
+    places = "record"
     is_overlay: ClassVar[bool] = True
     schema: Schema = {}
 

@@ -109,6 +109,7 @@ def make_plan(
         overlay=source.overlay,
         command=source.command,
         references=references or msgspec.UNSET,
+        places=source.places if format > 1 and source.places != "byte" else msgspec.UNSET,
         inputs_sha256=digest_of(_lines(planned)),
     )
     return plan, planned

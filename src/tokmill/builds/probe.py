@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from tokmill import plugins
@@ -14,7 +14,7 @@ from tokmill.errors import TokmillError
 from tokmill.files import locked, make_folder, remove, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Plan
-from tokmill.store.probe import Probe, compare, probe_digest, probe_path, read_probe
+from tokmill.store.probe import compare, probe_digest, probe_path, read_probe
 from tokmill.store.seal import sealed
 
 PROBE_LOCK = "vocab/.probe.lock"
@@ -29,7 +29,7 @@ def settle_probe(source: Source, store: Path) -> None:
 
     Raises `TokmillError` where it gives other ids.
     """
-    now = _probe_of(source)
+    now = source.probe(())
     if now is None:
         return
     path = probe_path(store)
@@ -42,7 +42,7 @@ def settle_probe(source: Source, store: Path) -> None:
             remove(lock)
     known = read_probe(store)
     if known.texts() != now.texts():
-        now = _probe_of(source, known.texts()) or now
+        now = source.probe(known.texts()) or now
     compare(
         known.answers,
         now.answers,
@@ -50,11 +50,6 @@ def settle_probe(source: Source, store: Path) -> None:
         who="the engine gives other ids than when the store was begun",
         hint=HINT,
     )
-
-
-def _probe_of(source: Source, texts: Sequence[str] = ()) -> Probe | None:
-    found: Probe | None = source.probe(texts) if hasattr(source, "probe") else None
-    return found
 
 
 def mend_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
@@ -65,7 +60,7 @@ def mend_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
     Raises `TokmillError` where the manifest says that it was another one.
     """
     kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
-    if plan.format == 1 or not hasattr(kind, "probe"):
+    if plan.format == 1 or kind.probe is Source.probe:
         return False
     wanted = None
     with contextlib.suppress(TokmillError):
@@ -74,7 +69,7 @@ def mend_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
         with contextlib.suppress(TokmillError):
             read_probe(store)
             return False
-    probe = _probe_of(make())
+    probe = make().probe(())
     if probe is None:
         return False
     data = sealed(probe)

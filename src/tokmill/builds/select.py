@@ -72,6 +72,7 @@ class SelectSource(Source):
     """Records of other stores; several of one schema are merged in the order given."""
 
     Config: ClassVar[type[msgspec.Struct]] = SelectConfig
+    places = "record"
     version: ClassVar[int] = 1
 
     schema: Schema = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any, ClassVar, Literal, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tokmill import plugins
 from tokmill.builds.scan import InputFile
-from tokmill.store.manifest import Overlay, Reference
-from tokmill.store.schema import Records, Schema
+from tokmill.errors import TokmillError
+from tokmill.store.manifest import Manifest, Overlay, Reference
+from tokmill.store.probe import Probe
+from tokmill.store.schema import Places, Records, Schema
 from tokmill.store.vocab import Vocabulary
 
 MAX_ITEM = 64 << 20
@@ -97,6 +101,8 @@ class Source(ABC):
     """Suffix of the file that a pipe is kept as; "": it cannot be read from a pipe."""
     is_overlay: ClassVar[bool] = False
     """Whether what is built lies in a store, at `folder`."""
+    places: ClassVar[Places] = "byte"
+    """What `starts` of its records count in an input."""
     hints: ClassVar[Mapping[str, str]] = {}
     """Reason → what helps where most records are left out for it."""
     config: Any
@@ -157,6 +163,13 @@ class Source(ABC):
         """Return the stores whose records the columns number, by the name in the schema."""
         return {}
 
+    def probe(self, texts: Sequence[str]) -> Probe | None:
+        """Return what its engine makes of known texts, where it has one: 64 of its own, or these.
+
+        Whoever builds with another engine is told by it (`tokmill.store.probe`).
+        """
+        return None
+
     @abstractmethod
     def items(self) -> Iterator[Item]:
         """Yield the items of the inputs, ordered by name and start."""
@@ -173,6 +186,20 @@ class Source(ABC):
         for batch in self.read(item, digest):
             if batch.ends_part:
                 yield
+
+
+def places_of(manifest: Manifest) -> Places:
+    """Return what the places of a store's records count: bytes of their inputs, or something else.
+
+    A store of format 1 does not say it, so its source is asked, if it can be loaded here.
+    """
+    if isinstance(manifest.places, str):
+        return manifest.places
+    if manifest.format == 1:
+        with contextlib.suppress(TokmillError):
+            found: Places = plugins.load(plugins.SOURCES, manifest.source).places
+            return found
+    return "byte"
 
 
 def cut(file: InputFile) -> Iterator[Item]:

@@ -45,6 +45,7 @@ class NpzSource(TokenSource):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = NpzOptions
+    places = "row"
     suffixes = (".npz",)
     config: NpzOptions
 

@@ -50,6 +50,7 @@ class ParquetTokensSource(TokenSource):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = ParquetTokensOptions
+    places = "row"
     suffixes = (".parquet", ".arrow", ".feather", ".ipc")
     config: ParquetTokensOptions
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.builds.conditions import parse_condition
+from tokmill.builds.source import places_of
 from tokmill.errors import MachineError, MissingExtraError, TokmillError
 from tokmill.files import machine_errors
 from tokmill.headers import loads_json
@@ -133,7 +134,7 @@ class Reader:
             item = self.store.receipt(shard_number).items[int(shard["item"][local])]
         except (TokmillError, IndexError):
             return {}
-        place = place_in_words(int(shard["start"][local]), self.store.manifest.source)
+        place = place_in_words(int(shard["start"][local]), places_of(self.store.manifest))
         return {"from": item.name, "at": place}
 
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from tokmill.errors import TokmillError, UsageError, plain
 from tokmill.files import machine_errors, path_from_text
 from tokmill.headers import loads_json
-from tokmill.store.schema import Schema
+from tokmill.store.schema import Places, Schema
 from tokmill.store.seal import check_seal
 from tokmill.store.vocab import Vocabulary
 
@@ -82,6 +82,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The tokenizer's file, absolute; with `roles` it makes a lost vocabulary again."""
     roles: dict[str, str] | UnsetType = UNSET
     """Role → special token, where they were named."""
+    places: Places | UnsetType = UNSET
+    """What `start` of records counts in their inputs, where it is not bytes."""
     inputs_sha256: str | UnsetType = UNSET
     """sha256 of `inputs.jsonl`; older plans have none."""
 
@@ -238,6 +240,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Where it is an overlay: what it lies over."""
     references: dict[str, Reference] | UnsetType = UNSET
     """Name (`ref` of columns) → the store that it stands for."""
+    places: Places | UnsetType = UNSET
+    """What `start` of records counts in their inputs, where it is not bytes."""
     probe: str | UnsetType = UNSET
     """sha256 of `vocab/probe.json`: what the engine of a store of text made of known texts."""
     shards: list[ShardEntry]

@@ -39,18 +39,13 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
 
 Schema = dict[str, Column]
 
-PLACES = {
-    "x86": "address",
-    **dict.fromkeys(("parquet", "parquet-tokens", "npz"), "row"),
-    **dict.fromkeys(("select", "recode", "overlay", "embed"), "record"),
-}
-"""Source → what the places of its records in an input are, where they are not bytes."""
+Places = Literal["byte", "row", "record", "address"]
+"""What says where a record begins in its input."""
 
 
-def place_in_words(start: int, source: str) -> str:
-    """Return where a record begins in its input: at an address, a row, a record or a byte."""
-    word = PLACES.get(source, "byte")
-    return f"{word} {start:#x}" if word == "address" else f"{word} {start:,}"
+def place_in_words(start: int, places: Places) -> str:
+    """Return where a record begins in its input."""
+    return f"{places} {start:#x}" if places == "address" else f"{places} {start:,}"
 
 
 def id_dtype(size: int) -> Literal["u1", "u2", "u4"]:

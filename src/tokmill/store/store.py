@@ -429,6 +429,7 @@ def make_manifest(
         left_out=plan.left_out,
         overlay=plan.overlay,
         references=plan.references,
+        places=plan.places,
         probe=probe,
         shards=entries,
     )

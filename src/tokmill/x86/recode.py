@@ -51,6 +51,7 @@ class RecodeSource(Source):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = RecodeOptions
+    places = "record"
     version: ClassVar[int] = 1
     has_tokenizer: ClassVar[bool] = False
 

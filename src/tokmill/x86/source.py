@@ -87,6 +87,7 @@ class X86Source(Source):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = X86Config
+    places = "address"
     version: ClassVar[int] = 1
     has_tokenizer: ClassVar[bool] = False
     rejects_items: ClassVar[bool] = True
