@@ -23,7 +23,7 @@ from tokmill.inference.reading import reading
 from tokmill.store.schema import Column
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.next_token import NextToken
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.exchange import export_model, write_run
 from tokmill.training.runs.run import inputs_of, make_task
 

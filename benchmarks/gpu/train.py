@@ -26,7 +26,8 @@ from tokmill.recipe import merge, read_toml
 from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.choose import make_engine
 from tokmill.training.flops import peak_flops
-from tokmill.training.recipe.config import TrainConfig, from_dict
+from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import make_task
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "x86" / "rwkv7-12x768.toml"

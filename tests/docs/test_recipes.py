@@ -24,7 +24,7 @@ def test_recipe_parses(path: Path) -> None:
         recipe.convert(kind.Config, chosen.options, str(path))
     else:
         configs = pytest.importorskip(
-            "tokmill.training.recipe.config", reason="needs the extra train"
+            "tokmill.training.recipe.check", reason="needs the extra train"
         )
         configs.from_dict(stated, str(path))
 

@@ -83,12 +83,12 @@ def engine() -> Any:
 
     from tokmill.models.inputs import Inputs
     from tokmill.training.engines.choose import make_engine
-    from tokmill.training.recipe import config as configs
+    from tokmill.training.recipe.check import from_dict
     from tokmill.training.runs.run import make_task
     from toy import recipe
 
     torch.set_num_threads(1)
-    value = configs.from_dict(recipe(Path("train"), 12), "")
+    value = from_dict(recipe(Path("train"), 12), "")
     made = make_engine(value.run)
     made.prepare(make_task(value, Inputs({"token": 23})), value.optim)
     return made

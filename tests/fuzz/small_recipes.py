@@ -123,6 +123,6 @@ seed = 3
 
 def read_training_recipe(folder: Path) -> Any:
     from tokmill.recipe import read_toml
-    from tokmill.training.recipe import config
+    from tokmill.training.recipe.check import from_dict
 
-    return repr(config.from_dict(read_toml(folder / "r.toml"), "r.toml"))
+    return repr(from_dict(read_toml(folder / "r.toml"), "r.toml"))

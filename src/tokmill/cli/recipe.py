@@ -121,7 +121,7 @@ def check_recipe(value: dict[str, Any], options: dict[str, Any], where: str) -> 
         return f"a build of {recipe.source}"
     if value.keys() & TRAINING:
         value = plugins.require("tokmill.training.recipe.key_names").merged(value, options, where)
-        plugins.require("tokmill.training.recipe.config").from_dict(value, where)
+        plugins.require("tokmill.training.recipe.check").from_dict(value, where)
         return "a training"
     raise UsageError(
         "it is neither a build (`source = …`) nor a training (`[data]`, `[model]`, `[task]`)",
@@ -175,8 +175,7 @@ def type_name(annotation: Any) -> str:
 
 
 def _training_keys() -> list[dict[str, Any]]:
-    config = plugins.require("tokmill.training.recipe.config")
-    keys = keys_of(config.config_type(**config.DEFAULT_KINDS))
+    keys = keys_of(plugins.require("tokmill.training.recipe.kinds").config_type())
     for name, key in plugins.require("tokmill.training.recipe.key_names").OTHER_NAMES.items():
         found = next(one for one in keys if one["key"] == key)
         found["doc"] += f", {name}" if "Also: " in found["doc"] else f" Also: {name}"

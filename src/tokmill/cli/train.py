@@ -95,7 +95,7 @@ def train(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="single, ddp, fsdp2, deepspeed or auto. Sets run.engine.", rich_help_panel=PANEL
+            help=f"{', '.join(plugins.ENGINES)} or auto. Sets run.engine.", rich_help_panel=PANEL
         ),
     ] = None,
     processes: Annotated[
@@ -151,6 +151,7 @@ def train(
     }
     options = merge(settings(set_), {section: keys for section, keys in flags.items() if keys})
     resolving = plugins.require("tokmill.training.recipe.resolve")
+    launching = plugins.require("tokmill.training.launch")
     if out is None and not dry_run:
         if recipe is None:
             raise UsageError(
@@ -159,9 +160,8 @@ def train(
             )
         hint = "name it: -o RUN"
         if (recipe / resolving.RECIPE).exists():
-            hint = f"`{resolving.resume_command(recipe)}` continues the run {recipe}"
+            hint = f"`{launching.resume_command(recipe)}` continues the run {recipe}"
         raise UsageError("the run needs a folder", hint=hint)
-    launching = plugins.require("tokmill.training.launch")
     launching.begin_worker()
     gpus = launching.gpus_of(devices)
     processes = max(1, len(gpus)) if processes is None else processes
@@ -177,7 +177,7 @@ def train(
             config, processes * nodes, processes
         )
         if not launching.place().rank and not resume:
-            for note in plugins.require("tokmill.training.recipe.config").notes(config):
+            for note in plugins.require("tokmill.training.recipe.check").notes(config):
                 say(f"note: {note}")
         if plan["room"]:
             say(f"warning: {plan['room']}")
@@ -198,7 +198,7 @@ def train(
         raise Interrupted(
             "stopped at once; nothing was saved since the last checkpoint",
             where=str(out),
-            hint=f"`{resolving.resume_command(out)}` continues from there",
+            hint=f"`{launching.resume_command(out)}` continues from there",
         ) from None
     if launching.place().rank:
         return
@@ -247,7 +247,14 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
             ],
         ],
     )
-    print()
+    if plan["stores"]:
+        print()
+        _print_stores(plan["stores"])
+    if "torchrun" in plan:
+        print(f"\n{plan['torchrun']}")
+
+
+def _print_stores(stores: list[dict[str, Any]]) -> None:
     print_table(
         ["store", "share", "rows", "padding", "cut off"],
         [
@@ -259,8 +266,6 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
                 f"{human_count(store['cut_tokens'], 'token')} of "
                 f"{human_count(store['cut_records'], 'record')}",
             ]
-            for store in plan["stores"]
+            for store in stores
         ],
     )
-    if "torchrun" in plan:
-        print(f"\n{plan['torchrun']}")

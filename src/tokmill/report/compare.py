@@ -17,7 +17,7 @@ from tokmill.report.interval import mean_interval
 from tokmill.report.recogniser import short_names
 from tokmill.report.runs import RunSummary, read_runs
 from tokmill.store.manifest import canonical_digest
-from tokmill.training.recipe.config import is_free
+from tokmill.training.recipe.changes import is_free
 
 SEEDS = ("data.seed", "run.seed")
 HIGHER = ("accuracy", "f1", "mfu", "mrr", "per_second", "precision", "recall")

@@ -21,15 +21,10 @@ from tokmill.store.manifest import read_json
 from tokmill.store.schema import Schema
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.measures import Measures
-from tokmill.training.recipe.config import (
-    DEFAULT_KINDS,
-    LEARNED,
-    DataConfig,
-    OptimConfig,
-    RunConfig,
-    flatten,
-)
-from tokmill.training.recipe.resolve import RECIPE, read_recipe
+from tokmill.training.recipe.changes import flatten
+from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
+from tokmill.training.recipe.kinds import DEFAULT_KINDS, LEARNED
+from tokmill.training.recipe.read import RECIPE, read_recipe
 from tokmill.training.runs.track import METRICS, read_metrics
 
 FACTS = "schema.json"

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from tokmill import plugins
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
 from tokmill.training.data import make_feed, open_stores
 from tokmill.training.memory_budget import judge, step_bytes, whole_bytes
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.run import facts_from, inputs_of, make_task
+from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
 from tokmill.training.runs.warm_start import start_facts
 
 SAMPLE = 1000
@@ -29,18 +30,20 @@ def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[st
     micro-batch of shorter rows has more of them, and no more positions. `room` says what is
     remarkable beside the memory that is there, for the `local` processes of this machine (0: all).
     """
-    stores = open_stores(config.data)
+    kind = plugins.load(plugins.LOOPS, task_type(config).loop)
+    stores = open_stores(config.data) if kind.reads_stores else []
     facts = facts_from(config, stores)
     if config.run.start:
         facts = start_facts(Path(config.run.start), facts)
     inputs = inputs_of(config, facts)
     with torch.device("meta"):
         task = make_task(config, inputs)
-    feed = make_feed(config, task, stores, processes)
+    feed = make_feed(config, task, stores, processes) if stores else None
     each = task.entry_rows(config.task)
-    share = feed.batch_size // processes * each
+    batch = kind.rows_a_step(config, processes)
+    share = batch // processes
     micro = min(share, each * max(1, config.run.micro_tokens // (task.length * each)))
-    a_step = feed.batch_size * each * task.length
+    a_step = batch * task.length
     flops = task.flops_per_token(task.length)
     tensors = step_bytes(config, inputs, micro, -(-share // micro), processes)
     one, needed = whole_bytes(config, tensors, len(inputs.embedded), share, local or processes)
@@ -50,17 +53,17 @@ def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[st
         "columns": inputs.embedded,
         "parameters": task.parameter_count(),
         "tensors": {name: list(tensor.shape) for name, tensor in task.named_parameters()},
-        "batch": [feed.batch_size * each, task.length],
+        "batch": [batch, task.length],
         "micro_batch": [micro, task.length],
         "tokens_per_step": a_step,
         "steps": config.run.steps,
         "tokens": a_step * config.run.steps,
-        "epochs": config.run.steps * feed.batch_size / max(1, feed.rows_in_all),
+        "epochs": config.run.steps * batch / max(1, feed.rows_in_all) if feed else 0.0,
         "store_tokens": sum(store.tokens for store in stores),
-        "rows": sum(map(len, feed.sources)),
+        "rows": sum(map(len, feed.sources)) if feed else 0,
         "rows_kind": getattr(config.task, "rows", ""),
         "overlays": list(config.data.overlays),
-        "stores": stores_of(feed, config.data.weights),
+        "stores": stores_of(feed, config.data.weights) if feed else [],
         "flops_per_token": flops,
         "flops": flops * a_step * config.run.steps,
         "tensor_bytes": tensors,

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -73,6 +74,11 @@ def resume_flags() -> str:
     """Return " --processes N" where the processes of this run are all on this machine."""
     here = place()
     return f" --processes {here.world}" if here.world == here.local_world > 1 else ""
+
+
+def resume_command(run: Path) -> str:
+    """Return the command that continues a run."""
+    return f"tokmill train --resume -o {shlex.quote(str(run))}{resume_flags()}"
 
 
 def gpus_of(text: str) -> tuple[str, ...]:

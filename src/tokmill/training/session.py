@@ -32,13 +32,14 @@ from tokmill.training.engines.optim import learning_rate
 from tokmill.training.engines.reduce import add, over_processes
 from tokmill.training.engines.rng import seed_random_states, set_torch_states, torch_states
 from tokmill.training.flops import peak_flops
-from tokmill.training.launch import one_a_machine, place
+from tokmill.training.launch import one_a_machine, place, resume_command
 from tokmill.training.loader import Micro
 from tokmill.training.memory_budget import check_memory
 from tokmill.training.meter import Meter
 from tokmill.training.not_finite import PartLoss
-from tokmill.training.recipe.config import TrainConfig, notes, seconds
-from tokmill.training.recipe.resolve import resolve, resume_command
+from tokmill.training.recipe.check import notes, seconds
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs import run as runs
 from tokmill.training.runs.checkpoint import State, load_checkpoint, moves, save_checkpoint
 from tokmill.training.runs.intact import newest_whole

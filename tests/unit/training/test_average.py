@@ -22,7 +22,7 @@ from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate
 from tokmill.training.memory import tensor_bytes
 from tokmill.training.memory_budget import rough_bytes
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.intact import check_checkpoint
 from tokmill.training.runs.run import load_task, make_task
 from tokmill.training.runs.weight_files import export_file

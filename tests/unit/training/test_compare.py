@@ -23,7 +23,7 @@ from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
 from tokmill.training.engines.compare import compare_step, order_of
 from tokmill.training.engines.single import Single
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 

@@ -9,15 +9,9 @@ import pytest
 
 from tokmill import plugins
 from tokmill.errors import UsageError
-from tokmill.training.recipe.config import (
-    FREE,
-    RATE,
-    TrainConfig,
-    differences,
-    flatten,
-    from_dict,
-    seconds,
-)
+from tokmill.training.recipe.changes import FREE, RATE, differences, flatten
+from tokmill.training.recipe.check import from_dict, seconds
+from tokmill.training.recipe.config import TrainConfig
 
 
 @pytest.mark.parametrize(

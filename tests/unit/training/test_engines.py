@@ -30,7 +30,7 @@ from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.launch import place
 from tokmill.training.loader import Loader
 from tokmill.training.memory import shares_of
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 

@@ -19,7 +19,7 @@ from tokmill.tasks.task import to_tensors
 from tokmill.training.engines.single import Single
 from tokmill.training.estimate import estimate
 from tokmill.training.memory import FIXED, Peak, process_bytes, tensor_bytes
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, cycles, make_store, recipe
 

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from tokmill.errors import UsageError
-from tokmill.training.recipe.config import FREE, LEARNED, flatten, from_dict
+from tokmill.training.recipe.changes import FREE, flatten
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.recipe.key_names import OTHER_NAMES, OTHER_WAYS, TABLES, in_tables, merged
+from tokmill.training.recipe.kinds import LEARNED
 
 
 @pytest.mark.parametrize(

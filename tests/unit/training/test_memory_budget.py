@@ -16,7 +16,7 @@ from tokmill.training import memory_budget
 from tokmill.training.estimate import estimate
 from tokmill.training.memory import tensor_bytes
 from tokmill.training.memory_budget import check_memory, parameter_count, rough_bytes, step_bytes
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, recipe
 from toy_masked import toy_masked

@@ -34,7 +34,7 @@ from tokmill.training.engines.muon import (
 from tokmill.training.engines.optim import make_optimizer
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.memory import tensor_bytes
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import make_task
 from toy import cycles, losses, make_store, stop_after, weights
 

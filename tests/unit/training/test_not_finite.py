@@ -22,7 +22,7 @@ from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import make_feed, open_stores
 from tokmill.training.launch import place
 from tokmill.training.loader import Loader
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import make_task
 from toy import SIZE, cycles, losses, make_store, recipe, weights
 

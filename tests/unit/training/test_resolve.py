@@ -9,7 +9,7 @@ import pytest
 
 import tokmill
 from tokmill.errors import TokmillError, UsageError
-from tokmill.training.recipe.config import notes
+from tokmill.training.recipe.check import notes
 from tokmill.training.recipe.resolve import resolve
 from toy import cycles, make_store, recipe
 

@@ -15,7 +15,7 @@ import pytest
 import tokmill
 from tokmill import plugins
 from tokmill.errors import MissingExtraError
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.track import JsonLines, read_metrics
 from tokmill.training.runs.trackers import open_trackers
 from tokmill.training.session import Session

@@ -21,7 +21,8 @@ from tokmill.training.data import make_feed, open_stores, open_to_evaluate
 from tokmill.training.dataset import TokenDataset
 from tokmill.training.estimate import estimate
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.config import DataConfig, TrainConfig, from_dict
+from tokmill.training.recipe.check import from_dict
+from tokmill.training.recipe.config import DataConfig, TrainConfig
 from tokmill.training.runs.run import read_run
 from toy import cycles, losses, make_store, recipe
 

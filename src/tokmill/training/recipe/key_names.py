@@ -12,14 +12,8 @@ import msgspec
 
 from tokmill import recipe
 from tokmill.errors import UsageError, nearest
-from tokmill.training.recipe.config import (
-    DEFAULT_KINDS,
-    DataConfig,
-    OptimConfig,
-    RunConfig,
-    config_type,
-    kinds_of,
-)
+from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
+from tokmill.training.recipe.kinds import DEFAULT_KINDS, config_type, kinds_of
 
 OTHER_NAMES = {
     "batch_size": "data.batch",

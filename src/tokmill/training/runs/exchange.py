@@ -30,9 +30,9 @@ from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
 from tokmill.training.engines.saving import MODEL
 from tokmill.training.engines.tensors import read_tensors, write_tensors
-from tokmill.training.recipe import config as configs
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.resolve import RECIPE
+from tokmill.training.recipe.read import RECIPE
 from tokmill.training.runs.run import (
     FACTS,
     VOCAB,
@@ -189,7 +189,7 @@ def recipe_of(public: Public, decoder: DecoderConfig, length: int, where: str) -
         "tied": public.tie_word_embeddings,
         "length": length or min(public.length, LONGEST),
     }
-    return configs.from_dict({"model": msgspec.to_builtins(decoder), "task": task}, where)
+    return from_dict({"model": msgspec.to_builtins(decoder), "task": task}, where)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

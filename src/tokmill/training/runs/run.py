@@ -33,9 +33,11 @@ from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.inputs import Facts, column_sizes
 from tokmill.tasks.task import Task
 from tokmill.training.engines.optim import same_rates
-from tokmill.training.recipe import config as configs
+from tokmill.training.launch import resume_command
+from tokmill.training.recipe.changes import RATE, differences
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.resolve import RECIPE, read_recipe, resume_command
+from tokmill.training.recipe.read import RECIPE, read_recipe
 from tokmill.training.runs.checkpoint import checkpoints
 from tokmill.training.runs.track import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
@@ -106,9 +108,9 @@ def start_command(out: Path) -> str:
 
 def check_resume(out: Path, config: TrainConfig) -> None:
     """Refuse to go on with a recipe under which the steps that are done would have been others."""
-    before = configs.from_dict(read_recipe(out), str(out / RECIPE))
+    before = from_dict(read_recipe(out), str(out / RECIPE))
     # A key that is newer than the run has its default there.
-    changed = configs.differences(msgspec.json.decode(msgspec.json.encode(before)), config)
+    changed = differences(msgspec.json.decode(msgspec.json.encode(before)), config)
     done = max(map(step_of, checkpoints(out)), default=0)
     if is_weights_alone(out):
         raise TokmillError(
@@ -116,12 +118,12 @@ def check_resume(out: Path, config: TrainConfig) -> None:
             where=str(out),
             hint=f"`{start_command(out)}` begins with them",
         )
-    if changed.keys() <= configs.RATE and same_rates(
+    if changed.keys() <= RATE and same_rates(
         before.optim, before.run.steps, config.optim, config.run.steps, done
     ):
         return
     hint = "these keys decide the weights, so a continued run would be neither"
-    if changed.keys() <= configs.RATE:
+    if changed.keys() <= RATE:
         hint = f"the {done} steps that are done would have had other learning rates"
     raise TokmillError(
         "the recipe is not the one that the run began with: "
@@ -326,7 +328,7 @@ def read_run(run: Path) -> tuple[TrainConfig, Facts]:
             where=str(run),
             hint="`tokmill train STORE -o RUN` makes one",
         )
-    config = configs.from_dict(read_recipe(run), str(run / RECIPE))
+    config = from_dict(read_recipe(run), str(run / RECIPE))
     facts: Facts = read_json(run / FACTS, Facts)
     return config, facts
 

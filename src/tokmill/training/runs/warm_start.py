@@ -11,8 +11,10 @@ from tokmill.store.manifest import read_json
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
 from tokmill.training.engines.saving import MODEL
-from tokmill.training.recipe.config import LEARNED, TrainConfig, differences
-from tokmill.training.recipe.resolve import read_recipe, run_of
+from tokmill.training.recipe.changes import differences
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.recipe.kinds import LEARNED
+from tokmill.training.recipe.read import read_recipe, run_of
 from tokmill.training.runs.run import FACTS
 from tokmill.training.runs.weights import load_from, newest_weights
 

@@ -23,7 +23,7 @@ from tokmill.models.rwkv7 import RWKV7
 from tokmill.store.schema import Column, id_dtype
 from tokmill.tasks.inputs import Facts
 from tokmill.training.engines.tensors import write_tensors
-from tokmill.training.recipe import config as configs
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.exchange import COLUMN, LONGEST, find_vocabulary, read_fetched, write_run
 from tokmill.training.runs.run import Run, inputs_of, load_task, make_task
 
@@ -52,7 +52,7 @@ def import_file(
     vocabulary = find_vocabulary(path, tokenizer, {}, sizes["rows"])
     task_recipe = {"column": COLUMN, "tied": False, "length": length or LONGEST}
     recipe = {"model": {"kind": "rwkv7", **sizes["model"]}, "task": task_recipe}
-    config = configs.from_dict(recipe, str(path))
+    config = from_dict(recipe, str(path))
     facts = Facts(
         fingerprint="",
         columns={COLUMN: sizes["rows"]},

@@ -1,0 +1,111 @@
+"""What a recipe is given as: a file, the name of a shipped one, a store, nested dicts, a run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokmill import recipe as recipes
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import machine_errors
+from tokmill.store.manifest import read_json
+
+RECIPE = "recipe.json"
+"""The resolved recipe in the folder of a run."""
+DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".json", ".gz", ".zst", ".parquet", ".bin")
+"""Files that are something to learn from, and surely no recipe."""
+BUILT_FROM = {
+    b"\x7fELF": ("programs", "tokmill build x86 FOLDER -o STORE"),
+    b"MZ": ("programs", "tokmill build x86 FOLDER -o STORE"),
+    b"PAR1": (
+        "Parquet files",
+        "`tokmill build x86` of graphs of programs, `tokmill build parquet` of texts",
+    ),
+}
+"""How files begin of which stores are built → what they are, and the command."""
+LOOKED_AT = 100
+"""Files of a folder without a store, of which is asked what they are."""
+
+
+def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dict[str, Any], str]:
+    """Return what stands in front of the options, as nested dicts, and what errors call it.
+
+    `named`: whether the options name stores to learn from.
+    """
+    if isinstance(recipe, Mapping):
+        return dict(recipe), "options"
+    path = Path(recipes.find(recipe))
+    if path.is_dir():
+        if named:
+            raise UsageError(
+                "stores to learn from are named twice, in front and by --data",
+                where=str(path),
+                hint="name all of them in one way: --data A --data B mixes two",
+            )
+        _check_folder(path)
+        return {"data": {"train": str(path)}}, "options"
+    if path.is_file():
+        return read_file(path), str(path)
+    hint = recipes.other_recipe(path)
+    if path.suffix == ".toml":
+        raise UsageError("there is no such recipe", where=str(path), hint=hint)
+    # A store that is not there ends as one that --data or --val names.
+    raise TokmillError(
+        "there is no such recipe or store",
+        where=str(path),
+        hint=hint
+        if "mean" in hint
+        else "`tokmill build` makes a store, `tokmill recipe list` shows recipes",
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder of programs or Parquet files, of which a store is built first."""
+    if any((folder / name).exists() for name in ("manifest.json", "plan.json")):
+        return
+    with machine_errors("read", folder):
+        files = [path for path in sorted(folder.iterdir())[:LOOKED_AT] if path.is_file()]
+    for path in files:
+        with machine_errors("read", path), open(path, "rb") as file:
+            head = file.read(4)
+        for magic, (what, hint) in BUILT_FROM.items():
+            if head.startswith(magic):
+                raise TokmillError(
+                    f"the folder holds no store, but {what} ({path.name})",
+                    where=str(folder),
+                    hint=f"build one first: {hint}",
+                )
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Return a recipe file as a dict; text to learn from is no recipe."""
+    if path.suffix.lower() in DATA_SUFFIXES:
+        kinds = {".jsonl": "jsonl", ".parquet": "parquet", ".bin": "bin"}
+        kind = kinds.get(path.suffix.lower(), "text")
+        raise UsageError(
+            "this is no recipe and no store",
+            where=str(path),
+            hint=f"`tokmill build {kind} {shlex.quote(str(path))} -o STORE` first, "
+            "then `tokmill train STORE -o RUN`",
+        )
+    value = recipes.read_toml(path)
+    if "source" in value:
+        raise UsageError(
+            f"this is a recipe of the build {value['source']}, not of a training",
+            where=str(path),
+            hint=f"tokmill build {path} INPUT… -o STORE, then tokmill train STORE -o RUN",
+        )
+    return value
+
+
+def read_recipe(run: Path) -> dict[str, Any]:
+    """Return the resolved recipe of a run."""
+    value: dict[str, Any] = read_json(run / RECIPE, dict[str, Any])
+    return value
+
+
+def run_of(place: Path) -> Path | None:
+    """Return the run that a folder is, or that it lies in as one of its folders with weights."""
+    return next((run for run in (place, *place.parents[:2]) if (run / RECIPE).exists()), None)
