@@ -140,7 +140,8 @@ def train(
         seed_random_states(config.run.seed)
         task = runs.make_task(config, inputs)
         if start:
-            start_from(task, start, facts, config)
+            for note in start_from(task, start, facts, config):
+                say_once(engine, note)
         loop = make_loop(kind, config, task, stores, facts, engine, out)
         engine.prepare(task, config.optim)
         if engine.rank == 0:
@@ -219,7 +220,7 @@ class Session:
         if state.step < steps and self.engine.rank == 0:
             drop_final(self.out)
             for note in () if state.step else notes(self.config):
-                print(f"note: {note}", file=sys.stderr)
+                say_once(self.engine, note)
 
     def step(self, total: int) -> None:
         """Do a step, whose loss counts `total` targets over all processes."""
@@ -343,6 +344,12 @@ def say_how_to_go_on(out: Path) -> Iterator[None]:
             raise
         hint = f"free some space, then `{resume_command(out)}` continues from the newest checkpoint"
         raise MachineError(error.what, where=error.where, hint=hint) from error
+
+
+def say_once(engine: Engine, note: str) -> None:
+    """Print a note on stderr, in one of several processes; in quiet runs too."""
+    if engine.rank == 0:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def due(step: int, every: int) -> bool:

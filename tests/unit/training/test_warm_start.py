@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import tokmill
+from compare_task import PLACE
+from grid_task import LOOP, TASK
+from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.store.manifest import read_json
 from tokmill.store.schema import Column
@@ -98,3 +101,73 @@ def test_facts_keep_the_rows_of_the_start(run: Path) -> None:
     assert start_facts(run, facts) == facts
     fewer = msgspec.structs.replace(facts, columns={"token": 9})
     assert start_facts(run, fewer) == facts
+
+
+@pytest.fixture
+def neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another task of the same model: it has no head, and compares rows."""
+    monkeypatch.setitem(plugins.TASKS, "neighbours", PLACE)
+    monkeypatch.setitem(plugins.TASKS, "grid", TASK)
+    monkeypatch.setitem(plugins.LOOPS, "grid", LOOP)
+
+
+def untied(folder: Path) -> Path:
+    """A run with a head of its own."""
+    store = make_store(folder / "store", cycles(20))
+    tokmill.train(recipe(store, steps=2, task={"tied": False}), folder / "untied", quiet=True)
+    return folder / "untied"
+
+
+def test_another_task_takes_what_has_equal_names(
+    neighbours: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = untied(tmp_path)
+    value = {"data": {"train": str(tmp_path / "store"), "batch": 8}, "optim": {"lr": 0.0}}
+    value |= {"task": {"kind": "neighbours"}, "run": {"start": str(run), "steps": 1}}
+    before = load_file(run / "model/model.safetensors")
+    capsys.readouterr()
+    tokmill.train(value, tmp_path / "other", quiet=True)
+    said = capsys.readouterr().err
+    heads = {name for name in before if not name.startswith("model.")}
+    assert heads and all(name in said for name in heads) and "not used" in said
+    after = load_task(tmp_path / "other").state_dict()
+    assert after.keys() == before.keys() - heads
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
+    # And back: the head begins anew, as drawn from the seed.
+    value["task"] = {"kind": "next_token", "tied": False}
+    value["run"]["start"] = str(tmp_path / "other")
+    tokmill.train(value, tmp_path / "back", quiet=True)
+    said = capsys.readouterr().err
+    assert "begin anew" in said and all(name in said for name in heads)
+    back = load_task(tmp_path / "back").state_dict()
+    assert all(torch.equal(back[name], before[name]) == (name not in heads) for name in before)
+
+
+def test_another_model_is_refused_for_another_task_too(neighbours: None, tmp_path: Path) -> None:
+    run = untied(tmp_path)
+    value = {"data": {"train": str(tmp_path / "store"), "batch": 8}}
+    value |= {"task": {"kind": "neighbours"}, "run": {"start": str(run), "steps": 1}}
+    for model, key in (({"layers": 3}, "layers"), ({"dim": 32}, "dim"), ({"bias": True}, "bias")):
+        with pytest.raises(TokmillError, match=rf"to start from: model\.{key}: ") as caught:
+            tokmill.train(value | {"model": model}, tmp_path / "new", quiet=True)
+        assert "task.kind" not in caught.value.what
+    with pytest.raises(TokmillError, match="to start from: model.kind"):
+        rwkv = {"kind": "rwkv7", "dim": 16, "layers": 2, "head_dim": 8}
+        tokmill.train(value | {"model": rwkv}, tmp_path / "new", quiet=True)
+    # What changes no shape may differ.
+    tokmill.train(value | {"model": {"dropout": 0.1}}, tmp_path / "new", quiet=True)
+
+
+def test_a_task_without_a_store_takes_the_model(
+    neighbours: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = untied(tmp_path)
+    value = {"task": {"kind": "grid"}, "optim": {"lr": 0.0}}
+    value |= {"run": {"start": str(run), "steps": 1, "device": "cpu"}}
+    tokmill.train(value, tmp_path / "grid", quiet=True)
+    said = capsys.readouterr().err
+    assert "model.fields.embeddings.column_cell.weight" in said
+    before = load_file(run / "model/model.safetensors")
+    after = load_task(tmp_path / "grid").state_dict()
+    blocks = [name for name in after if ".blocks." in name]
+    assert blocks and all(torch.equal(after[name], before[name]) for name in blocks)

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from tokmill.errors import MachineError, TokmillError
 from tokmill.store.manifest import read_json
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
 from tokmill.training.engines.saving import MODEL
+from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.recipe.changes import differences
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.kinds import LEARNED
 from tokmill.training.recipe.read import read_recipe, run_of
+from tokmill.training.runs.checkpoint import seal_of
 from tokmill.training.runs.run import FACTS
 from tokmill.training.runs.weights import load_from, newest_weights
 
+OF_MODEL = "model."
+"""How the names of the model's weights begin, and its keys in a recipe."""
 
-def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> None:
+
+def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> list[str]:
     """Give a task the weights that a run has reached (`run.start`); its optimiser begins anew.
+
+    Of a run with another task, those with equal names are taken: the model, and the heads that both
+    have. Returns what is to be said of the others.
 
     Args:
         task: of the new run, made with the columns of `start_facts`.
@@ -34,24 +44,61 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> No
     """
     run, weights = find_weights(place)
     check_ids(read_json(run / FACTS, Facts), facts, place)
+    before = read_recipe(run)
+    changed = {
+        key: values
+        for key, values in differences(before, config).items()
+        if key.partition(".")[0] in LEARNED
+    }
+    if before["task"]["kind"] != config.task.kind:
+        return take_what_fits(task, weights / MODEL, changed, place)
     try:
         load_from(task, weights / MODEL)
     except MachineError:
         raise
     except TokmillError as error:
-        changed = {
-            key: values
-            for key, values in differences(read_recipe(run), config).items()
-            if key.partition(".")[0] in LEARNED
-        }
         if not changed:
             raise
-        raise TokmillError(
-            "the model is not that of the run to start from: "
-            + "; ".join(f"{key}: {values}" for key, values in changed.items()),
-            where=str(place),
-            hint="leave out what decides the shapes: its model is taken then",
-        ) from error
+        raise another_model(changed, place) from error
+    return []
+
+
+def take_what_fits(task: Task, file: Path, changed: Mapping[str, str], place: Path) -> list[str]:
+    """Give a task the weights of another task that have equal names; say what begins anew.
+
+    changed: the keys of model and task that differ. The model must be the same one, but for what
+    only one of the tasks reads. A head of another size begins anew.
+    """
+    own, found = task.state_dict(), read_tensors(file, seal_of(file))
+    taken = {name: one for name, one in found.items() if fits(one, own.get(name))}
+    anew, left = sorted(own.keys() - taken.keys()), sorted(found.keys() - taken.keys())
+    of_model = {key: one for key, one in changed.items() if key.startswith(OF_MODEL)}
+    amiss = [name for name in (*anew, *left) if name.startswith(OF_MODEL)]
+    unlike = [name for name in amiss if name in own and name in found]
+    if (amiss and of_model) or unlike or not any(name.startswith(OF_MODEL) for name in taken):
+        raise another_model(of_model or dict.fromkeys(unlike, "of another shape"), place)
+    task.load_state_dict(taken, strict=False)
+    said = f"{len(taken)} tensors are taken from {place}"
+    parts = (("these begin anew: ", anew), ("these of it are not used: ", left))
+    return [f"{said}; {what}{', '.join(names)}" for what, names in parts if names]
+
+
+def fits(tensor: Tensor, own: Tensor | None) -> bool:
+    """Say whether a tensor has the shape of the one that it is to be."""
+    return own is not None and own.shape == tensor.shape
+
+
+def another_model(changed: Mapping[str, str], place: Path) -> TokmillError:
+    """Return the error for weights of another model; `changed`: what differs, and how."""
+    kind = f"{OF_MODEL}kind"
+    # Models of two kinds have other keys too.
+    shown = {kind: changed[kind]} if kind in changed else changed
+    what = "; ".join(f"{key}: {values}" for key, values in shown.items())
+    return TokmillError(
+        "the model is not that of the run to start from" + (f": {what}" if what else ""),
+        where=str(place),
+        hint="leave out what decides the shapes: its model is taken then",
+    )
 
 
 def start_facts(place: Path, facts: Facts) -> Facts:
@@ -64,6 +111,8 @@ def start_facts(place: Path, facts: Facts) -> Facts:
     """
     before: Facts = read_json(find_weights(place)[0] / FACTS, Facts)
     check_ids(before, facts, place)
+    if not facts.schema:
+        return facts
     return msgspec.structs.replace(facts, columns=before.columns)
 
 
@@ -82,6 +131,8 @@ def find_weights(place: Path) -> tuple[Path, Path]:
 
 def check_ids(before: Facts, now: Facts, place: Path) -> None:
     """Refuse to go on with weights whose ids mean something else than those of the store."""
+    if not now.schema:
+        return  # There is no store: what ids mean is the task's.
     hint = "build the store with the run's vocabulary, which lies in RUN/vocab"
     if before.columns.keys() != now.columns.keys():
         raise TokmillError(
