@@ -41,8 +41,8 @@ class Grid(Task):
 
     def __init__(self, config: GridConfig, model: Any, inputs: Inputs) -> None:
         super().__init__(config, model, inputs)
-        self.head = nn.Linear(model.dim, ACTIONS)
-        nn.init.zeros_(self.head.weight)
+        self.policy = nn.Linear(model.dim, ACTIONS)
+        nn.init.zeros_(self.policy.weight)
         self.at, self.moved = torch.zeros(config.walkers, dtype=torch.int64), 0
         self.config = config
 
@@ -53,7 +53,7 @@ class Grid(Task):
 
     def param_groups(self, weight_decay: float) -> list[Group]:
         """With the head."""
-        head = {"params": list(self.head.parameters()), "weight_decay": 0.0, "lr_scale": 1.0}
+        head = {"params": list(self.policy.parameters()), "weight_decay": 0.0, "lr_scale": 1.0}
         return [*super().param_groups(weight_decay), head]
 
     def example(self, rows: int) -> Tensors:
@@ -65,7 +65,7 @@ class Grid(Task):
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
         """Logits of the actions, (B, ACTIONS)."""
-        return {"logits": self.head(self.model(batch)[:, 0])}
+        return {"logits": self.policy(self.model(batch)[:, 0])}
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of actions that were taken."""

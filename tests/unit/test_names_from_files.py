@@ -27,7 +27,7 @@ from tokmill.files import (
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.store.vocab import Vocabulary
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import begin, facts_from
 
 SOURCES = Path(tokmill.__file__).parent

@@ -58,7 +58,7 @@ def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[st
         "tokens_per_step": a_step,
         "steps": config.run.steps,
         "tokens": a_step * config.run.steps,
-        "epochs": config.run.steps * batch / max(1, feed.rows_in_all) if feed else 0.0,
+        "epochs": config.run.steps * feed.batch_size / max(1, feed.rows_in_all) if feed else 0.0,
         "store_tokens": sum(store.tokens for store in stores),
         "rows": sum(map(len, feed.sources)) if feed else 0,
         "rows_kind": getattr(config.task, "rows", ""),

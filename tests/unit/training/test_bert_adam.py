@@ -18,7 +18,7 @@ from tokmill.errors import Interrupted, UsageError
 from tokmill.training.engines.bert_adam import BertAdam, BertAdamConfig
 from tokmill.training.engines.optim import clip_gradients, clipped_together, learning_rate
 from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.recipe.key_names import in_tables
 from toy import cycles, losses, make_store, stop_after
 

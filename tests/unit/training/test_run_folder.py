@@ -11,7 +11,7 @@ from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.inputs import Facts
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import check_store, facts_from
 from toy import cycles, make_store
 

@@ -21,7 +21,7 @@ from tokmill.errors import Interrupted, TokmillError, UsageError
 from tokmill.inference.embed import embed
 from tokmill.training.estimate import estimate
 from tokmill.training.evaluate import evaluate
-from tokmill.training.recipe.config import from_dict
+from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import load_task
 from toy import losses, stop_after, weights
 from toy_tasks import NAMES, TASKS
