@@ -45,6 +45,8 @@ def run_once(contestant: Contestant) -> None:
     """Run a contestant once; its failure ends the benchmark."""
     contestant.before()
     environment = os.environ | {"TOKENIZERS_PARALLELISM": "true", "HF_HUB_OFFLINE": "1"}
+    # Installed packages have their bytecode; sources would be compiled anew at each start.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     started = time.perf_counter()
     process = subprocess.Popen(
         contestant.command,

@@ -146,6 +146,11 @@ CODERS: dict[str, Part] = {
     "x86": Part("tokmill.x86.tokenizer:X86Coder", "x86", "instructions, a list a column"),
 }
 
+CHATS: dict[str, Part] = {
+    # the source of a store: who writes messages as the prompts of a run on it
+    "chat": Part("tokmill.text.chat_prompts:load", "text", "chats by a template"),
+}
+
 TRACKERS: dict[str, Part] = {
     "tensorboard": Part(
         "tokmill.training.runs.trackers:TensorBoard", "track", "event files in the run"

@@ -89,6 +89,28 @@ def read_prompts(folder: Path) -> Any:
     return [list(Prompts(str(folder / name), as_ids=ids)) for name, ids in asked]
 
 
+def make_messages(folder: Path) -> Iterable[Path]:
+    from chat_peers import tokenizer
+
+    tokenizer().save(folder)
+    (folder / "m.json").write_text(json.dumps({"messages": CHAT}))
+    options = {"chat_template": "chatml", "tokens": {"eos_token": "<|im_end|>"}}
+    (folder / "made.json").write_text(json.dumps({"source": "chat", "options": options}))
+    return [folder / "m.json", folder / "made.json"]
+
+
+def read_asked(folder: Path) -> Any:
+    from tokmill import plugins
+    from tokmill.inference.chats import read_messages
+    from tokmill.text.tokenizer import Tokenizer
+    from tokmill.training.runs.made import options_of
+
+    vocabulary, data = Tokenizer.from_file(folder / "tokenizer.json").vocabulary({})
+    load = plugins.load(plugins.CHATS, "chat")
+    writer = load(data, vocabulary, [options_of(folder)], "", str(folder))
+    return writer.ids(read_messages(str(folder / "m.json"))), writer.ends()
+
+
 def make_lists(folder: Path) -> Iterable[Path]:
     make_store(folder)
     (folder / "stores.txt").write_text("# what is read\ns\n\ns\n")

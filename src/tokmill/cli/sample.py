@@ -39,6 +39,16 @@ def sample(
         bool, typer.Option("--jsonl", help="Read --prompts as JSON Lines, whatever its name.")
     ] = False,
     field: Annotated[str, typer.Option(help="Key of the prompt in JSON Lines.")] = "prompt",
+    chat: Annotated[
+        str, typer.Option(help="Message of a user to answer, written with the chat template.")
+    ] = "",
+    messages: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="JSON file with a list of messages to answer."),
+    ] = "",
+    chat_template: Annotated[
+        str, typer.Option(help="Another chat template than that of the run's store.")
+    ] = "",
     samples: Annotated[int, typer.Option(help="Continuations of each prompt.")] = 1,
     tokens: Annotated[int, typer.Option(help="Most tokens to make for each.")] = 100,
     stop: Annotated[
@@ -71,10 +81,15 @@ def sample(
     ] = False,
 ) -> None:
     """Continue prompts with a trained model."""
-    if sum(map(bool, (prompt, ids, prompts))) > 1:
+    if sum(map(bool, (prompt, ids, prompts, chat, messages))) > 1:
         raise UsageError(
-            "--prompt, --ids and --prompts exclude each other",
+            "--prompt, --ids, --prompts, --chat and --messages exclude each other",
             hint="put all prompts into one file for --prompts",
+        )
+    asked = bool(chat or messages)
+    if chat_template and not asked:
+        raise UsageError(
+            "--chat-template says how messages are written", hint="--chat TEXT, or --messages FILE"
         )
     if jsonl and not prompts:
         raise UsageError("--jsonl says how to read --prompts FILE", hint="name a file, or -")
@@ -88,9 +103,15 @@ def sample(
     reading = plugins.require("tokmill.inference.prompts")
     given: Any = reading.Prompts(prompts, jsonl, as_ids=bare, key=field) if prompts else None
     one: Any = plugins.require("tokmill.inference.coders").parse_ids(ids) if ids else prompt
+    end_ids: list[int] = []
+    if asked:
+        chats = plugins.require("tokmill.inference.chats")
+        writer = chats.load_chats(run, facts, chat_template)
+        one = chats.read_messages(messages) if messages else [{"role": "user", "content": chat}]
+        written, end_ids = writer.ids(one, messages or "--chat"), writer.ends()
     made = module.generate(
         run,
-        given or [one],
+        given or [written if asked else one],
         tokens,
         samples=samples,
         temperature=temperature,
@@ -100,6 +121,7 @@ def sample(
         repetition_penalty=repetition_penalty,
         seed=seed,
         stop=stop or (),
+        end_ids=end_ids,
         batch=batch,
         device=device,
         at=at,
@@ -108,16 +130,24 @@ def sample(
     several = given is not None or samples > 1
     for count, found in enumerate(made):
         before = given.taken[found.number] if given else one
-        as_ids = bare or not isinstance(before, str)
+        as_ids = bare or not (asked or isinstance(before, str))
         if as_json:
             sys.stdout.buffer.write(msgspec.json.encode(_line(found, before, as_ids, seed)) + b"\n")
             sys.stdout.buffer.flush()
         else:
             if several:
                 print(f"{chr(10) if count else ''}--- {_name(found, samples)}")
-            print_text(f"{_shown(found, before, as_ids)}\n")
+            shown = found.text if asked else _shown(found, before, as_ids)
+            if shown or several:
+                print_text(f"{shown}\n")
+        said["none"] = said.get("none", 0) + (tokens > 0 and not any(found.ids.values()))
         said["sliding"] = said.get("sliding", 0) + bool(found.out_of_sight)
         said["all"] = count + 1
+    if said.get("none"):
+        say(
+            f"note: {said['none']:,} of {human_count(said['all'], 'continuation')} came out empty: "
+            "the first token ended the text (another --seed or prompt may give more)"
+        )
     if given is not None and given.blank:
         say(f"{given.path}: {human_count(given.blank, 'blank line')} left out")
     if given is not None and not said:

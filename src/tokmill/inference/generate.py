@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -49,7 +49,7 @@ def continue_rows(
     how: Drawing,
     *,
     sizes: Mapping[str, int | None],
-    ends: Mapping[str, int | None],
+    ends: Mapping[str, Collection[int] | None],
     stopped: Callable[[Mapping[str, Sequence[int]]], bool] | None = None,
 ) -> None:
     """Fill `made`, `end` and `out_of_sight` of rows: at most so many ids of each column.
@@ -61,7 +61,7 @@ def continue_rows(
         how: an id is chosen.
         sizes: column → ids below this are drawn alone, as a model may have more rows than its
             vocabulary has ids; None: all.
-        ends: column → the id that ends a row, and is not part of it.
+        ends: column → the ids that end a row, and are not part of it.
         stopped: says of a row's made ids whether it ends with them.
 
     A recurrent model reads all ids; any other sees the last `window(task)`: as far back as it was
@@ -98,7 +98,7 @@ def continue_rows(
             values = {name: ids.tolist() for name, ids in chosen.items()}
             kept = []
             for number, row in enumerate(alive):
-                if any(values[name][number] == ends[name] for name in names):
+                if any(values[name][number] in (ends[name] or ()) for name in names):
                     row.end = "eot"
                     continue
                 for name in names:

@@ -52,6 +52,7 @@ def generate(
     repetition_penalty: float = Drawing().repetition_penalty,
     seed: int = 0,
     stop: Sequence[str] = (),
+    end_ids: Sequence[int] = (),
     batch: int = 16,
     device: str = "auto",
     at: str = "",
@@ -75,6 +76,7 @@ def generate(
         samples: continuations of each prompt.
         temperature, top_k, top_p, min_p, repetition_penalty, seed: how an id is drawn (`Drawing`).
         stop: texts that end a continuation too; only for text.
+        end_ids: ids that end a continuation as the end of the document does.
         batch: rows that are read side by side.
         device: cpu, cuda, or auto: cuda where there is one.
         at: the weights: "best", "average", a step, or "last".
@@ -118,7 +120,10 @@ def generate(
     stops = Stops(stop, coder)
     known = {name: vocabulary.size for name, vocabulary in vocabularies.items()}
     sizes = {name: min(size, known.get(name, size)) for name, size in task.sizes.items()}
-    ends = {name: found.roles.get("eot") for name, found in vocabularies.items()}
+    ends = {
+        name: {*end_ids, *(found.roles[role] for role in ("eot",) if role in found.roles)}
+        for name, found in vocabularies.items()
+    }
 
     def rows() -> Iterator[Row]:
         for number, prompt in enumerate(prompts):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import Any
 
 import msgspec
 
 from tokmill.builds.scan import in_words
+from tokmill.files import machine_errors
 from tokmill.report.recogniser import Facts, Look, read_header, shorten
 from tokmill.report.runs import is_run, read_run
 from tokmill.store import manifest as layout
@@ -150,6 +152,31 @@ def plan(look: Look) -> Facts | None:
         return None
     facts: Facts = {"kind": "plan", "what": "the plan of a build"}
     return facts | {**shorten(msgspec.to_builtins(found))}
+
+
+LOGS = {
+    "inputs.jsonl": ("plan.json", "the items of the inputs of a store, and the shard of each"),
+    "events.jsonl": ("plan.json", "the log of the builds of a store"),
+    "metrics.jsonl": ("recipe.json", "the metrics of a run, a line a step that was logged"),
+}
+"""Name → the file that lies beside it where it is ours, and what it is."""
+
+
+def log(look: Look) -> Facts | None:
+    """A file of lines that lies in a store or a run."""
+    beside, what = LOGS.get(look.path.name, ("", ""))
+    if not beside or not look.path.with_name(beside).is_file():
+        return None
+    with machine_errors("read", look.path), open(look.path, "rb") as file:
+        lines = sum(1 for _ in file)
+    command = "compare" if beside == "recipe.json" else "inspect"
+    return {
+        "kind": look.path.stem,
+        "what": what,
+        "bytes": look.size,
+        "lines": lines,
+        "next": f"tokmill {command} {shlex.quote(str(look.path.parent))}",
+    }
 
 
 def _as(look: Look, kind: Any, keys: set[str]) -> Any:

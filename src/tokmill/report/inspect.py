@@ -12,7 +12,7 @@ from tokmill.files import machine_errors
 from tokmill.formats.datasets_folders import DICT, STATE
 from tokmill.headers import loads_toml
 from tokmill.progress import human_count
-from tokmill.report.artefacts import checkpoint, manifest, plan, receipt, run, shard, store
+from tokmill.report.artefacts import checkpoint, log, manifest, plan, receipt, run, shard, store
 from tokmill.report.foreign import FOREIGN, LOOSE
 from tokmill.report.programs import vocabulary, vocabulary_folder
 from tokmill.report.recogniser import ENTRIES, Facts, Look, Recogniser, open_look, shorten
@@ -238,7 +238,7 @@ FOLDERS: list[Recogniser] = [
     store, run, checkpoint, tokenizer_folder, vocabulary_folder, other_folder,
 ]  # fmt: skip
 FILES: list[Recogniser] = [
-    *FOREIGN, shard, receipt, manifest, plan, tokenizer, other_tokenizer, vocabulary, other_json,
-    recipe, *LOOSE,
+    log, *FOREIGN, shard, receipt, manifest, plan, tokenizer, other_tokenizer, vocabulary,
+    other_json, recipe, *LOOSE,
 ]  # fmt: skip
 """The first that does not answer None is believed."""

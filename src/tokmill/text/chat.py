@@ -130,7 +130,7 @@ class ChatSource(JsonlSource):
         names = self._names(data) | config.tokens
         self.template = chat_templates.Template(text, names, config.date)
         self.notes: Counter[str] = Counter()
-        self._ends = _turn_ends(control)
+        self.ends = _turn_ends(control)
         self._names_in_text = _any_of(control)
         self._prefixes = tuple({name[:2] for name in control})
         self.reader = Reader(text, self._guard, self.built_in, self.notes)
@@ -251,7 +251,7 @@ class ChatSource(JsonlSource):
                 text = re.sub(f"[{OPEN}{CLOSE}]", "", self.template.render(messages, tools or None))
                 text = f"{OPEN}{text}{CLOSE}"
             else:
-                text = self.template.marked(messages, tools or None, self._ends)
+                text = self.template.marked(messages, tools or None, self.ends)
         except TemplateFailed:
             raise Refused("template") from None
         except NoMask:

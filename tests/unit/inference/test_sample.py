@@ -146,8 +146,8 @@ def test_any_lengths(
 ) -> None:
     task = task_of(name, length=size)
     given = prompts(task, lengths)
-    made = follow(task, given, tokens, DRAWN, ends={"asm": end})
-    expected = follow(plain(task), given, tokens, DRAWN, ends={"asm": end})
+    made = follow(task, given, tokens, DRAWN, ends={"asm": [end]})
+    expected = follow(plain(task), given, tokens, DRAWN, ends={"asm": [end]})
     for row, other in zip(made, expected, strict=True):
         assert (row.made, row.end) == (other.made, other.end)
         assert row.end == "eot" or len(row.made["asm"]) == tokens
@@ -300,7 +300,7 @@ def test_each_column_is_drawn_by_its_head() -> None:
     # What the other column says changes what follows.
     (other,) = follow(task, [ids | {"mne": [6, 6, 6, 6, 0]}], 6)
     assert other.made["asm"] != row.made["asm"]
-    (stopped,) = follow(task, [ids], 6, ends={"asm": None, "mne": row.made["mne"][2]})
+    (stopped,) = follow(task, [ids], 6, ends={"asm": None, "mne": [row.made["mne"][2]]})
     first = row.made["mne"].index(row.made["mne"][2])
     assert stopped.made == {name: values[:first] for name, values in row.made.items()}
     assert stopped.end == "eot"

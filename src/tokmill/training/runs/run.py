@@ -39,6 +39,7 @@ from tokmill.training.recipe.check import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read import RECIPE, read_recipe
 from tokmill.training.runs.checkpoint import checkpoints
+from tokmill.training.runs.made import keep_made
 from tokmill.training.runs.track import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
@@ -209,6 +210,7 @@ def begin(
             tokens = task_type(config).token_store(config.task, store)
             copy_vocabularies(tokens, out)
             check_engine(tokens, out / VOCAB)
+            keep_made(tokens, out)
         write_file(out / FACTS, encode(facts))
     for name, data in (files or {}).items():
         write_file(inside(out, name), data)

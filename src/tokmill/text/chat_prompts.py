@@ -1,0 +1,115 @@
+"""Messages to the ids that a model answers: what `build chat` would write before the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokmill import recipe
+from tokmill.builds.source import Frozen, Request, Resources
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.vocab import Vocabulary
+from tokmill.text import chat_templates
+from tokmill.text.chat import ChatConfig, ChatSource
+from tokmill.text.chat_encode import ChatEncoder
+from tokmill.text.chat_messages import Refused
+from tokmill.text.chat_templates import BREAK, CLOSE, OPEN, NoMask, TemplateFailed
+
+SHAPE = 'such as [{"role": "user", "content": "Hi"}]'
+ASKED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+class ChatPrompts:
+    """Writes messages as a store of chats has them, up to where the assistant begins."""
+
+    def __init__(
+        self, data: bytes, vocabulary: Vocabulary, options: Mapping[str, Any], template: str = ""
+    ) -> None:
+        """Prepare.
+
+        Args:
+            data: the tokenizer.json.
+            vocabulary: its record, which knows the roles.
+            options: those of the build of the store.
+            template: another chat template than the store's: a name, or a file.
+
+        Raises `TokmillError` where no template is known, or it does not fit the tokenizer.
+        """
+        config = recipe.convert(ChatConfig, dict(options), "options of the store")
+        if template:
+            found = ChatConfig(chat_template=template, date=config.date, tokens=config.tokens)
+            config = ChatSource.resolve(found, Request(inputs=()))
+        resources = Resources(threads=False)
+        self.source = ChatSource(config, [], {"token": Frozen(vocabulary, data)}, resources)
+        self.encoder = ChatEncoder(data, self.source.template.text, resources)
+
+    def ids(self, messages: Any, where: str = "") -> list[int]:
+        """Return the ids of messages and of what begins an answer to them.
+
+        Names of special tokens in messages are text, as in the store.
+
+        Raises `UsageError` for messages that are none, or that the template refuses.
+        """
+        try:
+            chat, _ = self.source.reader.chat(messages, None)
+            text = self.source.template.render(chat, None, prompt=True)
+        except Refused as why:
+            what = f"these are no messages that can be read: {why.reason}"
+            raise UsageError(what, where=where, hint=SHAPE) from None
+        except TemplateFailed as why:
+            raise UsageError(
+                f"the chat template refuses the messages: {why}",
+                where=where,
+                hint="it may want other roles, or the user's turn last",
+            ) from None
+        if BREAK in text and not self.encoder.in_segments:
+            raise UsageError(
+                "a message holds the name of a special token, which the tokenizer cannot keep as "
+                "text",
+                where=where,
+                hint="write it in another way",
+            )
+        ids: list[int] = self.encoder([re.sub(f"[{OPEN}{CLOSE}]", "", text)])[0].tolist()
+        return ids
+
+    def ends(self) -> list[int]:
+        """Return the id that ends a turn of the assistant, where the template writes one."""
+        try:
+            text = self.source.template.marked(ASKED, None, self.source.ends)
+        except (NoMask, TemplateFailed):
+            return []
+        said = text.rpartition(OPEN)[2].partition(CLOSE)[0]
+        names = [name for name in self.encoder.control if name in said]
+        last = max(names, key=lambda name: said.rfind(name) + len(name), default="")
+        return [self.encoder.control[last]] if last else []
+
+
+def template_of(options: Mapping[str, Any]) -> str:
+    """Return the chat template of a store's options; "" where there is none."""
+    found = options.get("chat_template")
+    if not isinstance(found, str):
+        return ""
+    return found if found in chat_templates.BUILT_IN or chat_templates.is_text(found) else ""
+
+
+def load(
+    data: bytes,
+    vocabulary: Vocabulary,
+    kept: Sequence[Mapping[str, Any]],
+    template: str,
+    where: str,
+) -> ChatPrompts:
+    """Return the writer of a run.
+
+    `kept`: options of the store that it learned from, or nothing. Raises `TokmillError` where there
+    is no template.
+    """
+    options = next((each for each in kept if template_of(each)), None)
+    if options is None and not template:
+        raise TokmillError(
+            "the run keeps no chat template: its store was not made by `tokmill build chat`",
+            where=where,
+            hint="name one: --chat-template chatml, llama3, plain, or a file",
+        )
+    return ChatPrompts(data, vocabulary, options or {}, template)
