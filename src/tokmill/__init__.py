@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     # What a type checker and an editor see; `_PUBLIC` says the same for the interpreter.
     from tokmill.builds.run import build
     from tokmill.errors import TokmillError
+    from tokmill.feed.entries import Pairs, Tuples
     from tokmill.feed.feed import Feed
     from tokmill.feed.packed import Packed
     from tokmill.feed.rows import Stream, Whole, Windows
@@ -30,11 +31,13 @@ from tokmill.version import __version__
 __all__ = [
     "Feed",
     "Packed",
+    "Pairs",
     "Store",
     "Stream",
     "TokenDataset",
     "Tokenizer",
     "TokmillError",
+    "Tuples",
     "Whole",
     "Windows",
     "X86Tokenizer",
@@ -56,6 +59,8 @@ _PUBLIC = {
     "Whole": "tokmill.feed.rows",
     "Stream": "tokmill.feed.rows",
     "Packed": "tokmill.feed.packed",
+    "Pairs": "tokmill.feed.entries",
+    "Tuples": "tokmill.feed.entries",
     "build": "tokmill.builds.run",
     "Tokenizer": "tokmill.text.tokenizer",
     "train_tokenizer": "tokmill.text.train",

@@ -18,14 +18,15 @@ from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Whole
 from tokmill.feed.values import Vectors
 from tokmill.models.inputs import Inputs
-from tokmill.models.model import Group, Model, Tensors, decay_groups
+from tokmill.models.model import Group as Params
+from tokmill.models.model import Model, Tensors, decay_groups
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import SEGMENT, Facts, joined, store_inputs
 from tokmill.tasks.task import Task
 
 CLASSES = 4
-NAMES = ("label", "soft", "pair", "triplet", "set")
+NAMES = ("label", "soft", "pair", "triplet", "group", "set")
 TRIPLET = ("anchor", "positive", "negative")
 
 
@@ -90,7 +91,7 @@ class Label(Task):
         recall = [right[results["label"] == one].float().mean() for one in classes]
         return {"recall": float(torch.stack(recall).mean()), "evaluated": float(len(right))}
 
-    def param_groups(self, weight_decay: float) -> list[Group]:
+    def param_groups(self, weight_decay: float) -> list[Params]:
         return super().param_groups(weight_decay) + decay_groups(
             self.head_of_classes.parameters(), weight_decay
         )
@@ -217,6 +218,37 @@ class Triplet(Task):
         assert entry.tolist() == torch.arange(len(entry)).div(3, rounding_mode="floor").tolist()
         each = vectors.view(-1, 3, vectors.shape[1])
         return each[:, 0], each[:, 1:].reshape(-1, vectors.shape[1])
+
+
+class GroupConfig(LabelConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a group is labelled."""
+
+    kind: Literal["group"] = "group"  # type: ignore[assignment]
+    column: str = "group"
+
+
+class Group(Label):
+    """Tell the class of each row of an entry of 1 to 4 rows from the mean of all."""
+
+    Config = GroupConfig
+
+    @classmethod
+    def token_store(cls, config: Any, store: Store) -> Store:
+        return store.reference("member")
+
+    @classmethod
+    def entry_rows(cls, config: Any) -> int:
+        return 4
+
+    def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
+        return Tuples(store, self.length, ["member"], shards=shards, seed=seed)
+
+    def logits(self, batch: Tensors) -> Tensor:
+        assert batch.entry is not None
+        own = (batch.entry[:, None] == batch.entry).float()
+        states = own @ mean(self.model(batch), batch.document) / own.sum(1, keepdim=True)
+        made: Tensor = self.head_of_classes(states)
+        return made
 
 
 class SetConfig(LabelConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -38,11 +38,13 @@ HEAVY = {
 PUBLIC = [
     "Feed",
     "Packed",
+    "Pairs",
     "Store",
     "Stream",
     "TokenDataset",
     "Tokenizer",
     "TokmillError",
+    "Tuples",
     "Whole",
     "Windows",
     "X86Tokenizer",

@@ -98,6 +98,37 @@ def test_micro_batches(tokens: int, sizes: list[int]) -> None:
     assert np.concatenate([part.entry for part in parts]).tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("tokens", [1, 40, 100, 10_000])
+def test_micro_batches_take_whole_entries(tokens: int) -> None:
+    """The longest entries first; one is in one part, whatever its size."""
+    random = np.random.default_rng(2)
+    sizes = random.integers(1, 5, 20)
+    entry = np.repeat(np.arange(20), sizes)
+    lengths = random.integers(1, 41, len(entry))
+    document = np.where(np.arange(40) < lengths[:, None], 0, -1).astype(np.int32)
+    ids = np.arange(len(entry))[:, None] * 100 + np.arange(40)
+    targets = {"row": np.arange(len(entry)), "share": random.random((len(entry), 40))}
+    keys = np.arange(len(entry)).astype(np.uint64)
+    batch = Batch({"token": ids}, document, keys, targets=targets, entry=entry)
+    parts = list(micro_batches(batch, tokens))
+    assert sorted(np.concatenate([part.targets["row"] for part in parts])) == list(range(len(ids)))
+    seen: list[int] = []
+    longest = []
+    for part in parts:
+        rows, length = part.targets["row"], part.document.shape[1]
+        assert np.array_equal(part.columns["token"], ids[rows, :length])
+        assert np.array_equal(part.targets["share"], targets["share"][rows, :length])
+        assert np.array_equal(part.entry, entry[rows])
+        whole = list(dict.fromkeys(part.entry.tolist()))
+        assert np.array_equal(rows, np.concatenate([np.flatnonzero(entry == e) for e in whole]))
+        assert len(whole) == 1 or part.document.size <= tokens
+        assert (batch.document[rows, length:] < 0).all()
+        seen += whole
+        longest.append(length)
+    assert sorted(seen) == list(range(20))
+    assert longest == sorted(longest, reverse=True)
+
+
 def test_a_batch_becomes_tensors_without_another_copy(feed: Feed, task: NextToken) -> None:
     batch = task.prepare(feed.batch(0))
     part = next(iter(micro_batches(batch, 24)))

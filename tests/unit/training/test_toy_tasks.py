@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ OVERLAYS = {
     "soft": ["label"],
     "pair": ["entries", "others", "labels"],
     "triplet": ["entries"],
+    "group": ["groups", "labels"],
     "set": ["groups", "labels"],
 }
 STEPS = 6
@@ -72,6 +74,19 @@ def recipe(stores: Path, name: str, **run: Any) -> dict[str, Any]:
     )
 
 
+def end_group() -> None:
+    """End what a training leaves behind that does not expect its process to go on."""
+    if not torch.distributed.is_initialized():
+        return
+    if find_spec("deepspeed"):
+        from deepspeed import comm
+
+        if comm.comm.cdb:
+            comm.destroy_process_group()
+            return
+    torch.distributed.destroy_process_group()
+
+
 def train_all(stores: Path, folder: Path, **run: Any) -> None:
     """Train every task, whole and stopped in the middle."""
     for name in NAMES:
@@ -83,13 +98,16 @@ def train_all(stores: Path, folder: Path, **run: Any) -> None:
                 try:
                     tokmill.train(recipe(stores, name, **run), out, quiet=True)
                 except (Interrupted, SystemExit):
-                    if torch.distributed.is_initialized():
-                        torch.distributed.destroy_process_group()
+                    end_group()
                     tokmill.train(recipe(stores, name, **run), out, resume=True, quiet=True)
 
 
 def in_two(stores: Path, folder: Path) -> None:
     train_all(stores, folder / "two", engine="ddp", micro_tokens=50)
+
+
+def with_engine(stores: Path, folder: Path, engine: str) -> None:
+    train_all(stores, folder / engine, engine=engine, micro_tokens=50)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +168,17 @@ def test_any_processes_and_micro_batches_are_the_same_training(name: str, runs: 
     )
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("engine", ["fsdp2", *(["deepspeed"] if find_spec("deepspeed") else [])])
+def test_every_engine_is_the_same_training(
+    engine: str, runs: Path, stores: Path, tmp_path: Path
+) -> None:
+    values(together(2, with_engine, stores, tmp_path, engine))
+    for name in NAMES:
+        for kind in ("whole", "parts"):
+            same(tmp_path / engine / name / kind, runs / "one" / name / "whole")
+
+
 def test_an_evaluation_sees_every_entry_once(runs: Path) -> None:
     for processes in ("one", "two"):
         pool = losses(runs / processes / "triplet/whole", "val_pool")
@@ -196,9 +225,9 @@ def test_a_run_opens_without_its_stores(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dry_run(name: str, stores: Path) -> None:
     found = estimate(from_dict(recipe(stores, name, micro_tokens=64)))
-    rows = 24 if name == "triplet" else 8
-    assert found["batch"] == [rows, 16]
-    assert found["micro_batch"][0] == (3 if name == "triplet" else 4)
+    each = {"triplet": 3, "group": 4}.get(name, 1)
+    assert found["batch"] == [8 * each, 16]
+    assert found["micro_batch"][0] == max(each, 4 // each * each)
     assert 4 * 4 * found["parameters"] < found["tensor_bytes"] < 1e7
 
 
