@@ -18,6 +18,7 @@ import jsonl_hostile
 import jsonl_store
 import lifting
 import many_shards
+import masked_head
 import packing
 import rwkv7
 import sampling
@@ -85,6 +86,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             lambda: lifting.main(cache, peers_python),
         ),
         "rwkv7": ("RWKV-7", rwkv7.main),
+        "masked": ("Masked language modelling", masked_head.main),
         "x86-models": (
             "RWKV-7 and a decoder on programs",
             lambda: x86_models.main(cache),
