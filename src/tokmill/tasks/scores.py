@@ -29,8 +29,10 @@ class Scores(NamedTuple):
     """(B, T) bool: whether the target was the likeliest id."""
 
 
-def token_scores(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> Scores:
-    """Return the scores of the logits hidden · weightᵀ, without a gradient.
+def token_scores(
+    hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, bias_V: Tensor | None = None
+) -> Scores:
+    """Return the scores of the logits hidden · weightᵀ + bias, without a gradient.
 
     targets int64, -1 where there is nothing to learn. As in `linear_cross_entropy`, a chunk of the
     logits is there at a time, and the products are in autocast's type where it is on.
@@ -45,6 +47,8 @@ def token_scores(hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor) -> S
     for start in range(0, len(targets), rows):
         part = slice(start, start + rows)
         logits_NV = product(hidden[part], weight_DV).to(wide)
+        if bias_V is not None:
+            logits_NV += bias_V
         target_N = targets[part].clamp(min=0)
         logit_N = logits_NV.gather(1, target_N[:, None])[:, 0]
         loss[part] = logits_NV.logsumexp(-1) - logit_N

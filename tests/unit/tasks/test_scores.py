@@ -12,15 +12,17 @@ from tokmill.models.layers import CHUNK
 from tokmill.tasks.scores import token_scores, whole_instructions
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("ids", [30, CHUNK // 256 + 1])
-def test_scores_are_those_of_the_logits(ids: int) -> None:
+def test_scores_are_those_of_the_logits(ids: int, biased: bool) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(3, 100, 4), torch.randn(ids, 4)
     targets = torch.randint(-1, ids, (3, 100))
-    likeliest = (hidden @ weight.t()).argmax(-1)
+    bias = torch.randn(ids) if biased else None
+    logits = F.linear(hidden, weight, bias).flatten(0, 1)
+    likeliest = logits.argmax(-1).view(3, 100)
     targets[:, ::3] = likeliest[:, ::3]
-    found = token_scores(hidden, weight, targets)
-    logits = (hidden @ weight.t()).flatten(0, 1)
+    found = token_scores(hidden, weight, targets, bias)
     loss = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="none")
     torch.testing.assert_close(found.loss.flatten(), loss, rtol=1e-5, atol=1e-5)
     assert torch.equal(found.right, likeliest == targets) and found.right[:, ::3].all()
