@@ -40,6 +40,11 @@ MOST_OF_FEW = 0.5
 """Share of rejects that fewer records may have, unless more was allowed."""
 
 
+def enough(share: float) -> str:
+    """Return a share for --max-rejects that allows `share`, and as much again for what follows."""
+    return f"{next(one for one in (0.05, 0.1, 0.2, 0.5, 1.0) if one >= min(1.0, 2 * share)):g}"
+
+
 class Rejects:
     """Counts rejects while a build runs, and ends a hopeless one.
 
@@ -91,7 +96,8 @@ class Rejects:
                 where=str(self.out),
                 hint=self._hint()
                 if 2 * self.rejected > self.seen
-                else "mend the input, or allow more with --max-rejects 0.1",
+                else "mend the input, or allow more with "
+                f"--max-rejects {enough(self.rejected / self.seen)}",
             )
 
     def _hint(self) -> str:

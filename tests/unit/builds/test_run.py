@@ -518,3 +518,12 @@ def test_a_shard_under_way_is_cut_at_the_deadline(tmp_path: Path) -> None:
     whole = make.make_shard(work.source(), task, work.vocabularies, folder, time.monotonic() + 60)
     assert [receipt.cut for receipt in whole] == [UNSET]
     assert whole[0].name == cut[0].name
+
+
+@pytest.mark.parametrize(
+    ("share", "said"), [(0.011, "0.05"), (0.04, "0.1"), (0.333, "1"), (1, "1")]
+)
+def test_the_share_that_is_suggested_is_enough(share: float, said: str) -> None:
+    from tokmill.builds.finish import enough
+
+    assert enough(share) == said and float(said) >= share
