@@ -163,6 +163,8 @@ TRACKERS: dict[str, Part] = {
 EXTRA_PACKAGES: dict[str, str] = {
     "gigatoken": "text",
     "tokenizers": "text",
+    "sentencepiece": "text",
+    "google": "text",
     "zstandard": "text",
     "psutil": "text",
     "pyarrow": "parquet",

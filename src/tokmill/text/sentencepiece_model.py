@@ -1,16 +1,15 @@
-"""SentencePiece `.model` files: read without a library, turned into a tokenizer.json.
+"""SentencePiece `.model` files, turned into a tokenizer.json.
 
-Format: a protobuf message `ModelProto` (google/sentencepiece, `sentencepiece_model.proto`); only
-the fields that decide ids are read. BPE with byte fallback is known; Unigram and others are refused
-by name.
+A file is a protobuf message `ModelProto` (google/sentencepiece, `sentencepiece_model.proto`), whose
+reader comes with the package. BPE with byte fallback is known; Unigram and others are refused by
+name.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.text.tokenizer_json import OUTER_SPACES, SPACE
 
@@ -32,9 +31,18 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
     Raises `TokmillError` for bytes that are no SentencePiece model and for kinds of model that a
     tokenizer.json cannot say or this reader does not know.
     """
+    library = plugins.require("sentencepiece.sentencepiece_model_pb2")
+    broken = plugins.require("google.protobuf.message").DecodeError
+    model = library.ModelProto()
     try:
-        pieces, trainer, normalizer = _read(raw)
-    except (IndexError, ValueError, struct.error):
+        model.ParseFromString(raw)
+        trainer, normalizer = model.trainer_spec, model.normalizer_spec
+        pieces = [Piece(piece.piece, piece.score, piece.type) for piece in model.pieces]
+        texts = [trainer.unk_piece, normalizer.name, *(piece.text for piece in pieces)]
+        if not all(isinstance(text, str) for text in texts):
+            # What is no UTF-8 comes as bytes.
+            raise ValueError
+    except (broken, ValueError):
         raise TokmillError(
             "this is no SentencePiece model", where=where, hint="the file may be cut short"
         ) from None
@@ -44,38 +52,37 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
             where=where,
             hint="name the .model file that SentencePiece wrote",
         )
-    kind = _KINDS.get(_number(trainer, 3, 1), "unknown")
+    kind = _KINDS.get(trainer.model_type, "unknown")
     if kind != "BPE":
         raise TokmillError(
             f"this is a SentencePiece {kind} model; only BPE can be read",
             where=where,
             hint="convert it to tokenizer.json with Hugging Face transformers",
         )
-    for field, default, refused, what in (
-        (35, 0, 0, "without byte_fallback"),
-        (24, 0, 1, "with treat_whitespace_as_suffix"),
+    for refused, what in (
+        (not trainer.byte_fallback, "without byte_fallback"),
+        (trainer.treat_whitespace_as_suffix, "with treat_whitespace_as_suffix"),
     ):
-        if _number(trainer, field, default) == refused:
+        if refused:
             raise TokmillError(
                 f"a SentencePiece model {what} cannot be read",
                 where=where,
                 hint="train it with --byte_fallback=true and the usual white space",
             )
-    if not _number(normalizer, 5, 1):
+    if not normalizer.escape_whitespaces:
         raise TokmillError(
             "a SentencePiece model without escape_whitespaces cannot be read",
             where=where,
             hint="take the tokenizer.json of the same model",
         )
-    if normalizer.get(2):
-        name = normalizer.get(1, b"")
+    if normalizer.precompiled_charsmap:
         raise TokmillError(
-            f"the SentencePiece normalization {bytes(name).decode(errors='replace')!r} cannot be "
-            "read: a tokenizer.json says it only nearly (Hugging Face normalizes by grapheme)",
+            f"the SentencePiece normalization {normalizer.name!r} cannot be read: a "
+            "tokenizer.json says it only nearly (Hugging Face normalizes by grapheme)",
             where=where,
             hint="train it with --normalization_rule_name=identity, as Llama and Gemma are",
         )
-    if _number(normalizer, 3, 1) and any(piece.kind == _USER for piece in pieces):
+    if normalizer.add_dummy_prefix and any(piece.kind == _USER for piece in pieces):
         raise TokmillError(
             "user-defined symbols together with add_dummy_prefix cannot be read: Hugging Face puts "
             "the prefix behind each of them",
@@ -91,16 +98,13 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
     return _tokenizer_json(pieces, trainer, normalizer)
 
 
-def _tokenizer_json(
-    pieces: list[Piece], trainer: dict[int, int | bytes], normalizer: dict[int, int | bytes]
-) -> dict[str, Any]:
+def _tokenizer_json(pieces: list[Piece], trainer: Any, normalizer: Any) -> dict[str, Any]:
     vocab = {piece.text: number for number, piece in enumerate(pieces)}
-    unknown = trainer.get(45, b"<unk>")
     steps: list[dict[str, Any]] = []
-    if _number(normalizer, 4, 1):
+    if normalizer.remove_extra_whitespaces:
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
         steps.append({"type": "Replace", "pattern": {"Regex": OUTER_SPACES}, "content": ""})
-    dummy_prefix = bool(_number(normalizer, 3, 1))
+    dummy_prefix = normalizer.add_dummy_prefix
     if dummy_prefix:
         steps.append({"type": "Prepend", "prepend": SPACE})
     steps.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE})
@@ -135,7 +139,7 @@ def _tokenizer_json(
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": unknown.decode() if isinstance(unknown, bytes) else "<unk>",
+            "unk_token": trainer.unk_piece,
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
             "fuse_unk": True,
@@ -160,65 +164,3 @@ def _merges(pieces: list[Piece], vocab: dict[str, int]) -> list[list[str]]:
     ]
     ranked.sort()
     return [[pieces[number].text[:cut], pieces[number].text[cut:]] for _, number, cut in ranked]
-
-
-def _read(raw: bytes) -> tuple[list[Piece], dict[int, int | bytes], dict[int, int | bytes]]:
-    pieces: list[Piece] = []
-    trainer: dict[int, int | bytes] = {}
-    normalizer: dict[int, int | bytes] = {}
-    for number, value in _fields(raw):
-        if not isinstance(value, bytes):
-            continue
-        if number == 1:
-            fields = dict(_fields(value))
-            text, score = fields.get(1, b""), fields.get(2, bytes(4))
-            if not isinstance(text, bytes) or not isinstance(score, bytes):
-                raise ValueError
-            pieces.append(
-                Piece(text.decode(), struct.unpack("<f", score)[0], _number(fields, 3, _NORMAL))
-            )
-        elif number == 2:
-            trainer = dict(_fields(value))
-        elif number == 3:
-            normalizer = dict(_fields(value))
-    return pieces, trainer, normalizer
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (field number, value): integers for varints, bytes for everything else."""
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        wire = key & 7
-        if wire == 0:
-            value, place = _varint(message, place)
-            yield key >> 3, value
-            continue
-        if wire == 2:
-            length, place = _varint(message, place)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
-        else:
-            raise ValueError
-        if place + length > len(message):
-            raise ValueError
-        yield key >> 3, message[place : place + length]
-        place += length
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[place]
-        place += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, place
-        shift += 7
-        if shift > 63:
-            raise ValueError
-
-
-def _number(fields: dict[int, int | bytes], field: int, default: int) -> int:
-    value = fields.get(field, default)
-    return value if isinstance(value, int) else default

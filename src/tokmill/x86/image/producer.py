@@ -2,6 +2,9 @@
 
 Of each unit of `.debug_info` the first entry alone is read, for its `DW_AT_producer`. DWARF 2 to 5,
 sections 7.5 to 7.7 of the standard; GCC writes its options there, Clang its version only.
+
+pyelftools does the same in 10 to 30 times the CPU time: of ninja in 174 ms in place of 8, which is
+more than lifting it takes (80 ms).
 """
 
 from __future__ import annotations
