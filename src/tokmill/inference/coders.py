@@ -78,7 +78,7 @@ def load_coder(
     run: Path, facts: Facts, columns: Sequence[str]
 ) -> tuple[dict[str, Vocabulary], Coder | None]:
     """Return the vocabularies of columns, and the coder; none where a column has no vocabulary."""
-    names = {column: facts.schema[column].vocab for column in columns}
+    names = {column: facts.schema[column].vocab for column in columns if column in facts.schema}
     found = {
         column: facts.vocabularies[name]
         for column, name in names.items()
