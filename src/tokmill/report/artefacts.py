@@ -188,6 +188,14 @@ def _as(look: Look, kind: Any, keys: set[str]) -> Any:
         return None
 
 
+def _refers_to(found: Manifest, ref: str | None) -> Facts:
+    """Return the store that a column refers to, as the manifest says it."""
+    if ref is None or not isinstance(found.references, dict) or ref not in found.references:
+        return {}
+    stated = found.references[ref]
+    return {"refers_to": {"path": stated.path, "fingerprint": stated.fingerprint}}
+
+
 def _manifest_facts(found: Manifest) -> Facts:
     return {
         "complete": found.complete,
@@ -206,6 +214,7 @@ def _manifest_facts(found: Manifest) -> Facts:
                 "per": column.per,
                 "vocabulary": column.vocab,
                 "range": list(found.ranges[name]) if name in found.ranges else None,
+                **_refers_to(found, column.ref),
             }
             for name, column in found.schema.items()
         ],

@@ -246,3 +246,29 @@ def test_a_tokenizer_that_refuses_a_text_still_builds(inputs: Path, tmp_path: Pa
     answers = dict(read_probe(store.path).answers)
     assert answers["hello"] == []
     assert answers["0"] == [4]
+
+
+def test_a_store_that_is_begun_anew_asks_the_engine_of_now(
+    inputs: Path, tmp_path: Path, another_engine: None
+) -> None:
+    with as_it_was():
+        before = probe_path(quick_build("jsonl", inputs, tmp_path / "s").path).read_bytes()
+    how = How(quiet=True, fresh=True, amount=here())
+    store = quick_build("jsonl", inputs, tmp_path / "s", how=how)
+    assert probe_path(store.path).read_bytes() != before
+    assert validate(store).ok
+
+
+def test_workers_that_begin_together_write_one(inputs: Path, tmp_path: Path) -> None:
+    for name in "bcd":
+        jsonl(inputs / f"{name}.jsonl", rows(ord(name) * 10, 9))
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr("tokmill.builds.plan.SHARD_BYTES", 1 << 8)
+        how = How(quiet=True, amount=here(workers=2))
+        store = quick_build("jsonl", inputs, tmp_path / "s", how=how)
+    assert len(store.shards) > 1
+    assert read_probe(store.path).texts() == list(TEXTS)
+    assert sorted(path.name for path in (store.path / "vocab").iterdir()) == [
+        "probe.json",
+        "tokenizer.json",
+    ]
