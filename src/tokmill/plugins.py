@@ -173,6 +173,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "torch": "train",
     "triton": "train",
     "deepspeed": "deepspeed",
+    "google_crc32c": "tensorflow",
     "ray": "ray",
     "matplotlib": "plot",
     "jinja2": "text",

@@ -289,6 +289,30 @@ def read_official(name: str) -> Callable[[Path, Path], None]:
     return read
 
 
+TENSORFLOW = Path(__file__).parents[1] / "golden" / "tensorflow" / "two-shards"
+
+
+def make_tensorflow(*patterns: str) -> Make:
+    """A BERT that TensorFlow wrote, in two data shards."""
+
+    def make(folder: Path) -> Iterable[Path]:
+        shutil.copytree(TENSORFLOW, folder, dirs_exist_ok=True)
+        return sorted(path for pattern in patterns for path in folder.glob(pattern))
+
+    return make
+
+
+def read_tensorflow(verify: bool) -> Read:
+    def read(folder: Path) -> Any:
+        from tokmill.training.runs.google_bert import read_bert
+
+        found = read_bert(folder, verify=verify)
+        tensors = {name: np.asarray(value).tobytes() for name, value in found.tensors.items()}
+        return tensors, found.config.to_config(), found.words, found.left_out
+
+    return read
+
+
 # ---- tensors ---------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from learned import (
     make_public,
     make_scale,
     make_tensor_file,
+    make_tensorflow,
     make_text_run,
     make_unchecked,
     read_embedded,
@@ -41,6 +42,7 @@ from learned import (
     read_scale,
     read_summary,
     read_tensor_file,
+    read_tensorflow,
     read_unchecked,
     run_files,
     whole_run,
@@ -585,6 +587,13 @@ READERS: dict[str, Reader] = {
     "Llama": Reader(make_public("llama"), imported(read_public), share=0.2),
     "Llama in parts": Reader(make_public("llama", 3), imported(read_public), share=0.2),
     "RWKV-7 pth": Reader(make_official("a.pth"), imported(read_official("a.pth")), share=0.2),
+    "TensorFlow": Reader(
+        make_tensorflow("*.index", "*.data-*"), read_tensorflow(verify=True), digests=True
+    ),
+    "TensorFlow unchecked": Reader(
+        make_tensorflow("*.index", "*.index", "*.data-*", "*.json", "*.txt"),
+        read_tensorflow(verify=False),
+    ),
     "RWKV-7 safetensors": Reader(
         make_official("a.safetensors"), imported(read_official("a.safetensors")), share=0.2
     ),

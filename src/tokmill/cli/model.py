@@ -11,6 +11,7 @@ import typer
 from tokmill import plugins
 from tokmill.cli.lazy import as_command, lazy_group
 from tokmill.cli.output import print_json, say
+from tokmill.errors import UsageError
 
 FILES = (".pth", ".safetensors", ".pt")
 """Endings of a name that asks for one file."""
@@ -22,10 +23,19 @@ def import_(
         Path,
         typer.Argument(
             metavar="CHECKPOINT",
-            help="A folder as transformers writes it, or a .pth or .safetensors file of RWKV-7.",
+            help="A folder as transformers writes it, a .pth or .safetensors file of RWKV-7, or "
+            "a BERT of TensorFlow: its folder or bert_model.ckpt.",
         ),
     ],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="Folder of the run.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="RUN",
+            help="Folder of the run; from TensorFlow a folder for transformers.",
+        ),
+    ],
     tokenizer: Annotated[
         Path | None,
         typer.Option(
@@ -35,9 +45,31 @@ def import_(
     length: Annotated[
         int, typer.Option(help="Positions that the run sees; 0: the model's own, at most 4096.")
     ] = 0,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify/--no-verify", help="Check the checksums of a checkpoint of TensorFlow."
+        ),
+    ] = True,
     as_json: Json = False,
 ) -> None:
-    """Make a run of a public checkpoint (GPT-2, Llama, Mistral, RWKV-7)."""
+    """Make a run of a public checkpoint (GPT-2, Llama, RWKV-7, …); convert BERT of TensorFlow."""
+    if plugins.require("tokmill.training.runs.find_bundle").is_tensorflow(checkpoint):
+        if tokenizer is not None or length:
+            raise UsageError(
+                "--tokenizer and --length are of a run, and a BERT of TensorFlow becomes a folder "
+                "for transformers",
+                where=str(checkpoint),
+                hint="leave them out",
+            )
+        import_bert(checkpoint, out, verify, as_json)
+        return
+    if not verify:
+        raise UsageError(
+            "--no-verify is for checkpoints of TensorFlow, and this is none",
+            where=str(checkpoint),
+            hint="leave it out",
+        )
     if checkpoint.is_file() or (checkpoint.suffix in FILES and not checkpoint.is_dir()):
         import_ = plugins.require("tokmill.training.runs.weight_files").import_file
     else:
@@ -48,6 +80,28 @@ def import_(
         return
     say(f"{run.path}: a run at step 0, with the weights of {checkpoint}")
     say(f"next: tokmill train STORE --from {run.path} -o RUN2")
+
+
+def import_bert(checkpoint: Path, out: Path, verify: bool, as_json: bool) -> None:
+    """Read a BERT of TensorFlow into a folder, and say what it is."""
+    found = plugins.require("tokmill.training.runs.google_bert").convert_bert(
+        checkpoint, out, verify=verify
+    )
+    if as_json:
+        print_json({
+            "folder": str(out), "run": None, "tensors": len(found.tensors),
+            "left_out": len(found.left_out), "words": len(found.words), "verified": verify,
+        })  # fmt: skip
+        return
+    say(f"{out}: the {len(found.tensors)} tensors of {checkpoint}")
+    if found.left_out:
+        say(f"left out: {len(found.left_out)} variables of the optimiser ({found.left_out[0]}, …)")
+    if not found.words:
+        say("there is no vocab.txt beside the checkpoint: the folder has no tokenizer")
+    if not verify:
+        say("checksums were not checked")
+    say(f"next: BertForPreTraining.from_pretrained({str(out)!r}) of transformers reads it")
+    say("it is no run yet: tokmill has no task that an encoder is imported for")
 
 
 def export(

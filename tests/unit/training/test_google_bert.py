@@ -1,0 +1,170 @@
+"""BERT of TensorFlow into a folder for transformers: what comes out, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bundle_writer import entry, masked, write_bundle
+from tokmill.cli import main
+from tokmill.errors import TokmillError
+from tokmill.models.google_bert import variables
+from tokmill.training.engines.tensors import read_tensors
+from tokmill.training.runs.google_bert import convert_bert, read_bert
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "tensorflow"
+ARRAYS = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def values() -> ARRAYS:
+    """The variables of the golden checkpoint, as TensorFlow reads them, without the counter."""
+    with np.load(GOLDEN / "bert/expected.npz") as expected:
+        return {name: expected[name] for name in expected.files if name != "global_step"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with the configuration and the vocabulary, for checkpoints that are written here."""
+    (tmp_path / "in").mkdir()
+    for name in ("bert_config.json", "vocab.txt"):
+        shutil.copy(GOLDEN / "bert" / name, tmp_path / "in")
+    return tmp_path / "in"
+
+
+def refused(match: str, place: Path, hint: str = "") -> None:
+    with pytest.raises(TokmillError, match=match) as caught:
+        convert_bert(place, place.parent / "out")
+    assert caught.value.hint and hint in caught.value.hint
+    assert not (place.parent / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["bert", "two-shards"])
+def test_names_and_kernels(name: str, values: ARRAYS, tmp_path: Path) -> None:
+    found = convert_bert(GOLDEN / name, tmp_path / "out")
+    assert len(found.tensors) == len(values) == 46
+    assert len(found.left_out) == 2 * 46 + 1 and "global_step" in found.left_out
+    tensors = read_tensors(tmp_path / "out/model.safetensors")
+    for one in variables(2):
+        wanted = torch.from_numpy(values[one.name])
+        assert torch.equal(tensors.pop(one.public), wanted.T if one.transposed else wanted)
+    assert not tensors
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    asked = json.loads((GOLDEN / "bert/bert_config.json").read_text())
+    assert asked.items() <= config.items()
+    assert (config["layer_norm_eps"], config["pad_token_id"]) == (1e-12, 0)
+    words = (tmp_path / "out/vocab.txt").read_text("utf-8").split("\n")
+    assert words == (GOLDEN / "bert/vocab.txt").read_text("utf-8").split("\n")
+    assert json.loads((tmp_path / "out/tokenizer_config.json").read_text())["do_lower_case"] is True
+
+
+def test_what_does_not_fit_is_named(place: Path, values: ARRAYS) -> None:
+    def changed(**other: np.ndarray | None) -> None:
+        found = {**values, **{name.replace("__", "/"): value for name, value in other.items()}}
+        write_bundle(place / "m", {name: v for name, v in found.items() if v is not None})
+
+    refused("no checkpoint of TensorFlow", place, "NAME.index")
+    changed(cls__predictions__output_bias=None)
+    refused("lacks the variables cls/predictions/output_bias", place, "docs/exchange.md")
+    changed(bert__encoder__extra=np.ones(2))
+    refused("also holds the variables bert/encoder/extra", place)
+    changed(bert__pooler__dense__kernel=np.ones((8, 9)))
+    refused(r"kernel' is \[8, 9\]; bert_config.json asks for \[8, 8\]", place)
+    write_bundle(place / "m", {"a": np.ones(2)})
+    refused("lacks the variables bert/embeddings/LayerNorm/beta, .*, …", place)
+    changed()
+    config = json.loads((place / "bert_config.json").read_text())
+    for key, value, match in (
+        ("num_hidden_layers", 3, "num_hidden_layers = 3, and the checkpoint has 2 layers"),
+        ("num_hidden_layers", 10**12, "and the checkpoint has 2 layers"),
+        ("hidden_act", "relu", "hidden_act = 'relu'"),
+        ("num_attention_heads", 3, "num_attention_heads = 3 equal parts"),
+        ("num_attention_heads", 0, "num_attention_heads = 0 equal parts"),
+        ("vocab_size", 10, "vocab.txt: the file has 11 lines, and the model ids for 10"),
+        ("vocab_size", "x", "Expected `int`"),
+    ):
+        (place / "bert_config.json").write_text(json.dumps({**config, key: value}))
+        refused(match, place)
+    (place / "bert_config.json").unlink()
+    refused("no bert_config.json", place, "put it beside")
+
+
+def test_objects_and_partitioned_variables(place: Path) -> None:
+    for name, match in (("objects/ckpt", "object-based one of TensorFlow 2"),
+                        ("partitioned/model.ckpt", "lacks the variables")):  # fmt: skip
+        for path in GOLDEN.glob(f"{name}.*"):
+            shutil.copy(path, place)
+        refused(match, place)
+        for path in place.glob("*ckpt.*"):
+            path.unlink()
+
+
+def write_as(place: Path, values: ARRAYS, name: str, dtype: int, array: np.ndarray) -> None:
+    """Write a variable as another dtype, behind all others."""
+    shard, data = place / "m.data-00000-of-00001", array.tobytes()
+    write_bundle(place / "m", values)
+    lies = entry(dtype, array.shape, shard.stat().st_size, len(data), masked(data))
+    write_bundle(place / "m", values, extra={name.encode(): lies})
+    shard.write_bytes(shard.read_bytes() + data)
+
+
+def test_other_dtypes(place: Path, values: ARRAYS) -> None:
+    name = "bert/pooler/dense/bias"
+    half = values[name].astype("<f2")
+    write_as(place, values, name, 19, half)
+    found = read_bert(place).tensors["bert.pooler.dense.bias"]
+    assert torch.equal(found, torch.from_numpy(half.astype(np.float32)))
+    write_as(place, values, name, 3, half.astype("<i4"))
+    refused("dense/bias' is of int32, not of fractions", place)
+
+
+def test_vocabularies(place: Path, values: ARRAYS) -> None:
+    write_bundle(place / "m", values)
+    (place / "vocab.txt").write_text("[UNK]\r\nMov\r\n")
+    found = convert_bert(place, place.parent / "out")
+    assert found.words == ["[UNK]", "Mov"]
+    written = json.loads((place.parent / "out/tokenizer_config.json").read_text())
+    assert written["do_lower_case"] is False
+    assert "pad_token_id" not in json.loads((place.parent / "out/config.json").read_text())
+    shutil.rmtree(place.parent / "out")
+    (place / "vocab.txt").write_bytes(b"a\n\xff\n")
+    refused("vocab.txt: byte 2 is no UTF-8", place)
+    (place / "vocab.txt").unlink()
+    assert convert_bert(place, place.parent / "out").words == []
+    assert {path.name for path in (place.parent / "out").iterdir()} == {
+        "config.json", "model.safetensors"
+    }  # fmt: skip
+
+
+def test_the_command(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*line: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["model", "import", *line])
+        return int(left.value.code or 0), *capsys.readouterr()
+
+    golden, out = str(GOLDEN / "bert/bert_model.ckpt"), str(tmp_path / "out")
+    code, _, said = run(golden, "-o", out)
+    assert code == 0 and "46 tensors" in said and "93 variables of the optimiser" in said
+    assert "no run yet" in said and "checksums" not in said
+    code, shown, _ = run(golden, "-o", out, "--json", "--no-verify")
+    told = json.loads(shown)
+    assert code == 0 and (told["tensors"], told["left_out"], told["words"]) == (46, 93, 11)
+    assert told["run"] is None and told["verified"] is False
+    assert "checksums were not checked" in run(golden, "-o", out, "--no-verify")[2]
+    assert run(golden, "-o", out, "--length", "8")[0] == 2
+    code, _, said = run(str(place), "-o", out, "--no-verify")
+    assert code == 1 and "hint:" in said
+    code, _, said = run(str(GOLDEN / "version-1/model.ckpt"), "-o", out)
+    assert code == 1 and "format V1" in said
+    (place / "config.json").write_text("{}")
+    code, _, said = run(str(place), "-o", out, "--no-verify")
+    assert code == 2 and "this is none" in said
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
+    assert "holds other files" in run(golden, "-o", str(tmp_path / "other"))[2]
+    assert "a file stands there" in run(golden, "-o", str(tmp_path / "other/file"))[2]
