@@ -551,6 +551,10 @@ READERS: dict[str, Reader] = {
     # tokenizers, vocabularies, recipes
     "tokenizer.json": Reader(tokenizer_file("tokenizer.json"), read_tokenizer("tokenizer.json")),
     "vocab.json": Reader(tokenizer_file("vocab.json"), read_tokenizer("vocab.json")),
+    "vocab.txt": Reader(
+        file_of("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\nt\n##e\n\xc3\xa9\n"),
+        read_tokenizer("vocab.txt"),
+    ),
     "tiktoken": Reader(tokenizer_file("gpt2.tiktoken"), read_tokenizer("gpt2.tiktoken")),
     "sentencepiece": Reader(make_sentencepiece, read_tokenizer("a.model")),
     "vocabularies": Reader(make_vocabularies, read_vocabularies),

@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from tokmill.cli.output import print_json, print_table, print_text, say, say_not_reached
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, make_folder, write_file
 from tokmill.progress import human_bytes, human_count, human_time
 
@@ -31,7 +31,7 @@ Tok = Annotated[
         "--tokenizer",
         "-t",
         help="tokenizer.json or its folder, vocab.json beside merges.txt, "
-        ".tiktoken, .model, tekken.json.",
+        ".tiktoken, .model, tekken.json, vocab.txt.",
     ),
 ]
 Pattern = Annotated[
@@ -44,17 +44,27 @@ Pattern = Annotated[
 def train(
     inputs: Annotated[list[str], typer.Argument(help="Files and folders.", metavar="INPUT...")],
     out: Annotated[str, typer.Option("-o", "--out", help="The tokenizer.json, or a folder.")],
-    vocab_size: Annotated[int, typer.Option(help="Ids in all, special tokens and 256 bytes too.")],
+    vocab_size: Annotated[
+        int, typer.Option(help="Ids in all, special tokens and bytes or characters too.")
+    ],
+    model: Annotated[
+        str, typer.Option(help="bpe (of bytes), or wordpiece (as BERT's, of lower-case words).")
+    ] = "bpe",
     special: Annotated[
         list[str] | None,
-        typer.Option(help="A special token; may be given several times. Default <|endoftext|>."),
+        typer.Option(
+            help="A special token; may be given several times. Default <|endoftext|>; wordpiece "
+            "has \\[PAD] \\[UNK] \\[CLS] \\[SEP] \\[MASK] besides."
+        ),
     ] = None,
     no_special: Annotated[bool, typer.Option("--no-special", help="No special token.")] = False,
     field: Annotated[
         list[str] | None,
         typer.Option(help="A field of the records; may be given several times (title, text)."),
     ] = None,
-    kind: Annotated[str, typer.Option(help="text, jsonl or parquet; default: by suffix.")] = "",
+    kind: Annotated[
+        str, typer.Option(help="text, jsonl, parquet or tsv; default: by suffix.")
+    ] = "",
     records: Annotated[
         str, typer.Option(help="What words may not cross: documents, or lines.")
     ] = "documents",
@@ -68,18 +78,28 @@ def train(
     engine: Annotated[
         str, typer.Option(help="auto, gigatoken, tokenizers or python; the result is the same.")
     ] = "auto",
+    cased: Annotated[
+        bool, typer.Option("--cased", help="wordpiece: keep capital letters and accents.")
+    ] = False,
+    alphabet: Annotated[
+        int | None, typer.Option(help="wordpiece: characters that are kept at most (1000).")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="An option of the source, key=value (separator, fields, …)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a byte-level BPE tokenizer on the documents of text, JSON Lines or Parquet files."""
+    """Train a byte-level BPE or a WordPiece tokenizer on text, JSON Lines, Parquet or TSV files."""
     from tokmill import recipe
     from tokmill.text.tokenizer import check_beside
     from tokmill.text.train import records as read_records
     from tokmill.text.train import train_tokenizer
+    from tokmill.text.train_wordpiece import ALPHABET, train_wordpiece
 
+    given = {"--pattern": pattern != "gpt2", "--tie-break": tie_break != "first"}
+    given |= {"--no-special": no_special, "--engine": engine not in ("auto", "tokenizers")}
+    _check_model(model, given, {"--cased": cased, "--alphabet": alphabet is not None})
     specials = [] if no_special else special or ["<|endoftext|>"]
     path = Path(out)
     if path.is_dir() or not path.suffix:
@@ -89,9 +109,13 @@ def train(
     begun = time.monotonic()
     options = recipe.overrides(set_ or []) | ({"fields": field} if field else {})
     seen = Seen(read_records(inputs, kind or _kind(inputs), options, unit=records))
-    tokenizer = train_tokenizer(
-        seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
-    )
+    if model == "wordpiece":
+        most = ALPHABET if alphabet is None else alphabet
+        tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased, alphabet=most)
+    else:
+        tokenizer = train_tokenizer(
+            seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
+        )
     tokenizer.save(path)
     facts: dict[str, Any] = {
         "tokenizer": str(path),
@@ -215,6 +239,18 @@ def compare(
     )
 
 
+def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bool]) -> None:
+    """Refuse a model that there is not, and options that it has not."""
+    others = {"bpe": of_wordpiece, "wordpiece": of_bpe}
+    if model not in others:
+        raise UsageError(f"no model is called {model!r}", hint=nearest(model, others))
+    without = [option for option, is_given in others[model].items() if is_given]
+    if without:
+        raise UsageError(
+            f"{without[0]} has no effect on a tokenizer with {model}", hint="leave it out"
+        )
+
+
 class Seen:
     """Texts passed on and counted."""
 
@@ -232,6 +268,7 @@ class Seen:
 
 def _kind(inputs: list[str]) -> str:
     suffixes = {"jsonl": "jsonl", "ndjson": "jsonl", "parquet": "parquet", "arrow": "parquet"}
+    suffixes |= {"tsv": "tsv"}
     kinds = set()
     for name in inputs:
         path = Path(name)

@@ -27,6 +27,7 @@ from tokmill.text.patterns import GPT2, WELL_KNOWN
 from tokmill.text.readable import ReadableEncoder
 from tokmill.text.recycling import Growth, give_back_memory
 from tokmill.text.tokenizer_json import template_tokens
+from tokmill.text.wordpiece import readable_encoder
 
 __all__ = ["BatchEncoder", "make_encoder", "template_tokens"]
 
@@ -187,10 +188,13 @@ class TokenizersEncoder:
     def _reader(self) -> ReadableEncoder | None:
         # Its safe places; where it does not know the file, or a step adds to each text, no cuts.
         steps = files.flatten(self._data.get("pre_tokenizer"), "pretokenizers")
-        if self._data.get("normalizer") or any(step.get("add_prefix_space") for step in steps):
+        wordpiece = self._data["model"]["type"] == "WordPiece"
+        if (self._data.get("normalizer") and not wordpiece) or any(
+            step.get("add_prefix_space") for step in steps
+        ):
             return None
         try:
-            reader = ReadableEncoder(self._data, "tokenizer.json")
+            reader = readable_encoder(self._data, "tokenizer.json")
         except TokmillError:
             return None
         return reader if reader.safe_places is not None else None

@@ -15,6 +15,7 @@ from tokmill.store.vocab import Vocabulary, find_roles
 from tokmill.text import tokenizer_files, tokenizer_json
 from tokmill.text.patterns import resolve_pattern
 from tokmill.text.readable import ReadableEncoder
+from tokmill.text.wordpiece import joined, readable_encoder
 
 Specials = Literal["special", "plain"]
 
@@ -80,7 +81,7 @@ class Tokenizer:
     ) -> Self:
         """Read a tokenizer.json or its folder, or another format.
 
-        They are vocab.json and merges.txt, `.tiktoken`, `.model` and tekken.json.
+        They are vocab.json and merges.txt, vocab.txt, `.tiktoken`, `.model` and tekken.json.
 
         `pattern` and `specials` are for rank files whose name is not known; see
         `tokenizer_files.read`.
@@ -135,11 +136,11 @@ class Tokenizer:
 
     @cached_property
     def _special(self) -> ReadableEncoder:
-        return ReadableEncoder(self.data, self.where)
+        return readable_encoder(self.data, self.where)
 
     @cached_property
     def _plain(self) -> ReadableEncoder:
-        return ReadableEncoder(tokenizer_json.without_specials(self.data), self.where)
+        return readable_encoder(tokenizer_json.without_specials(self.data), self.where)
 
     def _readable(self, specials: str) -> ReadableEncoder:
         known = get_args(Specials)
@@ -181,17 +182,18 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Return the bytes of ids, as they are."""
-        if self.data["model"]["type"] != "BPE":
+        """Return the bytes of ids, as they are; of WordPiece words with a space between them."""
+        kind = self.data["model"]["type"]
+        if kind not in ("BPE", "WordPiece"):
             raise TokmillError(
-                f"decoding is not known for the model {self.data['model']['type']!r}",
+                f"decoding is not known for the model {kind!r}",
                 where=self.where,
                 hint="use the package tokenizers for it",
             )
         vocab = self.vocab
         numbers = [int(i) for i in ids]
         try:
-            raw = b"".join([vocab[number] for number in numbers])
+            tokens = [vocab[number] for number in numbers]
         except KeyError as error:
             raise TokmillError(
                 f"the vocabulary has no id {error.args[0]} (size {self.size})",
@@ -199,6 +201,9 @@ class Tokenizer:
                 hint="the ids are of another tokenizer",
             ) from None
         decoders = tokenizer_json.flatten(self.data.get("decoder"), "decoders")
+        if kind == "WordPiece":
+            return joined(tokens, decoders)
+        raw = b"".join(tokens)
         if any(step.get("type") == "Strip" and step.get("start") == 1 for step in decoders):
             raw = raw.removeprefix(b" ")
         return raw

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors
 from tokmill.headers import loads_json
-from tokmill.text import sentencepiece_model, tekken, tokenizer_json
+from tokmill.text import sentencepiece_model, tekken, tokenizer_json, wordpiece
 from tokmill.text.patterns import CL100K_TIKTOKEN, GPT2, O200K, PATTERNS, resolve_pattern
 
 
@@ -53,7 +53,7 @@ def read(
     Args:
         path: a tokenizer.json or vocab.json beside merges.txt, or a folder with one of them, or
             a store or run that carries one; a `.tiktoken` rank file; a SentencePiece `.model`;
-            Mistral's tekken.json.
+            Mistral's tekken.json; a `vocab.txt` of WordPiece.
         pattern: how a rank file cuts words (a name of `PATTERNS` or a pattern), where its own name
             does not say it.
         specials: special token → id, for a rank file.
@@ -72,7 +72,8 @@ def read(
             "there is no such tokenizer file",
             where=str(path),
             hint="give a tokenizer.json or its "
-            "folder, vocab.json beside merges.txt, a .tiktoken, a .model or a tekken.json file",
+            "folder, vocab.json beside merges.txt, a .tiktoken, a .model, a tekken.json or a "
+            "vocab.txt file",
         )
     with machine_errors("read", path):
         raw = path.read_bytes()
@@ -84,6 +85,8 @@ def read(
         return sentencepiece_model.to_tokenizer_json(raw, str(path))
     if path.name.endswith(("vocab.json", "merges.txt")):
         return read_pair(path)
+    if path.name.endswith("vocab.txt"):
+        return wordpiece.read_vocab_txt(raw, path)
     if tekken.is_tekken(raw):
         return tekken.to_tokenizer_json(raw, str(path))
     return tokenizer_json.parse(raw, str(path))
@@ -183,7 +186,7 @@ def read_ranks(
 
 
 def _in_folder(folder: Path) -> Path:
-    for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "tekken.json"):
+    for name in ("tokenizer.json", "vocab.json", "tokenizer.model", "tekken.json", "vocab.txt"):
         if (folder / name).is_file():
             return folder / name
     found = sorted(folder.glob("*.tiktoken")) + [
@@ -194,6 +197,6 @@ def _in_folder(folder: Path) -> Path:
     raise TokmillError(
         "this folder holds no tokenizer",
         where=str(folder),
-        hint="it needs tokenizer.json, vocab.json and merges.txt, a .tiktoken, a .model or a "
-        "tekken.json file",
+        hint="it needs tokenizer.json, vocab.json and merges.txt, a .tiktoken, a .model, a "
+        "tekken.json or a vocab.txt file",
     )

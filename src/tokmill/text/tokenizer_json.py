@@ -164,7 +164,8 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
             f"this is no tokenizer.json: {why}",
             where=where,
             hint="give a tokenizer.json, its "
-            "folder, vocab.json beside merges.txt, a .tiktoken, a .model or a tekken.json file",
+            "folder, vocab.json beside merges.txt, a .tiktoken, a .model, a tekken.json or a "
+            "vocab.txt file",
         ) from None
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):

@@ -130,7 +130,7 @@ def train_tokenizer(
             spool = Spool(Path(folder) / "text")
             spool.fill(texts, specials)
             if not spool.bytes:
-                raise _no_text()
+                raise no_text()
             merges = _with_library(spool, vocab_size, specials, chosen, engine)
     return assemble(merges, specials, chosen)
 
@@ -308,7 +308,7 @@ def _with_python(
 ) -> list[tuple[bytes, bytes]]:
     words = count_words(([text] for text in texts), specials, pattern)
     if not words:
-        raise _no_text()
+        raise no_text()
     rule: TieBreak = "first" if tie_break == "first" else "greatest-bytes"
     return train_words(words, vocab_size, specials, rule)[1]
 
@@ -334,7 +334,8 @@ def _lines(inputs: Sequence[str]) -> Iterator[str]:
             yield from re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def _no_text() -> TokmillError:
+def no_text() -> TokmillError:
+    """Return the error of a training whose inputs hold no text."""
     return TokmillError(
         "there is no text to train on",
         hint="the inputs are empty, or all of their documents were skipped or rejected",

@@ -1,0 +1,272 @@
+"""WordPiece with BERT's words: a `vocab.txt` as a tokenizer.json, and its ids in plain Python.
+
+Text is cleaned of control characters, put into lower case and stripped of accents (of vocabularies
+without capital letters), and cut at white space, punctuation and around each CJK character. Each
+word becomes the longest tokens that fit, from the left; those inside of a word begin with `##`.
+A word without such tokens, or of more than 100 characters, is `[UNK]`. Source: `tokenization.py` of
+google-research/bert; format of tokenizer.json: Hugging Face `tokenizers`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+from tokmill.files import machine_errors
+from tokmill.headers import loads_json
+from tokmill.text import tokenizer_json as files
+from tokmill.text.panics import no_panic
+from tokmill.text.readable import ReadableEncoder
+
+INSIDE = "##"
+"""How tokens begin that go on with a word."""
+LONGEST = 100
+"""Characters of a word at most; a longer one is `[UNK]`."""
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+"""The special tokens of BERT, in the order of their ids in a vocabulary that is trained."""
+BEFORE_SPACE = re.compile(r"(?=[ \n])")
+"""Where a text may be cut: no word holds white space."""
+CLEANED = {
+    " .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m",
+    " do not": " don't", " 's": "'s", " 've": "'ve", " 're": "'re",
+}  # fmt: skip
+"""What a decoder with `cleanup` writes otherwise."""
+
+
+def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
+    """Return the content of a tokenizer.json for a `vocab.txt`: a token a line, the line its id.
+
+    The file does not say whether text is put into lower case. A `tokenizer_config.json` beside it
+    does; without one, a vocabulary with capital letters is taken for one that keeps them. Of a
+    token that stands there twice the last line is its id, as in BERT's own reader.
+    """
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TokmillError(
+            f"a vocab.txt is text in UTF-8: {error.reason}",
+            where=f"{path}: byte {error.start}",
+            hint="copy the file again",
+        ) from None
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    vocab = {token: number for number, token in enumerate(lines) if token}
+    if "[UNK]" not in vocab:
+        raise TokmillError(
+            "the file has no token [UNK], which stands for words that have no tokens",
+            where=str(path),
+            hint="a vocab.txt of WordPiece has a token a line, [UNK] among them",
+        )
+    said = _beside(path)
+    capital = any(t != t.lower() for t in vocab if not re.fullmatch(r"\[.*\]", t))
+    lower = said.get("do_lower_case")
+    return tokenizer_data(
+        vocab,
+        lower=lower if isinstance(lower, bool) else not capital,
+        chinese=said.get("tokenize_chinese_chars") is not False,
+        accents=said.get("strip_accents"),
+    )
+
+
+def tokenizer_data(
+    vocab: Mapping[str, int],
+    *,
+    lower: bool,
+    chinese: bool = True,
+    accents: object = None,
+    more: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return the content of a tokenizer.json.
+
+    Args:
+        vocab: token → id; those of `SPECIALS` become special tokens.
+        lower: whether text is put into lower case.
+        chinese: whether each CJK character is a word.
+        accents: whether accents are taken off; None: where text is put into lower case.
+        more: further special tokens.
+    """
+    added = [
+        {
+            "id": number,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+        for token, number in sorted(vocab.items(), key=lambda item: item[1])
+        if token in SPECIALS or token in more
+    ]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": chinese,
+            "strip_accents": accents if isinstance(accents, bool) else None,
+            "lowercase": lower,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": _template(vocab),
+        "decoder": {"type": "WordPiece", "prefix": INSIDE, "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": INSIDE,
+            "max_input_chars_per_word": LONGEST,
+            "vocab": dict(vocab),
+        },
+    }
+
+
+def _template(vocab: Mapping[str, int]) -> dict[str, Any] | None:
+    """Return the step that puts [CLS] and [SEP] around texts, as BERT's tokenizer does."""
+    if "[CLS]" not in vocab or "[SEP]" not in vocab:
+        return None
+
+    def special(token: str, kind: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": token, "type_id": kind}}
+
+    first: list[dict[str, Any]] = [
+        special("[CLS]", 0),
+        {"Sequence": {"id": "A", "type_id": 0}},
+        special("[SEP]", 0),
+    ]
+    second = [{"Sequence": {"id": "B", "type_id": 1}}, special("[SEP]", 1)]
+    return {
+        "type": "TemplateProcessing",
+        "single": first,
+        "pair": first + second,
+        "special_tokens": {
+            token: {"id": token, "ids": [vocab[token]], "tokens": [token]}
+            for token in ("[CLS]", "[SEP]")
+        },
+    }
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    """Return what the tokenizer_config.json beside a vocab.txt says; {} where there is none."""
+    beside = path.with_name("tokenizer_config.json")
+    if not beside.is_file():
+        return {}
+    with machine_errors("read", beside):
+        raw = beside.read_bytes()
+    try:
+        found = loads_json(raw)
+        if not isinstance(found, dict):
+            raise ValueError("it is no JSON object")
+    except ValueError as error:
+        raise TokmillError(
+            f"the file beside the vocab.txt cannot be read: {error}",
+            where=str(beside),
+            hint='it says whether text is put into lower case: {"do_lower_case": true}',
+        ) from None
+    return found
+
+
+class ReadableWordPiece(ReadableEncoder):
+    """Text → ids of a tokenizer.json with WordPiece.
+
+    Which characters are punctuation, control characters, marks or capitals depends on the version
+    of Unicode, and `tokenizers` has a different one for each. So its own normalizer and
+    pre-tokenizer are asked for the words; what becomes of a word is written out here.
+    """
+
+    def __init__(self, data: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        model = data["model"]
+        self.vocab: dict[str, int] = model["vocab"]
+        self.unknown = self.vocab.get(model.get("unk_token") or "")
+        self.inside = str(model.get("continuing_subword_prefix") or INSIDE)
+        self.longest = int(model.get("max_input_chars_per_word") or LONGEST)
+        if self.unknown is None:
+            raise TokmillError(
+                "the vocabulary has no unknown token, which words without tokens become",
+                where=where,
+                hint="add [UNK] to the vocabulary, as unk_token of the model",
+            )
+        self.normalizers = []
+        self._words = {}
+        bare = {**data, "added_tokens": [], "post_processor": None}
+        library = plugins.require("tokenizers")
+        try:
+            with no_panic():
+                loaded = library.Tokenizer.from_str(_as_text(bare))
+        except Exception as error:
+            raise TokmillError(
+                f"this tokenizer.json cannot be loaded: {error}",
+                where=where,
+                hint="is it written by a newer version of tokenizers?",
+            ) from None
+        self._normalizer_step, self._words_step = loaded.normalizer, loaded.pre_tokenizer
+        kinds = [(data.get(key) or {}).get("type") for key in ("normalizer", "pre_tokenizer")]
+        known = kinds == ["BertNormalizer", "BertPreTokenizer"]
+        self.safe_places = BEFORE_SPACE if known else None
+        if self._normalizer_step is not None:
+            self.normalizers = [lambda text, first, last: self._normalizer_step.normalize_str(text)]
+        self.added = self._added(data)
+
+    def _stretch(self, text: str, first: bool, last: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokmillError(
+                f"the text holds a lone surrogate {text[error.start]!r}, which no UTF-8 has",
+                hint="read the text with errors='replace'",
+            ) from None
+        for normalize in self.normalizers:
+            text = normalize(text, first, last)
+        words = [text] if text else []
+        if self._words_step is not None:
+            words = [word for word, _ in self._words_step.pre_tokenize_str(text)]
+        return [number for word in words for number in self._word(word)]
+
+    def _merged(self, word: str) -> list[int]:
+        """Return the ids of one word: the longest tokens that fit, from the left."""
+        assert self.unknown is not None
+        if len(word) > self.longest:
+            return [self.unknown]
+        found: list[int] = []
+        start = 0
+        while start < len(word):
+            before = self.inside if start else ""
+            stop = len(word)
+            while stop > start and before + word[start:stop] not in self.vocab:
+                stop -= 1
+            if stop == start:
+                return [self.unknown]
+            found.append(self.vocab[before + word[start:stop]])
+            start = stop
+        return found
+
+
+def readable_encoder(data: Mapping[str, Any], where: str) -> ReadableEncoder:
+    """Return the readable encoder for the model of a tokenizer.json."""
+    kind = ReadableWordPiece if data["model"]["type"] == "WordPiece" else ReadableEncoder
+    return kind(data, where)
+
+
+def joined(tokens: Iterable[bytes], decoder: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return the text of tokens, as the decoder of a tokenizer.json for WordPiece writes it."""
+    step = next((step for step in decoder if step.get("type") == "WordPiece"), {})
+    inside, cleans = str(step.get("prefix", INSIDE)).encode(), bool(step.get("cleanup", True))
+    parts: list[bytes] = []
+    for token in tokens:
+        if parts:
+            token = token.removeprefix(inside) if token.startswith(inside) else b" " + token
+        if cleans:
+            for long, short in CLEANED.items():
+                token = token.replace(long.encode(), short.encode())
+        parts.append(token)
+    return b"".join(parts)
+
+
+def _as_text(data: Mapping[str, Any]) -> str:
+    return files.canonical(data).decode()
