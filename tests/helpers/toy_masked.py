@@ -73,8 +73,10 @@ class Masked(Task):
         return super().param_groups(weight_decay) + self.heads.param_groups(weight_decay)
 
 
+PART = plugins.Part("toy_masked:Masked", "", "predict hidden tokens")
+
+
 @pytest.fixture
 def toy_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the task into the table, in this process."""
-    part = plugins.Part("toy_masked:Masked", "", "predict hidden tokens")
-    monkeypatch.setitem(plugins.TASKS, "toy_masked", part)
+    monkeypatch.setitem(plugins.TASKS, "toy_masked", PART)

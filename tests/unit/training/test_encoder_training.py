@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import tokmill
+from processes import together, values
+from tokmill import plugins
 from tokmill.inference.embed import embed
 from toy import cycles, losses, make_store, recipe, stop_after, weights
-from toy_masked import toy_masked
+from toy_masked import PART, toy_masked
 
 pytestmark = pytest.mark.usefixtures(toy_masked.__name__)
 TASK = {"kind": "toy_masked", "length": 32}
@@ -52,6 +54,26 @@ def test_micro_batches_change_rounding_alone(store: Path, tmp_path: Path) -> Non
     tokmill.train(value, tmp_path / "parts", quiet=True)
     whole, parts = (losses(tmp_path / name) for name in ("whole", "parts"))
     assert [parts[step] for step in (1, 2, 5)] == pytest.approx([whole[s] for s in (1, 2, 5)], 1e-4)
+
+
+def in_two(value: dict[str, Any], out: Path) -> None:
+    plugins.TASKS["toy_masked"] = PART
+    tokmill.train(value, out, quiet=True)
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_two_processes_learn_the_same(engine: str, store: Path, tmp_path: Path) -> None:
+    """Every weight gets a gradient, and blocks are gathered for some positions alone too."""
+    value = made(store, steps=6)
+    tokmill.train(value, tmp_path / "one", quiet=True)
+    value["run"] = {**value["run"], "engine": engine, "micro_tokens": 64}
+    values(together(2, in_two, value, tmp_path / "two"))
+    one, two = (losses(tmp_path / name) for name in ("one", "two"))
+    assert [*two.values()] == pytest.approx([*one.values()], abs=1e-4)
+    found, expected = (weights(tmp_path / name) for name in ("two", "one"))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-3, rtol=1e-3, msg=name)
 
 
 def test_a_resumed_run_is_equal_to_the_bit(
