@@ -12,6 +12,7 @@ from typing import Any
 from tokmill.builds.make_shard import InputChanged
 from tokmill.builds.plan import difference, plan_stands, write_plan
 from tokmill.builds.prepare import How, Prepared
+from tokmill.builds.probe import PROBE_LOCK
 from tokmill.builds.source import Frozen
 from tokmill.builds.stamps import FILE as STAMPS
 from tokmill.builds.stamps import changed_shards, stamps_of, write_stamps
@@ -187,6 +188,9 @@ def sweep(out: Path) -> None:
     """Remove what killed writers left behind."""
     for folder in (out, out / "vocab", out / "shards", out / "cache"):
         remove_leftovers(folder)
+    if probe_path(out).exists():
+        # Nobody takes the lock any more; a kill may have left it.
+        remove(out / PROBE_LOCK)
 
 
 @contextlib.contextmanager
