@@ -268,7 +268,8 @@ def test_workers_that_begin_together_write_one(inputs: Path, tmp_path: Path) -> 
         store = quick_build("jsonl", inputs, tmp_path / "s", how=how)
         # A kill may leave the lock.
         (store.path / "vocab/.probe.lock").touch()
-        grown(inputs, store.path)
+        jsonl(inputs / "e.jsonl", rows(900, 9))
+        quick_build("jsonl", inputs, store.path)
     assert len(store.shards) > 1
     assert read_probe(store.path).texts() == list(TEXTS)
     assert sorted(path.name for path in (store.path / "vocab").iterdir()) == [
