@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -24,11 +25,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     fingerprint: str
-    columns: dict[str, int]
+    columns: dict[str, Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]]
     schema: Schema
     vocabularies: dict[str, Vocabulary]
     bytes_per_token: float = 0.0
-    vectors: dict[str, int] = {}
+    vectors: dict[str, Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]] = {}
     """Vectors that the model reads (`Task.vectors`) → their width."""
     measures: Measures | None = None
     """What the task measures; None: the run is older than this."""

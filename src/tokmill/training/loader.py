@@ -93,6 +93,22 @@ def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[B
         filled = np.count_nonzero(batch.document >= 0, axis=1).clip(min=1)
         lengths = np.minimum(-(-filled // STEP) * STEP, length)
     even = bool((lengths == length).all())
+    if (batch.entry[1:] != batch.entry[:-1]).all():
+        # Each row is an entry, as nearly always.
+        order = np.argsort(-lengths, kind="stable")
+        start = 0
+        while start < len(batch):
+            longest = int(lengths[order[start]])
+            stop = start + max(1, tokens // max(1, longest))
+            # A slice of rows in their order is a view.
+            yield batch.rows(slice(start, stop) if even else order[start:stop], longest)
+            start = stop
+        return
+    yield from _parts_of_entries(batch, lengths, tokens)
+
+
+def _parts_of_entries(batch: Batch, lengths: Array, tokens: int) -> Iterator[Batch]:
+    """Yield parts of a batch with entries of several rows; `lengths`: to which rows are cut."""
     # Rows that are in no entry (-1) may be parted.
     new = np.ones(len(batch), bool)
     new[1:] = (np.diff(batch.entry) != 0) | (batch.entry[1:] < 0)
@@ -100,7 +116,6 @@ def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[B
     sizes = np.diff(first, append=len(batch))
     longest = np.maximum.reduceat(lengths, first)
     order = np.argsort(-longest, kind="stable")
-    single = len(first) == len(batch)
     rows_before = np.concatenate([[0], np.cumsum(sizes[order])])
     start = 0
     while start < len(order):
@@ -108,11 +123,7 @@ def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[B
         most = rows_before[start] + tokens // max(1, width)
         stop = max(start + 1, int(np.searchsorted(rows_before, most, side="right")) - 1)
         here = order[start:stop]
-        if even:
-            # Entries are in their order: a slice is a view.
-            yield batch.rows(slice(int(rows_before[start]), int(rows_before[stop])), width)
-        else:
-            yield batch.rows(here if single else _rows_of(first[here], sizes[here]), width)
+        yield batch.rows(_rows_of(first[here], sizes[here]), width)
         start = stop
 
 

@@ -6,9 +6,13 @@ import sys
 
 import msgspec
 import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 
 from tokmill.builds.resources import machine_memory
-from tokmill.errors import MachineError
+from tokmill.errors import MachineError, TokmillError
 from tokmill.models.inputs import Inputs
 from tokmill.progress import human_bytes
 from tokmill.training.memory import process_bytes, shares_of, tensor_bytes
@@ -38,7 +42,10 @@ def parameter_count(config: TrainConfig, inputs: Inputs) -> int:
 
 
 def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world: int = 1) -> int:
-    """Return `tensor_bytes`; of deep models by arithmetic from two that are less so."""
+    """Return `tensor_bytes`; of deep models by arithmetic from two that are less so.
+
+    Raises `TokmillError` for a task that cannot be run without numbers.
+    """
     layers = getattr(config.model, "layers", 0)
     try:
         if layers <= DEEP[1]:
@@ -46,6 +53,13 @@ def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world
         less, more = (
             tensor_bytes(with_layers(config, number), inputs, rows, parts, world) for number in DEEP
         )
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise TokmillError(
+            f"the memory of the task {config.task.kind} is not known: what it does depends on "
+            f"the numbers of a batch ({error})",
+            where="task.kind",
+            hint="a fault of the task: docs/tasks.md says what it may not do",
+        ) from error
     except (RuntimeError, OverflowError):
         # Sizes of which torch cannot even count the bytes.
         return sys.maxsize

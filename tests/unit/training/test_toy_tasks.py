@@ -25,7 +25,7 @@ from tokmill.training.evaluate import evaluate
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import load_task
 from toy import losses, stop_after, weights
-from toy_tasks import NAMES, TASKS
+from toy_tasks import NAMES, TASKS, Label
 
 torch.set_num_threads(1)
 OVERLAYS = {
@@ -296,3 +296,30 @@ def test_a_referred_store_that_changed_ends_a_resume(
     value = recipe(tmp_path / "stores", "triplet")
     with pytest.raises(TokmillError, match="refers to"):
         tokmill.train(value, tmp_path / "run", resume=True, quiet=True)
+
+
+def test_what_depends_on_numbers_has_no_dry_run(
+    stores: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not said to take more memory than there is."""
+    forward = Label.forward
+
+    def choosing(self: Label, batch: Any) -> Any:
+        assert batch.targets["label"].tolist()
+        return forward(self, batch)
+
+    monkeypatch.setattr(Label, "forward", choosing)
+    with pytest.raises(TokmillError, match="depends on the numbers of a batch"):
+        estimate(from_dict(recipe(stores, "label")))
+
+
+@pytest.mark.parametrize("width", [-1, 0, 1 << 60])
+def test_widths_of_a_run_are_not_trusted(width: int, runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "one/set/whole", tmp_path / "run")
+    file = tmp_path / "run/schema.json"
+    facts = json.loads(file.read_text())
+    assert facts["vectors"] == {"vector": 4}
+    for key in ("vectors", "columns"):
+        file.write_text(json.dumps({**facts, key: {"vector": width}}))
+        with pytest.raises(TokmillError, match="cannot be read"):
+            load_task(tmp_path / "run")
