@@ -36,14 +36,15 @@ ROOT = Path(__file__).resolve().parent.parent
 SEEDS = (0, 1, 2)
 OPTIM = {"warmup": 30, "floor": 0.1}
 KINDS: dict[str, tuple[dict[str, Any], ...]] = {
-    "adamw": ({"lr": 1e-3}, {"lr": 2e-3}, {"lr": 4e-3}),
-    "muon": tuple(
-        {"lr": lr, "matrix_rate": rate} for lr in (1e-3, 2e-3, 4e-3) for rate in (1.0, 2.0, 4.0)
+    "adamw": ({"lr": 1e-3}, {"lr": 2e-3}, {"lr": 3e-3}, {"lr": 4e-3}),
+    "muon": (
+        *({"lr": lr, "matrix_rate": 1.0} for lr in (2e-3, 4e-3, 8e-3, 16e-3)),
+        {"lr": 4e-3, "matrix_rate": 2.0},
     ),
 }
 """Optimiser → the learning rates that are tried with the first seed; the best one gets the rest."""
 STEPS = {"demo": 300, "frozen": 1000}
-VARIANTS = {"": {}, "QK-norm, zero projections": {"qk_norm": True, "zero_init": True}}
+VARIANTS = {"": {}, "QK-norm, zero projections": {"qk_norm": True, "init_zero": True}}
 """Options of the decoder that are tried with both optimisers, where it has them."""
 
 
@@ -161,7 +162,7 @@ def baselines(cache: Path, text: str) -> list[str]:
     folder = stores(cache, text)
     train, val = (tokmill.Store(folder / name) for name in ("train", "val"))
     ids = [
-        np.concatenate([np.asarray(store[number]["token"]) for number in range(len(store))])
+        np.concatenate([records.columns["token"] for _, _, records in store.batches()])
         for store in (train, val)
     ]
     size = train.vocabularies["token"].size

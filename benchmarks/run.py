@@ -19,6 +19,7 @@ import jsonl_store
 import lifting
 import many_shards
 import masked_head
+import optimisers
 import packing
 import rwkv7
 import sampling
@@ -81,6 +82,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         ),
         "sampling": ("Sampling", lambda: sampling.main(cache)),
         "defaults": ("Defaults of a training", lambda: defaults.main(cache)),
+        "optimisers": ("AdamW and Muon", lambda: optimisers.main(cache)),
         "lifting": (
             "Programs to functions and blocks",
             lambda: lifting.main(cache, peers_python),
