@@ -309,7 +309,7 @@ def _check_nodes(nodes: list[dict[str, Any]], shared: Shared) -> None:
 
 @contextlib.contextmanager
 def _cluster(terms: Terms) -> Iterator[None]:
-    """Connect to a cluster, or start Ray on this machine where there is none."""
+    """Connect to a cluster, or start Ray on this machine where none is named."""
     if ray.is_initialized():
         yield
         return
@@ -319,7 +319,7 @@ def _cluster(terms: Terms) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         with _signals_kept():
-            _connect(address, terms)
+            _connect(address)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0]
         raise MachineError(
@@ -334,20 +334,14 @@ def _cluster(terms: Terms) -> Iterator[None]:
         ray.shutdown()
 
 
-def _connect(address: str, terms: Terms) -> None:
+def _connect(address: str) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        ray.init(address=address or "auto", **quiet)
-    except ConnectionError:
-        if address:
-            raise
-        ray.init(
-            address="local",
-            num_cpus=min(terms.workers, len(os.sched_getaffinity(0))),
-            object_store_memory=OBJECTS,
-            include_dashboard=False,
-            **quiet,
-        )
+    if address:
+        ray.init(address=address, **quiet)
+        return
+    cores = len(os.sched_getaffinity(0))
+    quiet |= {"num_cpus": cores, "object_store_memory": OBJECTS, "include_dashboard": False}
+    ray.init(address="local", **quiet)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     executor: str = "auto"
     """Where shards are made (`plugins.EXECUTORS`); `auto`: `pool`, or `here` for no workers."""
     address: str = ""
-    """Of the Ray cluster; "": the one that this machine is part of, or else this machine."""
+    """Of the Ray cluster, `auto` for the one of this machine; "": RAY_ADDRESS, or a new one."""
     own_process: bool = False
     """Whether the process was started for this build (the command, not a library call)."""
 

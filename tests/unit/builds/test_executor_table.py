@@ -1,17 +1,13 @@
-"""Executors by name: what goes together, what a node must see, and Ray on this machine alone."""
+"""Executors by name: what goes together, and what a node must see."""
 
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from crash_stores import contents, write_inputs, write_tokenizer
-from making import quick_build
 from tokmill import plugins
 from tokmill.builds.executors import check_executor
 from tokmill.builds.resources import Amount, choose
@@ -84,25 +80,3 @@ def test_what_keeps_a_machine_from_working_for_a_build(tmp_path: Path) -> None:
         proof.parent.chmod(0o500)
         assert "cannot write to the folder" in executor.problem_here(shared)
         proof.parent.chmod(0o700)
-
-
-def test_ray_on_this_machine_makes_the_same_bytes(tmp_path: Path) -> None:
-    """Where there is no cluster, Ray is started for the build and ends with it."""
-    pytest.importorskip("ray", reason="needs the extra ray")
-    import ray_clusters
-
-    write_inputs(tmp_path / "in", 3)
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
-    words = ["build", "jsonl", tmp_path / "in", "--tokenizer", tokenizer]
-    words += ["-o", tmp_path / "ray", "--executor", "ray", "--workers", "2"]
-    with ray_clusters.environment():
-        ran = subprocess.run(
-            [sys.executable, "-m", "tokmill", *map(str, words)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert ran.returncode == 0, ran.stderr
-    assert re.fullmatch(r"Ray: 1 node with \d cores?\n", ran.stderr)
-    quick_build("jsonl", tmp_path / "in", tmp_path / "here", tokenizer=tokenizer)
-    assert contents(tmp_path / "ray") == contents(tmp_path / "here")
