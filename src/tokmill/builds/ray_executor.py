@@ -161,11 +161,19 @@ class RayExecutor:
         return tries + 1
 
     def _end(self) -> None:
-        """End what still runs, so that nothing writes when the build has returned."""
-        for made in self._running:
-            ray.cancel(made, force=True)
-        if self._running:
-            ray.wait(list(self._running), num_returns=len(self._running), timeout=END)
+        """End what still runs, so that nothing writes when the build has returned.
+
+        Not by `ray.cancel`, with which Ray 2.60 now and then ends this process too: it finds a
+        task done that it holds for cancelled.
+        """
+        with contextlib.suppress(ray.exceptions.RayError):
+            working = ray.get(self._board.stop.remote(), timeout=END) if self._running else {}
+            end = ray.remote(num_cpus=0, max_retries=0)(end_workers)
+            for node, pids in working.items():
+                there = NodeAffinitySchedulingStrategy(node, soft=False)
+                end.options(scheduling_strategy=there).remote(pids)
+            if self._running:
+                ray.wait(list(self._running), num_returns=len(self._running), timeout=END)
         self._running.clear()
         ray.kill(self._board)
 
@@ -176,18 +184,36 @@ class Board:
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
         self.read: dict[str, int] = {}
+        self.working: dict[str, tuple[str, int]] = {}
+        """Shard → node and process that make it."""
+        self.stopped = False
 
-    def begin(self, shard: str) -> float | None:
+    def begin(self, shard: str, node: str, pid: int) -> float | None:
         """Begin a shard, maybe not for the first time; return the seconds until the deadline.
 
         Clocks of two machines cannot be compared.
         """
+        if self.stopped:
+            raise RuntimeError("the build has ended")
         self.read[shard] = 0
+        self.working[shard] = node, pid
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def reach(self, shard: str, read: int) -> None:
         """Take the bytes that have been read of a shard's items."""
         self.read[shard] = read
+
+    def done(self, shard: str) -> None:
+        """Take note that a shard is no longer made."""
+        self.working.pop(shard, None)
+
+    def stop(self) -> dict[str, list[int]]:
+        """Let no shard begin any more; return the processes that make some, by node."""
+        self.stopped = True
+        found: dict[str, list[int]] = {}
+        for node, pid in self.working.values():
+            found.setdefault(node, []).append(pid)
+        return found
 
     def total(self) -> int:
         """Return the bytes that have been read of all."""
@@ -205,7 +231,8 @@ class _Count:
 
     def begin(self, board: Any, shard: str) -> float | None:
         self.board, self.shard, self.read = board, shard, 0
-        left: float | None = ray.get(board.begin.remote(shard))
+        node = ray.get_runtime_context().get_node_id()
+        left: float | None = ray.get(board.begin.remote(shard, node, os.getpid()))
         return left
 
     def __call__(self, size: int) -> None:
@@ -235,9 +262,20 @@ def make_on_node(given: tuple[Work, Shared], board: Any, task: ShardJob) -> list
         start_worker(work, _count)
         _begun = shared.content
     left = _count.begin(board, task.shard)
-    receipts = make_in_worker(task, None if left is None else make.clock() + left)
-    _count.tell()
-    return receipts
+    try:
+        return make_in_worker(task, None if left is None else make.clock() + left)
+    finally:
+        _count.tell()
+        board.done.remote(task.shard)
+
+
+def end_workers(pids: list[int]) -> None:
+    """Kill workers on this node."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            # It may have ended meanwhile, and its number may be another's.
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+                os.kill(pid, signal.SIGKILL)
 
 
 def problem_here(shared: Shared) -> str:
