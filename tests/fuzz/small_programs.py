@@ -1,0 +1,113 @@
+"""Programs, graphs and vocabularies of x86 code, for the fuzz harness."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from reader import Make, Read
+
+from making import quick_build
+
+
+def make_elf(folder: Path) -> Iterable[Path]:
+    from x86_programs import compiles
+
+    source = "int f(int x){return x*3+1;}int g(int x){return x?f(x):2;}void _start(){g(1);}"
+    flags = ("-Os", "-nostdlib", "-static", "-fno-asynchronous-unwind-tables")
+    path = compiles(folder, "program", source, *flags)
+    (folder / "program-source.c").unlink()
+    return [path]
+
+
+def small_graph() -> Any:
+    from tokmill.x86.graph import Edge
+    from x86_graphs import Block, graph_of
+
+    nop, ret = b"\x90", b"\xc3"
+    return graph_of({
+        0x1000: [Block(0x1000, [nop, b"\x31\xc0"], [(Edge(1), 0x1003)]), Block(0x1003, [ret])],
+        0x2000: [Block(0x2000, [b"\x55", ret])],
+    }, ["main", ""])  # fmt: skip
+
+
+def make_graph(suffix: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        from tokmill.x86.graphs.files import write_graph
+
+        write_graph(small_graph(), folder / f"a{suffix}")
+        return [folder / f"a{suffix}"]
+
+    return make
+
+
+def read_graph_file(name: str) -> Read:
+    def read(folder: Path) -> Any:
+        from tokmill.x86.graphs.files import read_graph
+
+        graph = read_graph(folder / name)
+        return [np.asarray(getattr(graph, field)).tolist() for field in (
+            "function_address", "function_blocks", "block_address", "code", "lengths",
+            "block_edges", "edge_target", "edge_kind")], graph.function_name  # fmt: skip
+
+    return read
+
+
+def make_index(folder: Path) -> Iterable[Path]:
+    from test_saved_index import small
+
+    functions = {f"f{i}": [small(0x1000 * (i + 1))] for i in range(3)}
+    (folder / "saved_index.pkl").write_bytes(pickle.dumps(functions, 4))
+    return [folder / "saved_index.pkl"]
+
+
+def read_index(folder: Path) -> Any:
+    from tokmill.x86.graphs.saved_index import graphs_of
+
+    return [
+        (graph.program, graph.block_address.tolist(), graph.code.tobytes())
+        for graph in graphs_of(folder / "saved_index.pkl", ["O2"])
+    ]
+
+
+def x86_store(path: Path) -> Path:
+    from tokmill.x86.graphs.files import write_graph
+
+    path.parent.mkdir(exist_ok=True)
+    write_graph(small_graph(), path.parent / "g.cfg.parquet")
+    quick_build("x86", path.parent / "g.cfg.parquet", path)
+    return path
+
+
+def make_x86_store(folder: Path) -> Iterable[Path]:
+    made = x86_store(folder / "s")
+    return sorted(made.glob("shards/*.safetensors"))
+
+
+def make_vocabularies(folder: Path) -> Iterable[Path]:
+    store = x86_store(folder.parent / "x" / "s")
+    shutil.copytree(store / "vocab", folder / "vocab")
+    return sorted((folder / "vocab").iterdir())
+
+
+def read_vocabularies(folder: Path) -> Any:
+    from tokmill.x86.tokens.vocabulary_files import read_vocabularies as read
+
+    return {name: tokens.tokens for name, tokens in read(folder / "vocab").items()}
+
+
+def make_count_pickle(folder: Path) -> Iterable[Path]:
+    for name in ("asm", "mne"):
+        counts = {"[PAD]": 9, "[UNK]": 8, "[SEP]": 7, "[CLS]": 6, "[MASK]": 5, "MOV": 4, "RAX": 3}
+        (folder / f"{name}_vocab.pkl").write_bytes(pickle.dumps(counts, 4))
+    return sorted(folder.iterdir())
+
+
+def read_lists(folder: Path) -> Any:
+    from tokmill.x86.tokens.vocabulary_files import read_list
+
+    return [read_list(path).tokens.tokens for path in sorted(folder.iterdir())]
