@@ -25,6 +25,7 @@ SOURCES: dict[str, Part] = {
     "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
     "chat": Part("tokmill.text.chat:ChatSource", "text", "JSON Lines of chats, with a loss mask"),
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
+    "tsv": Part("tokmill.text.tsv:TsvSource", "text", "tables of labelled sentences, as of GLUE"),
     "x86": Part("tokmill.x86.source:X86Source", "x86", "x86 programs, or graphs of them"),
     "select": Part(
         "tokmill.builds.select:SelectSource", "", "other stores: filter, sample, split, merge"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import pickle
 import shutil
 import sys
@@ -49,6 +48,7 @@ from learned import (
 )
 from reader import Make, Read, Reader
 from small_files import (
+    compressed,
     make_dataset,
     make_extract,
     make_lists,
@@ -58,6 +58,8 @@ from small_files import (
     make_templates,
     make_text_lists,
     make_truth,
+    make_tsv,
+    make_vocab_txt,
     read_asked,
     read_extract,
     read_graph_lines,
@@ -145,7 +147,7 @@ def read_source(
     if hasattr(kind, "resolve"):
         config = kind.resolve(config, request(paths, tokenizer))
     text = name in ("text", "jsonl", "parquet")
-    named = tokenizer if name == "chat" else None
+    named = tokenizer if name in ("chat", "tsv") else None
     frozen = frozen_tokenizer() if text else kind.freeze(config, request(paths, named))
     source = kind(config, paths, frozen, Amount(workers=0).resources())
     limits = {
@@ -193,24 +195,6 @@ def make_chats(folder: Path) -> Iterable[Path]:
     roles = ("system", "user", "assistant", "user", "assistant")
     rows = [{"messages": [{"role": r, "content": f"{t} {r}"} for r in roles]} for t in TEXTS]
     return [jsonl(folder / "a.jsonl", rows)]
-
-
-def compressed(how: str) -> Make:
-    def make(folder: Path) -> Iterable[Path]:
-        data = "".join(json.dumps({"text": t}) + "\n" for t in TEXTS).encode()
-        import gzip
-
-        import zstandard
-
-        parts = [data[:300], data[300:]]
-        pack = (
-            gzip.compress if how == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress
-        )
-        path = folder / f"a.jsonl.{how}"
-        path.write_bytes(b"".join(pack(part) for part in parts))
-        return [path]
-
-    return make
 
 
 def text_table() -> Any:
@@ -400,6 +384,12 @@ READERS: dict[str, Reader] = {
     "chat": of_source("chat", make_chats, "a.jsonl", 0.1, chat_template="plain"),
     "jsonl gz": of_source("jsonl", compressed("gz"), "a.jsonl.gz", 0.2),
     "jsonl zst": of_source("jsonl", compressed("zst"), "a.jsonl.zst", 0.2),
+    "tsv": Reader(
+        make_tsv,
+        lambda folder: read_source("tsv", [folder / "0.tsv"], str(folder / "vocab.txt")),
+        source="tsv",
+        share=0.2,
+    ),
     "parquet": of_source("parquet", make_parquet, "a.parquet", 0.2, keep=["id"]),
     "arrow": of_source("parquet", make_arrow, "a.arrow", 0.3),
     "x86": of_source("x86", make_elf, "program", 0.1),
@@ -464,10 +454,7 @@ READERS: dict[str, Reader] = {
     # tokenizers, vocabularies, recipes
     "tokenizer.json": Reader(tokenizer_file("tokenizer.json"), read_tokenizer("tokenizer.json")),
     "vocab.json": Reader(tokenizer_file("vocab.json"), read_tokenizer("vocab.json")),
-    "vocab.txt": Reader(
-        file_of("vocab.txt", b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\nt\n##e\n\xc3\xa9\n"),
-        read_tokenizer("vocab.txt"),
-    ),
+    "vocab.txt": Reader(make_vocab_txt, read_tokenizer("vocab.txt")),
     "tiktoken": Reader(tokenizer_file("gpt2.tiktoken"), read_tokenizer("gpt2.tiktoken")),
     "sentencepiece": Reader(make_sentencepiece, read_tokenizer("a.model")),
     "vocabularies": Reader(make_vocabularies, read_vocabularies),

@@ -220,3 +220,34 @@ def text_of(kind: str) -> Make:
         return [folder / "a"]
 
     return make
+
+
+def make_tsv(folder: Path) -> Iterable[Path]:
+    from source_cases import wordpiece, write_tsv
+
+    wordpiece(folder)
+    return [write_tsv(folder, 0)]
+
+
+def make_vocab_txt(folder: Path) -> Iterable[Path]:
+    path = folder / "vocab.txt"
+    path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\nt\n##e\né\n", "utf-8")
+    return [path]
+
+
+def compressed(how: str) -> Make:
+    def make(folder: Path) -> Iterable[Path]:
+        data = "".join(json.dumps({"text": t}) + "\n" for t in TEXTS).encode()
+        import gzip
+
+        import zstandard
+
+        parts = [data[:300], data[300:]]
+        pack = (
+            gzip.compress if how == "gz" else zstandard.ZstdCompressor(write_checksum=True).compress
+        )
+        path = folder / f"a.jsonl.{how}"
+        path.write_bytes(b"".join(pack(part) for part in parts))
+        return [path]
+
+    return make

@@ -85,6 +85,23 @@ def write_parquet(folder: Path, number: int) -> Path:
     return path
 
 
+def write_tsv(folder: Path, number: int) -> Path:
+    """Write pairs of sentences with a class."""
+    path = folder / f"{number}.tsv"
+    rows = [f"{i % 2}\t{text.replace(chr(10), ' ').replace(chr(9), ' ')}\tand \"{i}" for i, text in
+            enumerate(texts(number))]  # fmt: skip
+    path.write_text("\n".join(["Quality\t#1 String\t#2 String", *rows, ""]))
+    return path
+
+
+def wordpiece(folder: Path) -> Sequence[object]:
+    """Write a vocab.txt of characters and name it."""
+    characters = sorted(set("".join(texts(0)).lower()) - set(" \n\t"))
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *characters, *(f"##{c}" for c in characters)]
+    (folder / "vocab.txt").write_text("\n".join(tokens))
+    return ("--tokenizer", folder / "vocab.txt")
+
+
 def write_graph(folder: Path, number: int) -> Path:
     """Write the graph of a program of two functions."""
     from tokmill.x86.graph import Edge
@@ -187,6 +204,7 @@ CASES: dict[str, SourceCase] = {
         write_chats, lambda folder: ("--tokenizer", TOKENIZER, "--chat-template", "plain")
     ),
     "parquet": SourceCase(write_parquet, tokenizer),
+    "tsv": SourceCase(write_tsv, wordpiece),
     "x86": SourceCase(write_graph),
     "select": SourceCase(write_ids, lambda folder: ("--min-length", 3)),
     "overlay": SourceCase(write_ids, record_values, over=True, grows=False),

@@ -27,6 +27,7 @@ from tokmill.progress import human_bytes
 from tokmill.store.store import Store, read_receipts
 
 TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
+ENCODING_KINDS = (*TEXT_KINDS, "tsv")
 RUNNING = "how it runs (changes no byte)"
 
 Inputs = Annotated[
@@ -90,7 +91,9 @@ def load_kind(name: str) -> Any:
     line = f"Build a store from {plugins.SOURCES[name].help}."
     kind = plugins.load(plugins.SOURCES, name)
     hidden = () if kind.has_tokenizer else ("tokenizer", "role")
-    return _command(name, kind.Config, line, hidden if name in TEXT_KINDS else (*hidden, "engine"))
+    return _command(
+        name, kind.Config, line, hidden if name in ENCODING_KINDS else (*hidden, "engine")
+    )
 
 
 command = lazy_group(
@@ -150,7 +153,7 @@ def _command(
             quiet=quiet,
         )
         chosen = _recipe(name, inputs or [], out, tokenizer, role or [], set_ or [], given(more))
-        if engine != "auto" and chosen.source not in TEXT_KINDS:
+        if engine != "auto" and chosen.source not in ENCODING_KINDS:
             raise UsageError(
                 f"--engine chooses what encodes text, and {chosen.source} encodes none",
                 hint="leave it out",

@@ -210,7 +210,8 @@ def rejects(
     print(f"{store}: {total:,} left out, {listed:,} listed")
     if not skipped and (by_rule := sum(opened.manifest.skipped.values())):
         say(f"{by_rule:,} more were skipped by rule: --skipped lists them")
-    if found and found[0].line:
+    # Builds of tables have no --explain.
+    if found and found[0].line and not found[0].path.endswith(".tsv"):
         say(f"hint: --explain {found[0].path}:{found[0].line} with the build shows every stage")
 
 

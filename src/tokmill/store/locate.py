@@ -131,7 +131,7 @@ def left_out(store: Store, most: int = 20) -> list[LeftOut]:
 
 def line_of(path: str, byte: int) -> int | None:
     """Return the line that a byte of a text file is in, counted from 1."""
-    if not path.endswith((".jsonl", ".ndjson", ".txt", ".text", ".md")):
+    if not path.endswith((".jsonl", ".ndjson", ".tsv", ".txt", ".text", ".md")):
         return None
     try:
         with open(path, "rb") as file:
