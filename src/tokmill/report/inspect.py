@@ -150,7 +150,9 @@ def tokenizer(look: Look) -> Facts | None:
     added = {
         token["content"]: token["id"]
         for token in look.json.get("added_tokens") or []
-        if isinstance(token, dict) and isinstance(token.get("id"), int) and "content" in token
+        if isinstance(token, dict)
+        and isinstance(token.get("id"), int)
+        and isinstance(token.get("content"), str)
     }
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab))
     facts: Facts = {
