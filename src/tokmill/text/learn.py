@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import make_folder, sha256_file, write_file
+from tokmill.files import inside, make_folder, remove, sha256_file, write_file
 from tokmill.store.manifest import read_sealed
 from tokmill.store.marks import is_store
 from tokmill.store.seal import sealed
@@ -60,6 +60,7 @@ def learned_tokenizer(
             )
         return path, False
     make_folder(folder)
+    remove_remains(folder)
     texts = chain.from_iterable(iter_documents(inputs, kind, options))
     tokenizer = train_tokenizer(
         texts,
@@ -74,6 +75,22 @@ def learned_tokenizer(
     write_file(note, sealed(made))
     tokenizer.save(path)
     return path, True
+
+
+def remove_remains(folder: Path) -> None:
+    """Remove files that stand without their tokenizer.json, as a kill leaves them: those that the
+    note of what was learned lists with the same content.
+    """
+    if (folder / "tokenizer.json").exists() or not (folder / LEARNED).exists():
+        return
+    try:
+        files = read_note(folder).files
+    except TokmillError:
+        return
+    for name, digest in files.items():
+        path = inside(folder, name)
+        if path.is_file() and sha256_file(path) == digest:
+            remove(path)
 
 
 def check_learned(folder: Path) -> None:
