@@ -221,7 +221,7 @@ def make_public(kind: str, files: int = 1) -> Make:
         config = {**small, "vocab_size": 300, "eos_token_id": 0, "rope_theta": 1e4}
         public, decoder = read_config(config, "")
         task = make_task(recipe_of(public, decoder, 0, ""), Inputs({"token": 300}))
-        tensors = to_public(task.state_dict(), public.layout, "token")
+        tensors = to_public(task.state_dict(), public.tensor_names, "token")
         (folder / "config.json").write_text(json.dumps(config))
         made = [folder / "config.json", folder / "model.safetensors"]
         if files == 1:

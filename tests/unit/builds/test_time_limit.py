@@ -94,6 +94,15 @@ def chat(folder: Path) -> Case:
     return Case("chat", jsonl(folder / "x.jsonl", rows), options)
 
 
+def sentences(folder: Path) -> Case:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz0123456789"]
+    (folder / "vocab.txt").write_text("\n".join([*words, *(f"##{word}" for word in words[4:])]))
+    rows = [f"{i % 2}\t{' '.join(row['text'].split())}\tyes" for i, row in enumerate(ROWS)]
+    path = folder / "x.tsv"
+    path.write_text("\n".join(["Quality\t#1 String\t#2 String", *rows, ""]))
+    return Case("tsv", path, {"tokenizer": folder / "vocab.txt"})
+
+
 def columns(folder: Path) -> Case:
     pa = pytest.importorskip("pyarrow", reason="needs the extra parquet")
     pq = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
@@ -176,6 +185,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "text": text,
     "chat": chat,
     "parquet": columns,
+    "tsv": sentences,
     "bin": exported("bin", "out/x.bin", record_tokens=31, dtype="u2"),
     "megatron": exported("megatron", "out/set"),
     "datatrove": exported("datatrove", "out"),

@@ -6,10 +6,10 @@ import json
 import shutil
 from pathlib import Path
 
-import make_store
 import numpy as np
 import pytest
 
+import golden_store
 from tokmill.builds.repair import repair
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
@@ -69,14 +69,14 @@ def test_it_is_read_with_numpy_alone(store: Store) -> None:
 
 
 def test_a_build_that_goes_on_with_format_1_gives_the_same_bytes(tmp_path: Path) -> None:
-    store = make_store.build_v1(tmp_path / "s")
+    store = golden_store.build_v1(tmp_path / "s")
     assert store.manifest.format == 1
-    assert make_store.without_paths(store.path) == make_store.without_paths(GOLDEN / "store-v1")
+    assert golden_store.without_paths(store.path) == golden_store.without_paths(GOLDEN / "store-v1")
 
 
 def test_a_build_of_its_input_gives_the_same_bytes(tmp_path: Path) -> None:
-    store = make_store.build_v2(tmp_path / "s")
-    assert make_store.anywhere(store.path) == make_store.anywhere(GOLDEN / "store-v2")
+    store = golden_store.build_v2(tmp_path / "s")
+    assert golden_store.anywhere(store.path) == golden_store.anywhere(GOLDEN / "store-v2")
 
 
 def test_strings_of_format_2_lie_in_both_ways() -> None:
@@ -93,13 +93,13 @@ def test_references_of_format_2() -> None:
 
 
 def test_a_store_of_format_1_is_repaired_as_it_was(tmp_path: Path) -> None:
-    store = make_store.build_v1(tmp_path / "s")
-    before = make_store.without_paths(store.path)
+    store = golden_store.build_v1(tmp_path / "s")
+    before = golden_store.without_paths(store.path)
     shard = store.shard_file(1)
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    with make_store.small_shards(version=1):
+    with golden_store.small_shards(version=1):
         assert repair(store.path).remaining == []
-    assert make_store.without_paths(store.path) == before
+    assert golden_store.without_paths(store.path) == before
 
 
 def test_a_copy_elsewhere_is_the_same_store(tmp_path: Path, store: Store) -> None:

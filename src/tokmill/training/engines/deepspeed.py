@@ -62,6 +62,11 @@ class DeepSpeed(Several):
         made = settings(self.table, optim.clip, sum(p.numel() for p in self.parameters))
         self.files = {FILE: encode(made)}
         with peers(), quiet(), refusals():
+            # It knows torch's own classes alone, and would warn of ours on stdout. What does not
+            # work with it was refused before.
+            known = plugins.require("deepspeed.runtime.zero.utils").ZERO_SUPPORTED_OPTIMIZERS
+            if type(self.optimizer) not in known:
+                known.append(type(self.optimizer))
             self.model, *_ = self.package.initialize(
                 model=self.learner, optimizer=self.optimizer, config=made, dist_init_required=False
             )

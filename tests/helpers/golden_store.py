@@ -1,4 +1,4 @@
-"""Make the golden store of the current format: `python tests/golden/make_store.py`.
+"""Make the golden store of the current format: `python tests/helpers/golden_store.py`.
 
 A golden store is made once for a format version and kept for ever: a later program reads it. It is
 made anew only while a version is not yet released.
@@ -11,23 +11,20 @@ import hashlib
 import json
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "helpers"))
+from making import quick_build
+from tokmill.builds import plan
+from tokmill.store import manifest as layout
+from tokmill.store.seal import sealed, unsealed
+from tokmill.store.store import Store
+from tokmill.text.jsonl import JsonlSource
 
-from making import quick_build  # noqa: E402
-from tokmill.builds import plan  # noqa: E402
-from tokmill.store import manifest as layout  # noqa: E402
-from tokmill.store.seal import sealed, unsealed  # noqa: E402
-from tokmill.store.store import Store  # noqa: E402
-from tokmill.text.jsonl import JsonlSource  # noqa: E402
-
+HERE = Path(__file__).parents[1] / "golden"
 INPUT = HERE / "input"
 MORE = HERE / "more.jsonl"
 """Input of format 2 alone: records with a `kind` that repeats."""
