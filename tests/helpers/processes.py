@@ -59,8 +59,11 @@ def together(world: int, function: Callable[..., Any], *arguments: Any) -> list[
 
 
 def values(ends: list[End]) -> list[Any]:
-    """Return what each process returned; raise what one raised."""
-    for end in ends:
+    """Return what each process returned; raise what one raised.
+
+    One that waits for another which has failed only runs out of time: that comes last.
+    """
+    for end in sorted(ends, key=lambda end: isinstance(end.error, TimeoutError)):
         if end.error is not None:
             raise end.error
     return [end.value for end in ends]
