@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,6 +136,10 @@ def everything(store: Path, folder: Path) -> dict[str, Any]:
         if place().rank == 0:
             shutil.copytree(out / "stopped", out / "parts")
             shutil.copytree(folder / "single/stopped", out / "taken-over")
+            (out / "copied").touch()
+        # The other process would read files of which a part is there.
+        while not (out / "copied").exists():
+            time.sleep(0.01)
         told[engine].append(attempt(value, out / "parts"))
         told[engine].append(attempt(value, out / "taken-over"))
         told[engine].append(attempt(value, out / "spoiled", spoil_at=NAN_AT))
