@@ -1,0 +1,1 @@
+"""Which functions and blocks of two programs are the same, and which changed."""

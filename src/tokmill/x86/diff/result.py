@@ -1,0 +1,96 @@
+"""What became of the functions and blocks of one program in another, as columns.
+
+Numbers are rows of the columns of the two graphs (`tokmill.x86.graph`): A is the old program, B the
+new one.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tokmill.store.schema import Array
+
+
+class Reason(enum.IntEnum):
+    """What speaks most for a match."""
+
+    CODE = 0
+    """The same instructions, numbers and calls, and no other function or block has them."""
+    NAME = 1
+    """The same symbol name."""
+    STRINGS = 2
+    CONSTANTS = 3
+    IMPORTS = 4
+    CALLS = 5
+    """The functions that they call, and that call them, are matched or alike."""
+    LAYOUT = 6
+    """What lies before and behind them is matched or alike."""
+    INSTRUCTIONS = 7
+    STRUCTURE = 8
+    """Counts of blocks, edges, loops and calls."""
+    FLOW = 9
+    """Blocks only: control comes from, or goes on at, blocks that are matched."""
+    VECTORS = 10
+    """Vectors of a trained model."""
+
+
+@dataclass(slots=True)
+class Diff:
+    """The matches of two programs.
+
+    M matched functions (ascending in A; each function is in one match at most), N pairs of matched
+    blocks in them.
+    """
+
+    function_a: Array
+    """(M,) i8, functions of A."""
+    function_b: Array
+    """(M,) i8, their partners in B."""
+    similarity: Array
+    """(M,) f4 from 0 to 1: how much of the two is alike; 1 alone says that nothing changed: the
+    same instructions, numbers, strings and flow in the same order, and calls of the same."""
+    confidence: Array
+    """(M,) f4 from 0 to 1: how sure the match is."""
+    reason: Array
+    """(M,) u1, a `Reason`."""
+    match_blocks: Array
+    """(M + 1,) i8: the pairs of blocks of match i are [i] to [i + 1] of the three columns below."""
+    block_a: Array
+    """(N,) i8, blocks of A, ascending within a match."""
+    block_b: Array
+    """(N,) i8, their partners in B."""
+    block_similarity: Array
+    """(N,) f4 from 0 to 1; 1: the same instructions, numbers, strings and calls."""
+    block_reason: Array
+    """(N,) u1, a `Reason`."""
+    deleted: Array
+    """i8, ascending: functions of A without a partner."""
+    inserted: Array
+    """i8, ascending: functions of B without a partner."""
+    deleted_blocks: Array
+    """i8, ascending: blocks of matched functions of A without a partner."""
+    inserted_blocks: Array
+    """i8, ascending: blocks of matched functions of B without a partner."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """What was not looked at → how often: words that begin with what is counted, in the plural."""
+
+    @property
+    def changed(self) -> Array:
+        """(M,) bool: which matches are not the same throughout."""
+        changed: Array = self.similarity < 1
+        return changed
+
+    @property
+    def same(self) -> bool:
+        """Whether no function was deleted, inserted or changed."""
+        return not (len(self.deleted) or len(self.inserted) or bool(self.changed.any()))
+
+
+def unmatched(count: int, matched: Array) -> Array:
+    """Return the numbers below `count` that are not among `matched`: i8, ascending."""
+    free = np.ones(count, bool)
+    free[matched] = False
+    return np.flatnonzero(free).astype(np.int64)
