@@ -75,6 +75,9 @@ EXECUTORS: dict[str, Part] = {
 MODELS: dict[str, Part] = {
     "decoder": Part("tokmill.models.decoder:Decoder", "train", "causal Transformer"),
     "encoder": Part("tokmill.models.encoder:Encoder", "train", "Transformer that looks both ways"),
+    "modernbert": Part(
+        "tokmill.models.modernbert:ModernBert", "train", "looks both ways, mostly near by"
+    ),
     "rwkv7": Part("tokmill.models.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
 }
 

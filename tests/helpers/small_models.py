@@ -16,6 +16,7 @@ from tokmill.models.model import Model
 CONFIGS: dict[str, dict[str, Any]] = {
     "decoder": {"dim": 16, "layers": 2, "heads": 4, "kv_heads": 2},
     "encoder": {"dim": 16, "layers": 2, "heads": 4, "context": 64},
+    "modernbert": {"dim": 16, "layers": 3, "heads": 4, "window": 6},
     "rwkv7": {"dim": 16, "layers": 2, "head_dim": 8},
 }
 """Kind → its configuration. A new kind of model needs a line here."""

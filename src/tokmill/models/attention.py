@@ -1,8 +1,7 @@
-"""Self-attention: scaled dot products, rotary positions, and rows that hold several documents.
+"""Self-attention: scaled dot products and rotary positions. Who sees whom: `attention_ways`.
 
-Names of tensors carry their shape:
-    B rows, T positions, D width, H query heads, G key and value heads, K width of a head,
-    N = B · T positions of all rows end to end. `x_BHTK` is (B, H, T, K).
+Names of tensors carry their shape: B rows, T positions, M positions that are wanted, D width, H
+query heads, G key and value heads, K width of a head.
 
 Sources: Vaswani et al. 2017 (attention), Su et al. 2021 (rotary positions), Ainslie et al. 2023
 (grouped queries).
@@ -11,8 +10,7 @@ Sources: Vaswani et al. 2017 (attention), Su et al. 2021 (rotary positions), Ain
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 
 import msgspec
 import torch
@@ -21,7 +19,6 @@ from torch.nn import functional as F
 
 from tokmill.errors import UsageError
 from tokmill.models.layers import Linear, RMSNorm, product_dtype
-from tokmill.models.model import Tensors
 from tokmill.models.predicted import taken
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -29,9 +26,6 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 Rotation = tuple[Tensor, Tensor]
 """Cosine of each value's angle and sine of it, negative in the first half; (…, T, K) each."""
-
-SHORT = 8
-"""Tokens of a document, on average, below which calls cost more than the mask throws away."""
 
 
 class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,16 +52,22 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Return softmax(q · kᵀ / sqrt(K)) · v, (…, T, K).
 
     q is (…, T, K), k and v are (…, S, K). A query looks at all S positions; with `causal` at its
     own and at those before it; with `mask` (…, T, S), bool, where that is true. Only one of the two
     can be given. With fewer key heads than query heads, each serves a group of neighbours.
+    `dropout`: the share of probabilities that are dropped; the others grow by 1 / (1 - share).
     """
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped(q, k)
+        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=grouped(q, k)
     )
 
 
@@ -79,116 +79,6 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def grouped(q: Tensor, k: Tensor) -> bool:
     """Say whether queries have more heads than keys."""
     return q.ndim > 3 and q.shape[-3] != k.shape[-3]
-
-
-def document_attention(
-    batch: Tensors, dtype: torch.dtype, width: int, causal: bool = True
-) -> Attend:
-    """Return the attention in which a position looks at its own document.
-
-    With `causal` it looks at itself and back, without also ahead. `dtype` and `width` are those of
-    a head. All ways give the same up to rounding; the mask is the slow one, and the readable one.
-    """
-    if batch.whole:
-        return causal_attention if causal else attention
-    borders, device = batch.cu_seqlens, batch.document.device
-    if borders is not None:
-        if has_kernel(device, dtype, width):
-            return partial(attention_by_kernel, borders=borders, causal=causal)
-        long = batch.document.numel() >= SHORT * (len(borders) - 1)
-        # Compiled, every new list of lengths would be a new program.
-        if device.type == "cpu" and long and not torch.compiler.is_compiling():
-            lengths = borders.diff().tolist()
-            return partial(attention_by_document, lengths=lengths, causal=causal)
-    return partial(attention, mask=document_mask(batch.document, causal))
-
-
-def attention_at(batch: Tensors, places_BM: Tensor, causal: bool = True) -> Attend:
-    """Return `document_attention` for queries of the positions `places` alone, (B, H, M, K)."""
-    if batch.whole and not causal:
-        return attention
-    document, length = batch.document, batch.document.shape[1]
-    places_BM = places_BM.clamp(min=0)
-    seen_BMT = document.gather(1, places_BM)[:, :, None] == document[:, None, :]
-    if causal:
-        seen_BMT &= torch.arange(length, device=document.device) <= places_BM[..., None]
-    return partial(attention, mask=seen_BMT[:, None])
-
-
-def has_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
-    """Say whether a device has `attention_by_kernel`: CUDA from Ampere on, for 16 bits alone."""
-    return (
-        device.type == "cuda"
-        and dtype in (torch.float16, torch.bfloat16)
-        and width % 8 == 0
-        and width <= 256
-        and torch.cuda.get_device_capability(device) >= (8, 0)
-    )
-
-
-def document_mask(document_BT: Tensor, causal: bool = True) -> Tensor:
-    """Return where a position may look, (B, 1, T, T) bool: within its document, or `causal` back.
-
-    Padding is a document of its own, so no line of the mask is empty.
-    """
-    same_BTT = document_BT[:, :, None] == document_BT[:, None, :]
-    if causal:
-        length = document_BT.shape[1]
-        same_BTT &= torch.ones(length, length, dtype=torch.bool, device=same_BTT.device).tril()
-    return same_BTT[:, None]
-
-
-def attention_by_document(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, lengths: Sequence[int], causal: bool = True
-) -> Tensor:
-    """Return attention of one document after the other; `lengths` add up to N.
-
-    On a CPU this is the fastest exact way: what a mask would throw away is not computed.
-    """
-    lengths = list(lengths)
-    parts = (torch.split(end_to_end(x), lengths) for x in (q_BHTK, k_BGTK, v_BGTK))
-    done = []
-    for one in zip(*parts, strict=True):
-        q_1HLK, k_1GLK, v_1GLK = (x_LHK.transpose(0, 1)[None] for x_LHK in one)
-        done.append(attention(q_1HLK, k_1GLK, v_1GLK, causal=causal)[0].transpose(0, 1))
-    return rows_again(torch.cat(done), q_BHTK)
-
-
-def attention_by_kernel(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, borders: Tensor, causal: bool = True
-) -> Tensor:
-    """Return attention within documents by PyTorch's kernel for lengths that differ (CUDA).
-
-    `borders` is int32 (documents + 1,), on the same device.
-    """
-    # Imported here: it registers operators that only CUDA has.
-    from torch.nn.attention.varlen import varlen_attn
-
-    # No document is longer than a row; the exact length would have to be fetched from the device.
-    longest = q_BHTK.shape[2]
-    y_NHK = varlen_attn(
-        end_to_end(q_BHTK),
-        end_to_end(k_BGTK),
-        end_to_end(v_BGTK),
-        borders,
-        borders,
-        longest,
-        longest,
-        window_size=(-1, 0 if causal else -1),
-        enable_gqa=grouped(q_BHTK, k_BGTK),
-    )
-    assert isinstance(y_NHK, Tensor)
-    return rows_again(y_NHK, q_BHTK)
-
-
-def end_to_end(x_BHTK: Tensor) -> Tensor:
-    """Return (N, H, K)."""
-    return x_BHTK.transpose(1, 2).flatten(0, 1)
-
-
-def rows_again(y_NHK: Tensor, like_BHTK: Tensor) -> Tensor:
-    """Return (B, H, T, K) from (N, H, K)."""
-    return y_NHK.view(len(like_BHTK), -1, *y_NHK.shape[1:]).transpose(1, 2)
 
 
 def rope(

@@ -5,7 +5,8 @@ Names of tensors carry their shape: T positions, D width.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import msgspec
 from torch import Tensor, nn
@@ -13,8 +14,11 @@ from torch import Tensor, nn
 from tokmill.errors import UsageError
 from tokmill.models.attention import Attend, Attention, RopeScaling, Rotation, causal_attention
 from tokmill.models.fields import Join
-from tokmill.models.layers import Activation, FeedForward, RMSNorm
+from tokmill.models.layers import GATES, Activation, FeedForward, RMSNorm
 from tokmill.models.predicted import taken
+
+Sizes = Mapping[str, Mapping[str, int]]
+"""Name of a size → the keys that it stands for."""
 
 
 class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -34,7 +38,7 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Width K of a head; 0: `dim` / `heads`."""
     hidden: int = 0
     """Width of the feed-forward branch; 0: 8/3 of `dim`, rounded up to a multiple of 32, with
-    swiglu, and 4 times `dim` without."""
+    a gate, and 4 times `dim` without."""
     norm: Literal["rms", "layer"] = "rms"
     """Which norm: RMSNorm or LayerNorm."""
     position: Literal["rope", "learned"] = "rope"
@@ -42,7 +46,8 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     context: int = 0
     """Positions of the learned table; a document may not be longer."""
     activation: Activation = "swiglu"
-    """Of the feed-forward branch; gelu is exact, gelu_tanh GPT-2's approximation of it."""
+    """Of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh GPT-2's
+    approximation of it."""
     bias: bool = False
     """Whether linear maps and LayerNorm add a bias."""
     rope_theta: float = 10_000.0
@@ -58,17 +63,31 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Whether what a branch adds to the stream is 0 at first: its output projection begins at 0."""
     dropout: float = 0.0
     """Share of values dropped after the embedding and after each branch, while training."""
+    attention_dropout: float = 0.0
+    """Share of attention's probabilities dropped while training; it is slower, and on a GPU rows of
+    several documents are then computed with a mask."""
     join: Join = "sum"
     """How the embeddings of several columns become one vector: their sum, or end to end and a
     linear map."""
     field_dim: int = 0
     """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
 
+    sizes: ClassVar[Sizes] = {}
+    """What `size = NAME` in a recipe's table `[model]` stands for."""
+
     @property
     def feed_forward(self) -> int:
         """Width F of the feed-forward branch."""
-        gated = self.activation == "swiglu"
+        gated = self.activation in GATES
         return self.hidden or (-(-8 * self.dim // 3 // 32) * 32 if gated else 4 * self.dim)
+
+    def window_of(self, block: int) -> int:
+        """Return how many positions to each side a block looks at; 0: its whole document."""
+        return 0
+
+    def theta_of(self, window: int) -> float:
+        """Return the base of the rotary frequencies of blocks with a window; 0: without one."""
+        return self.rope_theta
 
     @property
     def groups(self) -> int:
@@ -98,6 +117,13 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
                 where="model.heads",
                 hint="choose dim = heads × a width, or set head_dim",
             )
+        for key in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, key) < 1:
+                raise UsageError(
+                    f"a share of {getattr(self, key)} cannot be dropped",
+                    where=f"model.{key}",
+                    hint="it is below 1; BERT has 0.1",
+                )
         if self.position == "rope" and self.head_width % 2:
             raise UsageError(
                 f"rotary positions turn pairs, and a head is {self.head_width} wide",
@@ -124,13 +150,16 @@ class Block(nn.Module):
     """Attention, then feed-forward; each adds to the stream.
 
     A branch reads a norm of the stream, as in Llama and GPT-2. With `post_norm` it reads the
-    stream itself, and the norm is that of the sum, as in Vaswani et al. 2017 and BERT.
+    stream itself, and the norm is that of the sum, as in Vaswani et al. 2017 and BERT. With
+    `normed` the stream that comes is normed already, and attention reads it as it is.
     """
 
-    def __init__(self, config: TransformerConfig, post_norm: bool = False) -> None:
+    def __init__(
+        self, config: TransformerConfig, post_norm: bool = False, *, normed: bool = False
+    ) -> None:
         super().__init__()
         self.post_norm = post_norm
-        self.attention_norm = make_norm(config)
+        self.attention_norm = nn.Identity() if normed else make_norm(config)
         self.attention = Attention(
             config.dim,
             config.heads,

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from tokmill.models import matmul
 from tokmill.models.attention import attention, causal_attention, rotary
 from tokmill.models.block import Block
-from tokmill.models.layers import RMSNorm, gelu
+from tokmill.models.layers import GATES, RMSNorm, gelu
 from tokmill.models.transformer import Transformer
 
 SLOTS = 64
@@ -60,6 +60,7 @@ class Decoding:
         self.norm = as_function(model.norm)
         self.eps = config.norm_eps
         self.gelu = partial(gelu, approximate=config.activation == "gelu_tanh")
+        self.gated = F.silu if config.activation == "swiglu" else self.gelu
         with torch.no_grad():
             self.layers = [self._layer(block) for block in model.blocks if isinstance(block, Block)]
         self.device = self.layers[0].qkv[0].device
@@ -148,7 +149,7 @@ class Decoding:
             x = x + product(y, *layer.o)
             h = layer.feed_forward_norm(x)
             up = product(h, *layer.up)
-            y = up.mul_(F.silu(product(h, *layer.gate))) if layer.gate else self.gelu(up)
+            y = up.mul_(self.gated(product(h, *layer.gate))) if layer.gate else self.gelu(up)
             x = x + product(y, *layer.down)
         self.filled = filled
         return self.norm(x.view(rows, length, -1)[:, -1])
@@ -211,7 +212,7 @@ class Decoding:
             scales,
             (made.o.weight, made.o.bias),
             as_function(block.feed_forward_norm),
-            (forward.gate.weight, forward.gate.bias) if config.activation == "swiglu" else None,
+            (forward.gate.weight, forward.gate.bias) if config.activation in GATES else None,
             (forward.up.weight, forward.up.bias),
             (forward.down.weight, forward.down.bias),
         )

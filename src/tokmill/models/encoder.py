@@ -7,10 +7,9 @@ embedding is added to the others; DistilBERT has none. Heads and poolers are the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
-from tokmill.models.block import TransformerConfig
+from tokmill.models.block import Sizes, TransformerConfig
 from tokmill.models.inputs import Inputs
 from tokmill.models.layers import Activation
 from tokmill.models.transformer import Transformer
@@ -33,28 +32,23 @@ class EncoderConfig(TransformerConfig, frozen=True, forbid_unknown_fields=True, 
     context: int = 512
     """Positions of the learned table; a document may not be longer."""
     activation: Activation = "gelu"
-    """Of the feed-forward branch; gelu is exact, gelu_tanh GPT-2's approximation of it."""
+    """Of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh GPT-2's
+    approximation of it."""
     bias: bool = True
     """Whether linear maps and LayerNorm add a bias."""
     norm_eps: float = 1e-12
     """Added to the mean square or variance in a norm."""
 
-
-def bert(dim: int, layers: int, heads: int) -> EncoderConfig:
-    """Return the configuration of a BERT, with its dropout of 0.1 on hidden states."""
-    return EncoderConfig(dim=dim, layers=layers, heads=heads, hidden=4 * dim, dropout=0.1)
-
-
-PRESETS: Mapping[str, EncoderConfig] = {
-    "bert-tiny": bert(128, 2, 2),
-    "bert-mini": bert(256, 4, 4),
-    "bert-small": bert(512, 4, 8),
-    "bert-medium": bert(512, 8, 8),
-    "bert-base": bert(768, 12, 12),
-    "bert-large": bert(1024, 24, 16),
-    "distilbert-base": bert(768, 6, 12),
-}
-"""Name of a published model → its shape. A BERT reads a column `segment`, a DistilBERT does not."""
+    sizes: ClassVar[Sizes] = {
+        "tiny": {"dim": 128, "layers": 2, "heads": 2, "hidden": 256},
+        "mini": {"dim": 256, "layers": 4, "heads": 4, "hidden": 1024},
+        "small": {"dim": 512, "layers": 4, "heads": 8, "hidden": 2048},
+        "medium": {"dim": 512, "layers": 8, "heads": 8, "hidden": 2048},
+        "base": {"dim": 768, "layers": 12, "heads": 12, "hidden": 3072},
+        "large": {"dim": 1024, "layers": 24, "heads": 16, "hidden": 4096},
+        "distilbert": {"dim": 768, "layers": 6, "heads": 12, "hidden": 3072},
+    }
+    """Those of published models, but for tiny, whose branch has 512 there."""
 
 
 class Encoder(Transformer):

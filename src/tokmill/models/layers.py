@@ -17,11 +17,12 @@ from torch.nn import functional as F
 from tokmill.models.matmul import linear, product
 
 __all__ = [
-    "Activation", "FeedForward", "Linear", "RMSNorm", "cross_entropy", "embedding", "gelu",
-    "layer_norm", "linear", "linear_cross_entropy", "rms_norm", "silu", "softmax", "swiglu",
+    "GATES", "Activation", "FeedForward", "Linear", "RMSNorm", "cross_entropy", "embedding",
+    "geglu", "gelu", "layer_norm", "linear", "linear_cross_entropy", "rms_norm", "silu", "softmax",
+    "swiglu",
 ]  # fmt: skip
 
-Activation = Literal["swiglu", "gelu", "gelu_tanh"]
+Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
 
 CHUNK = 1 << 22
 """Logits that are held at a time: 16 MiB in float32, which malloc hands out again and again; from
@@ -70,6 +71,24 @@ def swiglu(
     """
     x = x.to(product_dtype(x))  # once, and not before each of two products
     return linear(silu(linear(x, w1, b1)) * linear(x, w3, b3), w2, b2)
+
+
+def geglu(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    w3: Tensor,
+    b1: Tensor | None = None,
+    b2: Tensor | None = None,
+    b3: Tensor | None = None,
+) -> Tensor:
+    """Return w2 · (gelu(w1 · x + b1) ⊙ (w3 · x + b3)) + b2 (Shazeer 2020); shapes as `swiglu`."""
+    x = x.to(product_dtype(x))
+    return linear(gelu(linear(x, w1, b1)) * linear(x, w3, b3), w2, b2)
+
+
+GATES = {"swiglu": swiglu, "geglu": geglu}
+"""Activations that have a gate → the branch that they make."""
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -225,14 +244,14 @@ class RMSNorm(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A branch of width `hidden`: SwiGLU with `gate`, `up` and `down`, or `up`, GELU and `down`."""
+    """A branch of width `hidden`: `gate`, `up` and `down` (`GATES`), or `up`, GELU and `down`."""
 
     def __init__(
         self, dim: int, hidden: int, activation: Activation = "swiglu", bias: bool = False
     ) -> None:
         super().__init__()
         self.activation = activation
-        if activation == "swiglu":
+        if activation in GATES:
             self.gate = Linear(dim, hidden, bias=bias)
         self.up = Linear(dim, hidden, bias=bias)
         self.down = Linear(hidden, dim, bias=bias)
@@ -240,8 +259,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return (…, D)."""
         up, down = self.up, self.down
-        if self.activation == "swiglu":
-            gate = self.gate
-            return swiglu(x, gate.weight, down.weight, up.weight, gate.bias, down.bias, up.bias)
+        if self.activation in GATES:
+            gate, branch = self.gate, GATES[self.activation]
+            return branch(x, gate.weight, down.weight, up.weight, gate.bias, down.bias, up.bias)
         y: Tensor = down(gelu(up(x), approximate=self.activation == "gelu_tanh"))
         return y

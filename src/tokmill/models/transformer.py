@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tokmill.errors import UsageError
-from tokmill.models.attention import attention_at, document_attention, rotary
+from tokmill.models.attention import Rotation, rotary
+from tokmill.models.attention_ways import Seen, attention_at, document_attention
 from tokmill.models.block import Block, TransformerConfig, make_norm
 from tokmill.models.fields import Fields
 from tokmill.models.inputs import Inputs
@@ -33,7 +34,8 @@ class Transformer(Model):
     """Embeddings, positions and blocks. A kind of model says whether it is `causal`.
 
     `post_norm`: where the blocks' norms stand (`Block`); the stream is normed at its end where they
-    stand in front of the branches. `embedding_norm`: whether it is normed at its beginning too.
+    stand in front of the branches. `embedding_norm`: whether it is normed at its beginning too;
+    with `norm_once` the first block's attention then has no norm of its own.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Transformer(Model):
         *,
         post_norm: bool = False,
         embedding_norm: bool = False,
+        norm_once: bool = False,
     ) -> None:
         super().__init__()
         config.check()
@@ -53,7 +56,11 @@ class Transformer(Model):
             self.positions = nn.Embedding(config.context, config.dim)
         self.embedding_norm = make_norm(config) if embedding_norm else None
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config, post_norm) for _ in range(config.layers))
+        self.blocks = nn.ModuleList(
+            Block(config, post_norm, normed=norm_once and not number)
+            for number in range(config.layers)
+        )
+        self.windows = [config.window_of(number) for number in range(config.layers)]
         self.norm = None if post_norm else make_norm(config)
         self.init_weights()
 
@@ -81,30 +88,40 @@ class Transformer(Model):
     def forward(self, batch: Tensors, places: Tensor | None = None) -> Tensor:
         """Return hidden states (B, T, D), normed; with `places` (B, M) those alone, (B, M, D)."""
         x_BTD = self.fields(batch.columns)
-        turn = None
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(self.checked(batch.position))
-        else:
-            turn = rotary(
-                batch.position[:, None],
-                self.config.head_width,
-                self.config.rope_theta,
-                self.config.rope_scaling,
-            )
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
         x_BTD = self.dropout(x_BTD)
-        attend = document_attention(
-            batch, product_dtype(x_BTD), self.config.head_width, self.causal
-        )
+        dtype, width = product_dtype(x_BTD), self.config.head_width
+        looks = {
+            window: (self.turn(batch, window), document_attention(batch, dtype, width, seen))
+            for window, seen in self.seen().items()
+        }
         *blocks, last = self.blocks
-        for block in blocks:
-            x_BTD = self.run_block(block, x_BTD, turn, attend)
+        for block, window in zip(blocks, self.windows, strict=False):
+            x_BTD = self.run_block(block, x_BTD, *looks[window])
+        turn, attend = looks[self.windows[-1]]
         if places is not None:
             # Nobody reads what the last block would make of other positions.
-            attend = attention_at(batch, places, self.causal)
+            attend = attention_at(batch, places, self.seen()[self.windows[-1]])
         x_BTD = self.run_block(last, x_BTD, turn, attend, places)
         return x_BTD if self.norm is None else self.norm(x_BTD)
+
+    def seen(self) -> dict[int, Seen]:
+        """Return window → what a position looks at in blocks with that window."""
+        dropout = self.config.attention_dropout if self.training else 0.0
+        return {
+            window: Seen(self.causal, window, dropout) for window in dict.fromkeys(self.windows)
+        }
+
+    def turn(self, batch: Tensors, window: int) -> Rotation | None:
+        """Return the rotation of blocks with a window; None where positions are learned."""
+        config = self.config
+        if self.positions is not None:
+            return None
+        place, theta = batch.position[:, None], config.theta_of(window)
+        return rotary(place, config.head_width, theta, config.rope_scaling)
 
     def run_block(self, block: nn.Module, x_BTD: Tensor, *rest: Any) -> Tensor:
         """Return what a block makes of the stream, maybe to be run again in the backward pass."""
@@ -142,9 +159,10 @@ class Transformer(Model):
         """Return 6 a weight of the blocks and 12 · layers · heads · K · length for attention.
 
         Forward and backward; after Chowdhery et al. 2022 (PaLM), appendix B. Attention is halved
-        where a position does not look ahead.
+        where a position does not look ahead; with a window its length is at most that.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2)
         width = self.config.heads * self.config.head_width
-        attention = (6.0 if self.causal else 12.0) * self.config.layers * width * length
+        seen = sum(min(length, 2 * window + 1) if window else length for window in self.windows)
+        attention = (6.0 if self.causal else 12.0) * width * seen
         return 6.0 * weights + attention

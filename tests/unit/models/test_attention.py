@@ -12,19 +12,27 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokmill.feed.feed import Batch
+from tokmill.models import attention_ways
 from tokmill.models.attention import (
+    Attend,
     Attention,
     attention,
-    attention_by_document,
-    attention_by_kernel,
     causal_attention,
-    document_attention,
-    document_mask,
     halves_from_pairs,
-    has_kernel,
     rope,
     rotary,
     rotate,
+)
+from tokmill.models.attention_ways import (
+    Seen,
+    attention_at,
+    attention_by_document,
+    attention_by_kernel,
+    document_attention,
+    document_mask,
+    has_kernel,
+    whole_borders,
+    windowed_attention,
 )
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import borders, is_whole, positions, to_tensors
@@ -50,38 +58,50 @@ def qkv(document: np.ndarray, heads: int = 4, groups: int = 4, width: int = 8) -
 
 WAYS = ["whole", "mask", "by document"]
 CAUSAL = pytest.mark.parametrize("causal", [True, False], ids=["back", "both"])
+WINDOW = pytest.mark.parametrize("window", [0, 1, 4, 16, 30])
+"""To each side; documents have 6 to 18 positions, and a whole row 24."""
 
 
-def by_formula(q: Tensor, k: Tensor, v: Tensor, document: np.ndarray, causal: bool) -> Tensor:
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let small rows have several parts too."""
+    monkeypatch.setattr(attention_ways, "LEAST_QUERIES", 5)
+
+
+def by_formula(q: Tensor, k: Tensor, v: Tensor, document: np.ndarray, seen: Seen) -> Tensor:
     """Softmax over what a position may look at, which is found a pair at a time."""
     length = document.shape[1]
     scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)
     scores = scores / q.shape[-1] ** 0.5
     for row, i, j in np.ndindex(len(document), length, length):
-        if document[row, i] != document[row, j] or (causal and j > i):
+        apart = document[row, i] != document[row, j] or (seen.causal and j > i)
+        if apart or (seen.window and abs(i - j) > seen.window):
             scores[row, :, i, j] = -torch.inf
     return scores.softmax(-1) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 
 
 @CAUSAL
+@WINDOW
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("small_parts")
 def test_all_ways_equal_the_formula(
-    way: str, dtype: torch.dtype, groups: int, causal: bool
+    way: str, dtype: torch.dtype, groups: int, window: int, causal: bool
 ) -> None:
     """Outputs and gradients, in rows that hold documents and padding or are one document."""
     document = DOCUMENTS[:1] * 0 if way == "whole" else DOCUMENTS
-    batch = batch_of(document)
+    batch, seen = batch_of(document), Seen(causal, window)
     if way == "mask":
         batch.cu_seqlens = None
     inputs = [x.detach().to(dtype).requires_grad_() for x in qkv(document, groups=groups)]
-    attend = document_attention(batch, dtype, 8, causal)
-    functions = {"whole": causal_attention if causal else attention, "mask": attention,
+    attend = document_attention(batch, dtype, 8, seen)
+    plain = causal_attention if causal else attention
+    functions = {"whole": windowed_attention if window else plain, "mask": attention,
                  "by document": attention_by_document}  # fmt: skip
     assert getattr(attend, "func", attend) is functions[way]
     wide = [x.detach().double().requires_grad_() for x in inputs]
-    found, expected = attend(*inputs), by_formula(*wide, document, causal)
+    found, expected = attend(*inputs), by_formula(*wide, document, seen)
     assert found.dtype == dtype
     close = {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-12, "rtol": 0}
     torch.testing.assert_close(found.double(), expected, **close)
@@ -94,18 +114,39 @@ def test_all_ways_equal_the_formula(
         torch.testing.assert_close(one.double(), other, **close)
 
 
+@CAUSAL
+@WINDOW
+@pytest.mark.parametrize("whole", [True, False])
+def test_queries_of_some_positions_see_what_they_saw(
+    whole: bool, window: int, causal: bool
+) -> None:
+    document, seen = DOCUMENTS * 0 if whole else DOCUMENTS, Seen(causal, window)
+    batch, (q, k, v) = batch_of(document), qkv(document)
+    places = torch.tensor([[0, 5, 23], [9, -1, -1], [14, 15, 16]])
+    row = torch.arange(3)[:, None]
+    found = attention_at(batch, places, seen)(q[row, :, places].transpose(1, 2), k, v)
+    expected = attention(q, k, v, document_mask(batch.document, seen))[row, :, places]
+    used = places >= 0
+    torch.testing.assert_close(found.transpose(1, 2)[used], expected[used], atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0),
     reason="the kernel needs CUDA and an Ampere GPU or a newer one",
 )
 @CAUSAL
+@WINDOW
 @pytest.mark.parametrize("groups", [4, 2])
-def test_the_kernel_for_documents_equals_the_mask(groups: int, causal: bool) -> None:
-    batch = batch_of(DOCUMENTS)
-    assert batch.cu_seqlens is not None
-    inputs = [x.detach().cuda().bfloat16().requires_grad_() for x in qkv(DOCUMENTS, groups=groups)]
-    found = attention_by_kernel(*inputs, borders=batch.cu_seqlens.cuda(), causal=causal)
-    expected = attention(*inputs, document_mask(batch.document.cuda(), causal))
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_kernel_for_documents_equals_the_mask(
+    whole: bool, groups: int, window: int, causal: bool
+) -> None:
+    document, seen = DOCUMENTS * 0 if whole else DOCUMENTS, Seen(causal, window)
+    batch = batch_of(document)
+    borders = whole_borders(batch.document) if batch.cu_seqlens is None else batch.cu_seqlens
+    inputs = [x.detach().cuda().bfloat16().requires_grad_() for x in qkv(document, groups=groups)]
+    found = attention_by_kernel(*inputs, borders=borders.cuda(), seen=seen)
+    expected = attention(*inputs, document_mask(batch.document.cuda(), seen))
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
     upstream = torch.randn_like(found)
     for one, other in zip(
@@ -116,55 +157,107 @@ def test_the_kernel_for_documents_equals_the_mask(groups: int, causal: bool) -> 
         torch.testing.assert_close(one, other, atol=0.05, rtol=0.05)
 
 
+def stand_in(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, same: Tensor, longest: int, *_: int,
+    window_size: tuple[int, int], enable_gqa: bool,
+) -> Tensor:  # fmt: skip
+    """What PyTorch says that its kernel computes."""
+    assert starts is same and starts.dtype == torch.int32 and longest >= int(starts.diff().max())
+    done = []
+    for first, last in itertools.pairwise(starts.tolist()):
+        one = [x[first:last].transpose(0, 1)[None] for x in (q, k, v)]
+        place = torch.arange(last - first)
+        apart, (left, right) = place - place[:, None], window_size
+        seen = (apart >= -left if left >= 0 else True) & (
+            apart <= right if right >= 0 else apart == apart
+        )
+        done.append(F.scaled_dot_product_attention(*one, attn_mask=seen, enable_gqa=enable_gqa))
+    return torch.cat([one[0].transpose(0, 1) for one in done])
+
+
 @CAUSAL
+@WINDOW
+@pytest.mark.parametrize("whole", [True, False])
 def test_the_kernel_is_asked_for_what_the_mask_allows(
-    causal: bool, monkeypatch: pytest.MonkeyPatch
+    whole: bool, window: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a GPU: its arguments, read as PyTorch documents them, give what the mask gives."""
     from torch.nn.attention import varlen
 
-    def stand_in(
-        q: Tensor, k: Tensor, v: Tensor, starts: Tensor, same: Tensor, longest: int, *_: int,
-        window_size: tuple[int, int], enable_gqa: bool,
-    ) -> Tensor:  # fmt: skip
-        assert starts is same and longest >= int(starts.diff().max())
-        done = []
-        for first, last in itertools.pairwise(starts.tolist()):
-            one = [x[first:last].transpose(0, 1)[None] for x in (q, k, v)]
-            place = torch.arange(last - first)
-            apart, (left, right) = place - place[:, None], window_size
-            seen = (apart >= -left if left >= 0 else True) & (
-                apart <= right if right >= 0 else apart == apart
-            )
-            done.append(F.scaled_dot_product_attention(*one, attn_mask=seen, enable_gqa=enable_gqa))
-        return torch.cat([one[0].transpose(0, 1) for one in done])
-
     monkeypatch.setattr(varlen, "varlen_attn", stand_in)
-    batch, inputs = batch_of(DOCUMENTS), qkv(DOCUMENTS, groups=2)
-    assert batch.cu_seqlens is not None
-    found = attention_by_kernel(*inputs, borders=batch.cu_seqlens, causal=causal)
-    expected = attention(*inputs, document_mask(batch.document, causal))
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    monkeypatch.setattr(attention_ways, "has_kernel", lambda *_: True)
+    document, seen = DOCUMENTS * 0 if whole else DOCUMENTS, Seen(causal, window)
+    batch, inputs = batch_of(document), qkv(document, groups=2)
+    attend = document_attention(batch, torch.bfloat16, 8, seen)
+    by_kernel = bool(window) or not whole
+    assert (getattr(attend, "func", attend) is attention_by_kernel) == by_kernel
+    expected = attention(*inputs, document_mask(batch.document, seen))
+    torch.testing.assert_close(attend(*inputs), expected, atol=1e-6, rtol=1e-5)
 
 
 @CAUSAL
 def test_which_attention_is_chosen(causal: bool) -> None:
-    packed, whole = batch_of(DOCUMENTS), batch_of(DOCUMENTS[:1] * 0)
+    packed, whole, seen = batch_of(DOCUMENTS), batch_of(DOCUMENTS[:1] * 0), Seen(causal)
     plain = causal_attention if causal else attention
-    assert document_attention(whole, torch.float32, 8, causal) is plain
-    fast = document_attention(packed, torch.float32, 8, causal)
+    assert document_attention(whole, torch.float32, 8, seen) is plain
+    fast = document_attention(packed, torch.float32, 8, seen)
     assert isinstance(fast, partial) and fast.func is attention_by_document
-    assert fast.keywords == {"lengths": LENGTHS, "causal": causal}
+    assert fast.keywords == {"lengths": LENGTHS, "seen": seen}
     many = batch_of(np.arange(24).reshape(1, 24) // 7)
     assert many.cu_seqlens is not None and len(many.cu_seqlens) == 5
     packed.cu_seqlens = None
     for batch in (many, packed):
-        masked = document_attention(batch, torch.float32, 8, causal)
+        masked = document_attention(batch, torch.float32, 8, seen)
         assert isinstance(masked, partial) and masked.func is attention
-        assert torch.equal(masked.keywords["mask"], document_mask(batch.document, causal))
+        assert torch.equal(masked.keywords["mask"], document_mask(batch.document, seen))
     assert not has_kernel(torch.device("cpu"), torch.bfloat16, 8)
     assert not has_kernel(torch.device("cuda"), torch.float32, 8)
     assert not has_kernel(torch.device("cuda"), torch.bfloat16, 12)
+
+
+def dropping(way: str, window: int, causal: bool) -> tuple[np.ndarray, Attend]:
+    """The documents of a batch, and its attention that drops a quarter."""
+    document = DOCUMENTS[:1] * 0 if way == "whole" else DOCUMENTS
+    batch = batch_of(document)
+    if way == "mask":
+        batch.cu_seqlens = None
+    return document, document_attention(batch, torch.float32, 8, Seen(causal, window, 0.25))
+
+
+@CAUSAL
+@pytest.mark.parametrize("window", [0, 4])
+@pytest.mark.parametrize("way", [*WAYS, "places"])
+@pytest.mark.usefixtures("small_parts")
+def test_probabilities_are_dropped_one_by_one(way: str, window: int, causal: bool) -> None:
+    """Values that are unit vectors show the probabilities: 0, or grown by 1 / (1 - share)."""
+    document, attend = dropping(way, window, causal)
+    seen, (rows, length) = Seen(causal, window), document.shape
+    q, k, _ = qkv(document)
+    eye = torch.eye(length).expand(rows, 4, length, length)
+    plain = attention(q, k, eye, document_mask(torch.from_numpy(document), seen))
+    if way == "places":
+        places = torch.arange(length).flip(0).expand(rows, length)
+        attend = attention_at(batch_of(document), places, seen._replace(dropout=0.25))
+        q, plain = q.flip(2), plain.flip(2)
+    torch.manual_seed(5)
+    found = attend(q, k, eye)
+    dropped = found == 0
+    torch.testing.assert_close(found, torch.where(dropped, 0, plain / 0.75), atol=1e-6, rtol=1e-5)
+    of_seen = dropped[plain > 0].float().mean().item()
+    assert of_seen == pytest.approx(0.25, abs=0.05)
+    torch.manual_seed(5)
+    assert torch.equal(found, attend(q, k, eye))
+    assert not torch.equal(found, attend(q, k, eye))
+
+
+def test_the_kernel_is_not_asked_to_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot; the mask stands in for it."""
+    monkeypatch.setattr(attention_ways, "has_kernel", lambda *_: True)
+    batch = batch_of(DOCUMENTS)
+    for seen in (Seen(dropout=0.1), Seen(False, 4, 0.1)):
+        attend = document_attention(batch, torch.bfloat16, 8, seen)
+        assert isinstance(attend, partial) and attend.func is not attention_by_kernel
+        assert attend.keywords.get("dropout", seen.dropout) == 0.1
 
 
 def test_borders_and_positions() -> None:

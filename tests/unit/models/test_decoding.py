@@ -25,6 +25,7 @@ STYLES: dict[str, dict[str, Any]] = {
     },
     "rope with biases": {"bias": True, "norm": "layer", "activation": "gelu"},
     "swiglu with biases": {"bias": True, "kv_heads": 2},
+    "geglu": {"activation": "geglu"},
     "norms of queries and keys": {"qk_norm": True, "kv_heads": 2, "norm_eps": 0.01},
     "norms without a turn": {"qk_norm": True, "position": "learned", "context": 200},
     "columns added": {"columns": 2},

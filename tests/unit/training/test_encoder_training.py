@@ -21,6 +21,7 @@ TASK = {"kind": "toy_masked", "length": 32}
 STYLES: dict[str, dict[str, Any]] = {
     "bert": {"kind": "encoder", "context": 32},
     "pre-norm": {"kind": "encoder", "norm_place": "pre", "position": "rope", "bias": False},
+    "modernbert": {"kind": "modernbert", "window": 6},
     "rwkv7": {"kind": "rwkv7", "head_dim": 8},
 }
 
@@ -62,9 +63,10 @@ def in_two(value: dict[str, Any], out: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
-def test_two_processes_learn_the_same(engine: str, store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("style", ["bert", "modernbert"])
+def test_two_processes_learn_the_same(style: str, engine: str, store: Path, tmp_path: Path) -> None:
     """Every weight gets a gradient, and blocks are gathered for some positions alone too."""
-    value = made(store, steps=6)
+    value = made(store, style, steps=6)
     tokmill.train(value, tmp_path / "one", quiet=True)
     value["run"] = {**value["run"], "engine": engine, "micro_tokens": 64}
     values(together(2, in_two, value, tmp_path / "two"))
@@ -76,10 +78,28 @@ def test_two_processes_learn_the_same(engine: str, store: Path, tmp_path: Path) 
         torch.testing.assert_close(found[name], tensor, atol=1e-3, rtol=1e-3, msg=name)
 
 
-def test_a_resumed_run_is_equal_to_the_bit(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_probabilities_are_dropped_under_every_engine(
+    engine: str, store: Path, tmp_path: Path
 ) -> None:
-    value = made(store, dropout=0.1)
+    """The same each time, and others than without dropout."""
+    value = made(store, steps=6, attention_dropout=0.3)
+    value["run"] = {**value["run"], "engine": engine}
+    for name in ("a", "b"):
+        values(together(2, in_two, value, tmp_path / name))
+    value["model"] = {**value["model"], "attention_dropout": 0.0}
+    values(together(2, in_two, value, tmp_path / "without"))
+    once, twice, without = (weights(tmp_path / name) for name in ("a", "b", "without"))
+    assert all(torch.equal(once[name], twice[name]) for name in once)
+    assert not torch.equal(once["model.positions.weight"], without["model.positions.weight"])
+
+
+@pytest.mark.parametrize("style", ["bert", "modernbert"])
+@pytest.mark.parametrize("key", ["dropout", "attention_dropout"])
+def test_a_resumed_run_is_equal_to_the_bit(
+    key: str, style: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = made(store, style, **{key: 0.1})
     tokmill.train(value, tmp_path / "once", quiet=True)
     with monkeypatch.context() as patched:
         stop_after(7, patched)
@@ -91,8 +111,11 @@ def test_a_resumed_run_is_equal_to_the_bit(
     assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
-def test_records_have_vectors_of_their_own(store: Path, tmp_path: Path) -> None:
-    tokmill.train(made(store), tmp_path / "run", quiet=True)
+@pytest.mark.parametrize("style", STYLES)
+def test_records_have_vectors_of_their_own(style: str, store: Path, tmp_path: Path) -> None:
+    """Whatever stands beside them in a batch, and with dropout while they were learned."""
+    dropped = {} if style == "rwkv7" else {"attention_dropout": 0.1}
+    tokmill.train(made(store, style, **dropped), tmp_path / "run", quiet=True)
     for tokens in (1, 16_384):
         embed(tmp_path / "run", store, npy=tmp_path / f"{tokens}.npy", batch_tokens=tokens)
     alone, together = (np.load(tmp_path / f"{tokens}.npy") for tokens in (1, 16_384))

@@ -97,3 +97,36 @@ def test_the_page_on_training_lists_them(repository: Path) -> None:
         text.index("These keys may change on a resume") : text.index("`--max-time` is kept")
     ]
     assert set(re.findall(r"`(\w+\.\w+)`", free)) == FREE
+
+
+@pytest.mark.parametrize("kind", ["encoder", "modernbert"])
+def test_a_named_size_is_its_keys(kind: str) -> None:
+    given = {"model": {"kind": kind, "size": "base", "layers": 3}}
+    found = merged(given, {})["model"]
+    assert found["dim"] == 768 and found["layers"] == 3 and "size" not in found
+    assert from_dict({"model": found}).model.heads == 12
+
+
+def test_a_size_wins_over_the_keys_of_what_it_is_put_over() -> None:
+    recipe = {"model": {"kind": "encoder", "dim": 32, "layers": 1, "dropout": 0.1}}
+    found = merged(recipe, {"model": {"size": "tiny"}})["model"]
+    assert found == {
+        "kind": "encoder", "dim": 128, "layers": 2, "heads": 2, "hidden": 256, "dropout": 0.1,
+    }  # fmt: skip
+    found = merged({"model": {"kind": "encoder", "size": "tiny"}}, {"model": {"dim": 64}})["model"]
+    assert found["dim"] == 64 and found["hidden"] == 256
+
+
+@pytest.mark.parametrize(
+    ("model", "what", "hint"),
+    [
+        ({"kind": "encoder", "size": "bass"}, "no encoder is called 'bass'", "'base'"),
+        ({"kind": "encoder", "size": 3}, "no encoder is called 3", "known: base"),
+        ({"size": "base"}, "sizes of the model decoder have no names", "model.dim"),
+        ({"kind": "encodr", "size": "base"}, "no model is called 'encodr'", "encoder"),
+    ],
+)
+def test_a_size_that_is_not_there(model: dict[str, Any], what: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        merged({"model": model}, {})
+    assert what in refused.value.what and hint in refused.value.hint

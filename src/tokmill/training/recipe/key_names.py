@@ -13,7 +13,7 @@ import msgspec
 from tokmill import recipe
 from tokmill.errors import UsageError, nearest
 from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
-from tokmill.training.recipe.kinds import DEFAULT_KINDS, config_type, kinds_of
+from tokmill.training.recipe.kinds import DEFAULT_KINDS, config_type, kinds_of, with_size
 
 OTHER_NAMES = {
     "batch_size": "data.batch",
@@ -72,7 +72,7 @@ def merged(value: Mapping[str, Any], options: Mapping[str, Any], where: str = ""
 def in_tables(
     value: Mapping[str, Any], whole: Mapping[str, Any], where: str = ""
 ) -> dict[str, Any]:
-    """Return nested dicts whose keys without a table stand in theirs.
+    """Return nested dicts whose keys without a table stand in theirs, and a named size is its keys.
 
     `whole` says which model and task it is about.
 
@@ -94,7 +94,7 @@ def in_tables(
         given[place] = name
         table, _, key = place.partition(".")
         result = recipe.merge(result, {table: {key: value[name]}})
-    return result
+    return with_size(result, kinds_of(whole)["model"], where)
 
 
 def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:

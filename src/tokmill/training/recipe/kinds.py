@@ -59,3 +59,26 @@ def kinds_of(value: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(part, Mapping) and isinstance(part.get("kind"), str):
             kinds[section] = part["kind"]
     return kinds
+
+
+def with_size(value: Mapping[str, Any], model: str, where: str = "") -> dict[str, Any]:
+    """Return a recipe in which `model.size = "base"` is the keys that it stands for.
+
+    Keys that stand beside it win. `model`: the kind of the model.
+    """
+    table = value.get("model")
+    if not isinstance(table, Mapping) or "size" not in table:
+        return dict(value)
+    check_kind("model", model, where)
+    known = getattr(plugins.load(plugins.MODELS, model).Config, "sizes", {})
+    size = table["size"]
+    if not isinstance(size, str) or size not in known:
+        raise UsageError(
+            f"model.size: no {model} is called {size!r}"
+            if known
+            else f"model.size: the sizes of the model {model} have no names",
+            where=where,
+            hint=nearest(str(size), known) if known else "set model.dim, model.layers, model.heads",
+        )
+    kept = {key: one for key, one in table.items() if key != "size"}
+    return {**value, "model": {**known[size], **kept}}
