@@ -128,7 +128,7 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
         tasks.append(
             ShardJob(
                 shard,
-                [Item(i.name, i.path, i.start, i.stop, i.digest, parts_done=done) for i in items],
+                [Item.again(item, done) for item in items],
             )
         )
     return tasks

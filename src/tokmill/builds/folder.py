@@ -288,10 +288,10 @@ def report_changes(
     if not (out / "inputs.jsonl").exists():
         return
     before = list(read_planned(out))
-    now = {item.name: item.digest for item in planned}
+    now = {item.name: (item.digest, item.others) for item in planned}
     lines = dict.fromkeys(f"changed: {name}" for name in changed.values())
     for item in before:
-        if now.get(item.name) == item.digest:
+        if now.get(item.name) == (item.digest, item.others):
             continue
         path = Path(item.path)
         if path.suffix == SUFFIX and path.parent.name == "shards":

@@ -28,6 +28,9 @@ from tokmill.store.vocab import Vocabulary
 
 clock = time.monotonic
 """What deadlines are compared with."""
+PLAN_ANEW = "the same `tokmill build` with --yes plans anew and makes what changed again"
+Stamps = list[tuple[int, ...]]
+"""What `stamp` gives of each file of an item."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -241,27 +244,32 @@ def make_shard(
     return receipts
 
 
-def check_unchanged(item: Item, before: tuple[int, ...] | None = None) -> tuple[int, ...] | None:
+def check_unchanged(item: Item, before: Stamps | None = None) -> Stamps:
     """Refuse an input that is no longer what the plan saw, or was written to since `before`.
 
-    Returns its `stamp`; None for a folder.
+    Returns the `stamp` of each of its files; none for a folder.
     """
-    path = Path(item.path)
-    if path.is_dir():
-        return None
-    hint = "the same `tokmill build` with --yes plans anew and makes what changed again"
+    if Path(item.path).is_dir():
+        return []
+    files = [(item.path, item.digest), *((other.path, other.digest) for other in item.others)]
+    now = [_checked(Path(path), digest) for path, digest in files]
+    for (path, _), old, new in zip(files, before or now, now, strict=True):
+        if new != old:
+            what = "the file has changed while it was read"
+            raise InputChanged(what, where=path, hint=PLAN_ANEW)
+    return now
+
+
+def _checked(path: Path, digest: str) -> tuple[int, ...]:
+    """Return the stamp of a file, which is to have a sampled digest."""
     if not path.exists():
-        raise InputChanged(
-            "the file has vanished since the build was planned", where=item.path, hint=hint
-        )
+        what = "the file has vanished since the build was planned"
+        raise InputChanged(what, where=str(path), hint=PLAN_ANEW)
     with machine_errors("read", path):
         now = stamp(path.stat())
-    if sampled_digest(path, now[0]) != item.digest:
-        raise InputChanged(
-            "the file has changed since the build was planned", where=item.path, hint=hint
-        )
-    if before is not None and now != before:
-        raise InputChanged("the file has changed while it was read", where=item.path, hint=hint)
+    if sampled_digest(path, now[0]) != digest:
+        what = "the file has changed since the build was planned"
+        raise InputChanged(what, where=str(path), hint=PLAN_ANEW)
     return now
 
 

@@ -69,7 +69,7 @@ def mend_inputs(store: Path, plan: Plan) -> list[str]:
             hint=f"{AGAIN}; it lists what has changed",
         )
     if isinstance(plan.inputs_sha256, str):
-        lines = (msgspec.json.encode(item) + b"\n" for item in planned)
+        lines = (msgspec.json.encode(layout.item_line(item)) + b"\n" for item in planned)
         if digest_of(lines) != plan.inputs_sha256:
             # The same files lie elsewhere, as when a root was moved: the plan has to say so too.
             raise TokmillError("the inputs now lie elsewhere", where=str(path), hint=AGAIN)
@@ -81,7 +81,7 @@ def planned_again(store: Path, plan: Plan) -> list[PlannedItem]:
     """Return the items that the inputs of a plan give now."""
     items = planned_work(store, plan).source().items()
     return [
-        PlannedItem(item.name, item.path, item.start, item.stop, item.digest, name)
+        item.planned(name)
         for group in group_items(items)
         for name in [shard_of(plan.recipe_id, group)]
         for item in group

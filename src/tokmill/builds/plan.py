@@ -14,7 +14,14 @@ from tokmill.builds.source import Frozen, Item, Source
 from tokmill.errors import TokmillError
 from tokmill.files import machine_errors, path_to_text, write_file
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Plan, PlannedItem, Reference, canonical_digest
+from tokmill.store.manifest import (
+    Plan,
+    PlannedItem,
+    Reference,
+    canonical_digest,
+    item_line,
+    with_paths,
+)
 from tokmill.store.schema import check_schema
 from tokmill.store.seal import sealed
 
@@ -83,9 +90,7 @@ def make_plan(
         name = shard_of(recipe_id, group)
         shards += 1
         for item in group:
-            planned.append(
-                PlannedItem(item.name, item.path, item.start, item.stop, item.digest, name)
-            )
+            planned.append(item.planned(name))
     if not planned:
         raise TokmillError(
             "the inputs hold nothing to read",
@@ -189,11 +194,10 @@ def _lines(planned: Sequence[PlannedItem]) -> Iterator[bytes]:
     for start in range(0, len(planned), 4096):
         items = planned[start : start + 4096]
         try:
-            yield encoder.encode_lines(items)
+            yield encoder.encode_lines(map(item_line, items))
         except UnicodeEncodeError:
-            yield encoder.encode_lines(
-                [msgspec.structs.replace(item, path=path_to_text(item.path)) for item in items]
-            )
+            encoded = (item_line(with_paths(item, path_to_text)) for item in items)
+            yield encoder.encode_lines(encoded)
 
 
 def difference(old: Any, new: Any, path: str = "") -> list[str]:

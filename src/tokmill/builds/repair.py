@@ -57,7 +57,7 @@ def work_of(store: Path) -> tuple[Work, dict[str, ShardJob]]:
     tasks: dict[str, ShardJob] = {}
     for item in read_planned(store):
         task = tasks.setdefault(item.shard, ShardJob(item.shard, []))
-        task.items.append(Item(item.name, item.path, item.start, item.stop, item.digest))
+        task.items.append(Item.again(item))
     return planned_work(store, plan), tasks
 
 

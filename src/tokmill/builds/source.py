@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from tokmill import plugins
 from tokmill.builds.scan import InputFile
 from tokmill.errors import TokmillError
-from tokmill.store.manifest import Manifest, Overlay, Reference
+from tokmill.store.manifest import Manifest, OtherFile, Overlay, PlannedItem, Reference
 from tokmill.store.probe import Probe
 from tokmill.store.schema import Places, Records, Schema
 from tokmill.store.vocab import Vocabulary
@@ -24,9 +24,10 @@ MAX_ITEM = 64 << 20
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One unit of input: a file or the bytes `start` … `stop` of it.
+    """One unit of input: a file or the bytes `start` … `stop` of it, or several whole files.
 
-    Records are never cut: an item holds those that begin in its range.
+    Records are never cut: an item holds those that begin in its range. Of several files `start` is
+    0 and `stop` the sum of their sizes.
     """
 
     name: str
@@ -41,6 +42,20 @@ class Item(msgspec.Struct, frozen=True):
     """Parts of a stream that are in the store already: read past them, yield nothing."""
     alone: bool = False
     """Nothing else goes into its shard (that of an overlay, beside one of its store)."""
+    others: tuple[OtherFile, ...] = ()
+    """The further files of an item of several; their names are part of its name."""
+
+    @classmethod
+    def again(cls, planned: PlannedItem, parts_done: int = 0) -> Self:
+        """Return the item that a plan holds."""
+        name, path, start, stop, digest, _, others = msgspec.structs.astuple(planned)
+        return cls(name, path, start, stop, digest, parts_done=parts_done, others=others)
+
+    def planned(self, shard: str) -> PlannedItem:
+        """Return what a plan holds of the item."""
+        return PlannedItem(
+            self.name, self.path, self.start, self.stop, self.digest, shard, self.others
+        )
 
     @property
     def size(self) -> int:

@@ -45,28 +45,27 @@ class _Line(msgspec.Struct, frozen=True, array_like=True):
     stamp: Stamp
 
 
-def file_of(item: PlannedItem) -> Path | None:
-    """Return the file that an item is read from; None for a shard of another store."""
+def files_of(item: PlannedItem) -> list[Path]:
+    """Return the files that an item is read from; none for a shard of another store."""
     path = Path(item.path)
     if path.suffix == SUFFIX and path.parent.name == "shards":
-        return None
+        return []
     if path.is_dir():
         path = inside(path, PurePosixPath(item.name).name)
-    return path if path.is_file() else None
+    paths = [path, *(Path(other.path) for other in item.others)]
+    return [path for path in paths if path.is_file()]
 
 
 def stamps_of(planned: Iterable[PlannedItem]) -> dict[str, Stamp]:
     """Return file → what tells whether it was touched."""
     found: dict[str, Stamp] = {}
-    last = ""
     for item in planned:
-        if item.path == last:
+        # A file may be read by many items: looked at once.
+        if item.path in found and all(other.path in found for other in item.others):
             continue
-        file = file_of(item)
-        if file is not None:
+        for file in files_of(item):
             with machine_errors("read", file):
                 found[str(file)] = stamp(os.stat(file))
-            last = item.path if str(file) == item.path else ""
     return found
 
 
@@ -93,8 +92,7 @@ def doubt(store: Path, planned: Iterable[PlannedItem]) -> None:
     """Keep in mind that files are not what was read, so that the next build reads them again."""
     stamps = read_stamps(store)
     for item in planned:
-        if (file := file_of(item)) is not None:
-            stamps[str(file)] = DOUBTED
+        stamps |= dict.fromkeys(map(str, files_of(item)), DOUBTED)
     write_stamps(store, stamps)
 
 
@@ -117,8 +115,8 @@ def changed_shards(
             receipts.setdefault(receipt.shard, []).append(receipt)
     touched = []
     for item in planned if receipts else ():
-        file = str(file_of(item)) if item.shard in receipts else ""
-        if file in stamps and not _untouched(before.get(file), stamps[file]):
+        paths = map(str, files_of(item) if item.shard in receipts else ())
+        if any(p in stamps and not _untouched(before.get(p), stamps[p]) for p in paths):
             touched.append(item)
     if not touched:
         return {}
@@ -130,7 +128,7 @@ def changed_shards(
                 changed[item.shard] = item.name
             bar.advance(item.size)
     if not quiet:
-        files = len({item.path for item in touched})
+        files = len({path for item in touched for path in files_of(item)})
         print(
             f"{human_count(files, 'input file')} touched since the store was built, read again: "
             + (f"{len({*changed.values()}):,} changed" if changed else "all hold what they held"),
@@ -151,7 +149,7 @@ def _same(source: Source, item: PlannedItem, receipts: Sequence[Receipt]) -> boo
         if (one.name, one.start) == (item.name, item.start)
     ]
     try:
-        found = _contents(source, Item(item.name, item.path, item.start, item.stop, item.digest))
+        found = _contents(source, Item.again(item))
         return all(digest == next(found, "") for digest in wanted)
     except MachineError:
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -92,6 +92,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return [path_from_text(root) for root in self.roots]
 
 
+class OtherFile(msgspec.Struct, frozen=True, array_like=True):
+    """A further file of an item, read whole, such as the second one of a pair."""
+
+    path: str
+    digest: str
+    """Sampled digest of the file."""
+
+
 class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
     """One line of `inputs.jsonl`: an item, and the shard that it goes to."""
 
@@ -101,6 +109,8 @@ class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
     stop: int
     digest: str
     shard: Shard
+    others: tuple[OtherFile, ...] = ()
+    """The further files of an item of several; their names are part of its name."""
 
     @property
     def size(self) -> int:
@@ -108,9 +118,21 @@ class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
         return self.stop - self.start
 
 
+def item_line(item: PlannedItem) -> Any:
+    """Return what a line of `inputs.jsonl` holds; that of an item of one file ends at its shard."""
+    return item if item.others else msgspec.structs.astuple(item)[:-1]
+
+
+def with_paths(item: PlannedItem, change: Callable[[str], str]) -> PlannedItem:
+    """Return an item with its paths changed, such as to text that JSON holds."""
+    others = tuple(msgspec.structs.replace(other, path=change(other.path)) for other in item.others)
+    return msgspec.structs.replace(item, path=change(item.path), others=others)
+
+
 def item_identity(item: Any) -> bytes:
     """Return what of an item (planned or not) goes into identities: no path."""
-    return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}".encode()
+    others = "".join(f"\0{other.digest}" for other in item.others)
+    return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}{others}".encode()
 
 
 def plan_digest(recipe_id: str, items: Iterable[Any]) -> str:

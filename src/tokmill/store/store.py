@@ -321,8 +321,9 @@ def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
         for number, line in enumerate(lines, 1):
             try:
                 item = decoder.decode(line)
-                if item.path.startswith("file:"):
-                    item = msgspec.structs.replace(item, path=path_from_text(item.path))
+                paths = (item.path, *(other.path for other in item.others))
+                if any(path.startswith("file:") for path in paths):
+                    item = layout.with_paths(item, path_from_text)
                 yield item
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise TokmillError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,15 @@ from hypothesis import strategies as st
 
 from making import TOKENIZER, jsonl, quick_build
 from tokmill.builds import plan as planning
+from tokmill.builds.make_shard import InputChanged, check_unchanged
 from tokmill.builds.plan import difference, group_items, shard_of
 from tokmill.builds.prepare import BuildRecipe, prepare
 from tokmill.builds.scan import find_files
 from tokmill.builds.source import Item, cut
+from tokmill.builds.stamps import stamps_of
+from tokmill.files import sampled_digest
+from tokmill.store.manifest import OtherFile
+from tokmill.store.store import read_planned
 
 MEBI = 1 << 20
 FILES = st.dictionaries(
@@ -131,6 +138,47 @@ def test_what_is_in_recipe_and_plan_ids(tmp_path: Path) -> None:
         assert found not in seen
         assert other_plan != plan
         seen.add(found)
+
+
+def test_an_item_of_several_files_depends_on_all_of_them(tmp_path: Path) -> None:
+    paths = [os.fsdecode(os.fsencode(tmp_path) + name) for name in (b"/a", b"/\xff", b"/c")]
+    other, another = OtherFile(paths[1], "d1"), OtherFile(paths[1], "d2")
+    item = Item("a <> b", paths[0], 0, 9, "d0", others=(other,))
+    changed = Item("a <> b", paths[0], 0, 9, "d0", others=(another,))
+    alone = Item("a <> b", paths[0], 0, 9, "d0")
+    assert len({shard_of("r", [one]) for one in (item, changed, alone)}) == 3
+    # What a plan holds is read back; the line of one file is that of earlier versions.
+    shard = "0" * 24
+    planned = [item.planned(shard), alone.planned(shard)]
+    planning.write_inputs(tmp_path, planned)
+    assert list(read_planned(tmp_path)) == planned
+    assert [Item.again(one) for one in planned] == [item, alone]
+    lines = (tmp_path / "inputs.jsonl").read_bytes().splitlines()
+    assert len(json.loads(lines[0])) == 7 and len(json.loads(lines[1])) == 6
+    for path in paths[:2]:
+        Path(path).write_bytes(b"x")
+    assert [*map(str, stamps_of(planned))] == paths[:2]
+
+
+def test_a_second_file_that_changes_is_refused(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in "ab"]
+    for file in files:
+        file.write_bytes(b"what was planned")
+    digest = sampled_digest(files[0], 16)
+    others = (OtherFile(str(files[1]), digest),)
+    item = Item("a <> b", str(files[0]), 0, 32, digest, others=others)
+    before = check_unchanged(item)
+    assert len(before) == 2 and check_unchanged(item, before) == before
+    os.utime(files[1], ns=(1, 1))
+    with pytest.raises(InputChanged, match="changed while it was read") as error:
+        check_unchanged(item, before)
+    assert error.value.where == str(files[1])
+    files[1].write_bytes(b"what is there now")
+    with pytest.raises(InputChanged, match="changed since the build was planned"):
+        check_unchanged(item)
+    files[1].unlink()
+    with pytest.raises(InputChanged, match="vanished"):
+        check_unchanged(item)
 
 
 def test_the_version_of_the_rules_is_in_the_recipe(
