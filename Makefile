@@ -13,7 +13,7 @@ SOURCES   = src tests scripts benchmarks
 ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check format bench clean system-packages
+.PHONY: help demo test test-long check format bench pairs clean system-packages
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,11 @@ bench: $(VENV)/.installed-dev $(VENV)-peers/.installed $(VENV)-angr/.installed  
 	@sh scripts/install-system-packages.sh bench
 	mkdir -p bench-cache
 	$(ANGR) $(BIN)/python benchmarks/run.py bench-cache $(abspath $(VENV)-peers)/bin/python $(SECTIONS)
+
+pairs:  ## programs in pairs, for diffing, in bench-cache/pairs (PAIRS=--small: a few, in seconds)
+	@sh scripts/install-system-packages.sh bench
+	mkdir -p bench-cache
+	$(PYTHON) benchmarks/program_pairs.py bench-cache $(PAIRS)
 
 clean:  ## remove the demo and caches
 	rm -rf demo dist build-cache bench-cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

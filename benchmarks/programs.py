@@ -181,23 +181,26 @@ def release() -> str:
     raise Failed(f"{RELEASE} names no release")
 
 
-def fetch(package: str, folder: Path) -> Path:
-    """Return the unpacked upstream archive of a Debian source package."""
-    tree = folder / package
+def fetch(package: str, folder: Path, suite: str = "") -> Path:
+    """Return the unpacked upstream archive of a Debian source package; `.version` is its version.
+
+    It is of the release of this machine, or of the one that is named.
+    """
+    tree = folder / (f"{package}-{suite}" if suite else package)
     if (tree / ".done").exists():
         return tree
     folder = folder.resolve()
-    lists, archives = folder / "apt", folder / f"{package}-archive"
+    lists, archives = folder / f"apt{suite}", folder / f"{tree.name}-archive"
     for path in (lists / "partial", archives):
         path.mkdir(parents=True, exist_ok=True)
-    listed = folder / "apt.sources"
+    listed = folder / f"apt{suite}.sources"
     options = [
         "-o", f"Dir::Etc::sourcelist={listed}", "-o", "Dir::Etc::sourceparts=/dev/null",
         "-o", f"Dir::State::Lists={lists}", "-o", "Dir::Cache::srcpkgcache=", "-o",
         "Dir::Cache::pkgcache=", "-o", "APT::Sandbox::User=",
     ]  # fmt: skip
     if not listed.exists():
-        text = SOURCES.format(release=release())
+        text = SOURCES.format(release=suite or release())
         listed.write_text(text)
         try:
             run("apt-get", "update", *options)
@@ -215,6 +218,7 @@ def fetch(package: str, folder: Path) -> Path:
         # Its one large file is made by its own scripts.
         run("./configure", "--disable-tcl", cwd=tree)
         run("make", "sqlite3.c", "shell.c", cwd=tree)
+    (tree / ".version").write_text(archive.name.partition("_")[2].partition(".orig")[0])
     (tree / ".done").touch()
     return tree
 
