@@ -8,7 +8,7 @@ set -u
 
 # command:package[,package], a line each; a command with a slash is a file that must be there.
 # strace ends builds at any system call, mount makes small disks, setpriv gives up root's rights;
-# the compilers make the programs that are lifted; chromium shows the report page.
+# the compilers make the programs that are lifted; git compares their sources; chromium shows pages.
 WANTED="
 strace:strace
 mount:mount
@@ -16,6 +16,7 @@ setpriv:util-linux
 gcc:gcc,libc6-dev
 g++:g++
 objcopy:binutils
+git:git
 /usr/include/x86_64-linux-gnu/gnu/stubs-32.h:gcc-multilib
 clang:clang
 x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64-win32

@@ -174,6 +174,8 @@ EXTRA_PACKAGES: dict[str, str] = {
     "pyarrow": "parquet",
     "iced_x86": "x86",
     "lief": "x86",
+    "elftools": "x86",
+    "scipy": "x86",
     "torch": "train",
     "triton": "train",
     "deepspeed": "deepspeed",

@@ -73,11 +73,13 @@ from small_files import (
 )
 from small_programs import (
     make_count_pickle,
+    make_debug_info,
     make_elf,
     make_graph,
     make_index,
     make_vocabularies,
     make_x86_store,
+    read_debug,
     read_graph_file,
     read_index,
     read_lists,
@@ -471,6 +473,7 @@ READERS: dict[str, Reader] = {
     "graph jsonl": Reader(make_graph(".cfg.jsonl"), read_graph_lines),
     "extract": Reader(make_extract, read_extract),
     "symbols": Reader(make_truth, read_truth),
+    "debug info": Reader(make_debug_info, read_debug, share=0.3),
     # looking
     "inspect": Reader(make_everything, read_everything),
     # runs

@@ -64,7 +64,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Starts of functions that were found, against the truth."""
+    """What was found (starts of functions, matches of two programs) against the truth."""
 
     right: int
     wrong: int
@@ -79,6 +79,12 @@ class Score:
     def precision(self) -> float:
         """The share of starts found that are true; 1 where none was found."""
         return self.right / (self.right + self.wrong) if self.right + self.wrong else 1.0
+
+    @property
+    def f1(self) -> float:
+        """The harmonic mean of the two; 1 where there is nothing to find and nothing was found."""
+        whole = 2 * self.right + self.wrong + self.lost
+        return 2 * self.right / whole if whole else 1.0
 
     def __add__(self, other: Score) -> Score:
         return Score(self.right + other.right, self.wrong + other.wrong, self.lost + other.lost)
