@@ -54,6 +54,15 @@ def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
     assert again.startswith("graphs: 3 programs (3 there already), ")
 
 
+def test_graphs_of_an_older_version_are_made_again_and_that_is_told(
+    here: Here, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
+    monkeypatch.setattr("tokmill.x86.lift.cfg.VERSION", 99)
+    out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
+    assert "made again: 3 graphs that another version or lifter had made" in out.splitlines()
+
+
 def test_the_report_as_json(here: Here, programs: Path) -> None:
     out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0, "--json")
     report = json.loads(out)

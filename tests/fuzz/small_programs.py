@@ -20,6 +20,7 @@ def make_elf(folder: Path) -> Iterable[Path]:
     from x86_programs import compiles
 
     source = "int f(int x){return x*3+1;}int g(int x){return x?f(x):2;}void _start(){g(1);}"
+    source += 'const char *hello(void){return "hello";}'
     flags = ("-Os", "-nostdlib", "-static", "-fno-asynchronous-unwind-tables")
     path = compiles(folder, "program", source, *flags)
     (folder / "program-source.c").unlink()
@@ -56,10 +57,16 @@ def small_graph() -> Any:
     from x86_graphs import Block, graph_of
 
     nop, ret = b"\x90", b"\xc3"
-    return graph_of({
+    graph = graph_of({
         0x1000: [Block(0x1000, [nop, b"\x31\xc0"], [(Edge(1), 0x1003)]), Block(0x1003, [ret])],
         0x2000: [Block(0x2000, [b"\x55", ret])],
     }, ["main", ""])  # fmt: skip
+    graph.facts = True
+    graph.import_address, graph.import_name = np.asarray([0x3000], np.uint64), ["puts"]
+    graph.block_strings, graph.string = np.asarray([0, 1, 1, 3]), np.asarray([0, 1, 0], np.uint32)
+    graph.strings = ["hello", "wörld"]
+    graph.block_constants, graph.constant = np.asarray([0, 0, 2, 2]), np.asarray([7, -(1 << 63)])
+    return graph
 
 
 def make_graph(suffix: str) -> Make:
@@ -79,9 +86,18 @@ def read_graph_file(name: str) -> Read:
         graph = read_graph(folder / name)
         return [np.asarray(getattr(graph, field)).tolist() for field in (
             "function_address", "function_blocks", "block_address", "code", "lengths",
-            "block_edges", "edge_target", "edge_kind")], graph.function_name  # fmt: skip
+            "block_edges", "edge_target", "edge_kind", "facts", "import_address", "import_name",
+            "block_strings", "string", "strings", "block_constants", "constant",
+            )], graph.function_name  # fmt: skip
 
     return read
+
+
+def read_facts(folder: Path) -> Any:
+    from tokmill.x86.lift.cfg import lift
+
+    graph = lift(folder / "program", facts=True)
+    return graph.import_name, graph.strings, graph.constant.tolist(), graph.code.tobytes()
 
 
 def make_index(folder: Path) -> Iterable[Path]:

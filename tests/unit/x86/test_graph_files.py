@@ -17,10 +17,12 @@ from tokmill.x86.graphs.files import KEY, read_about, read_graph, write_graph
 from tokmill.x86.lift.cfg import lift
 from x86_programs import CPP_SOURCE, compiles, flat, stripped
 
+GOLDEN = Path(__file__).parents[2] / "golden"
+
 
 @pytest.fixture(scope="module")
 def graph(built: Path) -> Graph:
-    return lift(compiles(built, "stored", CPP_SOURCE, "-O1", by="g++"))
+    return lift(compiles(built, "stored", CPP_SOURCE, "-O1", by="g++"), facts=True)
 
 
 def same(a: Graph, b: Graph) -> None:
@@ -41,6 +43,30 @@ def test_parquet_gives_back_what_was_written(graph: Graph, tmp_path: Path) -> No
     assert (facts.functions, facts.blocks) == (len(graph.function_name), len(graph.block_address))
     assert facts.digest == "digest" and facts.lifter == "lifter 1" and facts.bits == 64
     assert sum(map(len, facts.unresolved.values())) == len(graph.unresolved)
+
+
+def test_facts_are_in_the_file(graph: Graph, tmp_path: Path) -> None:
+    assert graph.facts and graph.import_name and graph.strings and len(graph.constant)
+    path = tmp_path / "stored.parquet"
+    facts = write_graph(graph, path)
+    assert facts.facts and facts.imports[0] == (graph.import_address[0], graph.import_name[0])
+    rows = pyarrow.parquet.read_table(path).to_pylist()
+    assert {text for row in rows for text in row["strings"]} == set(graph.strings)
+    assert sum(len(row["constants"]) for row in rows) == len(graph.constant)
+
+
+def test_a_file_of_version_1_is_read_and_knows_no_facts() -> None:
+    path = GOLDEN / "graph-v1.parquet"
+    graph = read_graph(path)
+    assert graph.program == "old.s" and graph.function_name == ["_start", ""]
+    assert not graph.facts and not graph.strings and not graph.import_name
+    assert graph.block_strings.tolist() == graph.block_constants.tolist() == [0] * 6
+    about = read_about(path)
+    assert about is not None and about.version == 1 and not about.facts and about.imports == []
+    assert about.unresolved == {"indirect jump": [0x40100E]}
+    assert not about.made_of(about.digest, about.lifter), "it is made again"
+    old = read_about(GOLDEN / "graph-v1.jsonl")
+    assert old == about
 
 
 def test_a_graph_without_names_and_one_without_functions(built: Path, tmp_path: Path) -> None:

@@ -91,6 +91,18 @@ def test_what_is_there_is_kept_and_what_changed_is_made_again(
     assert about is not None and about.lifter.startswith("native 99, iced-x86 ")
 
 
+def test_a_graph_file_of_an_older_version_is_made_again(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "graphs"
+    report = lift_files([str(programs)], out)
+    assert (report.made, report.renewed) == (3, 0)
+    # A later tokmill.
+    monkeypatch.setattr("tokmill.x86.graphs.files.VERSION", 3)
+    report = lift_files([str(programs)], out)
+    assert (report.made, report.kept, report.renewed) == (3, 0, 3)
+
+
 def test_processes_make_the_same_bytes(programs: Path, tmp_path: Path) -> None:
     lift_files([str(programs)], tmp_path / "one", workers=0)
     lift_files([str(programs)], tmp_path / "two", workers=2)

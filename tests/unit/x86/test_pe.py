@@ -36,7 +36,7 @@ def test_a_small_file_made_by_hand(tmp_path: Path) -> None:
     assert program.unwind.stop.tolist() == [0x140001009]
     graph = lift(program)
     assert blocks_of(graph, 0x140001000) == {
-        0x140001000: (6, [("FALL", 0x140001006), ("INDIRECT", 0)]),
+        0x140001000: (6, [("CALL", 0x140002000), ("FALL", 0x140001006)]),
         0x140001006: (3, [("RETURN", 0)]),
     }
     # A call of an import is followed: its slot says which.
@@ -46,7 +46,7 @@ def test_a_small_file_made_by_hand(tmp_path: Path) -> None:
 def test_a_call_that_ends_the_process_ends_the_block(tmp_path: Path) -> None:
     path = tmp_path / "exits.exe"
     path.write_bytes(pe_file(CODE, ("ExitProcess",)))
-    assert blocks_of(lift(path), 0x140001000) == {0x140001000: (6, [("INDIRECT", 0)])}
+    assert blocks_of(lift(path), 0x140001000) == {0x140001000: (6, [("CALL", 0x140002000)])}
 
 
 def test_chained_unwind_ranges_are_parts_of_functions(tmp_path: Path) -> None:
@@ -118,6 +118,14 @@ def test_exports_and_moved_pointers_of_a_library(built: Path) -> None:
 
 def test_every_call_of_a_program_by_mingw_leads_to_a_function_or_an_import(built: Path) -> None:
     path = compiles(built, "calls.exe", C_SOURCE, "-O1", by=MINGW)
-    graph = lift(path)
+    graph = lift(path, facts=True)
     called = graph.edge_target[graph.edge_kind == Edge.CALL]
-    assert np.isin(called, graph.function_address).all()
+    imports = np.isin(called, graph.import_address)
+    assert (imports | np.isin(called, graph.function_address)).all()
+    names = [name for name in graph.import_name if name.startswith("KERNEL32.dll!")]
+    assert "KERNEL32.dll!VirtualQuery" in names
+    # What the C library has is called through a function that only jumps there.
+    at = graph.import_name.index("msvcrt.dll!puts")
+    assert int(graph.import_address[at]) in graph.function_address.tolist() + called.tolist()
+    at = [name for name in graph.import_name if name == "msvcrt.dll!puts"]
+    assert len(at) == 2, "the slot and the function that jumps through it"

@@ -2,9 +2,10 @@
 
 Columns of both: `program`, `function` (its address), `name` (raw symbol name, or `sub_401000`),
 `demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each instruction),
-`successors` (addresses, 0 for none) and `kinds` (fall, jump, branch, call, indirect, return). What
-concerns the whole program stands in the metadata of the Parquet file, in JSON Lines in the first
-line.
+`successors` (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect, return) and, from
+version 2 on, `strings` and `constants` that instructions of the block refer to. What concerns the
+whole program, imports too, stands in the metadata of the Parquet file, in JSON Lines in the first
+line. Files of version 1 are read, too.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.program import demangle
 
 KEY = b"tokmill.graph"
-VERSION = 1
+VERSION = 2
 KINDS = [edge.name.lower() for edge in Edge]
 COLUMNS = (
     "program", "function", "name", "demangled", "address", "code", "lengths", "successors", "kinds"
 )  # fmt: skip
+FACTS = ("strings", "constants")
+"""Columns that version 2 added."""
 JSON_ROWS = 4096
 
 
@@ -54,6 +57,14 @@ class About(msgspec.Struct, frozen=True):
     level: str = ""
     cut_short: tuple[str, ...] = ()
     """As of `Graph`."""
+    facts: bool = False
+    """Whether imports, strings and constants were looked for."""
+    imports: list[tuple[int, str]] = []
+    """Address and name of each import, by address."""
+
+    def made_of(self, digest: str, lifter: str) -> bool:
+        """Say whether the file is what would be written now of a program with this digest."""
+        return (self.version, self.digest, self.lifter) == (VERSION, digest, lifter)
 
 
 def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
@@ -74,6 +85,8 @@ def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
         compiler=graph.compiler,
         level=graph.level,
         cut_short=graph.cut_short,
+        facts=graph.facts,
+        imports=list(zip(graph.import_address.tolist(), graph.import_name, strict=True)),
     )
 
 
@@ -98,8 +111,9 @@ def read_graph(path: Path | str) -> Graph:
     with _arrow_errors(path):
         file = plugins.require("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
         facts = _facts(file, path)
-        table = file.read(columns=list(COLUMNS)).combine_chunks()
-        columns = {name: table[name].combine_chunks() for name in COLUMNS}
+        wanted = COLUMNS + (FACTS if facts.version > 1 else ())
+        table = file.read(columns=list(wanted)).combine_chunks()
+        columns = {name: table[name].combine_chunks() for name in wanted}
         name = columns["name"].cast(arrow.large_string()).dictionary_encode()
         function, number = columns["function"].to_numpy(), name.indices.to_numpy()
         begins = np.ones(len(function), bool)
@@ -133,8 +147,24 @@ def read_graph(path: Path | str) -> Graph:
             level=facts.level,
             cut_short=facts.cut_short,
         )
+        if facts.version > 1:
+            _read_facts(graph, facts, columns)
         _check(graph)
         return graph
+
+
+def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
+    """Set the columns of imports, strings and constants of a graph."""
+    arrow = plugins.require("pyarrow")
+    strings, constants = columns["strings"], columns["constants"]
+    text = strings.flatten().cast(arrow.large_string()).dictionary_encode()
+    graph.facts = facts.facts
+    graph.import_address = np.asarray([address for address, _ in facts.imports], np.uint64)
+    graph.import_name = [name for _, name in facts.imports]
+    graph.block_strings, graph.block_constants = _list_offsets(strings), _list_offsets(constants)
+    graph.string = text.indices.to_numpy().astype(np.uint32)
+    graph.strings = text.dictionary.to_pylist()
+    graph.constant = constants.flatten().to_numpy().astype(np.int64)
 
 
 def _check(graph: Graph) -> None:
@@ -144,12 +174,21 @@ def _check(graph: Graph) -> None:
     good = (
         all(
             len(offsets) == blocks + 1 and (np.diff(offsets) >= 0).all()
-            for offsets in (graph.block_bytes, graph.block_instructions, graph.block_edges)
+            for offsets in (
+                graph.block_bytes,
+                graph.block_instructions,
+                graph.block_edges,
+                graph.block_strings,
+                graph.block_constants,
+            )  # fmt: skip
         )
         and graph.block_instructions[-1] == len(graph.lengths)
         and graph.block_edges[-1] == len(graph.edge_target) == len(graph.edge_kind)
         and graph.block_bytes[-1] == len(graph.code)
         and (ends[graph.block_instructions] == graph.block_bytes).all()
+        and graph.block_strings[-1] == len(graph.string)
+        and graph.block_constants[-1] == len(graph.constant)
+        and (graph.import_address[1:] > graph.import_address[:-1]).all()
     )
     if not good:
         raise ValueError("its columns do not fit one another")
@@ -216,6 +255,12 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
                 graph.block_edges, arrow.array(graph.edge_target)
             ),
             "kinds": arrow.LargeListArray.from_arrays(graph.block_edges, kinds),
+            "strings": arrow.LargeListArray.from_arrays(
+                graph.block_strings, _repeated(graph.strings, graph.string)
+            ),
+            "constants": arrow.LargeListArray.from_arrays(
+                graph.block_constants, arrow.array(graph.constant)
+            ),
         },
         metadata={KEY: msgspec.json.encode(facts)},
     )
@@ -253,6 +298,8 @@ def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
             ways = slice(*graph.block_edges[block : block + 2].tolist())
             place = slice(*graph.block_bytes[block : block + 2].tolist())
             inside = slice(*graph.block_instructions[block : block + 2].tolist())
+            texts = slice(*graph.block_strings[block : block + 2].tolist())
+            numbers = slice(*graph.block_constants[block : block + 2].tolist())
             row: dict[str, Any] = {
                 "program": graph.program,
                 "function": addresses[number],
@@ -263,6 +310,8 @@ def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
                 "lengths": graph.lengths[inside].tolist(),
                 "successors": graph.edge_target[ways].tolist(),
                 "kinds": [KINDS[kind] for kind in graph.edge_kind[ways].tolist()],
+                "strings": [graph.strings[at] for at in graph.string[texts].tolist()],
+                "constants": graph.constant[numbers].tolist(),
             }
             lines.append(encode(row))
         yield b"\n".join(lines) + b"\n"
@@ -289,7 +338,9 @@ def _facts(file: Any, path: Path) -> About:
     return facts
 
 
-MALFORMED: tuple[type[Exception], ...] = (KeyError, ValueError, IndexError, TypeError)
+MALFORMED: tuple[type[Exception], ...] = (
+    KeyError, ValueError, IndexError, TypeError, OverflowError,
+)  # fmt: skip
 
 
 @contextlib.contextmanager

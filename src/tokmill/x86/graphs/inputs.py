@@ -32,10 +32,12 @@ def graphs_in(
     lifter: str = "native",
     *,
     windows: bool = False,
+    facts: bool = False,
 ) -> Iterator[Graph]:
     """Yield the graphs of one input: of a pickle that of each program, else one.
 
-    With `windows` a very large program gives several, a part of its functions in each.
+    With `windows` a very large program gives several, a part of its functions in each. With `facts`
+    a program is searched for imports, strings and constants, too; not in windows.
 
     A program is lifted here, by `lifter`. Raises `TokmillError` for what is neither program, pickle
     nor graph.
@@ -53,7 +55,7 @@ def graphs_in(
     elif windows:
         yield from lift_parts(file, lifter)
     else:
-        yield lift_file(file, lifter)
+        yield lift_file(file, lifter, facts=facts)
 
 
 def graphs_of_path(path: Path | str) -> Iterator[Graph]:

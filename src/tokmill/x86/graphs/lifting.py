@@ -29,7 +29,6 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.files import About, read_about, write_graph
 from tokmill.x86.image import elf, pe
 from tokmill.x86.image.producer import made_by
-from tokmill.x86.lift.windows import joined
 
 FORMS = ("parquet", "jsonl")
 PICKLE = ".pkl"
@@ -43,6 +42,8 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     made: bool = False
     """False: its graph was there already, or it was refused."""
+    renewed: bool = False
+    """A graph of the same bytes was there, by another version of the lifter or of the file."""
     refused: str = ""
     """Why there is no graph."""
     hint: str = ""
@@ -71,6 +72,8 @@ class Report(msgspec.Struct, frozen=True):
     """Programs that have a graph in the folder and are not among the inputs."""
     cut_short: dict[str, int] = {}
     """What was not looked for to the end → in how many programs."""
+    renewed: int = 0
+    """Of those made: graphs of the same bytes that another version had made."""
 
 
 class _Task(NamedTuple):
@@ -180,19 +183,27 @@ def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> No
         )
 
 
-def lift_file(file: InputFile, lifter: str = "native") -> Graph:
-    """Return the graph of a program by its name, and what made it; raises as the lifter."""
-    return joined(list(lift_parts(file, lifter)))
+def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -> Graph:
+    """Return the graph of a program by its name, and what made it; raises as the lifter.
+
+    With `facts` also imports, strings and constants, where the lifter is tokmill's own.
+    """
+    if lifter == "native":
+        graph: Graph = plugins.require("tokmill.x86.lift.cfg").lift(file.path, facts=facts)
+    else:
+        graph = plugins.load(plugins.LIFTERS, lifter)(file.path)
+    graph.program = file.name
+    graph.compiler, graph.level = made_by(file.path)
+    return graph
 
 
 def lift_parts(file: InputFile, lifter: str = "native") -> Iterator[Graph]:
     """Yield the graph of a program; of a very large one a window of code at a time, by address."""
+    if lifter != "native":
+        yield lift_file(file, lifter)
+        return
     compiler, level = made_by(file.path)
-    graphs: Iterator[Graph]
-    if lifter == "native":
-        graphs = plugins.require("tokmill.x86.lift.cfg").lift_windows(file.path)
-    else:
-        graphs = iter([plugins.load(plugins.LIFTERS, lifter)(file.path)])
+    graphs: Iterator[Graph] = plugins.require("tokmill.x86.lift.cfg").lift_windows(file.path)
     while (graph := next(graphs, None)) is not None:
         graph.program, graph.compiler, graph.level = file.name, compiler, level
         yield graph
@@ -258,16 +269,17 @@ def _make(task: _Task) -> list[Outcome]:
         if path.suffix == PICKLE:
             return list(_make_pickled(task, digest))
         about = read_about(task.out)
-        if about is not None and (about.digest, about.lifter) == (digest, task.version):
+        if about is not None and about.made_of(digest, task.version):
             return [Outcome(name, about=about)]
         if about is None and task.chosen and task.out.exists():
             what = "a file of the name of its graph is there, and is no graph"
             hint = "remove it if it is a damaged graph, or choose another folder"
             return [Outcome(name, refused=what, hint=hint)]
-        graph = lift_file(task.file, task.lifter)
+        renewed = about is not None and about.digest == digest
+        graph = lift_file(task.file, task.lifter, facts=True)
         make_folder(task.out.parent)
         about = write_graph(graph, task.out, digest, task.version)
-        return [Outcome(name, time.monotonic() - started, True, about=about)]
+        return [Outcome(name, time.monotonic() - started, True, renewed, about=about)]
     except (MachineError, MissingExtraError, UsageError):
         raise
     except TokmillError as error:
@@ -282,10 +294,11 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
         graph.level = pickles.level_of(graph.program)
         out = inside(task.out, f"{graph.program}.{task.form}", deep=True)
         about = read_about(out)
-        made = about is None or (about.digest, about.lifter) != (digest, PICKLES)
+        made = about is None or not about.made_of(digest, PICKLES)
+        renewed = made and about is not None and about.digest == digest
         if made:
             about = write_graph(graph, out, digest, PICKLES)
-        yield Outcome(graph.program, time.monotonic() - started, made, about=about)
+        yield Outcome(graph.program, time.monotonic() - started, made, renewed, about=about)
 
 
 def _others(folder: Path, form: str, done: set[str]) -> list[str]:
@@ -328,4 +341,5 @@ def _report(
         seconds=seconds,
         others=others,
         cut_short=dict(sorted(cut_short.items())),
+        renewed=sum(outcome.renewed for outcome in done),
     )

@@ -63,8 +63,11 @@ def read_elf(data: Array, path: str) -> Program:
         program.import_name = list(layout.imports)
         program.import_address = np.asarray(list(layout.imports.values()), np.uint64)
         program.import_target = np.zeros(len(layout.imports), np.uint64)
+        program.top = layout.top
     else:
         program.entry = elf.entry
+        loaded = elf.segments[elf.segments["type"] == LOAD]
+        program.top = max((loaded["address"] + loaded["size"]).tolist(), default=0)
         if elf.dynamic.get(Tag.FLAGS_1, 0) & Tag.IS_EXECUTABLE:
             program.kind = "executable"
         program.global_offset_table = elf.dynamic.get(Tag.PLTGOT, 0)

@@ -97,6 +97,8 @@ class Program:
     slot_name: list[str] = field(default_factory=list)
     slot_target: Array = field(default_factory=lambda: NONE)
     """As `import_target`."""
+    slot_full_name: list[str] = field(default_factory=list)
+    """Of PE files `library!name`, of an ordinal `library!#7`; empty where `slot_name` is all."""
     starts: Array = field(default_factory=lambda: NONE)
     """Functions that tables name without a symbol (initialisers, exports)."""
     pointers: Array = field(default_factory=lambda: NONE)
@@ -106,6 +108,8 @@ class Program:
     """What EBX holds in 32-bit position-independent code; 0 where it is not known."""
     fixed: bool = False
     """It is loaded where the file says, so an address may stand in an instruction."""
+    top: int = 0
+    """Behind all that is loaded, what is not in the file (`.bss`) too; 0 where it is not known."""
 
     def section_at(self, address: int) -> Section | None:
         """Return the section that holds an address."""

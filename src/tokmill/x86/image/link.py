@@ -71,6 +71,11 @@ class Placement:
             value[i] = self._import(text(table.strings, name))
         return value
 
+    @property
+    def top(self) -> int:
+        """The address behind all made-up places."""
+        return self.table + PLACE * (1 + len(self.imports))
+
     def _import(self, name: str) -> int:
         return self.imports.setdefault(name, self.table + PLACE * (1 + len(self.imports)))
 

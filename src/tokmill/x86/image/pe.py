@@ -73,6 +73,7 @@ def read_pe(data: Array, path: str) -> Program:
     program = Program(
         path, "PE", "shared" if shared else "executable", bits, bits // 8, sections, fixed=True
     )
+    program.top = base + int(binary.optional_header.sizeof_image)
     entry = int(binary.optional_header.addressof_entrypoint)
     program.entry = base + entry if entry else 0
     with warnings.catch_warnings():
@@ -121,9 +122,11 @@ def _name_slots(program: Program, binary: Any, base: int) -> None:
     for library in binary.imports:
         for one in library.entries:
             name = f"ordinal {one.ordinal}" if one.is_ordinal else _name(one)
-            slots[(base + int(one.iat_address)) & MASK] = name
+            full = f"{_name(library)}!{f'#{one.ordinal}' if one.is_ordinal else name}"
+            slots[(base + int(one.iat_address)) & MASK] = (name, full)
     program.slot_address = np.asarray(sorted(slots), np.uint64)
-    program.slot_name = [slots[place] for place in sorted(slots)]
+    program.slot_name = [slots[place][0] for place in sorted(slots)]
+    program.slot_full_name = [slots[place][1] for place in sorted(slots)]
     program.slot_target = np.zeros(len(slots), np.uint64)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge
 from tokmill.x86.image.ranges import distinct, expand, member
-from tokmill.x86.lift.decode import DIRECT, FALLS, Flow
+from tokmill.x86.lift.decode import DIRECT, FALLS, INDIRECT, Flow
 from tokmill.x86.lift.findings import Findings
 
 EDGE = np.zeros(len(Flow), np.uint8)
@@ -30,6 +30,7 @@ class Blocks:
         self._cut()
         self._set_edges()
         self._find_targets()
+        self._set_slots()
 
     def _cut(self) -> None:
         ways, instructions = self.known.ways, self.known.instructions
@@ -105,6 +106,16 @@ class Blocks:
             part = slice(begin, begin + PART)
             self.edge_to[part] = self.at(self.code.offset(self.edge_target[part]))
 
+    def _set_slots(self) -> None:
+        """Let calls and jumps through the slot of an import lead to the slot."""
+        begin = self.edge_begin[:-1]
+        through = np.flatnonzero(INDIRECT[self.flow] & (self.edge_begin[1:] > begin))
+        edge, slot = begin[through], self.named(through)
+        mine = (self.edge_target[edge] == 0) & member(slot, self.known.program.slot_address)
+        self.edge_target[edge[mine]] = slot[mine]
+        calls = self.flow[through[mine]] == Flow.CALL_INDIRECT
+        self.edge_kind[edge[mine]] = np.where(calls, Edge.CALL, Edge.JUMP)
+
     def named(self, blocks: Array) -> Array:
         """Return the address (u8) in the last instruction of blocks that end in a transfer.
 
@@ -131,7 +142,8 @@ class Blocks:
         lost = np.flatnonzero((self.edge_to < 0) & (self.edge_kind <= Edge.CALL))
         target = self.edge_target[lost]
         broken = self.code.address(instructions.start[self.broken].astype(np.int64))
-        wanted = ~member(target, program.import_address) & ~member(target, np.sort(broken))
+        wanted = ~member(target, program.import_address) & ~member(target, slots)
+        wanted &= ~member(target, np.sort(broken))
         for section in program.sections:
             if section.stubs:
                 wanted &= target - np.uint64(section.address) >= np.uint64(len(section.data))

@@ -20,6 +20,7 @@ from tokmill.x86.image.program import open_program
 from tokmill.x86.image.ranges import distinct, member
 from tokmill.x86.lift import noreturn
 from tokmill.x86.lift.blocks import Blocks
+from tokmill.x86.lift.facts import add_facts
 from tokmill.x86.lift.findings import Findings
 from tokmill.x86.lift.functions import assemble
 from tokmill.x86.lift.gaps import range_gaps
@@ -41,7 +42,7 @@ from tokmill.x86.lift.starts import (
 )
 from tokmill.x86.lift.windows import WINDOWED, called, is_cut, joined, windows
 
-VERSION = 6
+VERSION = 7
 """Raised when the graph of some program changes."""
 ROUNDS = 4096
 """Each round finds something new, and programs need less than 100; one that was made to be
@@ -56,12 +57,17 @@ def packages() -> list[str]:
     return [f"{name} {importlib.metadata.version(name)}" for name in ("iced-x86", "lief")]
 
 
-def lift(program: Program | Path | str) -> Graph:
-    """Return the control flow of a program.
+def lift(program: Program | Path | str, *, facts: bool = False) -> Graph:
+    """Return the control flow of a program; with `facts` also imports, strings and constants.
 
     Raises `TokmillError` for what is no x86 program (see `open_program`).
     """
-    return joined(list(lift_windows(program)))
+    if not isinstance(program, Program):
+        program = open_program(program)
+    graph = joined(list(lift_windows(program)))
+    if facts:
+        add_facts(graph, program)
+    return graph
 
 
 def lift_windows(program: Program | Path | str) -> Iterator[Graph]:
