@@ -83,6 +83,11 @@ MODELS: dict[str, Part] = {
 
 TASKS: dict[str, Part] = {
     "next_token": Part("tokmill.tasks.next_token:NextToken", "train", "predict the next token"),
+    "masked": Part("tokmill.tasks.masked:Masked", "train", "predict hidden tokens, as BERT does"),
+    "sentence_pair": Part(
+        "tokmill.tasks.sentence_pair:SentencePair", "train", "masked, and whether halves belong"
+    ),
+    "classify": Part("tokmill.tasks.classify:Classify", "train", "a class or a number a record"),
 }
 
 LOOPS: dict[str, Part] = {

@@ -75,12 +75,13 @@ def _print_columns(found: Mapping[str, Any]) -> None:
     columns: dict[str, Any] = dict(found.get("columns", {}))
     if not columns:
         return
+    predicted = "hidden_token" if "hidden_token" in found else "next_token"
     if len(columns) > 1:
-        columns["all of them"] = found["next_token"]
+        columns["all of them"] = found[predicted]
     heads, cells = _losses(list(columns.values()))
     print()
     print_table(
-        ["next token", *heads, "perplexity", "right"],
+        [predicted.replace("_", " "), *heads, "perplexity", "right"],
         [
             [name, *more, values.get("perplexity", ""), f"{values['accuracy']:.1%}"]
             for (name, values), more in zip(columns.items(), cells, strict=True)
@@ -90,7 +91,8 @@ def _print_columns(found: Mapping[str, Any]) -> None:
         print("\nloss above also holds instruction_weight × loss_instruction, the second objective")
     if "instructions" in found:
         count, share = (found["instructions"][key] for key in ("count", "accuracy"))
-        print(f"\nwhole next instructions: {share:.1%} of {count:,} right")
+        which = "next" if predicted == "next_token" else "hidden"
+        print(f"\nwhole {which} instructions: {share:.1%} of {count:,} right")
 
 
 def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:

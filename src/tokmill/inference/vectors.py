@@ -5,7 +5,7 @@ Names of tensors carry their shape: B rows, T positions, D width of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from tokmill.models.pooling import (
 from tokmill.store.schema import Array
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
+from tokmill.tasks.framing import is_framed
 from tokmill.tasks.task import Task, borders
 from tokmill.training.engines.precision import Precision
 
@@ -44,8 +45,11 @@ class Vectors:
 
     With pool = "attention" the query is the one that the task has learned, if it has an
     `AttentionPooling`; else a record's own last state, for which longer records are read twice.
-    Columns that a task makes, such as `segment`, are 0 everywhere. Raises `UsageError` for a model
-    that reads vectors.
+    Records that lack the special tokens with which the task was trained (`Task.frame`) get them
+    around each segment; the pooling leaves those out. Columns that a task makes, such as `segment`,
+    are 0 everywhere, or as the store has them.
+
+    Raises `UsageError` for a model that reads vectors.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class Vectors:
         self.task, self.model = task.to(precision.device).eval(), task.model
         self.precision, self.pool, self.batch_tokens = precision, pool, batch_tokens
         self.width = task.model.dim
+        self.frame: Mapping[str, tuple[int, int]] = {}
+        """Column → the special tokens around records; known of a store."""
         learned = [module for module in task.modules() if isinstance(module, AttentionPooling)]
         self.query: Tensor | None = learned[0].query.detach() if learned else None
 
@@ -73,13 +79,12 @@ class Vectors:
         first = sum(entry.records for entry in store.shards[:number])
         lengths = np.diff(store.shard(number)["offsets"].astype(np.int64))
         vectors[lengths == 0] = 0
+        self.frame = {} if is_framed(store, self.task.frame) else self.task.frame
+        made = [name for name in self.task.reads.made if name in store.token_columns]
         for records in groups(lengths, self.batch_tokens):
             here = lengths[records]
-            columns = read_rows(store, first + records, here, list(self.task.sizes))
+            columns = read_rows(store, first + records, here, [*self.task.sizes, *made])
             self._check_ids(store, columns)
-            # A record is one segment, the first.
-            first_ids = np.zeros_like(next(iter(columns.values())))
-            columns |= dict.fromkeys(self.task.reads.made, first_ids)
             with torch.no_grad():
                 vectors[records] = self.pooled(columns, here).cpu().numpy()
             yield int(here.sum())
@@ -91,7 +96,7 @@ class Vectors:
         """
         shape = len(lengths), self.width, self.precision.device
         # What fits into one segment is read once, whatever is asked of it.
-        one = [*self.segments(columns, lengths)] if lengths[0] <= self.task.length else None
+        one = [*self.segments(columns, lengths)] if lengths[0] <= self.held else None
 
         def run(pooling: Running) -> Tensor:
             for hidden, counts in one or self.segments(columns, lengths):
@@ -108,7 +113,7 @@ class Vectors:
 
     def segments(self, columns: dict[str, Array], lengths: Array) -> Iterator[Segment]:
         """Yield the hidden states of rows, a segment at a time; rows that have ended drop out."""
-        device, length = self.precision.device, self.task.length
+        device, length = self.precision.device, self.held
         model = self.model if isinstance(self.model, Recurrent) else None
         state = model.start(len(lengths)) if model else None
         for start in range(0, int(lengths[0]), length):
@@ -118,16 +123,26 @@ class Vectors:
                 name: torch.from_numpy(ids[:rows, start : start + int(count[0])].astype(np.int64))
                 for name, ids in columns.items()
             }
+            framed = with_frame(part, count, self.frame)
             # A record alone is the first span of a row (`tasks.inputs.SEGMENT`).
-            first = next(iter(part.values()))
-            part |= {name: torch.zeros_like(first) for name in self.task.reads.made}
-            part = {name: ids.to(device) for name, ids in part.items()}
+            first = next(iter(framed.values()))
+            made = self.task.reads.made
+            framed |= {name: torch.zeros_like(first) for name in made if name not in framed}
+            framed = {name: ids.to(device) for name, ids in framed.items()}
             with self.precision.autocast():
                 if model:
-                    hidden, state = model.run(part, take_rows(state, slice(rows)))
+                    hidden, state = model.run(framed, take_rows(state, slice(rows)))
                 else:
-                    hidden = self.model(side_by_side(part, count, self.model.causal))
+                    sizes = count + 2 * bool(self.frame)
+                    hidden = self.model(side_by_side(framed, sizes, self.model.causal))
+            if self.frame:
+                hidden = hidden[:, 1:-1]
             yield hidden, torch.from_numpy(count).to(device)
+
+    @property
+    def held(self) -> int:
+        """Tokens of a segment, without its special tokens."""
+        return self.task.length - 2 * bool(self.frame)
 
     def _check_ids(self, store: Store, columns: dict[str, Array]) -> None:
         for name, size in self.task.sizes.items():
@@ -139,6 +154,24 @@ class Vectors:
                     hint=f"`tokmill store validate {store.path}` finds it, `tokmill store repair` "
                     "makes it again",
                 )
+
+
+def with_frame(
+    columns: dict[str, Tensor], lengths: Array, frame: Mapping[str, tuple[int, int]]
+) -> dict[str, Tensor]:
+    """Return rows (B, T + 2) with a first and a last special token around what counts of them.
+
+    `lengths`: (B,) int64, at least 1. `frame`: column → both tokens; empty: rows as they are.
+    """
+    if not frame:
+        return dict(columns)
+    end = torch.from_numpy(lengths)[:, None] + 1
+    found = {}
+    for name, ids in columns.items():
+        rows = torch.nn.functional.pad(ids, (1, 1))
+        rows[:, 0] = frame[name][0]
+        found[name] = rows.scatter(1, end, frame[name][1])
+    return found
 
 
 def side_by_side(columns: dict[str, Tensor], lengths: Array, causal: bool) -> Tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokmill.errors import UsageError
@@ -16,13 +16,15 @@ class Inputs:
     vocabularies, such as `{"token": {"mask": 4, "pad": 0}}`: special tokens are found by role, as
     their numbers differ from one vocabulary to another. `made`: column that no store holds, such as
     `segment` → number of its ids; the task fills it (`Task.prepare`). `vectors`: column → width W;
-    of these a batch holds (B, T, W) float32, of the others (B, T) int64.
+    of these a batch holds (B, T, W) float32, of the others (B, T) int64. `classes`: column of
+    labels → the names of its classes, by number.
     """
 
     ids: Mapping[str, int] = field(default_factory=dict)
     roles: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     made: Mapping[str, int] = field(default_factory=dict)
     vectors: Mapping[str, int] = field(default_factory=dict)
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def embedded(self) -> dict[str, int]:

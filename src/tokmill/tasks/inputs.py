@@ -16,6 +16,9 @@ from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.measures import Measures
 
+MOST_CLASSES = 10_000
+"""Classes above which a column is no label."""
+
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What a run remembers of the store that it learns from; a run opens by it, without the store.
@@ -31,6 +34,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_token: float = 0.0
     vectors: dict[str, Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]] = {}
     """Vectors that the model reads (`Task.vectors`) → their width."""
+    classes: dict[str, Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_CLASSES)]] = {}
+    """Columns of labels (`Task.label_classes`) → the names of their classes, by number."""
     measures: Measures | None = None
     """What the task measures; None: the run is older than this."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from tokmill.errors import UsageError, nearest
 from tokmill.feed.feed import Batch
-from tokmill.feed.packed import Packed
-from tokmill.feed.rows import Rows, Stream, Whole, Windows
+from tokmill.feed.rows import Rows, Windows
 from tokmill.models.heads import Heads
 from tokmill.models.inputs import Inputs
 from tokmill.models.layers import linear, linear_cross_entropy
@@ -26,13 +25,12 @@ from tokmill.store.mask import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.measures import Measures
-from tokmill.tasks.scores import BORDER, Scores, token_scores
+from tokmill.tasks.rows import RowKind, check_cut, cut_rows
+from tokmill.tasks.scores import BORDER, Scores, token_scores, whole_instructions
 from tokmill.tasks.task import Task, perplexity
 
 Instruction = Literal["none", "border", "last"]
 """Whether the next instruction is learned too, and which."""
-RowKind = Literal["windows", "stream", "packed", "whole"]
-"""How a store is cut into rows."""
 
 
 class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -129,55 +127,6 @@ def instruction_targets(batch: Batch, skipped: Array, kind: Instruction) -> tupl
         order = np.argsort(~inside, axis=1, kind="stable")[:, : max(1, inside.sum(1).max())]
         place, source = (np.take_along_axis(x, order, axis=1) for x in (place, source))
     return source.astype(np.int64), place.astype(np.int64)
-
-
-def check_cut(kind: RowKind, length: int, step: int, where: str = "") -> None:
-    """Refuse rows of `length` positions, every `step` tokens, that cannot be or lose tokens."""
-    if kind not in get_args(RowKind):
-        raise UsageError(
-            f"rows cannot be cut as {kind!r}",
-            where=f"{where}rows",
-            hint=nearest(kind, get_args(RowKind)),
-        )
-    if length < 1:
-        raise UsageError(
-            "a row needs at least one position",
-            where=f"{where}length",
-            hint="--set task.length=128, for example",
-        )
-    if step and kind != "windows":
-        raise UsageError(
-            f"{kind} rows take no step", where=f"{where}step", hint='step is for rows = "windows"'
-        )
-    if not 0 <= step <= length:
-        raise UsageError(
-            f"windows of {length} targets cannot come every {step} tokens",
-            where=f"{where}step",
-            hint=f"1 to {length}: with more, tokens would never be learned",
-        )
-
-
-def cut_rows(
-    store: Store, kind: RowKind, length: int, step: int = 0, seed: int = 0, shards: int = 0
-) -> Rows:
-    """Return rows of `length` tokens.
-
-    What is cut shares one token with its neighbour (a `step` of 0 is `length` - 1): the last target
-    of one is the next one's first input. `shards`: so many are mixed at a time; 0: all.
-    """
-    if kind == "stream":
-        if shards:
-            raise UsageError(
-                "rows that begin anywhere cannot be mixed a few shards at a time",
-                where="data.shards",
-                hint='--set task.rows="windows", or --set data.shards=0',
-            )
-        return Stream(store, length, seed)
-    if kind == "packed":
-        return Packed(store, length, overlap=1, shards=shards, seed=seed)
-    if kind == "whole":
-        return Whole(store, length, shards=shards, seed=seed)
-    return Windows(store, length, step or length - 1, shards=shards, seed=seed)
 
 
 def choose_column(column: str, sizes: Mapping[str, int], where: str = "") -> str:
@@ -334,6 +283,11 @@ class NextToken(Task):
         }
         parts = {name: score.loss.sum() for name, score in scores.items()}
         return self.summed(parts, hidden_BTD, batch)[1], scores
+
+    def whole_units(self, raw: Batch, batch: Batch) -> Array | None:
+        """Return the instruction of each next token."""
+        begins = (raw.columns[BORDER] & 1).astype(bool)
+        return whole_instructions(raw, begins, batch.targets[self.column] >= 0)
 
     def instruction_loss(self, hidden_BTD: Tensor, batch: Tensors, heads: Heads) -> Tensor:
         """Return the summed cross-entropy of the second objective, from the same states."""

@@ -54,6 +54,8 @@ class Task(nn.Module):
     """What it learns from: a line of `plugins.LOOPS`."""
     predicts_tokens: ClassVar[bool] = False
     """Whether `scored` tells how well each token was predicted, for an evaluation taken apart."""
+    predicted: ClassVar[str] = "next_token"
+    """What the tokens are called that are predicted, where they are."""
     collects: ClassVar[bool] = False
     """Whether an evaluation keeps what `act` gives for every row, and hands it to `measure`."""
 
@@ -89,6 +91,12 @@ class Task(nn.Module):
     @classmethod
     def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:
         """Return name → the vectors that the model reads under that name, of referred records."""
+        return {}
+
+    @classmethod
+    def label_classes(cls, config: Any, store: Store) -> dict[str, tuple[str, ...]]:
+        """Return the columns of labels that are learned → the names of their classes; a run keeps
+        them."""
         return {}
 
     @classmethod
@@ -217,6 +225,25 @@ class Task(nn.Module):
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `extra_state` returned."""
+
+    @property
+    def frame(self) -> Mapping[str, tuple[int, int]]:
+        """The special tokens that stand around a record (`tasks.framing`); none by default."""
+        return {}
+
+    def at_targets(self, batch: Batch, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return values (B, T) of the positions of a prepared batch as values of its targets.
+
+        For evaluations that are taken apart; by default targets stand at positions.
+        """
+        return dict(values)
+
+    def whole_units(self, raw: Batch, batch: Batch) -> Array | None:
+        """Return of each target the number of its instruction in its row; -1: it is not whole.
+
+        `raw`: what the batch was prepared from, with the column `border`. None: it is not told.
+        """
+        return None
 
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
         """Return the sums of `forward`, and the scores of each column that tokens are predicted of.

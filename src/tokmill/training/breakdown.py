@@ -16,8 +16,8 @@ from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array
 from tokmill.store.stats import count
 from tokmill.tasks.inputs import Facts
-from tokmill.tasks.scores import BORDER, Scores, whole_instructions
-from tokmill.tasks.task import perplexity
+from tokmill.tasks.scores import BORDER, Scores
+from tokmill.tasks.task import Task, perplexity
 from tokmill.training.data import open_stores
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import facts_from
@@ -71,28 +71,34 @@ class Groups:
 
 
 class Breakdown:
-    """Sums over the next tokens of an evaluation.
+    """Sums over the predicted tokens of an evaluation.
 
-    `unigram`: column → nats of each of its ids, of the baseline; empty: there is none.
+    `unigram`: column → nats of each of its ids, of the baseline; empty: there is none. `predicted`:
+    what the tokens are called that are predicted.
     """
 
-    def __init__(self, unigram: Mapping[str, Array], groups: Groups | None = None) -> None:
-        self.unigram, self.groups = unigram, groups
+    def __init__(
+        self,
+        unigram: Mapping[str, Array],
+        groups: Groups | None = None,
+        predicted: str = "next_token",
+    ) -> None:
+        self.unigram, self.groups, self.predicted = unigram, groups, predicted
         self.tokens = self.right = self.instructions = self.instructions_right = 0
         self.columns: dict[str, Array] = {}
         """Column → loss, loss of the baseline, right ones."""
         self.by = np.zeros((0, 3))
         """Of each group tokens, loss and loss of the baseline."""
 
-    def mark(self, rows: Array, raw: Batch, batch: Batch) -> None:
+    def mark(self, task: Task, rows: Array, raw: Batch, batch: Batch) -> None:
         """Put into a prepared batch what tells its tokens apart; `raw` is what it was made of."""
         marks = {GROUP: np.zeros(batch.document.shape, np.int64)}
         if self.groups is not None:
             marks[GROUP] = self.groups.of(rows, batch.document)
-        if BORDER in raw.columns:
-            begins = (raw.columns[BORDER] & 1).astype(bool)
-            learned = next(iter(batch.targets.values())) >= 0
-            marks[INSTRUCTION] = whole_instructions(raw, begins, learned)
+        marks = task.at_targets(batch, marks)
+        whole = task.whole_units(raw, batch) if BORDER in raw.columns else None
+        if whole is not None:
+            marks[INSTRUCTION] = whole
         batch.targets = {**batch.targets, **marks}
 
     def add(self, targets: Mapping[str, Array], scores: Mapping[str, Scores]) -> None:
@@ -107,7 +113,8 @@ class Breakdown:
             hits = score.right.cpu().numpy()[learned]
             known = np.zeros(len(loss))
             if self.unigram:
-                known = self.unigram[name][targets[name][learned]]
+                here = targets[name][learned]
+                known = np.where(here >= 0, self.unigram[name][here], 0)
             sums = self.columns.setdefault(name, np.zeros(3))
             sums += loss.sum(), known.sum(), np.count_nonzero(hits)
             total, baseline, right = total + loss, baseline + known, right & hits
@@ -147,7 +154,7 @@ class Breakdown:
                 }
                 for name, sums in self.columns.items()
             },
-            "next_token": {
+            self.predicted: {
                 **self._losses(self.by[:, 1:].sum(0), self.tokens),
                 "accuracy": self.right / max(1, self.tokens),
             },

@@ -23,7 +23,8 @@ from tokmill.store.mask import LOSS, check_mask_of
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import column_sizes
-from tokmill.tasks.next_token import RowKind, check_cut, choose_column, cut_rows, targets_of
+from tokmill.tasks.next_token import choose_column, targets_of
+from tokmill.tasks.rows import RowKind, check_cut, cut_rows
 from tokmill.tasks.task import positions
 
 IGNORED = -100

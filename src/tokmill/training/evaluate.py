@@ -55,7 +55,8 @@ def evaluate(
     Returns:
         run, store, fingerprint, step, rows, tokens (targets), and the task's metrics: loss in nats
         a token, perplexity, bits_per_byte where the store knows its bytes. Where tokens are
-        predicted also columns, next_token, instructions and by (`Breakdown.report`), and notes.
+        predicted also columns, next_token or hidden_token, instructions and by
+        (`Breakdown.report`), and notes.
 
     Raises:
         TokmillError: there are no such weights, or the store's ids mean something else.
@@ -79,7 +80,7 @@ def evaluate(
     watched = [opened] if config.data.verify else []
     with ShardCheck(watched):
         if task.predicts_tokens:
-            apart = breakdown_of(config, facts, validation, by, notes)
+            apart = breakdown_of(config, task, facts, validation, by, notes)
             found, tokens = taken_apart(config, task, validation, apart, place)
         else:
             refuse_by(by, config)
@@ -110,7 +111,12 @@ def refuse_by(by: str, config: TrainConfig) -> None:
 
 
 def breakdown_of(
-    config: TrainConfig, facts: Facts, validation: Validation, by: str, notes: list[str]
+    config: TrainConfig,
+    task: Task,
+    facts: Facts,
+    validation: Validation,
+    by: str,
+    notes: list[str],
 ) -> Breakdown:
     """Return what takes the evaluation apart; `notes` gets why there is no baseline."""
     groups = Groups(validation.feed.sources[0], by) if by else None
@@ -120,7 +126,7 @@ def breakdown_of(
     except TokmillError as error:
         where = f" ({error.where})" if error.where else ""
         notes.append(f"without unigram losses, which the training store tells: {error.what}{where}")
-    return Breakdown(baseline, groups)
+    return Breakdown(baseline, groups, task.predicted)
 
 
 def taken_apart(
@@ -139,7 +145,7 @@ def taken_apart(
             raw = validation.feed.make(np.zeros_like(rows), rows)
             batch = task.prepare(raw)
             count += task.count(batch)
-            breakdown.mark(rows, raw, batch)
+            breakdown.mark(task, rows, raw, batch)
             for part in micro_batches(batch, config.run.micro_tokens):
                 found, scores = task.scored(moved(to_tensors(part, device), device))
                 add(sums, found)

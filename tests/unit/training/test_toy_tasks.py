@@ -12,19 +12,21 @@ import numpy as np
 import pytest
 import torch
 
+import task_runs
 import tokmill
 import toy
 from entry_stores import labelled, lay, tuples_of
 from processes import together, values
+from task_runs import same
 from tokmill import plugins
 from tokmill.cli import main
-from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.inference.embed import embed
 from tokmill.training.estimate import estimate
 from tokmill.training.evaluate import evaluate
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import load_task
-from toy import losses, stop_after, weights
+from toy import losses, weights
 from toy_tasks import NAMES, TASKS, Label
 
 torch.set_num_threads(1)
@@ -74,32 +76,10 @@ def recipe(stores: Path, name: str, **run: Any) -> dict[str, Any]:
     )
 
 
-def end_group() -> None:
-    """End what a training leaves behind that does not expect its process to go on."""
-    if not torch.distributed.is_initialized():
-        return
-    if find_spec("deepspeed"):
-        from deepspeed import comm
-
-        if comm.comm.cdb:
-            comm.destroy_process_group()
-            return
-    torch.distributed.destroy_process_group()
-
-
 def train_all(stores: Path, folder: Path, **run: Any) -> None:
     """Train every task, whole and stopped in the middle."""
-    for name in NAMES:
-        plugins.TASKS[name] = TASKS[name]
-        for kind, stop in (("whole", 0), ("parts", 4)):
-            with pytest.MonkeyPatch.context() as patch:
-                stop_after(stop, patch)
-                out = folder / name / kind
-                try:
-                    tokmill.train(recipe(stores, name, **run), out, quiet=True)
-                except (Interrupted, SystemExit):
-                    end_group()
-                    tokmill.train(recipe(stores, name, **run), out, resume=True, quiet=True)
+    plugins.TASKS.update(TASKS)
+    task_runs.train_all(NAMES, lambda name: recipe(stores, name, **run), folder)
 
 
 def in_two(stores: Path, folder: Path) -> None:
@@ -121,14 +101,6 @@ def runs(stores: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         plugins.TASKS.clear()
         plugins.TASKS.update(before)
     return folder
-
-
-def same(left: Path, right: Path, *names: str) -> None:
-    for name in ("loss", "grad_norm", "tokens", "val_loss", *names):
-        assert losses(left, name) == pytest.approx(losses(right, name), abs=1e-5), name
-    kept = weights(right)
-    for name, tensor in weights(left).items():
-        torch.testing.assert_close(tensor, kept[name], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "pair"])
@@ -278,12 +250,6 @@ def test_a_dry_run_is_printed(
     assert command("train", "--dry-run", *flags, "-o", str(tmp_path / "run")) == 0
     shown = capsys.readouterr()
     assert "24 rows × 16 positions" in shown.out and not shown.err
-
-
-def test_every_task_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new line of the table has to be proved as these are; next_token is so in many tests."""
-    monkeypatch.undo()
-    assert set(plugins.TASKS) == {"next_token"}
 
 
 def test_a_referred_store_that_changed_ends_a_resume(

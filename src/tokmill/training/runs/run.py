@@ -30,6 +30,7 @@ from tokmill.store.probe import FILE as PROBE
 from tokmill.store.probe import check_coder, probe_path
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
+from tokmill.tasks.classes import same_classes
 from tokmill.tasks.inputs import Facts, column_sizes
 from tokmill.tasks.task import Task
 from tokmill.training.engines.optim import same_rates
@@ -175,10 +176,20 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
         vocabularies=store.vocabularies,
         bytes_per_token=store.bytes_per_token() or 0.0,
         vectors={name: found.width for name, found in vectors[0].items()},
+        classes=classes_learned(config, stores),
     )
     for other in tokens[1:]:
         check_store(facts, other)
     return measured(config, facts)
+
+
+def classes_learned(config: TrainConfig, stores: Sequence[Store]) -> dict[str, tuple[str, ...]]:
+    """Return the classes that a task learns, which are the same in all its stores."""
+    found = [task_type(config).label_classes(config.task, store) for store in stores]
+    return {
+        name: same_classes([(store, one[name]) for store, one in zip(stores, found, strict=True)])
+        for name in found[0]
+    }
 
 
 def measured(config: TrainConfig, facts: Facts) -> Facts:
@@ -266,7 +277,10 @@ def _same_vocabulary(mine: Vocabulary) -> str:
 
 
 def check_store(facts: Facts, store: Store) -> None:
-    """Refuse a store whose ids mean something else than those of the run."""
+    """Refuse a store whose ids mean something else than those of the run.
+
+    Of vocabularies those of the columns count that the run reads.
+    """
     if not facts.columns.keys() <= store.schema.keys():
         raise TokmillError(
             f"the run was trained on the columns {', '.join(facts.columns)}; the store has "
@@ -274,7 +288,10 @@ def check_store(facts: Facts, store: Store) -> None:
             where=str(store.path),
             hint="take a store of the same kind: `tokmill inspect` shows the columns of each",
         )
+    read = {facts.schema[name].vocab or "" for name in facts.columns if name in facts.schema}
     for name, mine in facts.vocabularies.items():
+        if name not in read:
+            continue
         other = store.vocabularies.get(name)
         if other is None or other.sha256 != mine.sha256:
             found = f"{other.size} ids, {other.sha256[:12]}" if other else "none"

@@ -1,0 +1,191 @@
+"""Two halves in a row: those of one record, or of two alike ones, for telling which they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokmill.errors import UsageError, nearest
+from tokmill.feed.order import key, shard_groups
+from tokmill.feed.rows import Numbering, Rows
+from tokmill.store.schema import Array
+from tokmill.store.spans import Spans
+from tokmill.store.store import Store
+
+LEAST = 4
+"""Tokens of a half at least."""
+NEAR = 64
+"""Another half is of a record at most so many places away, in the order of their lengths."""
+TRIES = 8
+"""Records that are tried until one is of another function."""
+AROUND = 32
+"""Tokens around the middle of a record that are searched for the beginning of an instruction."""
+BORDER = "border"
+"""The column whose bit 0 says that an instruction begins."""
+OWN, OTHER = 1, 2
+"""Number of the document of a row that is its second half: the first one's own, or another's."""
+
+
+class Halves(Rows):
+    """Rows of two halves; the first half of each record stands in one row of an epoch.
+
+    In half of the rows the second half is its own (document `OWN`), in the others that of another
+    record (`OTHER`): of the same value of `group`, of about the same length, and where that can be
+    had of another value of `apart`. Seed and epoch decide which rows these are, so any process can
+    make any row. A half begins with an instruction where the store has borders.
+
+    Lengths tell nothing: whichever it is, the second half is as long as the shorter of both that it
+    might be. Where both halves are longer than a row, the first keeps its end and the second its
+    beginning.
+
+    Args:
+        store: whose records are cut in two.
+        length: tokens of a row.
+        group: a column with a value a record, such as `program`; "": all records are one group.
+        apart: another one, such as `function`; "": none.
+        shards: so many shards are mixed at a time, drawn by `seed`; 0: all.
+        seed: of that, and of the choices.
+
+    `cut_records` and `cut_tokens`: records that are in no row, as they are too short or alone in
+    their group, and their tokens.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        length: int,
+        *,
+        group: str = "",
+        apart: str = "",
+        shards: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.store, self.length, self.seed = store, length, seed
+        self.offsets = store.offsets()
+        lengths = np.diff(self.offsets)
+        of_group = codes(store, group) if group else np.zeros(len(lengths), np.int64)
+        good = lengths >= 2 * LEAST
+        sizes = np.bincount(of_group[good], minlength=int(of_group.max(initial=0)) + 1)
+        good &= sizes[of_group] > 1
+        self.records = np.flatnonzero(good)
+        if not len(self.records):
+            raise UsageError(
+                "no two records are of one group and long enough to be cut in two",
+                where=str(store.path),
+                hint=f"a record has {2 * LEAST} tokens, and another one its {group or 'length'}",
+            )
+        self.cut_records = int(np.count_nonzero(~good))
+        self.cut_tokens = int(lengths[~good].sum())
+        self.apart = codes(store, apart)[self.records] if apart else None
+        # Records of one length are mixed, as neighbours in the store are of one function.
+        mixed = key(seed, self.records)
+        self._order = np.lexsort((mixed, lengths[self.records], of_group[self.records]))
+        ordered = of_group[self.records][self._order]
+        self._place = np.empty(len(ordered), np.int64)
+        self._place[self._order] = np.arange(len(ordered))
+        self._first = np.searchsorted(ordered, ordered, side="left")[self._place]
+        self._size = np.searchsorted(ordered, ordered, side="right")[self._place] - self._first
+        ends = np.cumsum([0, *(part.records for part in store.shards)])
+        borders = np.searchsorted(self.records, ends)
+        self._numbering = Numbering(borders, shard_groups(len(store.shards), shards, seed))
+        self.groups = self._numbering.groups
+        self.tokens = int(np.minimum(lengths[self.records], length).sum())
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def shared(self, rows: Array) -> Array:
+        """Return 0 for each row: rows count all their tokens."""
+        return np.zeros(len(rows), np.int64)
+
+    def own(self, rows: Array, epoch: int) -> Array:
+        """Return which rows have a second half that is their own, (n,) bool; of two rows one."""
+        rows = np.asarray(rows, np.int64)
+        drawn = key(self.seed, epoch, (rows >> 1).astype(np.uint64), 0) & np.uint64(1)
+        found: Array = (rows & 1) == drawn.astype(np.int64)
+        return found
+
+    def spans(self, rows: Array, epoch: int = 0) -> Spans:
+        """Return two spans for each row."""
+        rows = np.asarray(rows, np.int64)
+        keys = key(self.seed, epoch, rows.astype(np.uint64), 1)
+        here = self._numbering.in_store_order(rows)
+        other = self._other(here, keys)
+        record, partner = self.records[here], self.records[other]
+        cut, cut_other = self._cuts(record, keys), self._cuts(partner, key(keys, 2))
+        lengths, own = np.diff(self.offsets), self.own(rows, epoch)
+        behind = np.minimum(lengths[record] - cut, lengths[partner] - cut_other)
+        first = np.minimum(cut, np.maximum(self.length - behind, -(-self.length // 2)))
+        second = np.minimum(behind, self.length - first)
+        begin = np.where(own, cut, cut_other)
+        row = np.arange(len(rows))
+        return Spans(
+            row=np.repeat(row, 2),
+            record=np.column_stack([record, np.where(own, record, partner)]).ravel(),
+            document=np.column_stack([row * 0, np.where(own, OWN, OTHER)]).ravel(),
+            start=np.column_stack([cut - first, begin]).ravel(),
+            stop=np.column_stack([cut, begin + second]).ravel(),
+        )
+
+    def _other(self, here: Array, keys: Array) -> Array:
+        """Return another record of the same group and about the same length, as its place."""
+        first, size, place = self._first[here], self._size[here], self._place[here]
+        reach = np.minimum(size - 1, NEAR).astype(np.uint64)
+        found = np.full(len(here), -1)
+        for number in range(TRIES):
+            drawn = key(keys, 3 + number)
+            far = 1 + (drawn >> np.uint64(1)) % reach
+            away = np.where(drawn & np.uint64(1), 1, -1) * far.astype(np.int64)
+            tried = self._order[first + (place - first + away) % size]
+            found = np.where(found < 0, tried, found)
+            if self.apart is None:
+                break
+            alike = self.apart[found] == self.apart[here]
+            if not alike.any():
+                break
+            found = np.where(alike & (self.apart[tried] != self.apart[here]), tried, found)
+        return found
+
+    def _cuts(self, records: Array, keys: Array) -> Array:
+        """Return where records are cut in two, from .35 to .65 of their length."""
+        lengths = np.diff(self.offsets)[records]
+        share = 0.35 + 0.3 * (keys >> np.uint64(11)) * 2.0**-53
+        middle = (lengths * share).astype(np.int64).clip(LEAST, lengths - LEAST)
+        if BORDER not in self.store.token_columns:
+            cut: Array = middle
+            return cut
+        count = len(records)
+        start, stop = (middle - AROUND).clip(min=0), np.minimum(middle + AROUND, lengths)
+        spans = Spans(np.arange(count), records, np.zeros(count, np.int64), start, stop)
+        columns: dict[str, Array] = {}
+        inside = np.full((count, 2 * AROUND), -1, np.int32)
+        self.store.fill(spans, 2 * AROUND, columns, inside, count, [BORDER])
+        place = start[:, None] + np.arange(2 * AROUND)
+        good = (columns[BORDER] & 1 > 0) & (inside >= 0)
+        good &= (place >= LEAST) & (place <= (lengths - LEAST)[:, None])
+        far = np.where(good, np.abs(place - middle[:, None]), 2 * AROUND)
+        found: Array = np.where(good.any(1), start + far.argmin(1), middle)
+        return found
+
+
+def codes(store: Store, name: str) -> Array:
+    """Return a number for the value that each record has in a column, (records,) int64.
+
+    Equal values have equal numbers. Raises `UsageError` where there is no such column.
+    """
+    column = store.schema.get(name)
+    if column is None or column.per != "record" or column.width:
+        known = [key for key, c in store.schema.items() if c.per == "record" and not c.width]
+        raise UsageError(
+            f"the store has no column {name!r} with one value a record",
+            where=str(store.path),
+            hint=nearest(name, known),
+        )
+    if column.dtype != "utf8":
+        return np.unique(store.column(name), return_inverse=True)[1].reshape(-1).astype(np.int64)
+    numbers: dict[bytes, int] = {}
+    parts = [np.zeros(0, np.int64)]
+    for number, entry in enumerate(store.shards):
+        rows, place = store.shard(number).text(name, 0, entry.records).distinct()
+        table = np.asarray([numbers.setdefault(row, len(numbers)) for row in rows], np.int64)
+        parts.append(table[place] if len(table) else np.zeros(0, np.int64))
+    return np.concatenate(parts)

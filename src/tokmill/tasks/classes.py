@@ -1,0 +1,100 @@
+"""The classes of a column of labels: their names, as a run keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokmill.errors import TokmillError, UsageError, nearest
+from tokmill.files import machine_errors
+from tokmill.headers import loads_json
+from tokmill.store.schema import Column
+from tokmill.store.store import Store
+from tokmill.tasks.inputs import MOST_CLASSES
+
+
+def label_column(store: Store, name: str) -> Column:
+    """Return a column of labels: one number a record, in the store or one of its overlays."""
+    column = store.schema.get(name)
+    known = [
+        n
+        for n, c in store.schema.items()
+        if c.per == "record" and c.dtype != "utf8" and not c.width
+    ]
+    if column is None or name not in known:
+        what = "is no number a record" if column else "is not there"
+        raise UsageError(
+            f"the column of labels {name!r} {what}",
+            where=str(store.path),
+            hint=nearest(
+                name,
+                known,
+                "--set task.column=NAME; of an overlay: --set 'data.overlays=[\"NAME\"]'",
+            ),
+        )
+    return column
+
+
+def classes_of(store: Store, name: str) -> tuple[str, ...]:
+    """Return the names of the classes of a column, by number.
+
+    They stand in the column's vocabulary. Of whole numbers without one, the classes are 0 to the
+    largest that there is. Raises `UsageError` for a column that holds no classes.
+    """
+    column = label_column(store, name)
+    if column.dtype.startswith("f"):
+        raise UsageError(
+            f"the column {name!r} holds fractions, which are no classes",
+            where=str(store.path),
+            hint='--set task.target="number" learns the numbers themselves',
+        )
+    if column.vocab in store.vocabularies:
+        return _names(store, column.vocab)
+    low, high = store.manifest.ranges.get(name, (0, 0))
+    if low < 0 or high >= MOST_CLASSES:
+        raise UsageError(
+            f"the column {name!r} holds numbers from {low:g} to {high:g}; classes are 0 to at most "
+            f"{MOST_CLASSES - 1:,}",
+            where=str(store.path),
+            hint='number the classes from 0, or --set task.target="number"',
+        )
+    return tuple(str(number) for number in range(int(high) + 1))
+
+
+def _names(store: Store, vocabulary: str) -> tuple[str, ...]:
+    path = store.vocabulary_file(vocabulary)
+    with machine_errors("read", path):
+        raw = path.read_bytes()
+    try:
+        names = loads_json(raw)["tokens"]
+        if not all(isinstance(name, str) for name in names) or not names:
+            raise ValueError("its tokens are no names")
+    except (ValueError, TypeError, KeyError) as error:
+        raise TokmillError(
+            f"this is no list of classes: {error}",
+            where=str(path),
+            hint=f"`tokmill store repair {store.path}` makes it again",
+        ) from None
+    return tuple(names)
+
+
+def same_classes(parts: Sequence[tuple[Store, tuple[str, ...]]]) -> tuple[str, ...]:
+    """Return the classes of several stores, which must be the same; of numbers the most.
+
+    Raises `UsageError` where a number is one class here and another there.
+    """
+    longest = max((names for _, names in parts), key=len)
+    for store, names in parts:
+        check_classes(store, names, longest, "another store has")
+    return longest
+
+
+def check_classes(store: Store, names: Sequence[str], known: Sequence[str], who: str) -> None:
+    """Refuse a store whose classes are not those of a run, or the first of them."""
+    if list(names) != list(known[: len(names)]):
+        shown = [", ".join(some[:8]) + ", …" * (len(some) > 8) for some in (names, known)]
+        raise UsageError(
+            f"its classes are {shown[0]}; {who} {shown[1]}",
+            where=str(store.path),
+            hint="`tokmill build tsv … --label A --label B` gives stores the same classes in the "
+            "same order",
+        )

@@ -1,0 +1,238 @@
+"""Tell the class of a record, or a number that it has: fine-tuning (Devlin et al. 2018).
+
+Shapes: B rows, T positions, D width of the model, C classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.feed.entries import Pairs
+from tokmill.feed.feed import Batch
+from tokmill.feed.rows import Rows, Whole
+from tokmill.models.heads import Classes, Numbers, Pooler
+from tokmill.models.inputs import Inputs
+from tokmill.models.model import Group, Model, Tensors, decay_groups
+from tokmill.store.schema import Schema
+from tokmill.store.store import Store
+from tokmill.tasks.class_metrics import class_metrics, pearson
+from tokmill.tasks.classes import check_classes, classes_of, label_column
+from tokmill.tasks.framing import Frame, frame_of, framed, is_framed
+from tokmill.tasks.inputs import SEGMENT, Facts, joined, store_inputs
+from tokmill.tasks.measures import Measures
+from tokmill.tasks.task import Task
+
+LABEL = "label"
+"""The name of the targets."""
+
+
+class ClassifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How a record is told."""
+
+    kind: Literal["classify"] = "classify"
+    """Which task this is."""
+    length: int = 128
+    """Positions T of a row, special tokens counted; what is longer is cut off."""
+    column: str = "label"
+    """The column of labels, with a value a record, in the store or an overlay."""
+    target: Literal["class", "number"] = "class"
+    """class: labels are numbers of classes; number: numbers, whose squared error is the loss."""
+    sentences: tuple[str, ...] = ()
+    """Two columns that name records of another store: a row is a pair of them. Without these a row
+    is a record."""
+    pool: Literal["first", "mean", "last"] = "first"
+    """Whose hidden state a row is told by: the first token's ([CLS]), the mean, the last one's."""
+    pooler: Literal["tanh", "relu", "none"] = "tanh"
+    """What this state passes: a linear map and tanh, as in BERT, or ReLU, as in DistilBERT."""
+    dropout: float = 0.1
+    """Share of values dropped in front of the last linear map, while training."""
+    segment: bool = True
+    """Whether the model reads which sentence each token is of, where there are two."""
+
+
+class Classify(Task):
+    """A class or a number a record. Its evaluation sees all rows at once."""
+
+    Config = ClassifyConfig
+    collects = True
+
+    def __init__(self, config: ClassifyConfig, model: Model, inputs: Inputs) -> None:
+        super().__init__(config, model, inputs)
+        if config.pool == "first" and model.causal:
+            raise UsageError(
+                "the first state of a model that does not look ahead knows one token",
+                where="task.pool",
+                hint="--set task.pool=last, or --set model.kind=encoder",
+            )
+        if not 0 <= config.dropout < 1:
+            raise UsageError(
+                f"dropout: {config.dropout} is not from 0 to below 1",
+                where="task.dropout",
+                hint="--set task.dropout=0.1",
+            )
+        self.names = tuple(inputs.classes.get(config.column, ()))
+        """Of the classes, by number."""
+        self.pooler = None if config.pooler == "none" else Pooler(model.dim, config.pooler)
+        self.output: Classes | Numbers
+        if config.target == "class":
+            self.output = Classes(model.dim, max(2, len(self.names)), config.dropout)
+        else:
+            self.output = Numbers(model.dim, 1, config.dropout)
+
+    @classmethod
+    def inputs(cls, config: Any, facts: Facts) -> Inputs:
+        """Return the columns of ids, the segment of each token where there are two sentences."""
+        found = store_inputs(facts)
+        column = facts.schema.get(SEGMENT)
+        two = bool(config.sentences) or (column is not None and column.per == "token")
+        made = {SEGMENT: 2} if config.segment and two else {}
+        return dataclasses.replace(found, made=made, classes=facts.classes)
+
+    @classmethod
+    def label_classes(cls, config: Any, store: Store) -> dict[str, tuple[str, ...]]:
+        """Return the names of the classes."""
+        if config.target == "number":
+            label_column(store, config.column)
+            return {}
+        return {config.column: classes_of(store, config.column)}
+
+    @classmethod
+    def measures(cls, config: Any, inputs: Inputs) -> Measures:
+        """Return the unit of the loss, and which metrics are the better the higher they are."""
+        unit = "nats a record" if config.target == "class" else "squared error"
+        names = inputs.classes.get(config.column, ())
+        each = [f"f1_{name}" for name in names]
+        return Measures(loss=unit, higher=("accuracy", "f1", "f1_macro", "pearson", *each))
+
+    @classmethod
+    def token_store(cls, config: Any, store: Store) -> Store:
+        """Return the store itself, or that of the pairs' records."""
+        if len(config.sentences) not in (0, 2):
+            raise UsageError(
+                f"a pair has two columns, not {len(config.sentences)}",
+                where="task.sentences",
+                hint='--set \'task.sentences=["left", "right"]\'',
+            )
+        return store.reference(config.sentences[0]) if config.sentences else store
+
+    @property
+    def frame(self) -> Frame:
+        """`[CLS]` and `[SEP]`, where the vocabularies have them."""
+        return frame_of(self.reads)
+
+    def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
+        """Return rows of one record or of two."""
+        found = self.label_classes(self.config, store).get(self.config.column, ())
+        check_classes(store, found, self.names, "the run has learned")
+        names = self.config.sentences
+        ready = not self.frame or (not names and is_framed(store, self.frame))
+        short = 0 if ready else 3 if names else 2
+        if self.length <= short + 1:
+            raise UsageError(
+                f"a row of {self.length} positions has no room for tokens",
+                where="task.length",
+                hint="--set task.length=128, for example",
+            )
+        if names:
+            return Pairs(store, self.length - short, names, shards=shards, seed=seed)
+        return Whole(store, self.length - short, shards=shards, seed=seed)
+
+    def extra_columns(self, schema: Schema) -> list[str]:
+        """Return the labels, and the segment where the store has it."""
+        segment = self.reads.made if SEGMENT in schema and not self.config.sentences else ()
+        return [self.config.column, *segment]
+
+    @property
+    def target_names(self) -> list[str]:
+        """The labels, which `example` puts in."""
+        return []
+
+    def prepare(self, batch: Batch) -> Batch:
+        """Put special tokens around records that have none, and the labels among the targets."""
+        values = dict(batch.values)
+        label = values.pop(self.config.column)
+        if self.config.target == "number":
+            targets = label.astype(np.float32)
+        else:
+            targets = label.astype(np.int64)
+            wrong = targets[(targets < 0) | (targets >= len(self.names))]
+            if len(wrong):
+                raise TokmillError(
+                    f"a record has the label {wrong[0]}, and the classes are 0 to "
+                    f"{len(self.names) - 1}",
+                    where=f"column {self.config.column!r}",
+                    hint="`tokmill store validate STORE` tells whether it is damaged",
+                )
+        pair = bool(self.config.sentences)
+        if batch.document.shape[1] < self.length and self.frame:
+            batch = framed(batch, self.frame, self.length, pair=pair)
+        elif pair:
+            batch = joined(batch)
+        columns = {
+            name: batch.columns.get(name, batch.document * 0).astype(np.int64)
+            for name in self.reads.embedded
+        }
+        return dataclasses.replace(batch, columns=columns, values=values, targets={LABEL: targets})
+
+    def count(self, batch: Batch) -> int:
+        """Return the number of records."""
+        return int(np.count_nonzero(batch.entry >= 0))
+
+    def example(self, rows: int) -> Tensors:
+        """Return a batch with a label a row."""
+        made = super().example(rows)
+        kind = torch.float32 if self.config.target == "number" else torch.int64
+        return dataclasses.replace(made, targets={LABEL: torch.zeros(rows, dtype=kind)})
+
+    def told(self, batch: Tensors) -> Tensor:
+        """Return what the last linear map gives of each row, (B, C) or (B, 1)."""
+        inside = batch.document >= 0
+        if self.config.pool == "mean":
+            weight = inside / inside.sum(1, keepdim=True).clamp(min=1)
+            states = torch.einsum("bt,btd->bd", weight, self.model(batch).float())[:, None]
+        else:
+            last = inside.sum(1, keepdim=True) - 1
+            states = self.model(
+                batch, last.clamp(min=0) if self.config.pool == "last" else last * 0
+            )
+        vectors = states[:, 0] if self.pooler is None else self.pooler(states)
+        found: Tensor = self.output(vectors).float()
+        return found
+
+    def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the summed loss, and how many rows were right."""
+        found, label = self.told(batch), batch.targets[LABEL]
+        if self.config.target == "number":
+            known = ~label.isnan()
+            loss = ((found[:, 0] - label.nan_to_num()).square() * known).sum()
+            return loss, {"loss": loss.detach()}
+        loss = torch.nn.functional.cross_entropy(found, label, ignore_index=-1, reduction="sum")
+        right = (found.argmax(1) == label).sum()
+        return loss, {"loss": loss.detach(), "accuracy": right}
+
+    def act(self, batch: Tensors) -> dict[str, Tensor]:
+        """Return what was found and what is right."""
+        found = self.told(batch)
+        found = found[:, 0] if self.config.target == "number" else found.argmax(1)
+        return {"found": found, "label": batch.targets[LABEL]}
+
+    def measure(self, results: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return F1, and of each class how often it is right and how often it was found."""
+        found, label = results["found"].numpy(), results["label"].numpy()
+        if self.config.target == "number":
+            return {"pearson": pearson(found, label)}
+        return class_metrics(found, label, self.names)
+
+    def param_groups(self, weight_decay: float) -> list[Group]:
+        """Return the groups of the model and of what tells the class."""
+        own = [*self.output.parameters()]
+        own += [] if self.pooler is None else self.pooler.parameters()
+        return super().param_groups(weight_decay) + decay_groups(own, weight_decay)

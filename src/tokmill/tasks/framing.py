@@ -1,0 +1,75 @@
+"""`[CLS]` and `[SEP]` around what stands in a row: `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`.
+
+Shapes: B rows, W positions before and T positions after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from tokmill.feed.feed import Batch
+from tokmill.models.inputs import Inputs
+from tokmill.store.store import Store
+from tokmill.tasks.inputs import SEGMENT
+from tokmill.tasks.scores import BORDER
+
+Frame = Mapping[str, tuple[int, int]]
+"""Column of ids → its `[CLS]` and `[SEP]`; empty: there is no frame."""
+LOOKED_AT = 100
+"""Records of a store of which one that is not empty is looked for."""
+
+
+def frame_of(inputs: Inputs) -> dict[str, tuple[int, int]]:
+    """Return the special tokens that stand around a row; none where a column lacks them."""
+    roles = {name: inputs.roles.get(name, {}) for name in inputs.ids}
+    if not roles or any(not {"cls", "sep"} <= found.keys() for found in roles.values()):
+        return {}
+    return {name: (found["cls"], found["sep"]) for name, found in roles.items()}
+
+
+def is_framed(store: Store, frame: Frame) -> bool:
+    """Say whether the records of a store have their special tokens already; the first one tells."""
+    for number in range(min(store.records, LOOKED_AT) if frame else 0):
+        record = store.record(number)
+        if all(len(record[name]) for name in frame):
+            return all(record[name][0] == cls for name, (cls, _) in frame.items())
+    return False
+
+
+def framed(batch: Batch, frame: Frame, length: int, *, pair: bool = False) -> Batch:
+    """Return rows of `length` positions with special tokens around what stands in them.
+
+    The document 0 of a row is a, with `pair` all others are b, and both become one document; b is
+    in segment 1. A special token begins an instruction of its own, and is 0 in other columns.
+    """
+    document = batch.document
+    first, all_ = (document == 0).sum(1), (document >= 0).sum(1)
+    if not pair:
+        first = all_
+    place = np.arange(length)
+    end_a = (1 + first)[:, None]
+    end = (1 + all_ + pair)[:, None]
+    filled = place <= end
+    special = (place == 0) | (place == end_a) | (place == end)
+    own = filled & ~special
+    source = (place - 1 - (place > end_a)).clip(0, document.shape[1] - 1)
+    rows = np.arange(len(batch))[:, None]
+    columns = {}
+    for name, value in batch.columns.items():
+        moved = value[rows, source]
+        moved[~own] = 0
+        if name in frame:
+            cls, sep = frame[name]
+            moved = np.where(special & filled, sep, moved.astype(np.int64))
+            moved[:, 0] = cls
+        elif name == BORDER:
+            moved[special & filled] = 1
+        columns[name] = moved
+    if pair:
+        columns[SEGMENT] = ((place > end_a) & filled).astype(np.int64)
+    return dataclasses.replace(
+        batch, columns=columns, document=np.where(filled, 0, -1).astype(np.int32)
+    )

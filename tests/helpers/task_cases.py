@@ -1,0 +1,68 @@
+"""What each task is tried with: stores of walks, sentences and labels, and a recipe on them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import toy
+from entry_stores import lay
+from tokmill.store.vocab import Vocabulary
+
+ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
+SIZE = 31
+STEPS = 6
+
+
+def special_store(path: Path, documents: Sequence[np.ndarray]) -> Path:
+    """A store whose vocabulary has the special tokens of BERT; other ids are 5 to 30."""
+    digest = hashlib.sha256(b"special").hexdigest()
+    vocab = Vocabulary("token.json", digest, SIZE, ROLES)
+    return toy.make_store(path, documents, vocabulary=b"special", vocab=vocab)
+
+
+def walks(count: int, seed: int = 0, length: int = 30) -> list[np.ndarray]:
+    """Documents in which a token follows from the one before, without special tokens."""
+    found = toy.cycles(count, length=length, seed=seed, size=SIZE - 4)
+    return [document[:-1] + 4 for document in found]
+
+
+def make_stores(root: Path) -> Path:
+    """Stores to learn from and, ending in `-val`, to evaluate on: 13 are no whole batches."""
+    for name, count, seed in (("walks", 40, 0), ("walks-val", 13, 5)):
+        documents = walks(count, seed)
+        special_store(root / name, documents)
+        # Whether the first token is among the smaller half.
+        label = np.asarray([document[0] < 18 for document in documents], np.uint32)
+        lay(root / name, "label", {"label": label})
+        lay(root / name, "number", {"number": label.astype(np.float32) - 0.5})
+    return root
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "next_token": {"model": {}, "task": {}},
+    "masked": {"task": {"rows": "whole"}},
+    "sentence_pair": {"task": {"length": 24}},
+    # Dropout would be drawn by each process for itself.
+    "classify": {"task": {"dropout": 0}, "data": {"overlays": ["label"]}},
+}
+"""Task → sections over the recipe. A new task needs a line here."""
+ENCODER = {"kind": "encoder", "context": 32}
+
+
+def recipe(stores: Path, name: str, **run: Any) -> dict[str, Any]:
+    """The recipe of a small training of a task, of six steps."""
+    case = CASES[name]
+    return toy.recipe(
+        stores / "walks",
+        STEPS,
+        data={"val": str(stores / "walks-val"), **case.get("data", {})},
+        model=case.get("model", ENCODER),
+        optim={"lr": 3e-3},
+        task={"kind": name, "length": 16, **case["task"]},
+        run={"eval_every": 3, "eval_rows": 0, **run},
+    )

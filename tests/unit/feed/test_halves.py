@@ -1,0 +1,90 @@
+"""Rows of two halves: which belong together, of which group, and that lengths tell nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import toy
+from entry_stores import lay
+from tokmill.errors import UsageError
+from tokmill.feed.feed import Feed
+from tokmill.feed.halves import LEAST, OTHER, OWN, Halves, codes
+from tokmill.store.store import Store
+
+RECORDS = 400
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Records whose tokens name themselves: 1 + number mod 20, of 4 programs and 40 functions."""
+    path = tmp_path_factory.mktemp("halves") / "s"
+    random = np.random.default_rng(0)
+    sizes = random.integers(2, 41, RECORDS)
+    sizes[random.random(RECORDS) < 0.3] = 40
+    toy.make_store(path, [np.full(n, 1 + i % 20) for i, n in enumerate(sizes)])
+    groups = {"program": np.arange(RECORDS) % 4, "function": np.arange(RECORDS) % 40}
+    lay(path, "groups", {name: value.astype(np.uint32) for name, value in groups.items()})
+    return Store(path, ["groups"])
+
+
+def test_half_of_an_epoch_are_own_halves(store: Store) -> None:
+    rows = Halves(store, 30, group="program", apart="function")
+    lengths = np.diff(store.offsets())
+    assert len(rows) == (lengths >= 2 * LEAST).sum() == RECORDS - rows.cut_records
+    for epoch in range(3):
+        spans = rows.spans(np.arange(len(rows)), epoch)
+        own = rows.own(np.arange(len(rows)), epoch)
+        assert abs(own.sum() - len(rows) / 2) < 1
+        first, second = spans.record[::2], spans.record[1::2]
+        assert (np.sort(first) == np.flatnonzero(lengths >= 2 * LEAST)).all()
+        assert ((first == second) == own).all()
+        assert (spans.document[1::2] == np.where(own, OWN, OTHER)).all()
+        assert (spans.stop > spans.start).all() and (spans.stop <= lengths[spans.record]).all()
+        assert (spans.stop[::2][own] == spans.start[1::2][own]).all()
+        sizes = (spans.stop - spans.start).reshape(-1, 2)
+        assert (sizes.sum(1) <= 30).all()
+        # Of the same program, of about the same length, and of another function.
+        assert (first % 4 == second % 4).all()
+        assert (first % 40 != second % 40)[~own].mean() > 0.99
+        assert np.abs(lengths[first] - lengths[second]).mean() < 12
+    assert (rows.own(np.arange(100), 0) != rows.own(np.arange(100), 1)).any()
+
+
+def test_lengths_do_not_tell(store: Store) -> None:
+    """Both lengths, and whether a record ends there, are as likely of own halves as of others."""
+    rows = Halves(store, 64, group="program")
+    lengths = np.diff(store.offsets())
+    seen: dict[bool, list[np.ndarray]] = {True: [], False: []}
+    for epoch in range(60):
+        spans, own = rows.spans(np.arange(len(rows)), epoch), rows.own(np.arange(len(rows)), epoch)
+        a, b = (spans.stop - spans.start).reshape(-1, 2).T
+        ends = spans.stop[1::2] == lengths[spans.record[1::2]]
+        full = spans.start[::2] == 0
+        facts = np.column_stack([a, b, a + b, a - b, ends, full, a + b == 40])
+        for which in (True, False):
+            seen[which].append(facts[own == which])
+    mean, other = (np.concatenate(seen[which]).mean(0) for which in (True, False))
+    spread = np.concatenate(seen[True]).std(0) * np.sqrt(2 / sum(map(len, seen[True])))
+    assert (np.abs(mean - other) <= 5 * spread + 1e-9).all(), (mean, other)
+
+
+def test_any_process_makes_the_same_rows(store: Store) -> None:
+    rows = Halves(store, 30, group="program", shards=1)
+    whole = Feed(rows, 8, seed=3).batch(5)
+    for rank in range(2):
+        part = Feed(Halves(store, 30, group="program", shards=1), 8, seed=3).batch(5, rank, 2)
+        assert (part.document == whole.document[4 * rank : 4 * rank + 4]).all()
+        for name, value in part.columns.items():
+            assert (value == whole.columns[name][4 * rank : 4 * rank + 4]).all()
+
+
+def test_what_cannot_be_halved_is_told(tmp_path: Path, store: Store) -> None:
+    short = Store(toy.make_store(tmp_path / "short", [np.ones(5, int)] * 9))
+    with pytest.raises(UsageError, match="long enough to be cut in two"):
+        Halves(short, 30)
+    with pytest.raises(UsageError, match="no column 'progam'") as caught:
+        codes(store, "progam")
+    assert "program" in caught.value.hint
