@@ -25,8 +25,12 @@ SOURCES: dict[str, Part] = {
     "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
     "chat": Part("tokmill.text.chat:ChatSource", "text", "JSON Lines of chats, with a loss mask"),
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
+    "corpus": Part("tokmill.text.corpus:CorpusSource", "text", "walks as text, a walk a line"),
     "tsv": Part("tokmill.text.tsv:TsvSource", "text", "tables of labelled sentences, as of GLUE"),
     "x86": Part("tokmill.x86.source:X86Source", "x86", "x86 programs, or graphs of them"),
+    "pairs": Part(
+        "tokmill.x86.pairs:PairsSource", "x86", "graphs of programs, two by two: walks through both"
+    ),
     "select": Part(
         "tokmill.builds.select:SelectSource", "", "other stores: filter, sample, split, merge"
     ),
@@ -60,6 +64,9 @@ EXPORTS: dict[str, Part] = {
     "megatron": Part("tokmill.formats.megatron:MegatronExport", "", "Megatron .bin/.idx pair"),
     "datatrove": Part("tokmill.formats.datatrove:DatatroveExport", "", "datatrove .ds files"),
     "parquet": Part("tokmill.formats.parquet:ParquetExport", "parquet", "one row a record"),
+    "corpus": Part(
+        "tokmill.formats.corpus_export:CorpusExport", "", "walks as text, with vocab.txt"
+    ),
     "token-dicts": Part(
         "tokmill.formats.token_dicts_export:TokenDictsExport", "", "pickle of x86 token dicts"
     ),

@@ -28,6 +28,7 @@ EXPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "datatrove": ("out", {}),
     "parquet": ("out.parquet", {}),
     "token-dicts": ("out", {"sequences_per_file": 3}),
+    "corpus": ("out", {}),
 }
 
 
@@ -45,7 +46,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     }  # fmt: skip
     (folder / "a.pkl").write_bytes(pickle.dumps([[one] * (1 + i) for i in range(10)], 4))
     code = quick_build("token-dicts", folder / "a.pkl", folder / "x")
-    return {kind: code if kind == "token-dicts" else plain for kind in EXPORTS}
+    return {kind: code if kind in ("token-dicts", "corpus") else plain for kind in EXPORTS}
 
 
 def write(kind: str, store: Store, folder: Path, **more: Any) -> None:

@@ -51,8 +51,8 @@ SCRIPTS = {
         "utils.py": NOW,
         "pretrain.py": LATER,
         "classify.py": LATER,
-        "gendata.py": LATER,
-        "dataprocess.py": LATER,
+        "gendata.py": NOW,
+        "dataprocess.py": NOW,
         "train.sh": LATER,
     },
     "MLIR-RL": {

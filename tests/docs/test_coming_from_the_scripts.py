@@ -81,6 +81,9 @@ def put_inputs(folder: Path, corpus: Any) -> None:
     program = shutil.which("true")
     assert program
     shutil.copy(program, folder / "binaries/program")
+    for level, name in (("O0", "true"), ("O2", "false")):
+        (folder / "versions" / level).mkdir(parents=True)
+        shutil.copy(shutil.which(name) or program, folder / "versions" / level / "tool")
     raw = bytes.fromhex("4889e5b801000000c3")
     graph = networkx.DiGraph()
     graph.add_node(0x1000, asm=["mov rbp,rsp", "mov eax,1", "ret"], raw=raw)
@@ -120,12 +123,14 @@ def test_the_commands_run_in_order(
         "data_tokenized/tokenized_data_part001.npz", "lists/asm_tokens.txt",
         "tokens_fine/eflag_tokens_dict.pkl", "sorted/asm_tokens.txt", "pruned/ids.json",
         "frequency.svg", "instructions.csv", "final_train_dataset.pkl", "lengths.svg",
+        "bert/vocab.txt",
     }  # fmt: skip
     assert not {name for name in written if not (tmp_path / name).exists()}
     sampled, walks = tokmill.Store("sampled"), tokmill.Store("walks")
     assert 0 < len(sampled) < len(walks) / 3
     assert tokmill.Store("old").records == 2 and tokmill.Store("functions").records == 1
     assert tokmill.Store("quick").fingerprint == tokmill.Store("tokenized").fingerprint
+    assert tokmill.Store("corpus").tokens == tokmill.Store("pairs").tokens > 0
     # The lists are equal, whichever way they came.
     for name in ("asm", "rw"):
         assert Path(f"sorted/{name}_tokens.txt").read_bytes() == (

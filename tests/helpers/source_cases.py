@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from making import TOKENIZER, rec, write_store
+from pair_graphs import write_small
 from tokmill import plugins, recipe
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
@@ -92,6 +93,20 @@ def write_tsv(folder: Path, number: int) -> Path:
             enumerate(texts(number))]  # fmt: skip
     path.write_text("\n".join(["Quality\t#1 String\t#2 String", *rows, ""]))
     return path
+
+
+def write_corpus(folder: Path, number: int) -> Path:
+    """Write walks of three pairs."""
+    path = folder / f"{number}.txt"
+    walks = [f"mov eax word{number} {i % 7}\npush rbp" for i in range(9)]
+    path.write_text("\n\n".join("\n".join(walks[i : i + 3]) for i in (0, 3, 6)))
+    return path
+
+
+def words(folder: Path) -> Sequence[object]:
+    """Write a list of words and name it."""
+    (folder / "vocab.txt").write_text("[UNK]\nmov\neax\npush\nrbp\nmov\nword0\nword1\n")
+    return ("--words", folder / "vocab.txt")
 
 
 def wordpiece(folder: Path) -> Sequence[object]:
@@ -205,7 +220,9 @@ CASES: dict[str, SourceCase] = {
     ),
     "parquet": SourceCase(write_parquet, tokenizer),
     "tsv": SourceCase(write_tsv, wordpiece),
+    "corpus": SourceCase(write_corpus, words),
     "x86": SourceCase(write_graph),
+    "pairs": SourceCase(write_small, lambda folder: ("--all-pairs",)),
     "select": SourceCase(write_ids, lambda folder: ("--min-length", 3)),
     "overlay": SourceCase(write_ids, record_values, over=True, grows=False),
     "embed": SourceCase(write_ids, small_run, over=True, grows=False),

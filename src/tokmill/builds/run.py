@@ -117,7 +117,7 @@ def say_remark(prepared: Prepared) -> None:
     """Print what a source has to say of the files that it is going to read."""
     kind = plugins.load(plugins.SOURCES, prepared.plan.recipe["source"])
     names = list(dict.fromkeys(item.name for item in prepared.planned))
-    if said := kind.remark(names):
+    if said := kind.remark(names, prepared.config):
         print(f"note: {plain(said)}", file=sys.stderr)
 
 

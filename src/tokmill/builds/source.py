@@ -147,8 +147,13 @@ class Source(ABC):
         raise NotImplementedError
 
     @classmethod
-    def remark(cls, names: Sequence[str]) -> str:
-        """Return what is to be said of files before they are read, "" for nothing."""
+    def remark(cls, names: Sequence[str], config: Any) -> str:
+        """Return what is to be said of files before they are read, "" for nothing.
+
+        Args:
+            names: of the inputs.
+            config: the options, which may name files too.
+        """
         return ""
 
     @classmethod

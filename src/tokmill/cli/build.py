@@ -27,7 +27,7 @@ from tokmill.progress import human_bytes
 from tokmill.store.store import Store, read_receipts
 
 TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
-ENCODING_KINDS = (*TEXT_KINDS, "tsv")
+ENCODING_KINDS = (*TEXT_KINDS, "tsv", "corpus")
 RUNNING = "how it runs (changes no byte)"
 
 Inputs = Annotated[

@@ -60,7 +60,7 @@ class TextSource(DocumentSource):
         return fits
 
     @classmethod
-    def remark(cls, names: Sequence[str]) -> str:
+    def remark(cls, names: Sequence[str], config: object) -> str:
         """Return what is to be said of files that are read as text, but look like records."""
         from tokmill.text.jsonl import JsonlSource
 

@@ -16,7 +16,7 @@ from tokmill.x86.image.keys import Key
 from tokmill.x86.tokens.rules import DecodeError
 from tokmill.x86.tokens.templates import Table, Templates
 from tokmill.x86.tokens.vocabulary import UNKNOWN
-from tokmill.x86.walks import Walker, Walking
+from tokmill.x86.walks import Walker, Walking, Walks, ground_of
 
 Unit = Literal["function", "block", "walk"]
 AT_ONCE = 1 << 19
@@ -41,7 +41,9 @@ def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -
     The bytes that a function's instructions are must be instructions to the rules: a function with
     others is rejected. What a record's columns hold is told in `tokmill.x86.source`.
     """
-    walker = Walker(graph, cutting.walking) if cutting.unit == "walk" else None
+    walker = None
+    if cutting.unit == "walk":
+        walker = Walker(ground_of(graph, cutting.walking), cutting.walking)
     seen = _Seen(graph, walker) if walker is not None else None
     notes = {
         "programs": 1,
@@ -50,7 +52,7 @@ def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -
         "instructions": len(graph.lengths),
     }
     for first, last in _portions(graph):
-        portion = _Portion(graph, first, last, key, templates)
+        portion = Portion(graph, first, last, key, templates)
         if walker is None or seen is None:
             yield portion.pieces(cutting, notes)
         else:
@@ -109,13 +111,13 @@ class _Seen:
         }
 
 
-class _Portion:
+class Portion:
     """Some functions of a program, their instructions as rows of the table of templates."""
 
     def __init__(self, graph: Graph, first: int, last: int, key: Key, templates: Templates) -> None:
         self.graph, self.key, self.first, self.templates = graph, key, first, templates
         self.functions = np.arange(first, last)
-        self.names = Strings.of(_names(graph, first, last))
+        self.names = Strings.of(names_of(graph, first, last))
         self.first_block, self.last_block = graph.function_blocks[[first, last]].tolist()
         self.base, stop = graph.block_instructions[[self.first_block, self.last_block]].tolist()
         self.lengths = graph.lengths[self.base : stop]
@@ -226,12 +228,7 @@ class _Portion:
         for walks in walker.walk(functions, tokens, self.first_block):
             block = walks.block - self.first_block
             start, stop = begins[block], begins[block + 1]
-            # The last block of a walk is cut where the walk is long enough.
-            before = np.concatenate([[0], np.cumsum(tokens[block])])
-            within = before[:-1] - np.repeat(before[walks.offsets[:-1]], np.diff(walks.offsets))
-            limit = np.searchsorted(self.ends, self.ends[start] + most - within, "right") - 1
-            stop = np.minimum(stop, limit)
-            length = np.add.reduceat(self.ends[stop] - self.ends[start], walks.offsets[:-1])
+            stop, length = cut_short(walks, start, stop, self.ends, most)
             kept = np.flatnonzero(length >= cutting.min_tokens)
             piece, offsets = take_flat(np.arange(len(block)), walks.offsets, kept)
             # Of a last block not even one instruction may have found room.
@@ -289,11 +286,35 @@ class _Portion:
             address.astype(np.int64),
             drops_of(drops),
             phrases=Phrases(ids, bounds[offsets], table.offsets, table.columns, self.growing),
-            notes=_unknown(ids, table),
+            notes=unknown_in(ids, table),
         )
 
 
-def _names(graph: Graph, first: int, last: int) -> list[str]:
+def cut_short(
+    walks: Walks, start: Array, stop: Array, ends: Array, most: int
+) -> tuple[Array, Array]:
+    """Return walks cut between instructions where they are long enough: (stop, tokens).
+
+    Args:
+        walks: n walks that visit m nodes.
+        start: (m,), the first instruction of each visited node.
+        stop: (m,), the one behind it.
+        ends: (I + 1,), tokens before each instruction.
+        most: tokens of a walk.
+
+    Returns:
+        The instruction behind each visited node (m,), and the tokens of each walk (n,).
+    """
+    size = ends[stop] - ends[start]
+    before = np.concatenate([[0], np.cumsum(size)])
+    within = before[:-1] - np.repeat(before[walks.offsets[:-1]], np.diff(walks.offsets))
+    limit = np.searchsorted(ends, ends[start] + most - within, "right") - 1
+    stop = np.minimum(stop, limit)
+    return stop, np.add.reduceat(ends[stop] - ends[start], walks.offsets[:-1])
+
+
+def names_of(graph: Graph, first: int, last: int) -> list[str]:
+    """Return the names of some functions; one without a symbol is called as its address."""
     addresses = graph.function_address[first:last].tolist()
     return [
         name or f"sub_{address:x}"
@@ -301,7 +322,7 @@ def _names(graph: Graph, first: int, last: int) -> list[str]:
     ]
 
 
-def _unknown(ids: Array, table: Table) -> dict[str, int]:
+def unknown_in(ids: Array, table: Table) -> dict[str, int]:
     """Return how many tokens of each column are not in its vocabulary."""
     found = {}
     for column, tokens in table.columns.items():

@@ -104,7 +104,7 @@ class X86Source(Source):
         self.config: X86Config = msgspec.structs.replace(config, vocab=vocab)
         self.inputs, self.frozen = list(inputs), vocabularies
         self.layout = KeyTemplate(config.layout)
-        self._templates: dict[int, Templates] = {}
+        self._caches = Caches(config.rules, vocabularies, config.separator)
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
@@ -166,28 +166,15 @@ class X86Source(Source):
         """Yield the records of a program; one that cannot be lifted is a reject."""
         config = self.config
         if not item.parts_done:
-            self._take(item, digest)
+            take_file(Path(item.path), digest)
         walking = msgspec.convert(config, Walking, from_attributes=True)
         cutting = Cutting(config.unit, config.max_tokens, config.min_tokens, walking)
-        part = size = 0
-        for batch in self._batches(item, cutting):
-            size += batch.phrases.ids.nbytes if batch.phrases else 0
-            batch.ends_part = size >= PART
-            if part >= item.parts_done:
-                yield batch
-            if batch.ends_part:
-                part, size = part + 1, 0
+        yield from cut_parts(self._batches(item, cutting), item.parts_done)
 
     def content(self, item: Item, digest: Hash) -> Iterator[None]:
         """Hand on the content of a program, all its bytes, as one part."""
-        self._take(item, digest)
+        take_file(Path(item.path), digest)
         yield from ()
-
-    def _take(self, item: Item, digest: Hash) -> None:
-        path = Path(item.path)
-        with machine_errors("read", path), open(path, "rb") as file:
-            while data := file.read(1 << 20):
-                digest.update(data)
 
     def _batches(self, item: Item, cutting: Cutting) -> Iterator[Records]:
         """Yield the records of a program, of a very large one a window after the other."""
@@ -195,11 +182,11 @@ class X86Source(Source):
         begun, told = False, set[str]()
         while (graph := next(graphs, None)) is not None:
             if isinstance(graph, str):
-                yield nothing(cutting.unit, self._cache(64), [Drop(0, graph, True)])
+                yield nothing(cutting.unit, self._caches.of(64), [Drop(0, graph, True)])
                 return
             key = self.layout.key(graph.program, graph.compiler, graph.level)
             fits = self.layout.fields(graph.program) is not None
-            for batch in records_of(graph, key, self._cache(graph.bits), cutting):
+            for batch in records_of(graph, key, self._caches.of(graph.bits), cutting):
                 if begun:
                     batch.notes.pop("programs", None)
                 elif not fits:
@@ -225,16 +212,45 @@ class X86Source(Source):
             # A fault of the lifter costs its program, not a build of thousands of them.
             yield f"the lifter failed: {type(error).__name__}"
 
-    def _cache(self, bits: int) -> Templates:
-        """Return the cache of templates, which outlives programs and shards."""
-        if bits not in self._templates:
+
+class Caches:
+    """Caches of templates, one for each kind of code, which outlive programs and shards."""
+
+    def __init__(self, rules: str, frozen: Mapping[str, Frozen], separator: bool = False) -> None:
+        """Name the rules and the vocabularies; of a stream without one, tokens are not kept."""
+        self.rules, self.frozen, self.separator = rules, frozen, separator
+        self._made: dict[int, Templates] = {}
+
+    def of(self, bits: int) -> Templates:
+        """Return the cache for code of 64 or 32 bits."""
+        if bits not in self._made:
             vocabularies = {
-                column: TokenList.from_json(self.frozen[column].data) for column in COLUMNS
+                column: TokenList.from_json(self.frozen[column].data)
+                if column in self.frozen
+                else TokenList.of(column, self.rules, ())
+                for column in COLUMNS
             }
-            self._templates[bits] = Templates(
-                self.config.rules, bits, vocabularies, self.config.separator
-            )
-        return self._templates[bits]
+            self._made[bits] = Templates(self.rules, bits, vocabularies, self.separator)
+        return self._made[bits]
+
+
+def take_file(path: Path, digest: Hash) -> None:
+    """Hand on all the bytes of a file."""
+    with machine_errors("read", path), open(path, "rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+
+
+def cut_parts(batches: Iterator[Records], parts_done: int) -> Iterator[Records]:
+    """Yield batches of one item, cut into parts so that memory has a bound; not those done."""
+    part = size = 0
+    for batch in batches:
+        size += batch.phrases.ids.nbytes if batch.phrases else 0
+        batch.ends_part = size >= PART
+        if part >= parts_done:
+            yield batch
+        if batch.ends_part:
+            part, size = part + 1, 0
 
 
 def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
@@ -286,12 +302,15 @@ def vocabularies_of(rules: str, folder: str) -> Vocabularies:
     )
 
 
+def check_rules(name: str) -> None:
+    """Refuse rules that are not known."""
+    if name not in plugins.RULES:
+        raise UsageError(f"no rules are called {name!r}", hint=nearest(name, plugins.RULES))
+
+
 def check(config: X86Config) -> None:
     """Refuse options that do not fit together."""
-    if config.rules not in plugins.RULES:
-        raise UsageError(
-            f"no rules are called {config.rules!r}", hint=nearest(config.rules, plugins.RULES)
-        )
+    check_rules(config.rules)
     if not LEAST_TOKENS <= config.max_tokens <= MOST_TOKENS:
         raise UsageError(
             f"max_tokens = {config.max_tokens}", hint=f"{LEAST_TOKENS} to {MOST_TOKENS}"

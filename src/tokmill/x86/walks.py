@@ -1,7 +1,8 @@
 """Random walks over the blocks of functions: all walks of many functions at once, step by step.
 
 A walk is drawn by hashes of (seed, program, address of the function, number of the walk, step), so
-that it is the same whatever is walked beside it. It stays in its function: calls are stepped over.
+that it is the same whatever is walked beside it. On the ground of one program it stays in its
+function: calls are stepped over. `tokmill.x86.merged` makes that of two programs.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from tokmill.x86.graph import Edge, Graph
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 AT_ONCE = 1 << 22
 """Most tokens of the walks that are walked at a time: what they visit lies in memory."""
+MOST_STEPS = 4
+"""Steps of a walk at most, as a multiple of its tokens: blocks may have none, and form circles."""
 _STEP = np.asarray(0x9E3779B97F4A7C15, np.uint64)
 _START = np.asarray(0xD1B54A32D192ED03, np.uint64)
 _HALF = np.uint64(32)
@@ -40,14 +43,27 @@ class Walking(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Flow:
-    """Where control may go from each of B blocks within its function, W ways in all."""
+    """Where a walk may go from each of N nodes (blocks, and what else is passed), W ways in all."""
 
     first: Array
-    """(B + 1,) i8: the ways of block i are [i] to [i + 1]."""
+    """(N + 1,) i8: the ways of node i are [i] to [i + 1]."""
     target: Array
-    """(W,) i8: numbers of blocks; those of a block differ."""
+    """(W,) i8: numbers of nodes; those of a node differ."""
     below: Array
     """(W + 1,) i8: the sum of the weights before each way."""
+
+
+@dataclass(slots=True)
+class Ground:
+    """What is walked on: F functions of B blocks, which are the first nodes of a flow."""
+
+    function_blocks: Array
+    """(F + 1,) i8: blocks of function i are [i] to [i + 1]."""
+    key: Array
+    """(F,) u8: what the walks of each function are drawn by."""
+    entry: Array
+    """(F,) i8: the block at which each function begins."""
+    flow: Flow
 
 
 def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
@@ -77,13 +93,40 @@ def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
     target = np.searchsorted(place, aim)
     inside = target < blocks
     inside[inside] = place[target[inside]] == aim[inside]
-    ways = np.unique(source[inside] * max(blocks, 1) + target[inside])
-    source, target = np.divmod(ways, max(blocks, 1))
-    first = np.searchsorted(source, np.arange(blocks + 1))
+    return ways_of(source[inside], target[inside], blocks, weight)
+
+
+def ways_of(source: Array, target: Array, nodes: int, weight: str) -> Flow:
+    """Return the flow of edges between numbers of nodes, equal ones as one; `flow_of` weighs."""
+    ways = np.unique(source * max(nodes, 1) + target)
+    source, target = np.divmod(ways, max(nodes, 1))
+    first = np.searchsorted(source, np.arange(nodes + 1))
     weights = np.ones(len(target), np.int64)
     if weight == "degree":
         weights += np.diff(first)[target]
     return Flow(first, target, np.concatenate([[0], np.cumsum(weights)]))
+
+
+def ground_of(graph: Graph, walking: Walking) -> Ground:
+    """Return the ground of one program."""
+    key = keys_of(graph, f"walk\0{walking.seed}\0{graph.program}")
+    return Ground(graph.function_blocks, key, entries_of(graph), flow_of(graph, walking.weight))
+
+
+def keys_of(graph: Graph, salt: str) -> Array:
+    """Return what the walks of each function are drawn by (F,) u8: a hash of salt and address."""
+    base = hashlib.sha256(salt.encode()).digest()[:8]
+    return mix(np.asarray(int.from_bytes(base, "little"), np.uint64) ^ graph.function_address)
+
+
+def entries_of(graph: Graph) -> Array:
+    """Return the block at which each function begins (F,) i8."""
+    low = graph.function_blocks[:-1]
+    function = np.repeat(np.arange(len(low)), np.diff(graph.function_blocks))
+    here = graph.block_address == graph.function_address[function]
+    entry: Array = low.astype(np.int64)
+    entry[function[here]] = np.flatnonzero(here)
+    return entry
 
 
 @dataclass(slots=True)
@@ -103,29 +146,20 @@ class Walks:
 
 
 class Walker:
-    """Walks on the functions of one program."""
+    """Walks that begin in the functions of a ground."""
 
-    def __init__(self, graph: Graph, walking: Walking) -> None:
-        self.graph, self.walking = graph, walking
-        self.flow = flow_of(graph, walking.weight)
-        salt = hashlib.sha256(f"walk\0{walking.seed}\0{graph.program}".encode()).digest()
-        self.base = np.asarray(int.from_bytes(salt[:8], "little"), np.uint64)
-        low = graph.function_blocks[:-1]
-        function = np.repeat(np.arange(len(low)), np.diff(graph.function_blocks))
-        here = graph.block_address == graph.function_address[function]
-        self.entry = low.astype(np.int64)
-        """(F,) i8: the block at which each function begins."""
-        self.entry[function[here]] = np.flatnonzero(here)
+    def __init__(self, ground: Ground, walking: Walking) -> None:
+        self.ground, self.flow, self.walking = ground, ground.flow, walking
 
     def walk(self, functions: Array, tokens: Array, first_block: int) -> Iterator[Walks]:
         """Yield the walks of some functions, in order of function and number.
 
         Args:
             functions: i8, numbers of functions that have blocks.
-            tokens: i8, tokens of the blocks from `first_block` on.
+            tokens: i8, tokens of the nodes from `first_block` on.
             first_block: a block; those of the functions do not lie before it.
         """
-        blocks = np.diff(self.graph.function_blocks)[functions]
+        blocks = np.diff(self.ground.function_blocks)[functions]
         every = self.walking.walk_from == "every"
         counts = self.walking.walks * (blocks if every else np.ones_like(blocks))
         ends = np.cumsum(counts)
@@ -138,27 +172,29 @@ class Walker:
             yield self._walk(functions[place], number, tokens, first_block)
 
     def _walk(self, function: Array, number: Array, tokens: Array, first_block: int) -> Walks:
-        walking, flow = self.walking, self.flow
-        low = self.graph.function_blocks[function]
-        size = self.graph.function_blocks[function + 1] - low
-        key = mix(self.base ^ self.graph.function_address[function])
-        key = mix(key + number.astype(np.uint64) * _STEP)
+        ground, walking, flow = self.ground, self.walking, self.flow
+        low = ground.function_blocks[function]
+        size = ground.function_blocks[function + 1] - low
+        key = mix(ground.key[function] + number.astype(np.uint64) * _STEP)
         if walking.walk_from == "every":
             start = low + number % size
         elif walking.walk_from == "entry":
-            start = self.entry[function]
+            start = ground.entry[function]
         else:
             start = low + _below(mix(key ^ _START), size)
         walk, here = np.arange(len(function)), start
         way = np.full(len(walk), -1)
         length = np.zeros(len(walk), np.int64)
-        visited = []
-        while len(walk):
+        passed = np.zeros(len(walk), np.int64)
+        blocks = ground.function_blocks[-1]
+        visited: list[tuple[Array, Array, Array]] = []
+        while len(walk) and len(visited) < MOST_STEPS * walking.walk_tokens:
             visited.append((walk, here, way))
             length[walk] += tokens[here - first_block]
             going = length[walk] < walking.walk_tokens
-            if len(visited) == walking.walk_blocks:
-                break
+            if walking.walk_blocks:
+                passed[walk] += here < blocks
+                going &= passed[walk] < walking.walk_blocks
             walk, here = walk[going], here[going]
             draw = mix(key[walk] + np.asarray(len(visited), np.uint64) * _STEP)
             stuck = flow.first[here + 1] == flow.first[here]
@@ -192,7 +228,7 @@ class Walker:
         """Return the block at which a walk begins again; -1: it ends."""
         restart = self.walking.restart
         if restart == "entry":
-            return self.entry[function[walk]]
+            return self.ground.entry[function[walk]]
         if restart == "start":
             return start[walk]
         if restart == "random":

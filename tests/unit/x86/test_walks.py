@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tokmill.x86 import walks as walks_module
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.walks import Walker, Walking, flow_of
+from tokmill.x86.walks import Walker, Walking, flow_of, ground_of
 from x86_graphs import Block, graph_of
 
 U64 = (1 << 64) - 1
@@ -32,7 +32,7 @@ DIAMOND = {
 
 def numbers(graph: Graph, walking: Walking, functions: Sequence[int] | None = None) -> list[Any]:
     """Return (function, number, blocks) of each walk; every block has 10 tokens."""
-    walker = Walker(graph, walking)
+    walker = Walker(ground_of(graph, walking), walking)
     chosen = range(len(graph.function_address)) if functions is None else functions
     tokens = np.full(len(graph.block_address), 10)
     found = []

@@ -1,0 +1,204 @@
+"""Walks as text: `corpus.txt` with a walk a line, words between blanks, a blank line between pairs.
+
+It is what `gendata.py` and `dataprocess.py` of a BERT on walks write, beside a `vocab.txt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill.builds.scan import InputFile
+from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request, Resources
+from tokmill.errors import UsageError
+from tokmill.progress import human_count
+from tokmill.store.schema import Column, Drop, Drops, Records, Schema, drops_of
+from tokmill.text.blocks import Block, record_blocks
+from tokmill.text.documents import DocumentSource, Encode, NoHash
+from tokmill.text.prepare import Documents, TextOptions, select
+from tokmill.text.source import BOM
+from tokmill.text.streams import is_stream
+from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.words import count_words, read_words, tokenizer_of_words
+
+PAIR = "pair"
+UNKNOWN = "words that are not in the vocabulary"
+
+
+class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of walks as text."""
+
+    words: str = ""
+    """File with a word a line (vocab.txt), whose lines are the ids; without it and without a
+    tokenizer the words of the corpus are the vocabulary."""
+    min_count: int = 1
+    """Words of the corpus that stand less often than this are [UNK]."""
+    specials_in_text: Literal["plain", "special", "reject"] = "plain"
+    """What `[SEP]` as a word of a walk means: a word of the vocabulary, the special token, a
+    reject."""
+    end_of_record: Literal["eot", "none"] = "none"
+    """Whether a walk ends with the `eot` token."""
+    template: Literal["refuse", "add", "none"] = "none"
+    """What to do with a tokenizer that puts [CLS] or the like around every text."""
+
+
+class CorpusSource(DocumentSource):
+    """Files of walks; a record is a walk, and its column `pair` says of which file and pair.
+
+    A file is one item, as the number of a pair depends on all before it; it is committed in parts.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = CorpusConfig
+    suffixes = (".txt",)
+    hints: ClassVar[dict[str, str]] = {"blank line": "the file holds no walk: it has no words"}
+    config: CorpusConfig
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        words = str(Path(config.words).absolute()) if config.words else ""
+        config = msgspec.structs.replace(config, words=words)
+        super().__init__(config, inputs, vocabularies, resources)
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return the vocabulary: a tokenizer, a list of words, or the words of the corpus."""
+        if request.tokenizer is not None:
+            if config.words or config.min_count > 1:
+                raise UsageError(
+                    "words and min_count make a vocabulary, and a tokenizer was named",
+                    hint="leave one of them out",
+                )
+            return super().freeze(config, request)
+        if config.words and config.min_count > 1:
+            raise UsageError("min_count is of words of the corpus", hint="leave --words out")
+        if config.words:
+            ids = read_words(Path(config.words)).ids
+        else:
+            source = cls(config, request.inputs, {}, Resources())
+            ids = count_words((batch.texts for batch in source.every()), config.min_count)
+        tokenizer = Tokenizer.from_data(tokenizer_of_words(ids))
+        return {"token": Frozen(*tokenizer.vocabulary(request.roles))}
+
+    @classmethod
+    def remark(cls, names: Sequence[str], config: Any) -> str:
+        """Return what is not as it should be in a list of words."""
+        if not config.words:
+            return ""
+        found = read_words(Path(config.words))
+        told = []
+        if found.repeated:
+            lines = human_count(found.repeated, "line")
+            told.append(f"{lines} whose word stands again further down, where its id is")
+        if found.missing:
+            behind = " ".join(found.missing)
+            told.append(f"without {behind}, which got the ids behind its last line")
+        return f"{config.words}: {'; '.join(told)}" if told else ""
+
+    @property
+    def schema(self) -> Schema:
+        """Tokens, the bytes of each walk as UTF-8, and its pair."""
+        return {**super().schema, PAIR: Column("utf8", per="record")}
+
+    def identity(self) -> dict[str, Any]:
+        """Return nothing for what only chooses the vocabulary, as that is in the plan."""
+        return dict.fromkeys(("words", "min_count"))
+
+    def cut(self, file: InputFile) -> Iterator[Item]:
+        """Yield a file as one item."""
+        path = str(file.path.absolute())
+        if is_stream(path):
+            raise UsageError(
+                "a compressed corpus is not read", where=path, hint="unpack it: gzip -dk, zstd -d"
+            )
+        yield Item(file.name, path, 0, file.size, file.digest)
+
+    def every(self) -> Iterator[Documents]:
+        """Yield the walks of all files."""
+        for item in self.items():
+            yield from self.documents(item, NoHash())
+
+    def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
+        """Yield the walks of a file; a part ends after 64 MiB."""
+        part = size = 0
+        pairs = _Pairs(item.name)
+        # What is hashed is cut where parts are, and blocks are read ahead of that.
+        whole = msgspec.structs.replace(item, parts_done=0)
+        for block in record_blocks(whole, b"\n", NoHash(), self.resources.block_bytes):
+            documents = pairs.walks(block)
+            size += len(block.data)
+            documents.ends_part = size >= MAX_ITEM
+            if part >= item.parts_done:
+                digest.update(block.data)
+                yield documents
+            if documents.ends_part:
+                part, size = part + 1, 0
+
+    def encoder(self, resources: Resources) -> Encode:
+        """Return what makes records of walks."""
+        assert self.frozen is not None
+        return _EncodeWalks(self.frozen, self.config, resources)
+
+
+class _Pairs:
+    """Lines as walks of pairs: blank lines stand between pairs, however many."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.number = -1
+        self.between = True
+
+    def walks(self, block: Block) -> Documents:
+        """Return the walks of a block; those that are no UTF-8 are rejected."""
+        texts: list[str] = []
+        starts: list[int] = []
+        named: list[str] = []
+        bad: list[str] = []
+        left = [Drop(place, "too long", True) for place in block.too_long]
+        place = block.start
+        for line in block.data.split(b"\n")[: None if block.data[-1:] != b"\n" else -1]:
+            start, place = place, place + len(line) + 1
+            line = line.removeprefix(BOM) if start == 0 else line
+            if not line.strip():
+                self.between = True
+                left.append(Drop(start, "blank line", False))
+                continue
+            if self.between:
+                self.number, self.between = self.number + 1, False
+            try:
+                texts.append(line.decode().strip())
+                bad.append("")
+            except UnicodeDecodeError:
+                texts.append("")
+                bad.append("utf8")
+            starts.append(start)
+            named.append(f"{self.name}:{self.number}")
+        drops: list[Drops] = drops_of(left)
+        found = Documents(texts, np.array(starts, np.int64), drops, {PAIR: named}, done=block.done)
+        return select(found, bad, rejected=True)
+
+
+class _EncodeWalks(Encode):
+    """Walks to records, with the unknown words counted."""
+
+    def __init__(self, frozen: Frozen, config: CorpusConfig, resources: Resources) -> None:
+        super().__init__(frozen, config, resources)
+        self.unknown = frozen.vocabulary.roles.get("unk")
+
+    def __call__(self, documents: Documents) -> Records:
+        """Return the records of a batch of walks."""
+        records = super().__call__(documents)
+        if self.unknown is not None:
+            ids = records.columns["token"]
+            assert isinstance(ids, np.ndarray)
+            if count := int((ids == self.unknown).sum()):
+                records.notes[UNKNOWN] = count
+        return records

@@ -1,0 +1,195 @@
+"""Two programs as one graph that walks go through: blocks of both, joined where they are the same.
+
+What is the same in both are imports of one name and strings of one content. Walks enter callees and
+return from them, so that a walk that comes to an import or a string of both programs may go on in
+the other one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.walks import WALKED, Ground, Walking, entries_of, keys_of, ways_of
+
+LEAST_STRING = 6
+"""Characters of a string that joins: more than 5, as in DeepBinDiff. Shorter ones (`%s`, a newline,
+bytes that are text by chance) stand in most programs and would join what has nothing in common."""
+
+
+@dataclass(slots=True)
+class Merged:
+    """Two programs as a ground, in which functions and blocks of the first come first.
+
+    Its nodes are the B blocks, then the imports, the strings of both programs, and an exit of each
+    function. From the exit of a function a walk goes on behind any call of it.
+    """
+
+    ground: Ground
+    imports: int
+    strings: int
+    shared: int
+    """Imports of both programs."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.ground.flow.first) - 1
+
+
+class NoFacts(Exception):
+    """The graph of a program (its name) does not say what it imports and which strings it has."""
+
+
+def merge(graphs: tuple[Graph, Graph], walking: Walking) -> Merged:
+    """Return two programs as one graph.
+
+    The ways are the edges within functions, jumps and calls to other functions and to imports,
+    a call's step to the block behind it, returns behind the calls of a function or import, and from
+    blocks to the strings of both programs that they refer to, and back.
+
+    Raises `NoFacts` for a graph whose `facts` is False.
+    """
+    for graph in graphs:
+        if not graph.facts:
+            raise NoFacts(graph.program)
+    names = [{name_of(name) for name in graph.import_name} for graph in graphs]
+    imports = sorted(names[0] | names[1])
+    strings = sorted(
+        {s for s in graphs[0].strings if len(s) >= LEAST_STRING}.intersection(graphs[1].strings)
+    )
+    blocks = [len(graph.block_address) for graph in graphs]
+    functions = [len(graph.function_address) for graph in graphs]
+    first_import = sum(blocks)
+    first_string = first_import + len(imports)
+    first_exit = first_string + len(strings)
+    nodes = first_exit + sum(functions)
+    node_of_import = {name: first_import + number for number, name in enumerate(imports)}
+    node_of_string = {text: first_string + number for number, text in enumerate(strings)}
+    sources, targets = [], []
+    for side, graph in enumerate(graphs):
+        imported = [node_of_import[name_of(name)] for name in graph.import_name]
+        block, exit = sum(blocks[:side]), first_exit + sum(functions[:side])
+        edges = _Edges(graph, block, exit, np.asarray(imported, np.int64))
+        shown = [node_of_string.get(text, -1) for text in graph.strings]
+        edges.to_strings(np.asarray(shown, np.int64))
+        edges.within()
+        edges.calls_and_returns()
+        sources += edges.sources
+        targets += edges.targets
+    flow = ways_of(np.concatenate(sources), np.concatenate(targets), nodes, walking.weight)
+    entries = [entries_of(graphs[0]), entries_of(graphs[1]) + blocks[0]]
+    pair = "\0".join(graph.program for graph in graphs)
+    keys = [
+        keys_of(graph, f"pair\0{walking.seed}\0{pair}\0{side}") for side, graph in enumerate(graphs)
+    ]
+    bounds = [graphs[0].function_blocks, graphs[1].function_blocks[1:] + blocks[0]]
+    ground = Ground(np.concatenate(bounds), np.concatenate(keys), np.concatenate(entries), flow)
+    return Merged(ground, len(imports), len(strings), len(names[0] & names[1]))
+
+
+def name_of(symbol: str) -> str:
+    """Return the name of an import without the version of an ELF symbol (`memcpy@GLIBC_2.14`)."""
+    return symbol if "!" in symbol or symbol.startswith("?") else symbol.partition("@")[0] or symbol
+
+
+class _Edges:
+    """The edges of one program in numbers of nodes: those of its blocks begin at `block`."""
+
+    def __init__(self, graph: Graph, block: int, exit: int, imported: Array) -> None:
+        self.graph, self.block, self.exit, self.imported = graph, block, exit, imported
+        self.sources: list[Array] = []
+        self.targets: list[Array] = []
+        self.count = len(graph.block_address)
+        self.function = np.repeat(
+            np.arange(len(graph.function_address)), np.diff(graph.function_blocks)
+        ).astype(np.int64)
+        self.entry = entries_of(graph)
+        self.of_edge = np.repeat(np.arange(self.count), np.diff(graph.block_edges))
+        # The first of the blocks at an address that several functions share.
+        self.addresses, self.any_block = np.unique(graph.block_address, return_index=True)
+        rank = np.searchsorted(self.addresses, graph.block_address)
+        self.places = self.function * max(len(self.addresses), 1) + rank
+        """(B,) ascending: function and address of each block as one number."""
+
+    def _add(self, source: Array, target: Array) -> None:
+        """Add edges between nodes; -1 is none."""
+        known = (source >= 0) & (target >= 0)
+        self.sources.append(source[known].astype(np.int64))
+        self.targets.append(target[known].astype(np.int64))
+
+    def to_strings(self, shown: Array) -> None:
+        """Add the ways between blocks and strings; `shown` is the node of each string, or -1."""
+        graph = self.graph
+        block = np.repeat(np.arange(self.count), np.diff(graph.block_strings)) + self.block
+        node = shown[graph.string]
+        self._add(np.where(node < 0, -1, block), node)
+        self._add(node, block)
+
+    def within(self) -> None:
+        """Add the ways that are no calls; one to another function is also a way out of this one."""
+        graph, kind = self.graph, self.graph.edge_kind
+        jumps = np.isin(kind, WALKED) & ((kind != Edge.INDIRECT) | (graph.edge_target != 0))
+        source, address = self.of_edge[jumps], graph.edge_target[jumps]
+        inside = self._in_function(self.function[source], address)
+        beyond = self._beyond(address)
+        target = np.where(inside >= 0, inside, beyond)
+        self._add(source + self.block, target)
+        # Behind a jump out of a function comes what comes behind its callers.
+        leaves = (inside < 0) & (beyond >= 0)
+        self._add(self._exit_of(beyond[leaves]), self.function[source[leaves]] + self.exit)
+
+    def calls_and_returns(self) -> None:
+        """Add calls, the ways from blocks that return to the exit, and from there behind calls."""
+        graph, kind = self.graph, self.graph.edge_kind
+        calls = np.flatnonzero(kind == Edge.CALL)
+        caller, callee = self.of_edge[calls], self._beyond(graph.edge_target[calls])
+        self._add(caller + self.block, callee)
+        falls = np.flatnonzero(kind == Edge.FALL)
+        behind = np.full(self.count, -1)
+        after = self._in_function(self.function[self.of_edge[falls]], graph.edge_target[falls])
+        behind[self.of_edge[falls]] = after
+        self._add(self._exit_of(callee), behind[caller])
+        returns = self.of_edge[kind == Edge.RETURN]
+        self._add(returns + self.block, self.function[returns] + self.exit)
+
+    def _in_function(self, function: Array, address: Array) -> Array:
+        """Return the node of the block of a function at an address; -1: it has none."""
+        rank, known = _found(self.addresses, address)
+        wanted = function * max(len(self.addresses), 1) + rank
+        place, there = _found(self.places, wanted)
+        return np.where(known & there, place + self.block, -1)
+
+    def _beyond(self, address: Array) -> Array:
+        """Return the node at an address: an import, the entry of a function, or any block; -1."""
+        place, known = _found(self.addresses, address)
+        node = np.where(known, _take(self.any_block, place) + self.block, -1)
+        filled = np.diff(self.graph.function_blocks) > 0
+        place, known = _found(self.graph.function_address, address)
+        known &= _take(filled, place)
+        node = np.where(known, _take(self.entry, place) + self.block, node)
+        place, known = _found(self.graph.import_address, address)
+        return np.where(known, _take(self.imported, place), node)
+
+    def _exit_of(self, node: Array) -> Array:
+        """Return where a callee ends: the exit of the function of a block, an import itself."""
+        block = node - self.block
+        inside = (block >= 0) & (block < self.count)
+        exits = _take(self.function, np.where(inside, block, 0)) + self.exit
+        return np.where(inside, exits, node)
+
+
+def _found(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
+    """Return the place of each value (any where it is not there), and whether it is there."""
+    place = np.searchsorted(sorted_values, wanted)
+    known = place < len(sorted_values)
+    known[known] = sorted_values[place[known]] == wanted[known]
+    return np.where(known, place, 0), known
+
+
+def _take(values: Array, place: Array) -> Array:
+    """Return values[place], of no values zeros."""
+    return values[place] if len(values) else np.zeros(len(place), values.dtype)

@@ -1,0 +1,244 @@
+"""Pairs of graphs as records: walks through both programs, each a sequence of instructions.
+
+Nodes without instructions (imports, strings, exits of functions) hold no tokens: a walk passes them
+on its way. So what a model reads is code alone, and joins are known by what stands beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokmill.store.schema import PHRASE_BIT, Array, Drop, Phrases, Records, drops_of
+from tokmill.store.strings import Strings, take_flat
+from tokmill.x86.graph import Graph
+from tokmill.x86.image.keys import Key
+from tokmill.x86.merged import Merged, merge
+from tokmill.x86.records import Portion, cut_short, names_of, unknown_in
+from tokmill.x86.tokens.templates import Table, Templates
+from tokmill.x86.walks import Walker, Walking, Walks
+
+BOTH = "+"
+"""What joins the two values of a key in which the programs of a pair differ."""
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What makes a record."""
+
+    streams: tuple[str, ...]
+    """Columns of tokens."""
+    min_tokens: int = 1
+    walking: Walking = dataclasses.field(default_factory=Walking)
+
+
+def key_of_pair(first: Key, second: Key) -> Key:
+    """Return what both programs are called; where they differ both, as in `O0+O2`."""
+    pairs = zip(first, second, strict=True)
+    return Key(*(a if a == b else f"{a}{BOTH}{b}" for a, b in pairs))
+
+
+def pair_records(
+    graphs: tuple[Graph, Graph], keys: tuple[Key, Key], templates: Sequence[Templates],
+    walked: Walked,
+) -> Iterator[Records]:  # fmt: skip
+    """Yield the walks of a pair in batches, in order of program, function and number.
+
+    Args:
+        graphs: both programs.
+        keys: what they are called.
+        templates: a cache for each of them; one and the same where both have the same bits.
+        walked: what makes a record.
+
+    Raises `NoFacts` for a graph that says nothing of imports and strings.
+    """
+    merged = merge(graphs, walked.walking)
+    pair = _Pair(graphs, keys, templates, walked, merged)
+    notes = {
+        "pairs": 1,
+        "pairs of programs of two names": int(keys[0].program != keys[1].program),
+        "imports of both programs": merged.shared,
+        "strings of both programs": merged.strings,
+        "blocks": pair.blocks,
+        "edges": len(merged.ground.flow.target),
+    }
+    walker = Walker(merged.ground, walked.walking)
+    for walks in walker.walk(pair.functions, pair.tokens, 0):
+        yield pair.records(walks)
+    notes |= {
+        "blocks walked": int(pair.seen[: pair.blocks].sum()),
+        "edges walked": int(pair.ways_seen.sum()),
+        "walks that cross from one program to the other": pair.crossings,
+    }
+    yield nothing(walked.streams, pair.drops, notes)
+
+
+def nothing(
+    streams: Sequence[str], drops: Sequence[Drop] = (), notes: Mapping[str, int] | None = None
+) -> Records:
+    """Return a batch without records."""
+    none = np.zeros(0, np.int64)
+    columns: dict[str, Array | Strings] = {"address": none, "walk": none}
+    columns |= dict.fromkeys(("function", "first", "second", *Key._fields), Strings.constant("", 0))
+    table = dict.fromkeys((*streams, "side"), none)
+    start = np.zeros(1, np.int64)
+    return Records(
+        start, columns, none, drops_of(drops),
+        phrases=Phrases(none.astype(np.uint32), start, start, table),
+        notes={name: count for name, count in (notes or {}).items() if count},
+    )  # fmt: skip
+
+
+class _Pair:
+    """The instructions of both programs as rows of one table, and what of them was walked."""
+
+    def __init__(
+        self, graphs: tuple[Graph, Graph], keys: tuple[Key, Key], templates: Sequence[Templates],
+        walked: Walked, merged: Merged,
+    ) -> None:  # fmt: skip
+        self.graphs, self.walked = graphs, walked
+        self.texts = {"first": graphs[0].program, "second": graphs[1].program}
+        self.texts |= key_of_pair(*keys)._asdict()
+        functions = [len(graph.function_address) for graph in graphs]
+        halves = [
+            _half(Portion(graph, 0, count, key, cache), side, walked.streams)
+            for side, (graph, count, key, cache) in enumerate(
+                zip(graphs, functions, keys, templates, strict=True)
+            )
+        ]
+        self.drops = [drop for half in halves for drop in half.portion.drops]
+        rows = [len(half.table.offsets) - 1 for half in halves]
+        self.ids: Array = np.concatenate([halves[0].ids, halves[1].ids + np.uint32(rows[0])])
+        """(I,) u4, rows of the table of both programs, with the bits of `Phrases.ids`."""
+        ends = [half.portion.ends for half in halves]
+        self.ends = np.concatenate([ends[0], ends[1][1:] + ends[0][-1]])
+        offsets = [half.table.offsets for half in halves]
+        self.table = Table(
+            np.concatenate([offsets[0], offsets[1][1:] + offsets[0][-1]]),
+            {
+                name: np.concatenate([half.table.columns[name] for half in halves])
+                for name in halves[0].table.columns
+            },
+        )
+        self.coded = {name: self.table.columns[name] for name in walked.streams}
+        self.growing = object()
+        """All batches of a pair have this one table."""
+        bounds = [half.portion.functions for half in halves]
+        self.functions = np.concatenate([bounds[0], bounds[1] + functions[0]])
+        filled = np.diff(merged.ground.function_blocks) > 0
+        self.functions = self.functions[filled[self.functions]]
+        self.names = Strings.of(
+            [name for g, n in zip(graphs, functions, strict=True) for name in names_of(g, 0, n)]
+        )
+        self.addresses = np.concatenate([graph.block_address for graph in graphs])
+        self.first_blocks = len(graphs[0].block_address)
+        self.blocks = len(self.addresses)
+        self._place_nodes(merged)
+        self.seen = np.zeros(merged.nodes, bool)
+        self.ways_seen = np.zeros(len(merged.ground.flow.target), bool)
+        self.crossings = 0
+
+    def _place_nodes(self, merged: Merged) -> None:
+        """Set the instructions of each node, none for what is no block or was dropped."""
+        first, second = self.graphs
+        begins = first.block_instructions, second.block_instructions + len(first.lengths)
+        self.start = np.zeros(merged.nodes, np.int64)
+        self.stop = np.zeros(merged.nodes, np.int64)
+        self.start[: self.blocks] = np.concatenate([begins[0][:-1], begins[1][:-1]])
+        self.stop[: self.blocks] = np.concatenate([begins[0][1:], begins[1][1:]])
+        self.tokens = self.ends[self.stop] - self.ends[self.start]
+        """(N,) i8."""
+        self.stop[self.tokens == 0] = self.start[self.tokens == 0]
+
+    def records(self, walks: Walks) -> Records:
+        """Return some walks as records; those that are too short are skipped."""
+        start, most = self.start[walks.block], self.walked.walking.walk_tokens
+        stop, length = cut_short(walks, start, self.stop[walks.block], self.ends, most)
+        kept = np.flatnonzero(length >= max(self.walked.min_tokens, 1))
+        node, offsets = take_flat(np.arange(len(start)), walks.offsets, kept)
+        self._see(walks, node, start, stop)
+        full = start[node] < stop[node]
+        bounds = np.concatenate([[0], np.cumsum(full)])[offsets]
+        node = node[full]
+        begin, end = start[node], stop[node]
+        self._count_crossings(walks.block[node], bounds)
+        first = walks.block[walks.offsets[:-1][kept]]
+        made = self._records(begin, end, bounds, walks.function[kept], first, walks.number[kept])
+        if len(kept) < len(length):
+            made.skipped = {"too short": len(length) - len(kept)}
+        return made
+
+    def _see(self, walks: Walks, node: Array, start: Array, stop: Array) -> None:
+        """Remember the nodes and ways of walks up to where they were cut."""
+        block = walks.block[node]
+        visited = (start[node] < stop[node]) | (self.tokens[block] == 0)
+        self.seen[block[visited]] = True
+        way = walks.way[node[visited]]
+        self.ways_seen[way[way >= 0]] = True
+
+    def _count_crossings(self, block: Array, bounds: Array) -> None:
+        second = block >= self.first_blocks
+        changes = np.zeros(len(second), bool)
+        changes[1:] = second[1:] != second[:-1]
+        changes[bounds[:-1][bounds[:-1] < len(changes)]] = False
+        before = np.concatenate([[0], np.cumsum(changes)])[bounds]
+        self.crossings += int((np.diff(before) > 0).sum())
+
+    def _records(
+        self, start: Array, stop: Array, bounds: Array, function: Array, block: Array, walk: Array
+    ) -> Records:
+        """Return n records of pieces of the instructions.
+
+        Args:
+            start: (m,), the first instruction of each piece.
+            stop: (m,), the one behind it.
+            bounds: (n + 1,), the pieces of each record.
+            function: (n,), numbers of functions.
+            block: (n,), the first block of each record.
+            walk: (n,), numbers of walks.
+        """
+        n = len(bounds) - 1
+        ends = np.concatenate([[0], np.cumsum(stop - start)])
+        place = np.repeat(start - ends[:-1], stop - start) + np.arange(ends[-1])
+        tokens = np.concatenate([[0], np.cumsum(self.ends[stop] - self.ends[start])])
+        ids, table = self.ids[place], self.table
+        address = self.addresses[block]
+        columns: dict[str, Array | Strings] = {
+            "address": address,
+            "function": self.names.take(function),
+            "walk": walk,
+            **{name: Strings.constant(text, n) for name, text in self.texts.items()},
+        }
+        phrases = Phrases(ids, ends[bounds], table.offsets, table.columns, self.growing)
+        return Records(
+            tokens[bounds],
+            columns,
+            address.astype(np.int64),
+            phrases=phrases,
+            notes=unknown_in(ids, Table(table.offsets, self.coded)),
+        )
+
+
+@dataclass(slots=True)
+class _Half:
+    portion: Portion
+    ids: Array
+    """(I,) u4, rows of `table`, with the bits of `Phrases.ids`."""
+    table: Table
+
+
+def _half(portion: Portion, side: int, streams: Sequence[str]) -> _Half:
+    """Return the instructions of one program, and the rows of its table that they use."""
+    used, ids = np.unique(portion.ids & ~PHRASE_BIT, return_inverse=True)
+    ids = ids.astype(np.uint32).reshape(-1) | (portion.ids & PHRASE_BIT)
+    table, columns = portion.table, {}
+    offsets = np.zeros(1, np.int64)
+    if not len(used):
+        columns = {name: table.columns[name][:0] for name in streams}
+    for name in streams if len(used) else ():
+        columns[name], offsets = take_flat(table.columns[name], table.offsets, used)
+    columns["side"] = np.full(int(offsets[-1]), side, np.uint8)
+    return _Half(portion, ids, Table(offsets, columns))

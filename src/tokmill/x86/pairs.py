@@ -1,0 +1,387 @@
+"""The source `pairs`: graphs of programs, two by two, to walks through both."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import msgspec
+
+from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, find_files, in_order
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.files import machine_errors
+from tokmill.headers import loads_toml
+from tokmill.store.manifest import OtherFile
+from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
+from tokmill.x86.graph import Graph
+from tokmill.x86.graphs.files import read_about, read_graph
+from tokmill.x86.graphs.inputs import GRAPH
+from tokmill.x86.image.keys import Key, KeyTemplate
+from tokmill.x86.merged import NoFacts
+from tokmill.x86.pair_records import Walked, nothing, pair_records
+from tokmill.x86.source import Caches, check_rules, cut_parts, take_file, vocabularies_of
+from tokmill.x86.tokens.rules import COLUMNS, make_rules
+from tokmill.x86.walks import Walking
+
+BETWEEN = " <> "
+"""What stands between the two files in the name of an item."""
+NO_FACTS = "a graph without imports and strings"
+LEAST_TOKENS, MOST_TOKENS = 16, 32_768
+EXPANDS = 14
+"""How many times larger than its graphs the records of a pair are, for one walk from each block."""
+
+
+class PairsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of pairs of programs."""
+
+    pairs: str = ""
+    """TOML file that lists pairs: pairs = [["A", "B"], …], programs by their names."""
+    pair: tuple[str, ...] = ()
+    """Two programs with a colon between them, by name or as files: A:B. May be repeated."""
+    listed: tuple[tuple[str, str], ...] = ()
+    """Pairs, as the file `pairs` lists them."""
+    all_pairs: bool = False
+    """Pair each program with each other one."""
+    rules: str = "tokmill"
+    """The rules that make the tokens: tokmill or semanticbbv."""
+    vocab: str = ""
+    """Folder with the vocabularies asm.json … of the rules semanticbbv."""
+    streams: tuple[str, ...] = ()
+    """Columns of tokens to keep, such as asm; without it all six. May be repeated."""
+    layout: str = ""
+    """What the path of a program says, such as {project}/{compiler}-{level}/{program}."""
+    seed: int = 0
+    """Seed of the walks."""
+    walks: int = 2
+    """Walks that begin at each block of both programs."""
+    walk_tokens: int = 512
+    """Most tokens of a walk, which is cut between instructions."""
+    walk_blocks: int = 0
+    """Most blocks of a walk; 0: as many as the tokens allow."""
+    min_tokens: int = 1
+    """Fewest tokens of a walk; shorter ones are skipped."""
+    weight: Literal["uniform", "degree"] = "uniform"
+    """How likely each successor is: all alike, or by 1 + its own successors."""
+
+
+CHOOSING = ("pairs", "pair", "listed", "all_pairs")
+"""Options that decide which pairs a plan lists, and nothing else."""
+
+
+class PairsSource(Source):
+    """Graph files of `tokmill cfg`, two of them an item.
+
+    Columns: the streams and `side` (0 and 1: the first and the second program) and `border` through
+    phrases; of a record's first block `address` and `function`; `walk`, its number in that
+    function; `first` and `second`, the names of the programs; and `project program version compiler
+    level` of both, as in `O0+O2` where they differ. A record's place is its address.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = PairsConfig
+    places = "address"
+    version: ClassVar[int] = 1
+    has_tokenizer: ClassVar[bool] = False
+    rejects_items: ClassVar[bool] = True
+    hints: ClassVar[Mapping[str, str]] = {
+        NO_FACTS: "it is of an earlier version, or from a pickle or angr; tokmill cfg makes it of "
+        "the program",
+    }
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        check(config)
+        vocab = str(Path(config.vocab).absolute()) if config.vocab else ""
+        self.config: PairsConfig = msgspec.structs.replace(config, vocab=vocab)
+        self.inputs, self.frozen = list(inputs), vocabularies
+        self.layout = KeyTemplate(config.layout)
+        self._caches = Caches(config.rules, vocabularies)
+        self._graphs: dict[tuple[str, str], Graph] = {}
+
+    @classmethod
+    def resolve(cls, config: Any, request: Request) -> Any:
+        """Return the options with the pairs of the file `pairs`."""
+        if not config.pairs:
+            return config
+        # Files by their places, as repair finds them from anywhere.
+        listed = ((_placed(a), _placed(b)) for a, b in read_pairs(config.pairs))
+        return msgspec.structs.replace(config, pairs="", listed=(*config.listed, *listed))
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return the vocabularies of the streams: closed ones, or those of a folder."""
+        if request.tokenizer is not None or request.roles:
+            raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
+        check(config)
+        found = vocabularies_of(config.rules, config.vocab)
+        return {column: Frozen(*found[column].vocabulary()) for column in streams_of(config)}
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The columns of the store."""
+        coded = {
+            column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
+            for column in streams_of(self.config)
+        }
+        texts = ("function", "first", "second", *Key._fields)
+        return {
+            **coded,
+            "side": Column("u1", phrase=True),
+            "border": Column("u1", phrase=True),
+            "address": Column("u8", per="record"),
+            **{name: Column("utf8", per="record") for name in texts},
+            "walk": Column("u4", per="record"),
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Return what decides tokens with its version, and nothing for what chooses the pairs."""
+        rules = make_rules(self.config.rules)
+        iced = importlib.metadata.version("iced-x86")
+        return {
+            "vocab": None,
+            "rules": f"{rules.name} {rules.version}, iced-x86 {iced}",
+            "streams": streams_of(self.config),
+            **dict.fromkeys(CHOOSING),
+        }
+
+    def items(self) -> Iterator[Item]:
+        """Yield the pairs, by the names of their files.
+
+        Raises `TokmillError` where there are no graphs, for programs that are no graphs, and for
+        pairs of programs that are not there.
+        """
+        graphs, self.left_out = find_graphs(self.inputs, self.config)
+        self.layout.check(graph.program for graph in graphs)
+        expands = EXPANDS * self.config.walks
+        found: dict[str, Item] = {}
+        for first, second in self._pairs(graphs):
+            a, b = first.file, second.file
+            name = f"{a.name}{BETWEEN}{b.name}"
+            if name in found:
+                raise UsageError(f"a pair is named twice: {name}", hint="name it once")
+            others = (OtherFile(str(b.path.absolute()), b.digest),)
+            found[name] = Item(
+                name, str(a.path.absolute()), 0, a.size + b.size, a.digest, expands, others=others
+            )
+        for name in sorted(found):
+            yield found[name]
+
+    def _pairs(self, graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, GraphFile]]:
+        config = self.config
+        if config.all_pairs:
+            if len(graphs) < 2:
+                raise UsageError(
+                    f"one program is no pair: {graphs[0].program}", hint="name further graphs"
+                )
+            yield from combinations(graphs, 2)
+            return
+        names = Names(graphs)
+        for text in config.pair:
+            yield names.split(text)
+        for first, second in config.listed:
+            yield names.find(first), names.find(second)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the walks of a pair; one of which a graph cannot be read is a reject."""
+        if not item.parts_done:
+            self._take(item, digest)
+        yield from cut_parts(self._batches(item), item.parts_done)
+
+    def content(self, item: Item, digest: Hash) -> Iterator[None]:
+        """Hand on the content of a pair, all bytes of both graphs, as one part."""
+        self._take(item, digest)
+        yield from ()
+
+    def _take(self, item: Item, digest: Hash) -> None:
+        for path in (item.path, *(other.path for other in item.others)):
+            take_file(Path(path), digest)
+
+    def _batches(self, item: Item) -> Iterator[Records]:
+        config = self.config
+        walking = Walking(
+            seed=config.seed, walks=config.walks, walk_tokens=config.walk_tokens,
+            walk_blocks=config.walk_blocks, weight=config.weight,
+        )  # fmt: skip
+        walked = Walked(streams_of(config), config.min_tokens, walking)
+        try:
+            first, second = self._both(item)
+            keys = (self._key(first), self._key(second))
+            caches = [self._caches.of(graph.bits) for graph in (first, second)]
+            for batch in pair_records((first, second), keys, caches, walked):
+                if "pairs" in batch.notes:
+                    batch.notes |= self._remarks((first, second))
+                yield batch
+        except (MachineError, MissingExtraError, UsageError):
+            raise
+        except (NoFacts, TokmillError) as error:
+            why = NO_FACTS if isinstance(error, NoFacts) else error.what
+            yield nothing(walked.streams, [Drop(0, why, True)])
+
+    def _both(self, item: Item) -> tuple[Graph, Graph]:
+        """Return the graphs of a pair; those of the last one are kept, as pairs are sorted."""
+        wanted = [(item.path, item.digest), *((one.path, one.digest) for one in item.others)]
+        kept = {key: self._graphs[key] for key in wanted if key in self._graphs}
+        # What is read next is read in the room of the others.
+        self._graphs = kept
+        for key in wanted:
+            if key not in kept:
+                kept[key] = read_graph(key[0])
+        return kept[wanted[0]], kept[wanted[1]]
+
+    def _key(self, graph: Graph) -> Key:
+        return self.layout.key(graph.program, graph.compiler, graph.level)
+
+    def _remarks(self, graphs: Iterable[Graph]) -> dict[str, int]:
+        notes: dict[str, int] = {}
+        for graph in graphs:
+            remarks = [f"programs that are not complete: {why}" for why in graph.cut_short]
+            if self.layout.fields(graph.program) is None:
+                remarks.append("programs whose path does not fit the layout")
+            for remark in remarks:
+                notes[remark] = notes.get(remark, 0) + 1
+        return notes
+
+
+class GraphFile(NamedTuple):
+    """A graph file, and the name of its program."""
+
+    file: InputFile
+    program: str
+
+
+def find_graphs(
+    inputs: Sequence[str], choice: FolderOptions | None = None
+) -> tuple[list[GraphFile], dict[str, int]]:
+    """Return the graph files below some paths, and what was left out.
+
+    Raises `TokmillError` where there is none, and for a file that was named and is none.
+    """
+    files, left_out = find_files(inputs, (GRAPH,), choice=choice)
+    named = {Path(argument).absolute() for argument in inputs}
+    found = []
+    for file in files:
+        about = read_about(file.path) if file.path.suffix == GRAPH else None
+        if about is not None:
+            found.append(GraphFile(file, about.program))
+        elif file.path.absolute() in named:
+            raise TokmillError(
+                "this is no graph of a program",
+                where=str(file.path),
+                hint=f"make one, once for all its pairs: tokmill cfg {file.path} -o GRAPHS",
+            )
+        else:
+            left_out[NO_PROGRAM] = left_out.get(NO_PROGRAM, 0) + 1
+    if not found:
+        raise TokmillError(
+            "there are no graphs of programs",
+            where=", ".join(inputs),
+            hint="make them first: tokmill cfg PROGRAM… -o GRAPHS",
+        )
+    return found, in_order(left_out)
+
+
+class Names:
+    """What programs may be called: their names, or the graph files by name or path."""
+
+    def __init__(self, graphs: Sequence[GraphFile]) -> None:
+        self.graphs: dict[str, list[GraphFile]] = {}
+        for graph in graphs:
+            file = graph.file
+            names = {file.name, file.name.removesuffix(GRAPH), str(file.path.absolute())}
+            for name in {*names, graph.program, str(file.path)}:
+                self.graphs.setdefault(name, []).append(graph)
+
+    def find(self, name: str) -> GraphFile:
+        """Return a graph by a name; raises `UsageError` where there is none, or several."""
+        found = self.graphs.get(name, [])
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            programs = [graph.program for graphs in self.graphs.values() for graph in graphs]
+            raise UsageError(
+                f"no graph is of a program called {name!r}",
+                hint=nearest(name, list(dict.fromkeys(programs))),
+            )
+        files = ", ".join(str(graph.file.path) for graph in found)
+        raise UsageError(f"several graphs are called {name!r}: {files}", hint="name the files")
+
+    def split(self, text: str) -> tuple[GraphFile, GraphFile]:
+        """Return the two programs of `A:B`, where A and B may hold colons."""
+        parts = text.split(":")
+        cuts = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
+        if not cuts:
+            raise UsageError(f"--pair {text!r} names no two programs", hint="--pair A:B")
+        known = [cut for cut in cuts if cut[0] in self.graphs and cut[1] in self.graphs]
+        if len(known) > 1:
+            raise UsageError(
+                f"--pair {text!r} can be read in two ways", hint="list it in a file: --pairs"
+            )
+        first, second = known[0] if known else cuts[0]
+        return self.find(first), self.find(second)
+
+
+def read_pairs(path: str) -> list[tuple[str, str]]:
+    """Return the pairs of a TOML file; raises `UsageError` where it holds something else."""
+    example = 'pairs = [["gcc-O0/ls", "gcc-O2/ls"]]'
+    with machine_errors("read", path):
+        raw = Path(path).read_bytes()
+    try:
+        table = loads_toml(raw.decode())
+    except ValueError as error:
+        raise UsageError(f"the file is no TOML: {error}", where=path, hint=example) from None
+    try:
+        pairs = msgspec.convert(table.pop("pairs", None), list[tuple[str, str]])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"pairs: {error}", where=path, hint=f"such as {example}") from None
+    if table:
+        raise UsageError(f"the key {min(table)!r} is not known", where=path, hint=example)
+    if not pairs:
+        raise UsageError("the file lists no pair", where=path, hint=f"such as {example}")
+    return pairs
+
+
+def _placed(name: str) -> str:
+    return str(Path(name).absolute()) if Path(name).is_file() else name
+
+
+def streams_of(config: PairsConfig) -> tuple[str, ...]:
+    """Return the columns of tokens that are kept."""
+    return tuple(column for column in COLUMNS if column in config.streams or not config.streams)
+
+
+def check(config: PairsConfig) -> None:
+    """Refuse options that do not fit together."""
+    check_rules(config.rules)
+    unknown = [name for name in config.streams if name not in COLUMNS]
+    if unknown:
+        raise UsageError(f"no stream is called {unknown[0]!r}", hint=nearest(unknown[0], COLUMNS))
+    chosen = bool(config.pairs or config.listed or config.pair)
+    if chosen == config.all_pairs:
+        raise UsageError(
+            "all_pairs pairs each with each, and pairs are named too"
+            if chosen
+            else "it is not said which programs are pairs",
+            hint="--pair A:B, or --pairs FILE.toml, or --all-pairs",
+        )
+    if not LEAST_TOKENS <= config.walk_tokens <= MOST_TOKENS:
+        raise UsageError(
+            f"walk_tokens = {config.walk_tokens}", hint=f"{LEAST_TOKENS} to {MOST_TOKENS}"
+        )
+    if not 1 <= config.min_tokens <= config.walk_tokens:
+        raise UsageError(
+            f"min_tokens = {config.min_tokens}", hint=f"1 to {config.walk_tokens} (walk_tokens)"
+        )
+    if config.walks < 1 or config.walk_blocks < 0:
+        raise UsageError(
+            f"walks = {config.walks}, walk_blocks = {config.walk_blocks}",
+            hint="at least 1 walk; 0 or more blocks",
+        )
