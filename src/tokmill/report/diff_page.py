@@ -1,0 +1,206 @@
+"""A diff of two programs as one HTML page: functions to look for, code and graphs side by side.
+
+The page asks nothing of a network. What comes out of a program (names, strings) is text in it and
+never markup: it lies in a JSON block without `<` and `&`, and the script makes text nodes of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.files import make_folder, write_file
+from tokmill.progress import human_count
+from tokmill.report.diff_code import LONGEST_NAME, Code, Listing, SideBySide, shown
+from tokmill.store.schema import Array
+from tokmill.version import __version__
+from tokmill.x86.diff.files import REASONS
+from tokmill.x86.diff.result import Diff
+from tokmill.x86.graph import Graph
+
+MOST_CODE = 24 << 20
+"""Bytes of code on a page: the functions that changed most have theirs, the others are listed."""
+MOST_FUNCTION = 2 << 20
+"""Bytes of one function's code; larger ones are listed alone."""
+MOST_BLOCKS = 1000
+"""Blocks of a function up to which its graph is drawn."""
+CHANGED, SAME, DELETED, INSERTED = range(4)
+"""Kinds of rows."""
+ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+class Row(msgspec.Struct, array_like=True):
+    """A line of the list of functions: in JSON a list of its fields."""
+
+    kind: int
+    name_a: str
+    address_a: str
+    name_b: str
+    address_b: str
+    similarity: float
+    confidence: float
+    reason: str
+    size_a: int
+    """Instructions."""
+    size_b: int
+    code: int
+    """Number of its code; -1: the page does not have it."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a page shows."""
+
+    functions: int
+    with_code: int
+    bytes: int
+
+
+def diff_page(
+    a: Graph, b: Graph, diff: Diff, out: Path, *, title: str = "", most: int = MOST_CODE
+) -> Facts:
+    """Write the page of a diff: the functions that changed most first, then those in one program.
+
+    Args:
+        a: the old program, with the code of its blocks.
+        b: the new one.
+        diff: what became of the functions and blocks of `a`.
+        out: the `.html` file.
+        title: its heading; empty: made of the names of the programs.
+        most: bytes of code that the page may have.
+    """
+    jinja = plugins.require("jinja2")
+    plugins.require("iced_x86")
+    sides = SideBySide(a, b, diff)
+    rows = _rows(sides, diff)
+    code, size = _code(sides, rows, most)
+    notes = [f"{number:,} {what}" for what, number in diff.left_out.items()]
+    without = len(rows) - len(code)
+    if without:
+        notes.append(
+            f"The code of {human_count(without, 'function')} is not on this page, which holds "
+            f"{most >> 20} MiB of code at most, and {MOST_FUNCTION >> 20} MiB of a function. Those "
+            "that changed most have theirs."
+        )
+    data = {
+        "rows": [row for row, _ in rows],
+        "code": code,
+        "programs": [shown(one.program, LONGEST_NAME) for one in (a, b)],
+        "mostBlocks": MOST_BLOCKS,
+    }
+    environment = jinja.Environment(
+        loader=jinja.PackageLoader("tokmill", "report"),
+        autoescape=True,
+        undefined=jinja.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    html = environment.get_template("diff_page.html.j2").render(
+        title=title or " → ".join(shown(Path(one.program).name, 80) for one in (a, b)),
+        version=__version__,
+        programs=[_about(one) for one in (a, b)],
+        counts=_counts(rows),
+        notes=notes,
+        data=_safe(data),
+    )
+    make_folder(out.parent)
+    write_file(out, html)
+    return Facts(len(rows), len(code), size)
+
+
+def _about(graph: Graph) -> dict[str, str]:
+    facts = [
+        human_count(len(graph.function_address), "function"),
+        human_count(len(graph.block_address), "block"),
+        " ".join(filter(None, (graph.compiler, graph.level))),
+    ]
+    return {"name": shown(graph.program, LONGEST_NAME), "facts": ", ".join(filter(None, facts))}
+
+
+def _counts(rows: list[tuple[Row, int]]) -> list[tuple[str, int]]:
+    numbers = np.bincount([row.kind for row, _ in rows], minlength=4).tolist()
+    return list(zip(("changed", "same", "deleted", "inserted"), numbers, strict=True))
+
+
+def _rows(sides: SideBySide, diff: Diff) -> list[tuple[Row, int]]:
+    """Return the rows, those that changed most first, and of each its match or its function."""
+    sizes_a = [sides.a.size(one) for one in diff.function_a.tolist()]
+    sizes_b = [sides.b.size(one) for one in diff.function_b.tolist()]
+    changed = (1 - diff.similarity.astype(np.float64)) * np.maximum(sizes_a, sizes_b)
+    # The same functions have no change, and those at lower addresses come first.
+    order: Array = np.argsort(-changed, kind="stable") if len(changed) else np.zeros(0, np.int64)
+    rows = [(_match(sides, diff, number), number) for number in order.tolist()]
+    rows.sort(key=lambda row: row[0].kind)
+    for kind, numbers in ((DELETED, diff.deleted), (INSERTED, diff.inserted)):
+        listing = sides.a if kind == DELETED else sides.b
+        largest = sorted(numbers.tolist(), key=lambda one: -listing.size(one))
+        rows += [(_alone(listing, one, kind), one) for one in largest]
+    # Before the functions that are the same: whoever reads a list to its end reads changes.
+    rows.sort(key=lambda row: row[0].kind == SAME)
+    return rows
+
+
+def _match(sides: SideBySide, diff: Diff, number: int) -> Row:
+    one, other = int(diff.function_a[number]), int(diff.function_b[number])
+    similarity = float(diff.similarity[number])
+    # What is not the same must not be rounded to it.
+    rounded = min(round(similarity, 3), 0.999) if similarity < 1 else 1.0
+    return Row(
+        SAME if similarity == 1 else CHANGED,
+        sides.a.names[one],
+        f"{int(sides.a.graph.function_address[one]):x}",
+        sides.b.names[other],
+        f"{int(sides.b.graph.function_address[other]):x}",
+        rounded,
+        round(float(diff.confidence[number]), 3),
+        REASONS[int(diff.reason[number])],
+        sides.a.size(one),
+        sides.b.size(other),
+        -1,
+    )
+
+
+def _alone(listing: Listing, number: int, kind: int) -> Row:
+    name, size = listing.names[number], listing.size(number)
+    address = f"{int(listing.graph.function_address[number]):x}"
+    if kind == DELETED:
+        return Row(kind, name, address, "", "", 0, 0, "", size, 0, -1)
+    return Row(kind, "", "", name, address, 0, 0, "", 0, size, -1)
+
+
+def _code(sides: SideBySide, rows: list[tuple[Row, int]], most: int) -> tuple[list[Code], int]:
+    """Return the code of the first rows that fit, and its bytes; write its numbers into them."""
+    found: list[Code] = []
+    size = 0
+    for row, code in _made(sides, rows):
+        length = len(msgspec.json.encode(code))
+        if length > MOST_FUNCTION:
+            continue
+        if size + length > most:
+            break
+        row.code = len(found)
+        found.append(code)
+        size += length
+    return found, size
+
+
+def _made(sides: SideBySide, rows: list[tuple[Row, int]]) -> Iterator[tuple[Row, Code]]:
+    sides_of: dict[int, Literal["a", "b"]] = {DELETED: "a", INSERTED: "b"}
+    for row, number in rows:
+        if row.kind in sides_of:
+            yield row, sides.alone(sides_of[row.kind], number)
+        else:
+            yield row, sides.match(number)
+
+
+def _safe(data: dict[str, Any]) -> str:
+    """Return JSON that can stand in a page: no sign in it begins markup."""
+    text = json.dumps(msgspec.to_builtins(data), ensure_ascii=False, separators=(",", ":"))
+    for sign, escape in ESCAPES.items():
+        text = text.replace(sign, escape)
+    return text
