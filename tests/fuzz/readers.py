@@ -49,6 +49,7 @@ from learned import (
 from reader import Make, Read, Reader
 from small_files import (
     compressed,
+    make_corpus,
     make_dataset,
     make_extract,
     make_lists,
@@ -77,6 +78,7 @@ from small_programs import (
     make_elf,
     make_graph,
     make_index,
+    make_pair,
     make_vocabularies,
     make_x86_store,
     read_debug,
@@ -293,7 +295,7 @@ def read_overlay(suffix: str) -> Read:
 
 def make_exported(name: str, out: str, **options: Any) -> Make:
     def make(folder: Path) -> Iterable[Path]:
-        if name == "token-dicts":
+        if name in ("token-dicts", "corpus"):
             make_dicts(folder.parent)
             path = folder.parent / "a_tokens.pkl"
             store = quick_build("token-dicts", path, folder.parent / "x")
@@ -398,6 +400,22 @@ READERS: dict[str, Reader] = {
     "x86": of_source("x86", make_elf, "program", 0.1),
     "x86 facts": Reader(make_elf, read_facts, share=0.1),
     "x86 graph": of_source("x86", make_graph(".cfg.parquet"), "a.cfg.parquet", 0.2),
+    "pairs": Reader(
+        make_pair,
+        lambda folder: read_source(
+            "pairs",
+            [folder / f"{number}.cfg.parquet" for number in (0, 1)],
+            pairs=str(folder / "pairs.toml"),
+        ),
+        source="pairs",
+        share=0.2,
+    ),
+    "corpus": Reader(
+        make_corpus,
+        lambda folder: read_source("corpus", [folder / "0.txt"], words=str(folder / "vocab.txt")),
+        source="corpus",
+        share=0.2,
+    ),
     "graph parquet": Reader(make_graph(".cfg.parquet"), read_graph_file("a.cfg.parquet")),
         "saved_index": Reader(make_index, read_index),
     "token-dicts": of_source("token-dicts", make_dicts, "a_tokens.pkl"),
@@ -433,6 +451,7 @@ READERS: dict[str, Reader] = {
     "export megatron": of_export("megatron", "m"),
     "export datatrove": of_export("datatrove", "a.ds"),
     "export parquet": of_export("parquet", "a.parquet"),
+    "export corpus": of_export("corpus", "d"),
     "export token-dicts": of_export("token-dicts", "d", sequences_per_file=1),
     # stores
     "store metadata": Reader(

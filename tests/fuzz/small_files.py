@@ -229,6 +229,14 @@ def make_tsv(folder: Path) -> Iterable[Path]:
     return [write_tsv(folder, 0)]
 
 
+def make_corpus(folder: Path) -> Iterable[Path]:
+    """Write walks, and the list of their words."""
+    from source_cases import words, write_corpus
+
+    words(folder)
+    return [write_corpus(folder, 0), folder / "vocab.txt"]
+
+
 def make_vocab_txt(folder: Path) -> Iterable[Path]:
     path = folder / "vocab.txt"
     path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##s\nt\n##e\né\n", "utf-8")

@@ -66,8 +66,13 @@ def pair_records(
         "edges": len(merged.ground.flow.target),
     }
     walker = Walker(merged.ground, walked.walking)
+    sizes = np.diff(merged.ground.function_blocks)[pair.functions]
+    total, walked_so_far = walked.walking.walks * int(sizes.sum()), 0
     for walks in walker.walk(pair.functions, pair.tokens, 0):
-        yield pair.records(walks)
+        walked_so_far += len(walks.function)
+        batch = pair.records(walks)
+        batch.done = walked_so_far / total
+        yield batch
     notes |= {
         "blocks walked": int(pair.seen[: pair.blocks].sum()),
         "edges walked": int(pair.ways_seen.sum()),
@@ -87,7 +92,7 @@ def nothing(
     start = np.zeros(1, np.int64)
     return Records(
         start, columns, none, drops_of(drops),
-        phrases=Phrases(none.astype(np.uint32), start, start, table),
+        phrases=Phrases(none.astype(np.uint32), start, start, table), done=1.0,
         notes={name: count for name, count in (notes or {}).items() if count},
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
@@ -350,7 +351,7 @@ def read_pairs(path: str) -> list[tuple[str, str]]:
 
 
 def _placed(name: str) -> str:
-    return str(Path(name).absolute()) if Path(name).is_file() else name
+    return os.path.abspath(name) if os.path.isfile(name) else name
 
 
 def streams_of(config: PairsConfig) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import pytest
 import chat_peers
 import tokmill
 from making import files_of, here, jsonl, quick_build, token_store
+from pair_graphs import write_small
 from tokmill import plugins
 from tokmill.builds import make_shard as make
 from tokmill.builds import overlay, repeats, run
@@ -27,7 +28,7 @@ from tokmill.formats import parquet as formats_parquet
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.text import blocks, parquet
-from tokmill.x86 import records
+from tokmill.x86 import records, walks
 from tokmill.x86.tokens.rules import tokenize_bytes
 from tokmill.x86.tokens.vocabulary import closed
 from tokmill.x86.tokens.vocabulary_files import write_vocabularies
@@ -47,6 +48,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "BATCH_RECORDS", 20)
     monkeypatch.setattr(overlay, "BLOCK", 20)
     monkeypatch.setattr(records, "AT_ONCE", 1)
+    monkeypatch.setattr(walks, "AT_ONCE", 10_000)
     whole = Amount.resources
 
     def small(amount: Amount) -> Resources:
@@ -153,6 +155,19 @@ def program(folder: Path) -> Case:
     )
 
 
+def pair(folder: Path) -> Case:
+    (folder / "graphs").mkdir()
+    for number in range(2):
+        write_small(folder / "graphs", number)
+    return Case("pairs", folder / "graphs", {"all_pairs": True, "walks": 200})
+
+
+def walks_as_text(folder: Path) -> Case:
+    path = folder / "x.txt"
+    path.write_text("\n\n".join(row["text"] for row in ROWS))
+    return Case("corpus", path)
+
+
 def selected(folder: Path) -> Case:
     quick_build("jsonl", lines(folder).path, folder / "base")
     return Case("select", folder / "base", {"min_length": 1})
@@ -194,6 +209,8 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "token-dicts": dicts,
     "recode": recoded,
     "x86": program,
+    "pairs": pair,
+    "corpus": walks_as_text,
     "select": selected,
     "overlay": values,
     "embed": vectors,
