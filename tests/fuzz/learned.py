@@ -221,7 +221,8 @@ def make_public(kind: str, files: int = 1) -> Make:
         config = {**small, "vocab_size": 300, "eos_token_id": 0, "rope_theta": 1e4}
         public, decoder = read_config(config, "")
         task = make_task(recipe_of(public, decoder, 0, ""), Inputs({"token": 300}))
-        tensors = to_public(task.state_dict(), public.tensor_names, "token")
+        head = next(iter(public.heads.values()))
+        tensors = to_public(task.state_dict(), public.tensor_names, head, "token")
         (folder / "config.json").write_text(json.dumps(config))
         made = [folder / "config.json", folder / "model.safetensors"]
         if files == 1:
@@ -237,6 +238,43 @@ def make_public(kind: str, files: int = 1) -> Make:
             made[0].write_text(json.dumps(index))
         tokenizer_file("tokenizer.json")(folder)
         return made
+
+    return make
+
+
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "mov", "##l")
+
+
+def make_encoder(kind: str) -> Make:
+    """A folder of an encoder as transformers writes it, and a vocab.txt."""
+
+    def make(folder: Path) -> Iterable[Path]:
+        import torch
+        from test_huggingface import BERT_SMALL, MODERNBERT_SMALL
+
+        from tokmill.models.huggingface import architecture, read_config
+        from tokmill.models.inputs import Inputs
+        from tokmill.models.public_tensors import to_public
+        from tokmill.training.runs.exchange import recipe_of, task_keys
+        from tokmill.training.runs.run import make_task
+
+        torch.set_num_threads(1)
+        config = {"bert": BERT_SMALL, "modernbert": MODERNBERT_SMALL}[kind]
+        public, model = read_config(config, "")
+        family, head = architecture(config, "")
+        keys = {"kind": head.task, **{key: some[0] for key, some in head.keys.items()}}
+        roles = {name[1:-1].lower(): number for number, name in enumerate(WORDS[:5])}
+        inputs = Inputs(
+            {"token": 9}, {"token": roles}, {"segment": 2} if family.segments else {},
+            classes={"label": ("same", "other", "none")},
+        )  # fmt: skip
+        task = make_task(recipe_of(public, model, 0, "", keys), inputs)
+        tensors = to_public(task.state_dict(), public.tensor_names, head, "token")
+        assert task_keys(head, config, tensors, "")[0]["kind"] == head.task
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "vocab.txt").write_text("\n".join(WORDS))
+        plain_tensors(folder / "model.safetensors", tensors)
+        return [folder / name for name in ("config.json", "model.safetensors", "vocab.txt")]
 
     return make
 
@@ -308,7 +346,7 @@ def read_tensorflow(verify: bool) -> Read:
 
         found = read_bert(folder, verify=verify)
         tensors = {name: np.asarray(value).tobytes() for name, value in found.tensors.items()}
-        return tensors, found.config.to_config(), found.words, found.left_out
+        return tensors, found.config.to_config(), found.left_out
 
     return read
 

@@ -23,6 +23,7 @@ import numpy as np
 from learned import (
     imported,
     make_embedded,
+    make_encoder,
     make_official,
     make_overlaid,
     make_public,
@@ -514,6 +515,8 @@ READERS: dict[str, Reader] = {
     "GPT-2": Reader(make_public("gpt2"), imported(read_public), share=0.2),
     "Llama": Reader(make_public("llama"), imported(read_public), share=0.2),
     "Llama in parts": Reader(make_public("llama", 3), imported(read_public), share=0.2),
+    "BERT": Reader(make_encoder("bert"), imported(read_public), share=0.2),
+    "ModernBERT": Reader(make_encoder("modernbert"), imported(read_public), share=0.2),
     "RWKV-7 pth": Reader(make_official("a.pth"), imported(read_official("a.pth")), share=0.2),
     "TensorFlow": Reader(
         make_tensorflow("*.index", "*.data-*"), read_tensorflow(verify=True), digests=True

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tokmill.training.runs.google_bert import convert_bert
+from tokmill.training.runs.exchange import export_model
+from tokmill.training.runs.google_bert import import_bert
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "tensorflow"
 HEADS = 2
@@ -44,7 +45,8 @@ save_file({"hidden": out.hidden_states[-1], "words": out.prediction_logits,
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("bert") / "out"
-    convert_bert(GOLDEN / "two-shards", folder)
+    import_bert(GOLDEN / "two-shards", folder.parent / "run")
+    export_model(folder.parent / "run", folder)
     subprocess.run([sys.executable, "-c", PEER, folder], check=True)
     return load_file(folder / "seen.safetensors")
 

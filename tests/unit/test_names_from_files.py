@@ -181,7 +181,7 @@ def test_a_shard_cannot_be_written_elsewhere(where: str, store: Path, tmp_path: 
 
 
 def test_shards_of_a_checkpoint_are_read_from_its_folder(tmp_path: Path) -> None:
-    from tokmill.training.runs.exchange import INDEX, read_weights
+    from tokmill.training.runs.public_files import INDEX, read_weights
 
     index = {"weight_map": {"a": "../other.safetensors"}, "metadata": {}}
     (tmp_path / INDEX).write_text(json.dumps(index))

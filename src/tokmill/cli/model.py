@@ -33,7 +33,7 @@ def import_(
             "-o",
             "--out",
             metavar="RUN",
-            help="Folder of the run; from TensorFlow a folder for transformers.",
+            help="Folder of the run.",
         ),
     ],
     tokenizer: Annotated[
@@ -53,55 +53,29 @@ def import_(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Make a run of a public checkpoint (GPT-2, Llama, RWKV-7, …); convert BERT of TensorFlow."""
+    """Make a run of a public checkpoint (GPT-2, Llama, BERT, ModernBERT, RWKV-7, …)."""
     if plugins.require("tokmill.training.runs.find_bundle").is_tensorflow(checkpoint):
-        if tokenizer is not None or length:
-            raise UsageError(
-                "--tokenizer and --length are of a run, and a BERT of TensorFlow becomes a folder "
-                "for transformers",
-                where=str(checkpoint),
-                hint="leave them out",
-            )
-        import_bert(checkpoint, out, verify, as_json)
-        return
-    if not verify:
+        import_ = plugins.require("tokmill.training.runs.google_bert").import_bert
+        run = import_(checkpoint, out, tokenizer=tokenizer, length=length, verify=verify)
+    elif not verify:
         raise UsageError(
             "--no-verify is for checkpoints of TensorFlow, and this is none",
             where=str(checkpoint),
             hint="leave it out",
         )
-    if checkpoint.is_file() or (checkpoint.suffix in FILES and not checkpoint.is_dir()):
+    elif checkpoint.is_file() or (checkpoint.suffix in FILES and not checkpoint.is_dir()):
         import_ = plugins.require("tokmill.training.runs.weight_files").import_file
+        run = import_(checkpoint, out, tokenizer=tokenizer, length=length)
     else:
         import_ = plugins.require("tokmill.training.runs.exchange").import_model
-    run = import_(checkpoint, out, tokenizer=tokenizer, length=length)
+        run = import_(checkpoint, out, tokenizer=tokenizer, length=length)
     if as_json:
-        print_json({"run": str(run.path), "step": run.step})
+        print_json({"run": str(run.path), "step": run.step, "said": list(run.said)})
         return
     say(f"{run.path}: a run at step 0, with the weights of {checkpoint}")
+    for line in run.said:
+        say(line)
     say(f"next: tokmill train STORE --from {run.path} -o RUN2")
-
-
-def import_bert(checkpoint: Path, out: Path, verify: bool, as_json: bool) -> None:
-    """Read a BERT of TensorFlow into a folder, and say what it is."""
-    found = plugins.require("tokmill.training.runs.google_bert").convert_bert(
-        checkpoint, out, verify=verify
-    )
-    if as_json:
-        print_json({
-            "folder": str(out), "run": None, "tensors": len(found.tensors),
-            "left_out": len(found.left_out), "words": len(found.words), "verified": verify,
-        })  # fmt: skip
-        return
-    say(f"{out}: the {len(found.tensors)} tensors of {checkpoint}")
-    if found.left_out:
-        say(f"left out: {len(found.left_out)} variables of the optimiser ({found.left_out[0]}, …)")
-    if not found.words:
-        say("there is no vocab.txt beside the checkpoint: the folder has no tokenizer")
-    if not verify:
-        say("checksums were not checked")
-    say(f"next: BertForPreTraining.from_pretrained({str(out)!r}) of transformers reads it")
-    say("it is no run yet: tokmill has no task that an encoder is imported for")
 
 
 def export(
@@ -129,11 +103,12 @@ def export(
         else:
             say(f"{file}: the weights of {run}")
         return
-    folder = plugins.require("tokmill.training.runs.exchange").export_model(run, out, at=at)
+    exchange = plugins.require("tokmill.training.runs.exchange")
+    folder = exchange.export_model(run, out, at=at)
     if as_json:
         print_json({"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())})
         return
-    say(f"{folder}: AutoModelForCausalLM.from_pretrained({str(folder)!r}) reads it")
+    say(f"{folder}: {exchange.reader(run)}.from_pretrained({str(folder)!r}) reads it")
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {"import": import_, "export": export}

@@ -10,7 +10,7 @@ Where only some positions are predicted, as in masked language modelling, take t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,29 @@ from tokmill.models.model import Group, Model, decay_groups
 class Transform(nn.Module):
     """What BERT's head for masked tokens does first: a linear map, GELU and LayerNorm."""
 
-    def __init__(self, dim: int, bias: bool = True, eps: float = 1e-12) -> None:
+    def __init__(
+        self, dim: int, bias: bool = True, eps: float = 1e-12, approximate: bool = False
+    ) -> None:
+        """Make the weights; `approximate`: GELU by GPT-2's tanh."""
         super().__init__()
         self.linear, self.norm = Linear(dim, dim, bias=bias), nn.LayerNorm(dim, eps, bias=bias)
+        self.approximate = approximate
         init_linear(self.linear)
+
+    @classmethod
+    def of(cls, model: Model) -> Self:
+        """Return one in the style of a model: BERT's, DistilBERT's and ModernBERT's are so."""
+        style = getattr(model, "config", None)
+        return cls(
+            model.dim,
+            getattr(style, "bias", True),
+            getattr(style, "norm_eps", 1e-12),
+            getattr(style, "activation", "") == "gelu_tanh",
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return (…, D)."""
-        y: Tensor = self.norm(gelu(self.linear(hidden)))
+        y: Tensor = self.norm(gelu(self.linear(hidden), self.approximate))
         return y
 
 

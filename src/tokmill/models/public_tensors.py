@@ -1,14 +1,14 @@
-"""Decoders as public checkpoints: the names of their tensors, and how these hold ours.
+"""Public checkpoints: the names of their tensors, and how these hold ours.
 
 Formats: the modelling files of transformers, https://github.com/huggingface/transformers, for
-`GPT2LMHeadModel`, `LlamaForCausalLM` and `Qwen3ForCausalLM`.
+`GPT2LMHeadModel`, `LlamaForCausalLM` and `Qwen3ForCausalLM`; encoders are in `public_encoders`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +16,15 @@ from torch import Tensor
 from tokmill.errors import TokmillError
 from tokmill.models.fields import PREFIX
 
-HEAD = "lm_head.weight"
 DERIVED = re.compile(
     r"h\.\d+\.attn\.(masked_)?bias|(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+    r"|embeddings\.position_ids"
 )
 """Tensors of older checkpoints that follow from the configuration."""
+
+
+OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
+"""Names in checkpoints of BERT that were made of TensorFlow's → those of today."""
 
 
 class PublicModule(NamedTuple):
@@ -36,11 +40,31 @@ class TensorNames(NamedTuple):
     """How a family of public checkpoints names its modules."""
 
     base: str
-    """What stands before all names but the head's; some checkpoints leave it out."""
+    """What stands before all names but a head's; some checkpoints leave it out."""
     embedding: str
     outer: tuple[PublicModule, ...]
     blocks: str
     block: tuple[PublicModule, ...]
+
+
+class Head(NamedTuple):
+    """What an architecture has besides its backbone, and the task here that has the same."""
+
+    task: str
+    tensors: tuple[tuple[str, str], ...]
+    """Theirs, and ours in the task's state dict; `{column}` stands for that of the tokens."""
+    same: Mapping[str, str] = {}
+    """Tensors that may be written out a second time → which they are; a head that is not tied has
+    a matrix of its own."""
+    unused: tuple[str, ...] = ()
+    """How tensors begin that belong to other heads, and may be there all the same."""
+    keys: Mapping[str, tuple[Any, ...]] = {}
+    """Key of the task → the values with which it computes the same; the first is taken."""
+
+
+def both(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
+    """Return the weight and the bias of a module, by their names and ours."""
+    return tuple((f"{theirs}.{leaf}", f"{ours}.{leaf}") for leaf in ("weight", "bias"))
 
 
 GPT2_NAMES = TensorNames(
@@ -86,7 +110,7 @@ QWEN3_NAMES = LLAMA_NAMES._replace(
 
 
 def entries(
-    tensor_names: TensorNames, own: Mapping[str, Tensor], column: str
+    tensor_names: TensorNames, head: Head, own: Mapping[str, Tensor], column: str
 ) -> Iterator[PublicModule]:
     """Yield the tensors of a public checkpoint that hold those of a task's state dict, all once."""
     modules = [
@@ -106,14 +130,16 @@ def entries(
                 yield PublicModule(
                     f"{tensor_names.base}{theirs}.{leaf}", names, transposed and leaf == "weight"
                 )
-    head = f"heads.linear.{PREFIX}{column}.weight"
-    if head in own:
-        yield PublicModule(HEAD, (head,))
+    for theirs, name in head.tensors:
+        name = name.format(column=PREFIX + column)
+        if name in own:
+            yield PublicModule(theirs, (name,))
 
 
 def from_public(
     tensors: Mapping[str, Tensor],
     tensor_names: TensorNames,
+    head: Head,
     own: Mapping[str, Tensor],
     column: str,
     where: str,
@@ -123,20 +149,16 @@ def from_public(
     `own` is the task's state dict, of which names and shapes count. Raises `TokmillError` that
     names tensors which are missing, unknown or of another shape.
     """
-    found = {plain(name, tensor_names): tensor for name, tensor in tensors.items()}
     wanted = {
-        plain(entry.theirs, tensor_names): entry for entry in entries(tensor_names, own, column)
+        plain(entry.theirs, tensor_names): entry
+        for entry in entries(tensor_names, head, own, column)
     }
-    unknown = {name for name in found.keys() - wanted.keys() if not DERIVED.fullmatch(name)}
-    if HEAD in unknown and tensor_names.embedding + ".weight" in found:
-        # A tied head may be written out a second time.
-        if not torch.equal(found[HEAD], found[tensor_names.embedding + ".weight"]):
-            raise TokmillError(
-                f"the head is tied to the embedding, but {HEAD} holds other values",
-                where=where,
-                hint="should they differ, config.json has to say tie_word_embeddings = false",
-            )
-        unknown.remove(HEAD)
+    found = {plain(name, tensor_names): tensor for name, tensor in tensors.items()}
+    found = without_same(found, wanted.keys(), tensor_names, head, where, is_tied(own))
+    left_out = {plain(name, tensor_names) for name in unused(tensors, head)}
+    unknown = {
+        name for name in found.keys() - wanted.keys() - left_out if not DERIVED.fullmatch(name)
+    }
     for said, names in (("lacks", wanted.keys() - found.keys()), ("also holds", unknown)):
         if names:
             shown = ", ".join(sorted(names)[:4]) + (", …" if len(names) > 4 else "")
@@ -163,17 +185,57 @@ def from_public(
     return state
 
 
+def without_same(
+    found: Mapping[str, Tensor],
+    wanted: Collection[str],
+    tensor_names: TensorNames,
+    head: Head,
+    where: str,
+    tied: bool,
+) -> dict[str, Tensor]:
+    """Return tensors by one name alone, of those that may be written out a second time."""
+    left = dict(found)
+    for second, first in head.same.items():
+        second, first = plain(second, tensor_names), plain(first, tensor_names)
+        if second in wanted or second not in left:
+            continue
+        tensor = left.pop(second)
+        if tied and first in left and not torch.equal(tensor, left[first]):
+            raise TokmillError(
+                f"the head is tied to the embedding, but {second} holds other values",
+                where=where,
+                hint="should they differ, config.json has to say tie_word_embeddings = false",
+            )
+        # Where the head is not tied, this is the one that is read.
+        left[first] = tensor
+    return left
+
+
+def unused(tensors: Iterable[str], head: Head) -> list[str]:
+    """Return the names of tensors that belong to other heads and are left out."""
+    return [name for name in tensors if name.startswith(head.unused or ("\0",))]
+
+
 def to_public(
-    state: Mapping[str, Tensor], tensor_names: TensorNames, column: str
+    state: Mapping[str, Tensor], tensor_names: TensorNames, head: Head, column: str
 ) -> dict[str, Tensor]:
     """Return the tensors of a public checkpoint from the state dict of a task."""
     tensors: dict[str, Tensor] = {}
-    for theirs, ours, transposed in entries(tensor_names, state, column):
+    for theirs, ours, transposed in entries(tensor_names, head, state, column):
         tensor = torch.cat([state[name] for name in ours])
         tensors[theirs] = tensor.T.contiguous() if transposed else tensor
+    if not is_tied(state):
+        for second, first in head.same.items():
+            tensors.setdefault(second, tensors[first].clone())
     return tensors
 
 
+def is_tied(state: Iterable[str]) -> bool:
+    """Say whether the head of a task is its embedding, by the names of its state dict."""
+    return not any(name.startswith("heads.linear.") for name in state)
+
+
 def plain(name: str, tensor_names: TensorNames) -> str:
-    """Return a tensor's name without what some checkpoints put before it."""
-    return name.removeprefix(tensor_names.base)
+    """Return a tensor's name as it is today, without what some checkpoints put before it."""
+    head, _, leaf = name.removeprefix(tensor_names.base).rpartition(".")
+    return f"{head}.{OLD_LEAVES.get(leaf, leaf)}" if head else leaf

@@ -51,7 +51,6 @@ class Masked(Task):
     def __init__(self, config: Any, model: Model, inputs: Inputs) -> None:
         super().__init__(config, model, inputs)
         check_shares(config)
-        self.check_rows()
         for name in config.columns:
             choose_column(name, self.sizes, "task.")
         self.columns = {n: self.sizes[n] for n in config.columns or self.sizes}
@@ -60,10 +59,7 @@ class Masked(Task):
         self.specials = {n: sorted(inputs.roles.get(n, {}).values()) for n in self.sizes}
         self.inside: Array | None = None
         """(V,) bool: which ids go on with a word; known once rows are cut."""
-        style = getattr(model, "config", None)
-        transform = Transform(
-            model.dim, getattr(style, "bias", True), getattr(style, "norm_eps", 1e-12)
-        )
+        transform = Transform.of(model)
         self.heads = Heads(model, self.columns, config.tied, bias=True, transform=transform)
 
     @classmethod
@@ -118,6 +114,7 @@ class Masked(Task):
 
     def _look_at(self, store: Store) -> None:
         """Refuse a store of which nothing can be hidden; learn which tokens go on with a word."""
+        self.check_rows()
         if self.config.whole == "instruction" and BORDER not in store.schema:
             raise UsageError(
                 "the store does not say where instructions begin",

@@ -255,12 +255,20 @@ class Tokenizer:
             raw,
         )
 
-    def save(self, path: Path | str, roles: Mapping[str, int] | None = None) -> Path:
+    def save(
+        self,
+        path: Path | str,
+        roles: Mapping[str, int] | None = None,
+        *,
+        segments: bool = False,
+    ) -> Path:
         """Write tokenizer.json, and beside it what `transformers.AutoTokenizer` wants to find.
 
         Args:
             path: the file, or a folder for `tokenizer.json`.
             roles: role → id; None: as the names of special tokens say.
+            segments: whether the model reads the segment of each token, which transformers' object
+                is then asked to give.
 
         Returns:
             The path of the tokenizer.json.
@@ -273,12 +281,14 @@ class Tokenizer:
             path = path / "tokenizer.json"
         check_beside(path)
         make_folder(path.parent)
-        *beside, (_, data) = self.files(roles).items()
+        *beside, (_, data) = self.files(roles, segments=segments).items()
         for name, content in beside:
             write_file(path.with_name(name), content)
         return write_file(path, data)
 
-    def files(self, roles: Mapping[str, int] | None = None) -> dict[str, bytes]:
+    def files(
+        self, roles: Mapping[str, int] | None = None, *, segments: bool = False
+    ) -> dict[str, bytes]:
         """Return the files that `save` writes, by name, tokenizer.json the last."""
         names = {
             "eot": "eos_token",
@@ -312,6 +322,8 @@ class Tokenizer:
             },
             **named,
         }
+        if segments:
+            config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
         return {
             "special_tokens_map.json": _json(named),
             "tokenizer_config.json": _json(config),

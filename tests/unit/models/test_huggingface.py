@@ -12,8 +12,12 @@ from torch import Tensor
 from tokmill.errors import TokmillError
 from tokmill.models.attention import RopeScaling
 from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.huggingface import GPT2, Llama, Mistral, Qwen3, public_of, read_config
+from tokmill.models.encoder import EncoderConfig
+from tokmill.models.huggingface import architecture, public_of, read_config
 from tokmill.models.inputs import Inputs
+from tokmill.models.modernbert import ModernBertConfig
+from tokmill.models.public_decoders import GPT2, Llama, Mistral, Qwen3
+from tokmill.models.public_encoders import layer_types
 from tokmill.models.public_tensors import (
     GPT2_NAMES,
     LLAMA_NAMES,
@@ -31,12 +35,34 @@ LLAMA_SMALL = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
+BERT_SMALL = {
+    "architectures": ["BertForSequenceClassification"],
+    "vocab_size": 9,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+    "id2label": {"0": "same", "1": "other", "2": "none"},
+}
+MODERNBERT_SMALL = {
+    "architectures": ["ModernBertForMaskedLM"],
+    "vocab_size": 9,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 16,
+    "local_attention": 4,
+}
 GPT2_LIKE = DecoderConfig(
     norm="layer", position="learned", activation="gelu_tanh", bias=True, context=16, dim=8,
     layers=2, heads=2, hidden=32,
 )  # fmt: skip
 LLAMA_LIKE = DecoderConfig(dim=8, layers=2, heads=2, hidden=24)
 QWEN3_LIKE = DecoderConfig(dim=8, layers=2, heads=2, hidden=24, qk_norm=True)
+
+GPT2_HEAD, LLAMA_HEAD = GPT2.heads["GPT2LMHeadModel"], Llama.heads["LlamaForCausalLM"]
 
 
 def state_of(config: DecoderConfig, tied: bool) -> dict[str, Tensor]:
@@ -205,7 +231,7 @@ def test_gpt2_without_biases_has_no_public_counterpart() -> None:
 
 def test_gpt2_fuses_and_transposes() -> None:
     state = state_of(GPT2_LIKE, tied=True)
-    public = to_public(state, GPT2_NAMES, "token")
+    public = to_public(state, GPT2_NAMES, GPT2_HEAD, "token")
     parts = [state[f"model.blocks.1.attention.{part}.weight"] for part in "qkv"]
     fused = public["transformer.h.1.attn.c_attn.weight"]
     assert fused.shape == (8, 24)
@@ -224,24 +250,27 @@ def test_gpt2_fuses_and_transposes() -> None:
     [(GPT2_LIKE, GPT2_NAMES), (LLAMA_LIKE, LLAMA_NAMES), (QWEN3_LIKE, QWEN3_NAMES)],
 )
 def test_tensors_go_there_and_back(config: DecoderConfig, layout: Any, tied: bool) -> None:
+    head = GPT2_HEAD if layout is GPT2_NAMES else LLAMA_HEAD
     state = state_of(config, tied)
-    public = to_public(state, layout, "token")
+    public = to_public(state, layout, head, "token")
     assert sum(t.numel() for t in public.values()) == sum(t.numel() for t in state.values())
     own = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     short = {name.removeprefix(layout.base): tensor for name, tensor in public.items()}
     for tensors in (public, short):
-        again = from_public(tensors, layout, own, "token", "")
+        again = from_public(tensors, layout, head, own, "token", "")
         assert again.keys() == state.keys()
         assert all(torch.equal(again[name], state[name]) for name in state)
 
 
 def test_what_follows_from_the_configuration_is_left_out() -> None:
     state = state_of(GPT2_LIKE, tied=True)
-    public = to_public(state, GPT2_NAMES, "token")
+    public = to_public(state, GPT2_NAMES, GPT2_HEAD, "token")
     more = {"h.0.attn.bias": torch.ones(1), "h.1.attn.masked_bias": torch.ones(1)}
     # A tied head that is written out a second time says nothing new.
     more["lm_head.weight"] = public["transformer.wte.weight"].clone()
-    assert from_public(public | more, GPT2_NAMES, state, "token", "").keys() == state.keys()
+    assert (
+        from_public(public | more, GPT2_NAMES, GPT2_HEAD, state, "token", "").keys() == state.keys()
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,8 +285,128 @@ def test_what_follows_from_the_configuration_is_left_out() -> None:
 )
 def test_tensors_that_do_not_fit_are_named(change: dict[str, Tensor | None], said: str) -> None:
     state = state_of(LLAMA_LIKE, tied=True)
-    changed = to_public(state, LLAMA_NAMES, "token") | change
+    changed = to_public(state, LLAMA_NAMES, LLAMA_HEAD, "token") | change
     tensors = {name: tensor for name, tensor in changed.items() if tensor is not None}
     with pytest.raises(TokmillError, match=said) as refused:
-        from_public(tensors, LLAMA_NAMES, state, "token", "folder")
+        from_public(tensors, LLAMA_NAMES, LLAMA_HEAD, state, "token", "folder")
     assert refused.value.where == "folder" and refused.value.hint
+
+
+def test_keys_of_bert() -> None:
+    public, model = read_config(
+        {**BERT_SMALL, "layer_norm_eps": 1e-6, "hidden_act": "gelu_new"}, ""
+    )
+    assert isinstance(model, EncoderConfig) and public.length == 16
+    assert model == EncoderConfig(
+        dim=8, layers=2, heads=2, hidden=12, context=16, norm_eps=1e-6, activation="gelu_tanh"
+    )
+    # Absent keys are those of BERT base.
+    assert read_config({"model_type": "bert"}, "")[1] == EncoderConfig(
+        **EncoderConfig.sizes["base"]
+    )
+    assert read_config({"model_type": "distilbert"}, "")[1] == EncoderConfig(
+        **EncoderConfig.sizes["distilbert"]
+    )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"global_rope_theta": 5e5, "local_rope_theta": 50.0, "global_attn_every_n_layers": 2},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+                "sliding_attention": {"rope_theta": 50.0},
+            },
+            "layer_types": layer_types(5, 2),
+        },
+    ],
+)
+def test_both_ways_to_write_what_is_local(keys: dict[str, Any]) -> None:
+    _, model = read_config(MODERNBERT_SMALL | keys, "")
+    assert model == ModernBertConfig(
+        dim=8, layers=5, heads=2, hidden=12, window=4, global_every=2, rope_theta=5e5,
+        local_theta=50.0,
+    )  # fmt: skip
+    assert read_config({"model_type": "modernbert"}, "")[1] == ModernBertConfig(
+        **ModernBertConfig.sizes["base"]
+    )
+    # Half of an odd window, rounded down, is on each side; without a base of its own it is one.
+    odd = read_config(MODERNBERT_SMALL | {"local_attention": 5, "local_rope_theta": None}, "")[1]
+    assert isinstance(odd, ModernBertConfig)
+    assert odd.window == 4 and odd.local_theta == odd.rope_theta == 160_000
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "'relative_key'"),
+        ({"model_type": "bert", "hidden_act": "relu"}, "hidden_act = 'relu'"),
+        ({"model_type": "bert", "type_vocab_size": 16}, "type_vocab_size = 16"),
+        ({"model_type": "bert", "is_decoder": True}, "is_decoder = True"),
+        ({"model_type": "bert", "add_cross_attention": True}, "add_cross_attention = True"),
+        ({"model_type": "distilbert", "activation": "relu"}, "activation = 'relu'"),
+        ({**MODERNBERT_SMALL, "mlp_bias": True}, "(False, False, True, False)"),
+        ({**MODERNBERT_SMALL, "decoder_bias": False}, "decoder_bias = False"),
+        ({**MODERNBERT_SMALL, "hidden_activation": "relu"}, "hidden_activation = 'relu'"),
+        ({**MODERNBERT_SMALL, "layer_types": ["full_attention"] * 2}, "layer_types = ["),
+        ({**MODERNBERT_SMALL, "layer_types": layer_types(6, 2)[1:]}, "layer_types = ["),
+        ({**MODERNBERT_SMALL, "global_attn_every_n_layers": 0}, "global_attn_every_n_layers = 0"),
+        (
+            {**MODERNBERT_SMALL, "rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            "rope_parameters.full_attention",
+        ),
+        ({**MODERNBERT_SMALL, "rope_scaling": {"type": "linear"}}, "rope_scaling"),
+    ],
+)
+def test_what_no_encoder_can_be_is_refused(keys: dict[str, Any], named: str) -> None:
+    with pytest.raises(TokmillError) as refused:
+        read_config(keys, "config.json")
+    assert named in refused.value.what and refused.value.where == "config.json"
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "segments"),
+    [
+        (EncoderConfig(dim=8, heads=2), "sentence_pair", True),
+        (EncoderConfig(dim=8, heads=2, activation="gelu_tanh"), "classify", True),
+        (EncoderConfig(dim=8, heads=2), "masked", False),
+        (ModernBertConfig(dim=8, heads=2), "masked", False),
+        (ModernBertConfig(dim=8, heads=2, bias=True, activation="swiglu"), "masked", False),
+    ],
+)
+def test_config_of_encoders_goes_there_and_back(model: Any, task: str, segments: bool) -> None:
+    public = public_of(model, 5, tied=False, length=16, task=task, segments=segments)
+    again, config = read_config(public.to_config(task), "")
+    assert again == public and again.vocab_size == 5 and again.segments == segments
+    assert architecture(public.to_config(task), "")[1].task == task
+    without = {"hidden": 0, "context": 0}
+    assert msgspec.structs.replace(config, **without) == msgspec.structs.replace(model, **without)
+
+
+def test_windows_that_are_not_there_are_said_by_the_blocks() -> None:
+    model = ModernBertConfig(dim=8, heads=2, window=0)
+    said = public_of(model, 5, tied=True, length=16, task="masked").to_config("masked")
+    assert set(said["layer_types"]) == {"full_attention"}
+    assert read_config(said, "")[1].window_of(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "segments", "hint"),
+    [
+        (EncoderConfig(norm_place="pre"), "masked", True, "model.norm_place = 'post'"),
+        (EncoderConfig(norm_eps=1e-5), "masked", False, "norm_eps = 1e-12"),
+        (EncoderConfig(norm_eps=1e-5), "masked", False, "BertForMaskedLM with a segment of tokens"),
+        (EncoderConfig(), "sentence_pair", False, "BertForPreTraining with a segment of tokens"),
+        (ModernBertConfig(qk_norm=True), "masked", False, "model.qk_norm = False"),
+        (ModernBertConfig(), "masked", True, "ModernBertForMaskedLM with no segment"),
+        (ModernBertConfig(), "classify", False, "-o F.pt"),
+        (LLAMA_LIKE, "masked", False, "-o F.pt"),
+    ],
+)
+def test_encoders_without_a_public_counterpart(
+    model: Any, task: str, segments: bool, hint: str
+) -> None:
+    with pytest.raises(TokmillError) as refused:
+        public_of(model, 5, tied=True, length=16, where="run", task=task, segments=segments)
+    assert hint in refused.value.hint

@@ -89,7 +89,7 @@ def test_the_loss_is_the_mean_of_both(stores: Path) -> None:
 
 def test_what_makes_no_pairs_is_refused(stores: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no room for two halves"):
-        made(stores, length=15)
+        made(stores, length=15).rows(Store(stores / "walks"))
     with pytest.raises(UsageError, match="no column 'file'"):
         made(stores, group="file").rows(Store(stores / "walks"))
     framed = special_store(tmp_path / "s", [np.asarray([2, *d, 3]) for d in walks(9)])

@@ -1,7 +1,7 @@
 """Runs as public checkpoints, and the reverse.
 
 FOLDER/                 what `save_pretrained` of transformers writes
-  config.json  generation_config.json
+  config.json  generation_config.json (of decoders)
   model.safetensors     or several files with model.safetensors.index.json
   tokenizer.json  tokenizer_config.json  special_tokens_map.json
 """
@@ -10,29 +10,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
 from tokmill import plugins
-from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.files import inside, machine_errors, make_folder, write_file
-from tokmill.headers import loads_json
-from tokmill.models.decoder import Decoder, DecoderConfig
-from tokmill.models.huggingface import Public, public_of, read_config
-from tokmill.models.public_tensors import from_public, to_public
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import inside, make_folder, write_file
+from tokmill.models.block import TransformerConfig
+from tokmill.models.huggingface import architecture, public_of, read_config
+from tokmill.models.public import Public
+from tokmill.models.public_tensors import Head, from_public, to_public, unused
+from tokmill.models.transformer import Transformer
 from tokmill.store.manifest import encode
 from tokmill.store.schema import Column, id_dtype
 from tokmill.store.vocab import Vocabulary
-from tokmill.tasks.inputs import Facts
+from tokmill.tasks.inputs import SEGMENT, Facts
 from tokmill.tasks.task import Task
 from tokmill.training.engines.saving import MODEL
-from tokmill.training.engines.tensors import read_tensors, write_tensors
+from tokmill.training.engines.tensors import write_tensors
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.read import RECIPE
+from tokmill.training.recipe.read import RECIPE, read_recipe
+from tokmill.training.runs.public_files import find_vocabulary, read_public, read_weights
 from tokmill.training.runs.run import (
     FACTS,
     VOCAB,
@@ -46,22 +48,21 @@ from tokmill.training.runs.run import (
 )
 from tokmill.training.runs.weights import CONFIG, FINAL, save_weights
 
-T = TypeVar("T")
-COLUMN = "token"
-INDEX, GENERATION = "model.safetensors.index.json", "generation_config.json"
-TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
+COLUMN, LABEL = "token", "label"
+GENERATION = "generation_config.json"
 WRITTEN = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", GENERATION, MODEL)
 LONGEST = 4096
 """Positions that an imported run sees of a row, where nobody says how many: a model may be made for
 a hundred thousand, and attention takes their square."""
-ROLES = {"bos": "bos_token_id", "eot": "eos_token_id", "pad": "pad_token_id"}
-
-
-class Index(msgspec.Struct):
-    """The index of weights in several files."""
-
-    weight_map: dict[str, str]
-    """Name of a tensor → name of its file."""
+READERS = {
+    "next_token": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "sentence_pair": "AutoModelForPreTraining",
+    "classify": "AutoModelForSequenceClassification",
+}
+"""Task → the class of transformers that reads what is exported."""
+MOST_LABELS = 10_000
+"""Classes that are taken over by their names."""
 
 
 def import_model(
@@ -73,13 +74,14 @@ def import_model(
         folder: what `save_pretrained` of transformers wrote.
         out: folder of the run.
         tokenizer: where the vocabulary comes from, if not from the folder: a tokenizer, or a store
-            or run that carries one. With neither the run knows bare ids.
+            or run that carries one. With neither the run knows bare ids, which is enough for a
+            model that predicts the next one.
         length: positions T that the run sees of a row; 0: what the model was made for, at most
             `LONGEST`.
 
     Raises:
-        TokmillError: the checkpoint is of a model that the decoder cannot be, is not whole, or
-            does not fit its tokenizer.
+        TokmillError: the checkpoint is of a model that none of ours can be, is not whole, or does
+            not fit its tokenizer.
     """
     folder, out = Path(folder), Path(out)
     if not folder.is_dir():
@@ -95,22 +97,86 @@ def import_model(
             hint="fetch one first, as with `hf download NAME --local-dir FOLDER`",
         )
     said = read_public(folder / CONFIG, dict[str, Any])
-    public, decoder = read_config(said, str(folder / CONFIG))
-    found = find_vocabulary(folder, tokenizer, said, public.vocab_size)
-    config = recipe_of(public, decoder, length, str(folder / CONFIG))
+    place = str(folder / CONFIG)
+    family, _ = architecture(said, place)
+    public, _ = read_config(said, place)
+    found = find_vocabulary(folder, tokenizer, said, public.vocab_size, family.roles)
+    return run_of(said, read_weights(folder), found, out, length, folder / CONFIG)
+
+
+def run_of(
+    said: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    vocabulary: tuple[Vocabulary, bytes] | None,
+    out: Path,
+    length: int,
+    where: Path,
+) -> Run:
+    """Make a run at step 0 of the content of a config.json, tensors by their public names and,
+    maybe, a vocabulary with its file; `length` as in `import_model`, `where`: the configuration.
+    """
+    family, head = architecture(said, str(where))
+    public, model = read_config(said, str(where))
+    if vocabulary is None and head.task != "next_token":
+        raise TokmillError(
+            f"a model of the task {head.task} needs the ids of its special tokens, and there is no "
+            "tokenizer",
+            where=str(where.parent),
+            hint="name the one that it was trained with: --tokenizer",
+        )
+    keys, names = task_keys(head, said, tensors, str(where))
+    config = recipe_of(public, model, length, str(where), keys)
+    schema = {COLUMN: Column(id_dtype(public.vocab_size), vocab=COLUMN if vocabulary else None)}
+    if public.segments:
+        schema[SEGMENT] = Column("u1")
     # A model may have more rows than its tokenizer has ids.
     facts = Facts(
         fingerprint="",
         columns={COLUMN: public.vocab_size},
-        schema={COLUMN: Column(id_dtype(public.vocab_size), vocab=COLUMN if found else None)},
-        vocabularies={COLUMN: found[0]} if found else {},
+        schema=schema,
+        vocabularies={COLUMN: vocabulary[0]} if vocabulary else {},
+        classes={LABEL: names} if names else {},
     )
     with torch.device("meta"):
         task = make_task(config, inputs_of(config, facts))
-    tensors = read_weights(folder)
-    state = from_public(tensors, public.tensor_names, task.state_dict(), COLUMN, str(folder))
+    own, place = task.state_dict(), str(where.parent)
+    state = from_public(tensors, family.tensor_names, head, own, COLUMN, place)
     task.load_state_dict(state, assign=True)
-    return write_run(out, config, task, facts, found)
+    run = write_run(out, config, task, facts, vocabulary)
+    left = sorted(unused(tensors, head))
+    told = f"left out: {len(left)} tensors of other heads ({left[0]}, …)" if left else ""
+    return Run(run.path, run.step, run.metrics, (told,) if told else ())
+
+
+def task_keys(
+    head: Head, said: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the keys of the task that a head belongs to, and the names of its classes, if any."""
+    keys = {"kind": head.task, **{key: values[0] for key, values in head.keys.items()}}
+    theirs = next((name for name, ours in head.tensors if ours == OUTPUT), None)
+    if theirs is None:
+        return keys, ()
+    if theirs not in tensors:
+        raise TokmillError(
+            f"the checkpoint lacks the tensors {theirs}",
+            where=where,
+            hint="config.json and the weights are not of one model",
+        )
+    count, labels = len(tensors[theirs]), said.get("id2label")
+    if count == 1:
+        return {**keys, "target": "number"}, ()
+    if count > MOST_LABELS:
+        raise TokmillError(
+            f"the head tells {count} classes; at most {MOST_LABELS} are taken over",
+            where=where,
+            hint="is the checkpoint one of a classifier?",
+        )
+    labels = labels if isinstance(labels, dict) and len(labels) == count else {}
+    return keys, tuple(str(labels.get(str(number), number)) for number in range(count))
+
+
+OUTPUT = "output.linear.weight"
+"""The matrix of the task classify."""
 
 
 def write_run(
@@ -135,7 +201,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     """Write the model of a run as a folder that transformers reads, and return the folder.
 
     Args:
-        run: folder of a run of the task `next_token` on one column.
+        run: folder of a run on one column of tokens.
         folder: a new one; config.json, written last, says that it is whole.
         at: the weights (`weights.weights_at`).
 
@@ -144,17 +210,7 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     """
     run, folder = Path(run), Path(folder)
     task = load_task(run, at)
-    model = task.model
-    known = isinstance(model, Decoder) and model.config.join == "sum" and len(task.sizes) == 1
-    if not task.continues or not isinstance(model, Decoder) or not known:
-        raise TokmillError(
-            "only a decoder that predicts the next token of one column can be exported",
-            where=str(run),
-            hint="-o F.pt writes the weights of any run, with its own names",
-        )
-    ((column, vocab),) = task.sizes.items()
-    tied = task.config.tied
-    public = public_of(model.config, vocab, tied, task.length, str(run))
+    public, head, column = public_parts(task, str(run))
     if folder.exists() and {path.name for path in folder.iterdir()} - set(WRITTEN):
         raise TokmillError(
             "the folder holds other files", where=str(folder), hint="name a new folder"
@@ -165,103 +221,85 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
     if vocabulary:
         tokenizers = plugins.require("tokmill.text.tokenizer")
         tokenizer = tokenizers.Tokenizer.from_file(inside(run / VOCAB, vocabulary.file))
-        tokenizer.save(folder, vocabulary.roles)
+        tokenizer.save(folder, vocabulary.roles, segments=public.segments)
     roles = vocabulary.roles if vocabulary else {}
     # Written out even where there are none: the defaults of an architecture name ids of its own.
-    ids = {key: roles.get(role) for role, key in ROLES.items()}
-    state = to_public(task.state_dict(), public.tensor_names, column)
+    ids = {key: roles.get(role) for role, key in public.roles.items()}
+    state = to_public(task.state_dict(), public.tensor_names, head, column)
     write_tensors(folder / MODEL, state, {"format": "pt"})
-    write_file(folder / GENERATION, encode(ids))
-    write_file(folder / CONFIG, encode(public.to_config() | ids))
+    if task.continues:
+        write_file(folder / GENERATION, encode(ids))
+    said = public.to_config(head.task) | ids | labels_of(task)
+    write_file(folder / CONFIG, encode(said))
     return folder
 
 
-def recipe_of(public: Public, decoder: DecoderConfig, length: int, where: str) -> TrainConfig:
-    """Return the recipe of a run; `length` as in `import_model`."""
-    if decoder.position == "learned" and length > public.length:
+def reader(run: Path | str) -> str:
+    """Return the class of transformers that reads what is exported of a run."""
+    return READERS[read_recipe(Path(run))["task"]["kind"]]
+
+
+def public_parts(task: Task, where: str) -> tuple[Public, Head, str]:
+    """Return what config.json says of a task's model, its head there, and the column of tokens."""
+    model, kind = task.model, task.config.kind
+    plain = isinstance(model, Transformer) and model.config.join == "sum"
+    if not plain or len(task.sizes) != 1 or task.reads.vectors:
+        raise TokmillError(
+            "only a Transformer over one column of tokens can be exported",
+            where=where,
+            hint="-o F.pt writes the weights of any run, with its own names",
+        )
+    assert isinstance(model, Transformer)
+    ((column, vocab),) = task.sizes.items()
+    tied, segments = getattr(task.config, "tied", True), SEGMENT in task.reads.made
+    public = public_of(model.config, vocab, tied, task.length, where, task=kind, segments=segments)
+    head = next(head for head in public.heads.values() if head.task == kind)
+    for key, values in head.keys.items():
+        if getattr(task.config, key) not in values:
+            raise TokmillError(
+                f"no public architecture has a head with task.{key} = "
+                f"{getattr(task.config, key)!r}",
+                where=where,
+                hint=f"it would be task.{key} = {values[0]!r}; -o F.pt writes the weights of any "
+                "run, with its own names",
+            )
+    return public, head, column
+
+
+def labels_of(task: Task) -> dict[str, Any]:
+    """Return what config.json says of the classes of a task; {} where it tells none."""
+    if task.config.kind != "classify":
+        return {}
+    names = [*task.reads.classes.get(task.config.column, ())]
+    if task.config.target == "number":
+        return {"problem_type": "regression", "id2label": {"0": LABEL}, "label2id": {LABEL: 0}}
+    # A head has two classes at least.
+    names += [str(number) for number in range(len(names), 2)]
+    return {
+        "problem_type": "single_label_classification",
+        "id2label": {str(number): name for number, name in enumerate(names)},
+        "label2id": {name: number for number, name in enumerate(names)},
+    }
+
+
+def recipe_of(
+    public: Public,
+    model: TransformerConfig,
+    length: int,
+    where: str,
+    keys: Mapping[str, Any] | None = None,
+) -> TrainConfig:
+    """Return the recipe of a run; `keys`: of its task; `length` as in `import_model`."""
+    if model.position == "learned" and length > public.length:
         raise UsageError(
             f"the model has {public.length} positions, not {length}",
             where=where,
             hint=f"--length {public.length} is the most",
         )
-    task = {
-        "column": COLUMN,
-        "tied": public.tie_word_embeddings,
-        "length": length or min(public.length, LONGEST),
-    }
-    return from_dict({"model": msgspec.to_builtins(decoder), "task": task}, where)
-
-
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read all tensors of a checkpoint, from one file or from those that its index names."""
-    if (folder / MODEL).exists():
-        names = {MODEL}
-    elif (folder / INDEX).exists():
-        names = set(read_public(folder / INDEX, Index).weight_map.values())
-    else:
-        pickles = sorted(path.name for path in folder.glob("*.bin"))
-        raise TokmillError(
-            f"there is no {MODEL}" + (f"; {pickles[0]} is a pickle" if pickles else ""),
-            where=str(folder),
-            hint="a pickle may run any code: let transformers write the model again with "
-            "save_pretrained(FOLDER, safe_serialization=True)"
-            if pickles
-            else "give the folder that save_pretrained of transformers wrote",
-        )
-    tensors: dict[str, Tensor] = {}
-    for name in sorted(names):
-        tensors |= read_fetched(inside(folder, name))
-    return tensors
-
-
-def read_fetched(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file that is none of a run's own."""
-    try:
-        return read_tensors(path)
-    except MachineError:
-        raise
-    except TokmillError as error:
-        # What may be done about a run's own file would be wrong here.
-        raise TokmillError(error.what, where=error.where, hint="fetch the file again") from None
-
-
-def find_vocabulary(
-    folder: Path, tokenizer: Path | str | None, said: Mapping[str, Any], rows: int
-) -> tuple[Vocabulary, bytes] | None:
-    """Return the vocabulary of a checkpoint and its file; None: the folder has no tokenizer.
-
-    The model has `rows` for ids; a vocabulary may have fewer. Where config.json (`said`) names the
-    ids that begin, end and pad texts, these have the roles.
-    """
-    if tokenizer is None and not any((folder / name).exists() for name in TOKENIZERS):
-        return None
-    tokenizers = plugins.require("tokmill.text.tokenizer")
-    found = tokenizers.Tokenizer.from_file(tokenizer or folder)
-    names = {number: token for token, number in found.specials.items()}
-    roles = {}
-    for role, key in ROLES.items():
-        number = said.get(key)
-        number = number[0] if isinstance(number, list) and number else number
-        if isinstance(number, int) and number in names:
-            roles[role] = names[number]
-    vocabulary: tuple[Vocabulary, bytes] = found.vocabulary(roles)
-    if found.size > rows:
-        raise TokmillError(
-            f"the tokenizer has ids up to {found.size - 1}, the model 0 to {rows - 1}",
-            where=str(tokenizer or folder),
-            hint="name the tokenizer that the model was trained with: --tokenizer",
-        )
-    return vocabulary
-
-
-def read_public(path: Path, kind: type[T]) -> T:
-    """Read a JSON file of a checkpoint."""
-    with machine_errors("read", path):
-        data = path.read_bytes()
-    try:
-        value: T = loads_json(data, kind)
-        return value
-    except ValueError as error:
-        raise TokmillError(
-            f"the file cannot be read: {error}", where=str(path), hint="fetch it again"
-        ) from None
+    task = {"kind": "next_token", **(keys or {})}
+    task["length"] = length or min(public.length, LONGEST)
+    if task["kind"] == "next_token":
+        task["column"] = COLUMN
+    if task["kind"] != "classify":
+        task["tied"] = public.tie_word_embeddings
+    return from_dict({"model": msgspec.to_builtins(model), "task": task}, where)

@@ -1,17 +1,13 @@
-"""Google's BERT checkpoints of TensorFlow, read without TensorFlow.
+"""Google's BERT checkpoints of TensorFlow as runs, read without TensorFlow.
 
 FOLDER/                       what Google publishes
   bert_model.ckpt.index  bert_model.ckpt.data-00000-of-00001
   bert_config.json
   vocab.txt
-OUT/                          what transformers reads as `BertForPreTraining`
-  config.json  model.safetensors
-  vocab.txt  tokenizer_config.json
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,20 +15,14 @@ import torch
 from torch import Tensor
 
 from tokmill.errors import TokmillError
-from tokmill.files import machine_errors, make_folder, write_file
 from tokmill.models.google_bert import GoogleBert, check_config, chosen
-from tokmill.store.manifest import encode
-from tokmill.training.engines.saving import MODEL
-from tokmill.training.engines.tensors import write_tensors
-from tokmill.training.runs.exchange import read_public
+from tokmill.training.runs.exchange import run_of
 from tokmill.training.runs.find_bundle import find_bundle
+from tokmill.training.runs.public_files import find_vocabulary, read_public
+from tokmill.training.runs.run import Run
 from tokmill.training.runs.tensor_bundle import TensorBundle
-from tokmill.training.runs.weights import CONFIG
 
-BERT_CONFIG, WORDS, TOKENIZER_CONFIG = "bert_config.json", "vocab.txt", "tokenizer_config.json"
-WRITTEN = (CONFIG, MODEL, WORDS, TOKENIZER_CONFIG)
-MOST_WORDS = 64 << 20
-"""Bytes of a vocab.txt that are read."""
+BERT_CONFIG, WORDS = "bert_config.json", "vocab.txt"
 
 
 class BertCheckpoint(NamedTuple):
@@ -41,8 +31,8 @@ class BertCheckpoint(NamedTuple):
     config: GoogleBert
     tensors: dict[str, Tensor]
     """Name in transformers → tensor in float32; it stays in its file until it is read."""
-    words: list[str]
-    """The tokens of vocab.txt, in the order of their ids; empty: there is no such file."""
+    place: Path
+    """The folder."""
     left_out: list[str]
     """Variables of the optimiser."""
 
@@ -56,7 +46,7 @@ def read_bert(place: Path | str, *, verify: bool = True) -> BertCheckpoint:
 
     Raises:
         TokmillError: the checkpoint is damaged, is not whole, is no BERT, or does not fit its
-            configuration or its vocabulary.
+            configuration.
     """
     prefix = find_bundle(Path(place))
     file = prefix.with_name(BERT_CONFIG)
@@ -68,7 +58,6 @@ def read_bert(place: Path | str, *, verify: bool = True) -> BertCheckpoint:
         )
     config = read_public(file, GoogleBert)
     check_config(config, str(file))
-    words = read_words(prefix.with_name(WORDS), config.vocab_size)
     bundle = TensorBundle(prefix, verify=verify)
     shapes = {name: entry.shape for name, entry in bundle.entries.items()}
     names, left_out = chosen(config, shapes, str(prefix))
@@ -82,59 +71,39 @@ def read_bert(place: Path | str, *, verify: bool = True) -> BertCheckpoint:
                 hint="fetch the checkpoint again",
             )
         tensors[public] = (tensor.T if transposed else tensor).float()
-    return BertCheckpoint(config, tensors, words, left_out)
+    return BertCheckpoint(config, tensors, prefix.parent, left_out)
 
 
-def convert_bert(place: Path | str, out: Path | str, *, verify: bool = True) -> BertCheckpoint:
-    """Write a checkpoint of Google's BERT code as a folder that transformers reads.
+def import_bert(
+    place: Path | str,
+    out: Path | str,
+    *,
+    tokenizer: Path | str | None = None,
+    length: int = 0,
+    verify: bool = True,
+) -> Run:
+    """Make a run at step 0 of a checkpoint of Google's BERT code, of the task `sentence_pair`.
 
-    Args: as of `read_bert`; `out` is a new folder, and config.json, written last, says that it is
-    whole. Returns what was read.
+    Args:
+        place, verify: as of `read_bert`.
+        out, tokenizer, length: as of `exchange.import_model`; without a tokenizer it is the
+            vocab.txt beside the checkpoint.
+
+    Raises:
+        TokmillError: as of both.
     """
-    out = Path(out)
-    if out.exists() and not out.is_dir():
-        raise TokmillError("a file stands there", where=str(out), hint="name a new folder")
-    with machine_errors("read", out):
-        others = {path.name for path in out.iterdir()} - set(WRITTEN) if out.exists() else set()
-    if others:
-        raise TokmillError("the folder holds other files", where=str(out), hint="name a new folder")
     found = read_bert(place, verify=verify)
-    make_folder(out)
-    write_tensors(out / MODEL, found.tensors, {"format": "pt"})
-    if found.words:
-        write_file(out / WORDS, "".join(f"{word}\n" for word in found.words))
-        tokenizer = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_cased(found.words)}
-        write_file(out / TOKENIZER_CONFIG, encode(tokenizer))
-    ids = {"pad_token_id": found.words.index("[PAD]")} if "[PAD]" in found.words else {}
-    write_file(out / CONFIG, encode(found.config.to_config() | ids))
-    return found
-
-
-def read_words(path: Path, rows: int) -> list[str]:
-    """Return the tokens of a vocab.txt, a line each, for a model with `rows` ids.
-
-    Without the file there are none.
-    """
-    if not path.exists():
-        return []
-    with machine_errors("read", path), open(path, "rb") as handle:
-        data = handle.read(MOST_WORDS + 1)
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise TokmillError(
-            f"byte {error.start} is no UTF-8", where=str(path), hint="fetch the file again"
-        ) from None
-    words = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    if len(data) > MOST_WORDS or len(words) > rows:
-        raise TokmillError(
-            f"the file has {len(words):,} lines, and the model ids for {rows:,}",
-            where=str(path),
-            hint=f"{BERT_CONFIG} and {WORDS} are not of one model",
-        )
-    return words
-
-
-def lower_cased(words: Sequence[str]) -> bool:
-    """Say whether the vocabulary is of text in lower case: nothing but `[CLS]` has a capital."""
-    return all(word == word.lower() or word[:1] == "[" for word in words)
+    said, words = found.config.to_config(), found.place / WORDS
+    if tokenizer is None and words.exists():
+        tokenizer = words
+    rows = found.config.vocab_size
+    vocabulary = find_vocabulary(found.place, tokenizer, said, rows, {}) if tokenizer else None
+    where = found.place / BERT_CONFIG
+    run = run_of(said, found.tensors, vocabulary, Path(out), length, where)
+    told = []
+    if found.left_out:
+        count, first = len(found.left_out), found.left_out[0]
+        told.append(f"left out: {count} variables of the optimiser ({first}, …)")
+    if not verify:
+        told.append("checksums were not checked")
+    return Run(run.path, run.step, run.metrics, (*run.said, *told))

@@ -55,6 +55,8 @@ class Run:
     step: int
     metrics: dict[str, float]
     """The last value of each metric."""
+    said: tuple[str, ...] = ()
+    """What is to be told of how it was made."""
 
     def task(self) -> Task:
         """Return the model with its newest weights, in its task, ready to evaluate."""

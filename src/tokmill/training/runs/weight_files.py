@@ -24,7 +24,8 @@ from tokmill.store.schema import Column, id_dtype
 from tokmill.tasks.inputs import Facts
 from tokmill.training.engines.tensors import write_tensors
 from tokmill.training.recipe.check import from_dict
-from tokmill.training.runs.exchange import COLUMN, LONGEST, find_vocabulary, read_fetched, write_run
+from tokmill.training.runs.exchange import COLUMN, LONGEST, write_run
+from tokmill.training.runs.public_files import find_vocabulary, read_fetched
 from tokmill.training.runs.run import Run, inputs_of, load_task, make_task
 
 OFFICIAL = (".pth", ".safetensors")
@@ -49,7 +50,7 @@ def import_file(
     path, out = Path(path), Path(out)
     found = read_file(path)
     sizes = sizes_of(found, str(path))
-    vocabulary = find_vocabulary(path, tokenizer, {}, sizes["rows"])
+    vocabulary = find_vocabulary(path, tokenizer, {}, sizes["rows"], {})
     task_recipe = {"column": COLUMN, "tied": False, "length": length or LONGEST}
     recipe = {"model": {"kind": "rwkv7", **sizes["model"]}, "task": task_recipe}
     config = from_dict(recipe, str(path))
