@@ -133,7 +133,7 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
     )
 
 
-def write_diff(path: Path, found: DiffFile) -> None:
+def write_diff(path: Path | str, found: DiffFile) -> None:
     """Write `diff.json`; atomic."""
     write_file(path, msgspec.json.encode(found) + b"\n")
 

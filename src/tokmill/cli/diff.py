@@ -1,0 +1,177 @@
+"""`tokmill diff`: two programs, or two folders of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from tokmill import plugins
+from tokmill.builds.scan import FolderOptions
+from tokmill.cli.output import print_json
+from tokmill.cli.programs import (
+    MOST_LISTED,
+    Glob,
+    Json,
+    Quiet,
+    Suffix,
+    Workers,
+    choice,
+    processes,
+)
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import sha256_file, write_file
+from tokmill.progress import human_count
+
+SAME, DIFFER = 0, 1
+"""Exit codes, as of `diff`; what is refused is 2, as there is no answer then."""
+KNOWN = "a program (ELF or PE for x86), a graph file of `tokmill cfg`, or two folders of them"
+
+
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help=f"{KNOWN}.", show_default=False)],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, of the new version.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="diff.json", help="Write all matches as JSON."),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="page.html", help="Write a page that shows both, side by side."
+        ),
+    ] = None,
+    names: Annotated[
+        bool,
+        typer.Option(
+            "--names/--no-names",
+            help="Whether functions of the same symbol name are taken for the same.",
+        ),
+    ] = True,
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="Compare vectors by the model of this run, too."),
+    ] = None,
+    at: Annotated[
+        str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
+    ] = "last",
+    device: Annotated[str, typer.Option(help="Of the run: cpu, cuda or auto.")] = "auto",
+    workers: Workers = None,
+    suffix: Suffix = None,
+    glob: Glob = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> int:
+    """Find which functions and blocks of two programs are the same, and which changed.
+
+    Exit code 0: no function differs; 1: some do; 2 and above: the inputs cannot be compared.
+    """
+    try:
+        if old.is_dir() and new.is_dir():
+            if run is not None or html is not None:
+                option = "--run" if run is not None else "--html"
+                raise UsageError(
+                    f"{option} is for two programs, not for two folders",
+                    hint=f"leave {option} out, or name one program of each folder",
+                )
+            return _folders(old, new, out, names, workers, choice(suffix, glob), quiet, json)
+        if old.is_dir() or new.is_dir():
+            raise UsageError(
+                "one is a folder and the other is not",
+                where=str(old if old.is_dir() else new),
+                hint="compare two programs, or two folders",
+            )
+        return _programs(old, new, (out, html), names, (run, at, device, quiet), json)
+    except TokmillError as error:
+        if error.exit_code != DIFFER:
+            raise
+        raise UsageError(error.what, where=error.where, hint=error.hint) from None
+
+
+def _programs(
+    old: Path,
+    new: Path,
+    outs: tuple[Path | None, Path | None],
+    names: bool,
+    model: tuple[Path | None, str, str, bool],
+    json: bool,
+) -> int:
+    from tokmill.cli.diff_shown import print_programs
+    from tokmill.x86.diff.files import diff_file, write_diff
+    from tokmill.x86.diff.programs import diff_graphs
+    from tokmill.x86.diff.summary import changed_most, counts_of
+
+    graphs = _read(old), _read(new)
+    vectors = None
+    if model[0] is not None:
+        from tokmill.cli.diff_vectors import vectors_of
+
+        vectors = vectors_of(graphs, model[0], at=model[1], device=model[2], quiet=model[3])
+    found = diff_graphs(*graphs, names=names, vectors=vectors)
+    digests = sha256_file(old), sha256_file(new)
+    out, html = outs
+    if out is not None:
+        write_diff(out, diff_file(*graphs, found, digests))
+    if html is not None:
+        plugins.require("tokmill.report.diff_page").diff_page(*graphs, found, html)
+    counts = counts_of(*graphs, found)
+    if json:
+        most = changed_most(*graphs, found, MOST_LISTED)
+        print_json(
+            {
+                "same": found.same,
+                "same_bytes": digests[0] == digests[1],
+                "counts": counts,
+                "changed_most": [change._asdict() for change in most],
+                "left_out": found.left_out,
+            }
+        )
+    else:
+        print_programs(graphs, found, counts, digests[0] == digests[1])
+        for path in filter(None, outs):
+            print(f"{path}: written")
+    return SAME if found.same else DIFFER
+
+
+def _read(path: Path) -> Any:
+    from tokmill.x86.diff.folders import one_graph
+    from tokmill.x86.graphs.inputs import find_inputs
+
+    return one_graph(find_inputs([str(path)]).files[0])
+
+
+def _folders(
+    old: Path,
+    new: Path,
+    out: Path | None,
+    names: bool,
+    workers: int | None,
+    options: FolderOptions,
+    quiet: bool,
+    json: bool,
+) -> int:
+    from tokmill.cli.diff_shown import print_folders
+    from tokmill.x86.diff.folders import diff_folders
+
+    found = diff_folders(
+        old, new, names=names, workers=processes(workers), choice=options, quiet=quiet
+    )
+    if not found.matched and not found.deleted and not found.inserted:
+        raise UsageError("there are no programs", where=f"{old}, {new}", hint=KNOWN)
+    if out is not None:
+        write_file(out, msgspec.json.encode(found) + b"\n")
+    if json:
+        print_json(found)
+    else:
+        print_folders(found)
+        if out is not None:
+            print(f"{out}: written")
+    if refused := [pair for pair in found.matched if pair.refused]:
+        raise UsageError(
+            f"{human_count(len(refused), 'program')} could not be compared",
+            where=refused[0].a,
+            hint=f"the first: {refused[0].refused}; --glob leaves files out",
+        )
+    return SAME if found.same else DIFFER

@@ -1,0 +1,83 @@
+"""What `tokmill diff` says of two programs, and of two folders."""
+
+from __future__ import annotations
+
+from tokmill.cli.output import print_table
+from tokmill.cli.programs import MOST_LISTED, left_out_line
+from tokmill.progress import human_count
+from tokmill.x86.diff.folders import FolderDiff
+from tokmill.x86.diff.result import Diff
+from tokmill.x86.diff.summary import Counts, changed_most, shown_name
+from tokmill.x86.graph import Graph
+
+
+def print_programs(
+    graphs: tuple[Graph, Graph], found: Diff, counts: Counts, same_bytes: bool
+) -> None:
+    """Print what became of the functions of two programs."""
+    for title, graph in zip(("old", "new"), graphs, strict=True):
+        by = " ".join(part for part in (graph.compiler, graph.level) if part)
+        facts = [f"{graph.bits} bits", human_count(len(graph.function_address), "function")]
+        print(f"{title}: {graph.program}, {', '.join([*facts, by] if by else facts)}")
+    print(_in_words(counts))
+    if counts.reasons:
+        print(f"matched by: {', '.join(f'{why} {n:,}' for why, n in counts.reasons.items())}")
+    most = changed_most(*graphs, found, MOST_LISTED)
+    if most:
+        print("\nchanged most")
+        headers = ["function", "old", "new", "similarity", "instructions", "blocks", "by"]
+        rows = [[one.name, f"{one.a:x}", f"{one.b:x}", *one[3:]] for one in most]
+        print_table(headers, rows)
+        if counts.changed > len(most):
+            print(f"… {counts.changed - len(most):,} more changed (-o diff.json has all)")
+    lists = (("deleted", graphs[0], found.deleted), ("inserted", graphs[1], found.inserted))
+    for title, graph, functions in lists:
+        if len(functions):
+            shown = [shown_name(graph, one) for one in functions[:MOST_LISTED].tolist()]
+            more = (
+                [f"{len(functions) - MOST_LISTED:,} more"] if len(functions) > MOST_LISTED else []
+            )
+            print(f"\n{title}: {', '.join([*shown, *more])}")
+    if found.same and not same_bytes:
+        print("no function differs; the files differ in other bytes")
+    for what, count in found.left_out.items():
+        print(f"not looked at: {count:,} {what}")
+
+
+def _in_words(counts: Counts) -> str:
+    return (
+        f"{counts.same:,} the same, {counts.changed:,} changed, {counts.deleted:,} deleted, "
+        f"{counts.inserted:,} inserted; {counts.similarity:.1%} of the instructions alike"
+    )
+
+
+def print_folders(found: FolderDiff) -> None:
+    """Print what became of the programs of two folders, what changed most first."""
+    same = [pair for pair in found.matched if pair.same_bytes]
+    compared = [pair for pair in found.matched if pair.counts is not None]
+    print(
+        f"{human_count(len(found.matched), 'program')} in both ({len(same):,} the same bytes), "
+        f"{len(found.deleted):,} deleted, {len(found.inserted):,} inserted"
+    )
+    for pair in found.matched:
+        if pair.refused:
+            print(f"{pair.a}: refused, {pair.refused}")
+    rows: list[list[object]] = []
+    for pair in compared:
+        counts = pair.counts
+        assert counts is not None
+        name = pair.a if pair.a == pair.b else f"{pair.a} → {pair.b}"
+        numbers = [counts.same, counts.changed, counts.deleted, counts.inserted]
+        rows.append(
+            [name, counts.similarity, *numbers, ", ".join(x.name for x in pair.changed[:3])]
+        )
+    if rows:
+        print()
+        headers = ["program", "similarity", "same", "changed", "deleted", "inserted", "most"]
+        print_table(headers, rows)
+    for title, programs in (("deleted", found.deleted), ("inserted", found.inserted)):
+        if programs:
+            more = f", {len(programs) - MOST_LISTED:,} more" if len(programs) > MOST_LISTED else ""
+            print(f"\n{title}: {', '.join(programs[:MOST_LISTED])}{more}")
+    for line in left_out_line(found.left_out):
+        print(line)

@@ -1,0 +1,279 @@
+"""Blocks of matched functions, matched: what they hold, where they stand, and their neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array
+from tokmill.x86.diff.candidates import Pairs
+from tokmill.x86.diff.result import Reason
+from tokmill.x86.features.bags import Bag, matrices, normalized, tf_idf
+from tokmill.x86.features.blocks import facts_of_blocks, forms_of_blocks
+from tokmill.x86.features.cosines import row_products
+from tokmill.x86.features.instructions import Instructions
+from tokmill.x86.graph import Graph
+from tokmill.x86.walks import flow_of
+
+ALL = 96
+"""Blocks of the smaller function up to which all are compared with all of the larger."""
+BAND = 24
+"""Else blocks so many places from where a block would stand in proportion."""
+AT_ONCE = 1 << 20
+"""Pairs of blocks held at a time."""
+ROUNDS = 2
+WEIGHTS = {
+    "same": 4.0, "forms": 2.5, "facts": 3.0, "facts in one alone": -1.5, "place": 1.5,
+    "size": -0.7,
+}  # fmt: skip
+FLOW = 2.5
+"""Of the best matched of the blocks before and, again, of those behind."""
+LEAST = 2.2
+"""Sum of evidence from which two blocks are matched."""
+
+
+@dataclass(slots=True)
+class Side:
+    """The blocks of one program."""
+
+    graph: Graph
+    instructions: Instructions
+    hashes: Array
+    """(B,) u8, as `tokmill.x86.diff.same.block_hashes`."""
+    callees: tuple[Array, Array]
+    """(X,) i8 and (X,) u8: blocks that lead to other functions, and what these are called in both
+    programs."""
+
+
+@dataclass(slots=True)
+class BlockMatches:
+    """N pairs of blocks, ascending in match and a."""
+
+    match: Array
+    """(N,) i8: number of the pair of functions."""
+    a: Array
+    b: Array
+    similarity: Array
+    """(N,) f4."""
+    reason: Array
+    """(N,) u1."""
+
+
+def match_blocks(a: Side, b: Side, i: Array, j: Array, same: Array) -> BlockMatches:
+    """Return the pairs of blocks of matched functions (i, j).
+
+    `same` (M,) bool: functions that are the same throughout, whose blocks are paired in order.
+    """
+    matcher = _Blocks(a, b)
+    low_a, low_b = a.graph.function_blocks[:-1], b.graph.function_blocks[:-1]
+    counts = np.diff(a.graph.function_blocks)[i[same]]
+    match = np.repeat(np.flatnonzero(same), counts)
+    within = np.arange(len(match)) - np.repeat(np.cumsum(counts) - counts, counts)
+    one, other = low_a[i[match]] + within, low_b[j[match]] + within
+    parts = [
+        BlockMatches(
+            match, one, other, np.ones(len(match), np.float32),
+            np.full(len(match), Reason.CODE, np.uint8),
+        )
+    ]  # fmt: skip
+    parts += [matcher.match(*portion) for portion in _portions(a, b, i, j, np.flatnonzero(~same))]
+    joined = [
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("match", "a", "b", "similarity", "reason")
+    ]
+    order = np.lexsort((joined[1], joined[0]))
+    return BlockMatches(*(column[order] for column in joined))
+
+
+def _portions(
+    a: Side, b: Side, i: Array, j: Array, matches: Array
+) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield (match, block of A, block of B) of pairs worth a comparison, some at a time."""
+    size_a, size_b = np.diff(a.graph.function_blocks)[i], np.diff(b.graph.function_blocks)[j]
+    low_a, low_b = a.graph.function_blocks[i], b.graph.function_blocks[j]
+    held: list[tuple[Array, Array, Array]] = []
+    count = 0
+    for match in matches.tolist():
+        rows, columns = int(size_a[match]), int(size_b[match])
+        first = int(low_a[match]), int(low_b[match])
+        one, other = _worth(rows, columns, a.hashes, b.hashes, first)
+        held.append((np.full(len(one), match), one, other))
+        count += len(one)
+        if count >= AT_ONCE:
+            yield _joined(held)
+            held, count = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
+    match, one, other = (np.concatenate(column) for column in zip(*held, strict=True))
+    return match, one, other
+
+
+def _worth(
+    rows: int, columns: int, hashes_a: Array, hashes_b: Array, first: tuple[int, int]
+) -> tuple[Array, Array]:
+    """Return the pairs of blocks of two functions that are compared, ascending."""
+    if min(rows, columns) <= ALL:
+        one, other = np.divmod(np.arange(rows * columns), max(columns, 1))
+        return one + first[0], other + first[1]
+    near = np.arange(rows) * columns // rows
+    other = (near[:, None] + np.arange(-BAND, BAND + 1)).reshape(-1)
+    one = np.repeat(np.arange(rows), 2 * BAND + 1)
+    inside = (other >= 0) & (other < columns)
+    # And what stands once in both.
+    part_a = hashes_a[first[0] : first[0] + rows]
+    part_b = hashes_b[first[1] : first[1] + columns]
+    once = [np.unique(part, return_index=True, return_counts=True) for part in (part_a, part_b)]
+    alone = [(values[counts == 1], places[counts == 1]) for values, places, counts in once]
+    _, at_a, at_b = np.intersect1d(
+        alone[0][0], alone[1][0], assume_unique=True, return_indices=True
+    )
+    key = np.unique(
+        np.concatenate(
+            [one[inside] * columns + other[inside], alone[0][1][at_a] * columns + alone[1][1][at_b]]
+        )
+    )
+    one, other = np.divmod(key, columns)
+    return one + first[0], other + first[1]
+
+
+class _Blocks:
+    """The blocks of two programs, as far as they are compared."""
+
+    def __init__(self, a: Side, b: Side) -> None:
+        self.a, self.b = a, b
+        self.forms = _cosine_matrices(
+            [forms_of_blocks(side.graph, side.instructions) for side in (a, b)]
+        )
+        self.facts = _cosine_matrices(
+            [facts_of_blocks(side.graph, side.callees) for side in (a, b)]
+        )
+        self.has = [np.diff(one.indptr) > 0 for one in self.facts]
+        self.size = [np.log1p(np.diff(side.graph.block_instructions)) for side in (a, b)]
+        self.place = [_place(side.graph) for side in (a, b)]
+        self.flow = [_flow(side.graph) for side in (a, b)]
+
+    def match(self, match: Array, one: Array, other: Array) -> BlockMatches:
+        """Return the pairs that are chosen among those of some matches."""
+        # Blocks ascend within a match, but matches need not: numbered here.
+        order = np.lexsort((other, one))
+        match, one, other = match[order], one[order], other[order]
+        parts = self._parts(one, other)
+        fixed: Array = np.zeros(len(one), np.float32)
+        for name, part in parts.items():
+            fixed = fixed + WEIGHTS[name] * part
+        score = fixed
+        pairs = Pairs(len(self.size[0]), len(self.size[1]), one * len(self.size[1]) + other)
+        flow: Array = np.zeros(len(one), np.float32)
+        for _ in range(ROUNDS):
+            share = np.clip(score / 8, 0, 1) * _best(one, other, score)
+            flow = self._beside(pairs, share, False) + self._beside(pairs, share, True)
+            score = fixed + FLOW * flow
+        chosen = _greedy(one, other, score)
+        same = parts["same"][chosen] > 0
+        table = np.stack(
+            [
+                WEIGHTS["facts"] * parts["facts"],
+                WEIGHTS["forms"] * parts["forms"],
+                WEIGHTS["place"] * parts["place"],
+                FLOW * flow,
+            ]
+        )[:, chosen]
+        whys = (Reason.CONSTANTS, Reason.INSTRUCTIONS, Reason.LAYOUT, Reason.FLOW)
+        reason = np.asarray(whys, np.uint8)[table.argmax(0)]
+        reason[same] = Reason.CODE
+        similarity = np.where(same, 1, np.minimum(parts["forms"][chosen], 0.99))
+        return BlockMatches(
+            match[chosen], one[chosen], other[chosen], similarity.astype(np.float32), reason
+        )
+
+    def _parts(self, one: Array, other: Array) -> dict[str, Array]:
+        forms = row_products(self.forms[0], self.forms[1], one, other)
+        facts = row_products(self.facts[0], self.facts[1], one, other)
+        alone = (self.has[0][one] | self.has[1][other]) & (facts <= 0)
+        return {
+            "same": (self.a.hashes[one] == self.b.hashes[other]).astype(np.float32),
+            "forms": forms,
+            "facts": facts,
+            "facts in one alone": alone.astype(np.float32),
+            "place": 1 - np.abs(self.place[0][one] - self.place[1][other]),
+            "size": np.abs(self.size[0][one] - self.size[1][other]),
+        }
+
+    def _beside(self, pairs: Pairs, share: Array, back: bool) -> Array:
+        """Return the mean share of what comes behind each pair (or before it)."""
+        sparse = plugins.require("scipy.sparse")
+        kept = share > 0
+        shape = (pairs.rows, pairs.columns)
+        i, j = pairs.i, pairs.j
+        matched = sparse.csr_array(
+            (share[kept].astype(np.float32), (i[kept], j[kept])), shape=shape
+        )
+        one, other = (flow[back] for flow in self.flow)
+        return row_products((one @ matched).tocsr(), other, i, j)
+
+
+def _best(one: Array, other: Array, score: Array) -> Array:
+    """Return 1 for pairs that are the best of both their blocks, less for others: (n,) f4."""
+    _, i = np.unique(one, return_inverse=True)
+    _, j = np.unique(other, return_inverse=True)
+    odds = np.exp(np.clip(score - LEAST, -20, 20))
+    row, column = np.bincount(i, odds), np.bincount(j, odds)
+    found: Array = np.sqrt(odds / (1 + row[i]) * odds / (1 + column[j])).astype(np.float32)
+    return found
+
+
+def _greedy(one: Array, other: Array, score: Array) -> Array:
+    """Return the numbers of pairs, the best first, no block in two: i8, ascending.
+
+    Each round takes what is the best that is left of both its blocks; equal ones by their numbers.
+    """
+    left = np.flatnonzero(score > LEAST)
+    left = left[np.lexsort((left, -score[left]))]
+    rank = np.empty(len(score), np.int64)
+    rank[left] = np.arange(len(left))
+    _, i = np.unique(one, return_inverse=True)
+    _, j = np.unique(other, return_inverse=True)
+    taken_i, taken_j = np.zeros(i.max(initial=-1) + 1, bool), np.zeros(j.max(initial=-1) + 1, bool)
+    chosen = []
+    while len(left):
+        # `left` is sorted, so the first of a block is its best.
+        first_i, first_j = (
+            np.unique(i[left], return_index=True),
+            np.unique(j[left], return_index=True),
+        )
+        best_i, best_j = np.full(len(taken_i), -1), np.full(len(taken_j), -1)
+        best_i[first_i[0]], best_j[first_j[0]] = first_i[1], first_j[1]
+        place = np.arange(len(left))
+        mutual = left[(best_i[i[left]] == place) & (best_j[j[left]] == place)]
+        chosen.append(mutual)
+        taken_i[i[mutual]] = taken_j[j[mutual]] = True
+        left = left[~taken_i[i[left]] & ~taken_j[j[left]]]
+    return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
+
+
+def _cosine_matrices(bags: list[Bag]) -> list[Any]:
+    return [normalized(one) for one in tf_idf(matrices(bags))]
+
+
+def _place(graph: Graph) -> Array:
+    """Return where each block stands in its function, from 0 to 1."""
+    sizes = np.diff(graph.function_blocks)
+    number = np.arange(len(graph.block_address)) - np.repeat(graph.function_blocks[:-1], sizes)
+    found: Array = (number / np.maximum(np.repeat(sizes, sizes) - 1, 1)).astype(np.float32)
+    return found
+
+
+def _flow(graph: Graph) -> tuple[Any, Any]:
+    """Return (B, B) CSR of the ways between blocks, and of the ways back, rows of length 1."""
+    sparse = plugins.require("scipy.sparse")
+    flow, blocks = flow_of(graph), len(graph.block_address)
+    ones = np.ones(len(flow.target), np.float32)
+    ahead = sparse.csr_array((ones, flow.target, flow.first), shape=(blocks, blocks))
+    return normalized(ahead), normalized(ahead.T.tocsr())

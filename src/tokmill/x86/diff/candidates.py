@@ -1,0 +1,96 @@
+"""Pairs of functions that are worth a comparison: a few for each, never all with all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.features.cosines import nearest_rows, sketch
+
+WIDTH = 256
+RARE = 4
+"""Functions of a program that have a feature, at most, for the feature to lead to its others."""
+FEW = 8192
+"""Functions of the smaller program up to which more candidates are looked at."""
+
+
+@dataclass(slots=True)
+class Pairs:
+    """n pairs (row of A, row of B), ascending, each once."""
+
+    rows: int
+    columns: int
+    key: Array
+    """(n,) i8: row · columns + column."""
+
+    @property
+    def i(self) -> Array:
+        """(n,) rows of A."""
+        return self.key // max(self.columns, 1)
+
+    @property
+    def j(self) -> Array:
+        """(n,) rows of B."""
+        return self.key % max(self.columns, 1)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+def pairs_of(rows: int, columns: int, *found: tuple[Array, Array]) -> Pairs:
+    """Return the union of pairs (i, j)."""
+    keys = [i.astype(np.int64) * columns + j for i, j in found]
+    return Pairs(rows, columns, np.unique(np.concatenate([np.zeros(0, np.int64), *keys])))
+
+
+def near(
+    a: list[Any], b: list[Any], shape: tuple[Array, Array], more: list[tuple[Array, Array]]
+) -> list[tuple[Array, Array]]:
+    """Return pairs (i, j) of functions that are alike, by what is frequent and by what is rare.
+
+    Args:
+        a: CSR matrices of TF-IDF, one a kind of feature, weighted.
+        b: the same of the other program, with the same columns.
+        shape: counts of both (F, s) f4, compared by distance.
+        more: further dense vectors of both, (F, d) f4.
+    """
+    rows, columns = a[0].shape[0], b[0].shape[0]
+    left = [sum(sketch(one, WIDTH, seed) for seed, one in enumerate(a))]
+    right = [sum(sketch(one, WIDTH, seed) for seed, one in enumerate(b))]
+    near_shape = _by_distance(*shape)
+    for one, other in (near_shape, *more):
+        left.append(one)
+        right.append(other)
+    k = 16 if min(rows, columns) <= FEW else 8
+    one, other = np.concatenate(left, 1), np.concatenate(right, 1)
+    i, j = nearest_rows(one, other, k)
+    back_j, back_i = nearest_rows(other, one, k)
+    found = [(i, j), (back_i, back_j)]
+    found += [rare(one, other) for one, other in zip(a, b, strict=True)]
+    return found
+
+
+def rare(a: Any, b: Any) -> tuple[Array, Array]:
+    """Return the pairs that share a column which few rows of both have."""
+    uses_a = np.bincount(a.indices, minlength=a.shape[1])
+    uses_b = np.bincount(b.indices, minlength=b.shape[1])
+    kept = np.flatnonzero((uses_a > 0) & (uses_a <= RARE) & (uses_b > 0) & (uses_b <= RARE))
+    if not len(kept):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    both = (a[:, kept] @ b[:, kept].T).tocoo()
+    return both.row.astype(np.int64), both.col.astype(np.int64)
+
+
+def _by_distance(a: Array, b: Array, weight: float = 0.1) -> tuple[Array, Array]:
+    """Return vectors whose products are -weight · distance²."""
+    scale = np.float32(np.sqrt(2 * weight))
+    one, other = np.ones((len(a), 1), np.float32), np.ones((len(b), 1), np.float32)
+    far_a = -weight * (a**2).sum(1, keepdims=True)
+    far_b = -weight * (b**2).sum(1, keepdims=True)
+    return (
+        np.concatenate([a * scale, one, far_a], 1).astype(np.float32),
+        np.concatenate([b * scale, far_b, other], 1).astype(np.float32),
+    )

@@ -1,0 +1,234 @@
+"""Functions of two programs, matched: evidence, rounds of support by neighbours, an assignment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array
+from tokmill.x86.diff.assign import assign
+from tokmill.x86.diff.candidates import Pairs, near, pairs_of
+from tokmill.x86.diff.evidence import STATIC, static, weigh
+from tokmill.x86.diff.result import Reason
+from tokmill.x86.diff.support import SUPPORT, Neighbours
+from tokmill.x86.diff.weights import CODE, FIRST, FIRST_BIAS, LATER, LATER_BIAS, LEAST, VECTORS
+from tokmill.x86.features.functions import Functions
+
+SEARCH = {
+    "mnemonics": 0.6, "forms": 0.7, "form pairs": 0.7, "constants": 1.0, "strings": 1.2,
+    "imports": 1.0, "callees": 0.7, "callers": 0.5,
+}  # fmt: skip
+"""Weights of the features by which candidates are looked for."""
+ROUNDS = 3
+"""How often the neighbours are looked at; before each but the last the candidates grow."""
+STRONG = 0.5
+"""Probability from which the neighbours of a pair become candidates."""
+MOST_NEIGHBOURS = 16
+"""Functions with more callees (or callers) lead to no further candidates through these."""
+BESIDE = (-2, -1, 1, 2)
+SURE = 30.0
+"""Logit of pairs that are given."""
+REASONS = {
+    Reason.STRINGS: ("strings", "strings mass"),
+    Reason.CONSTANTS: ("constants", "constants mass"),
+    Reason.IMPORTS: ("imports", "imports mass"),
+    Reason.CALLS: (
+        "callees", "callers", "callees mass", "callers mass", "called", "calling", "called twice",
+    ),
+    Reason.LAYOUT: ("before", "behind", "turned", "from anchor", "to anchor"),
+    Reason.INSTRUCTIONS: ("mnemonics", "forms", "form pairs"),
+    Reason.CODE: ("code",),
+    Reason.VECTORS: ("vectors",),
+}  # fmt: skip
+"""Which evidence a reason sums up; where none of it speaks for a pair it is `STRUCTURE`."""
+
+
+@dataclass(slots=True)
+class Given:
+    """Pairs that are known before anything is compared, ascending in i; no function in two."""
+
+    i: Array
+    """i8, functions of A."""
+    j: Array
+    """i8, functions of B."""
+    reason: Array
+    """u1, a `Reason`."""
+
+
+@dataclass(slots=True)
+class Matched:
+    """M matched functions, ascending in i."""
+
+    i: Array
+    """(M,) i8, functions of A."""
+    j: Array
+    """(M,) i8, functions of B."""
+    confidence: Array
+    """(M,) f4 from 0 to 1."""
+    reason: Array
+    """(M,) u1, a `Reason`."""
+
+
+def match_functions(
+    a: Functions,
+    b: Functions,
+    hashes: tuple[Array, Array],
+    given: Given,
+    vectors: tuple[Array, Array] | None = None,
+) -> Matched:
+    """Return which functions of two programs are the same.
+
+    Args:
+        a: features of the one program.
+        b: features of the other.
+        hashes: of the code of each function, (F,) u8 of each program.
+        given: pairs that are known already, as by names.
+        vectors: of a trained model, (F, d) f4 of each program, rows of length 1 or 0.
+    """
+    if not len(a.shape) or not len(b.shape):
+        none = np.zeros(0, np.int64)
+        return Matched(none, none, none.astype(np.float32), none.astype(np.uint8))
+    return _Matcher(a, b, hashes, given, vectors).run()
+
+
+class _Matcher:
+    """Two programs whose functions are compared."""
+
+    def __init__(
+        self,
+        a: Functions,
+        b: Functions,
+        hashes: tuple[Array, Array],
+        given: Given,
+        vectors: tuple[Array, Array] | None,
+    ) -> None:
+        self.a, self.b, self.hashes, self.given, self.vectors = a, b, hashes, given, vectors
+        self.weighted = weigh(a, b)
+        self.neighbours = Neighbours(a.calls, b.calls)
+        first, later = ({**table, "code": CODE, "vectors": VECTORS} for table in (FIRST, LATER))
+        names = (*STATIC, "code", "vectors")
+        self.first = np.asarray([first[name] for name in names], np.float32)
+        self.names = (*names, *SUPPORT)
+        self.later = np.asarray([later[name] for name in self.names], np.float32)
+
+    def run(self) -> Matched:
+        """Return the matches."""
+        pairs = pairs_of(
+            len(self.a.shape), len(self.b.shape), (self.given.i, self.given.j), *self.candidates()
+        )
+        evidence = self.evidence(pairs)
+        logit = evidence @ self.first + np.float32(FIRST_BIAS)
+        for number in range(ROUNDS):
+            probability = self.compete(pairs, logit)
+            if number < ROUNDS - 1:
+                pairs, evidence, probability = self.grow(pairs, evidence, probability)
+            around = self.neighbours.support(pairs, probability)
+            columns = evidence.shape[1]
+            logit = evidence @ self.later[:columns] + around @ self.later[columns:]
+            logit += np.float32(LATER_BIAS)
+        probability = self.compete(pairs, logit)
+        chosen = assign(pairs, np.log(np.maximum(probability, 1e-9) / LEAST))
+        reason = self.reasons(np.concatenate([evidence[chosen], around[chosen]], 1))
+        key = self.given.i * pairs.columns + self.given.j
+        known = np.isin(key, pairs.key[chosen])
+        reason[np.searchsorted(pairs.key[chosen], key[known])] = self.given.reason[known]
+        return Matched(pairs.i[chosen], pairs.j[chosen], probability[chosen], reason)
+
+    def candidates(self) -> list[tuple[Array, Array]]:
+        """Return pairs that are alike."""
+        one, other = (
+            [side.of[kind] * np.float32(weight) for kind, weight in SEARCH.items()]
+            for side in self.weighted
+        )
+        shape = self.a.shape, self.b.shape
+        return near(one, other, shape, [self.vectors] if self.vectors else [])
+
+    def evidence(self, pairs: Pairs) -> Array:
+        """Return what speaks for pairs: (n, len(STATIC) + 2) f4."""
+        found = static(*self.weighted, (self.a.shape, self.b.shape), pairs.i, pairs.j)
+        code = self.hashes[0][pairs.i] == self.hashes[1][pairs.j]
+        near_vectors = np.zeros(len(pairs), np.float32)
+        if self.vectors is not None:
+            one, other = self.vectors
+            near_vectors = np.einsum("nd,nd->n", one[pairs.i], other[pairs.j])
+        evidence: Array = np.column_stack([found, code.astype(np.float32), near_vectors])
+        return evidence
+
+    def compete(self, pairs: Pairs, logit: Array) -> Array:
+        """Return how probable pairs are; those that are given are sure."""
+        i, j = self.given.i, self.given.j
+        if len(i):
+            logit = logit.copy()
+            logit[np.isin(pairs.i, i) | np.isin(pairs.j, j)] = -SURE
+            logit[np.searchsorted(pairs.key, i * pairs.columns + j)] = SURE
+        return compete(pairs, logit)
+
+    def grow(self, pairs: Pairs, evidence: Array, probability: Array) -> tuple[Pairs, Array, Array]:
+        """Return the pairs and those of the neighbours of strong ones, with what is known."""
+        more = self.more(pairs, probability)
+        old = np.searchsorted(more.key, pairs.key)
+        new = np.ones(len(more), bool)
+        new[old] = False
+        grown = np.zeros((len(more), evidence.shape[1]), np.float32)
+        grown[old] = evidence
+        grown[new] = self.evidence(Pairs(more.rows, more.columns, more.key[new]))
+        known = np.zeros(len(more), np.float32)
+        known[old] = probability
+        return more, grown, known
+
+    def more(self, pairs: Pairs, probability: Array) -> Pairs:
+        """Return the pairs and those of the neighbours of strong ones."""
+        strong = probability > STRONG
+        i, j = pairs.i[strong], pairs.j[strong]
+        found = [(pairs.i, pairs.j)]
+        for step in BESIDE:
+            inside = (i + step >= 0) & (i + step < pairs.rows)
+            inside &= (j + step >= 0) & (j + step < pairs.columns)
+            found.append((i[inside] + step, j[inside] + step))
+        found.append(_around(self.a.calls, self.b.calls, i, j))
+        found.append(_around(self.a.calls.T.tocsr(), self.b.calls.T.tocsr(), i, j))
+        return pairs_of(pairs.rows, pairs.columns, *found)
+
+    def reasons(self, evidence: Array) -> Array:
+        """Return what speaks most for pairs: (n,) u1."""
+        parts = dict(zip(self.names, (evidence * self.later).T, strict=True))
+        sums = {why: sum(parts[name] for name in names) for why, names in REASONS.items()}
+        # Which of a function's own facts are covered is not known; the likeliest is.
+        facts = np.stack([sums[why] for why in (Reason.STRINGS, Reason.CONSTANTS, Reason.IMPORTS)])
+        most = facts.argmax(0)
+        for number, why in enumerate((Reason.STRINGS, Reason.CONSTANTS, Reason.IMPORTS)):
+            covered = parts["covered"] + parts["covered with callees"]
+            sums[why] = sums[why] + np.where((most == number) & (facts[number] > 0), covered, 0)
+        table = np.stack(list(sums.values()))
+        found = np.asarray(list(sums), np.uint8)[table.argmax(0)]
+        found[table.max(0) <= 0] = Reason.STRUCTURE
+        reason: Array = found
+        return reason
+
+
+def _around(a: Any, b: Any, i: Array, j: Array) -> tuple[Array, Array]:
+    """Return the pairs of neighbours (CSR) of pairs that have few."""
+    sparse = plugins.require("scipy.sparse")
+    few = (np.diff(a.indptr)[i] <= MOST_NEIGHBOURS) & (np.diff(b.indptr)[j] <= MOST_NEIGHBOURS)
+    i, j = i[few], j[few]
+    shape = (a.shape[0], b.shape[0])
+    matched = sparse.csr_array((np.ones(len(i), np.float32), (i, j)), shape=shape)
+    both = (a.T.tocsr() @ matched @ b).tocoo()
+    return both.row.astype(np.int64), both.col.astype(np.int64)
+
+
+def compete(pairs: Pairs, logit: Array) -> Array:
+    """Return how probable pairs are where each function has one partner or none: (n,) f4.
+
+    A pair's share of its row, and of its column, is by e^logit beside 1 for no partner; the
+    probability is their geometric mean.
+    """
+    odds = np.exp(np.clip(logit, -SURE, SURE).astype(np.float64))
+    row = np.bincount(pairs.i, odds, pairs.rows)
+    column = np.bincount(pairs.j, odds, pairs.columns)
+    shares = (odds / (1 + row[pairs.i])) * (odds / (1 + column[pairs.j]))
+    found: Array = np.sqrt(shares).astype(np.float32)
+    return found

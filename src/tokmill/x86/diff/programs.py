@@ -1,0 +1,157 @@
+"""Two programs to a `Diff`: their functions, then the blocks of these."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.diff.blocks import BlockMatches, Side, match_blocks
+from tokmill.x86.diff.functions import Given, Matched, match_functions
+from tokmill.x86.diff.names import same_names
+from tokmill.x86.diff.result import Diff, Reason, unmatched
+from tokmill.x86.diff.same import Content, block_hashes, content_of, function_hashes
+from tokmill.x86.features.functions import Functions, functions_of
+from tokmill.x86.graph import Graph
+
+LONG = 24
+"""Instructions from which functions whose code nobody else has are taken for the same at once."""
+MOST_OF_CHANGED = 0.999
+"""Similarity of functions that are not the same throughout, at most."""
+
+
+def diff_graphs(
+    a: Graph,
+    b: Graph,
+    *,
+    names: bool = True,
+    vectors: tuple[Array, Array] | None = None,
+) -> Diff:
+    """Return which functions and blocks of two programs are the same.
+
+    Args:
+        a: the old program.
+        b: the new program; it may be of other bits.
+        names: take functions of the same symbol name for the same. Without, nothing that `strip`
+            removes is looked at.
+        vectors: of a trained model, (F, d) f4 of each program, in rows of length 1 or 0.
+    """
+    features = functions_of(a), functions_of(b)
+    contents = content_of(a, features[0]), content_of(b, features[1])
+    alone = _alone(a, contents[0]), _alone(b, contents[1])
+    code = _same_code(*alone)
+    long = np.diff(a.block_instructions[a.function_blocks])[code[0]] >= LONG
+    given = _given(a, b, (code[0][long], code[1][long]), names)
+    found = match_functions(*features, alone, given, vectors)
+    unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
+    found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE
+    return _with_blocks((a, b), features, contents, found)
+
+
+def _alone(graph: Graph, content: Content) -> Array:
+    """Return a hash of each function that leaves out which functions it leads to."""
+    return function_hashes(content.block, content.within, graph.function_blocks)
+
+
+def _same_code(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return the pairs (ascending) of functions whose hashes no other function has."""
+    alone = []
+    for hashes in (a, b):
+        values, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
+        alone.append((values[counts == 1], rows[counts == 1]))
+    (values_a, rows_a), (values_b, rows_b) = alone
+    _, at_a, at_b = np.intersect1d(values_a, values_b, assume_unique=True, return_indices=True)
+    i, j = rows_a[at_a].astype(np.int64), rows_b[at_b].astype(np.int64)
+    order = np.argsort(i)
+    return i[order], j[order]
+
+
+def _given(a: Graph, b: Graph, code: tuple[Array, Array], names: bool) -> Given:
+    """Return the pairs of the same name and, where there is none, those of the same code."""
+    i, j = same_names(a.function_name if names else [], b.function_name)
+    free = ~np.isin(code[0], i) & ~np.isin(code[1], j)
+    why = np.repeat([Reason.NAME, Reason.CODE], [len(i), int(free.sum())]).astype(np.uint8)
+    i, j = np.concatenate([i, code[0][free]]), np.concatenate([j, code[1][free]])
+    order = np.argsort(i)
+    return Given(i[order], j[order], why[order])
+
+
+def _with_blocks(
+    graphs: tuple[Graph, Graph],
+    features: tuple[Functions, Functions],
+    contents: tuple[Content, Content],
+    found: Matched,
+) -> Diff:
+    """Return the matches of functions with those of their blocks."""
+    numbers = _shared_numbers(graphs, found)
+    sides = []
+    for graph, functions, content, number in zip(graphs, features, contents, numbers, strict=True):
+        hashes = block_hashes(content, number, len(graph.block_address))
+        callees = content.edge_block, number[content.edge_function].astype(np.uint64)
+        sides.append(Side(graph, functions.instructions, hashes, callees))
+    whole = [
+        function_hashes(side.hashes, content.within, side.graph.function_blocks)
+        for side, content in zip(sides, contents, strict=True)
+    ]
+    same = whole[0][found.i] == whole[1][found.j]
+    blocks = match_blocks(sides[0], sides[1], found.i, found.j, same)
+    return _columns(graphs, found, same, blocks)
+
+
+def _shared_numbers(graphs: tuple[Graph, Graph], found: Matched) -> tuple[Array, Array]:
+    """Return what each function is called in both programs: matched ones alike, others not."""
+    first, second = (len(graph.function_address) for graph in graphs)
+    numbers = np.arange(first), first + np.arange(second)
+    numbers[1][found.j] = found.i
+    return numbers
+
+
+def _columns(
+    graphs: tuple[Graph, Graph], found: Matched, same: Array, blocks: BlockMatches
+) -> Diff:
+    counts, sums = [], []
+    sizes = [np.diff(graph.block_instructions) for graph in graphs]
+    for graph, functions in zip(graphs, (found.i, found.j), strict=True):
+        counts.append(np.diff(graph.block_instructions[graph.function_blocks])[functions])
+    for size, chosen in zip(sizes, (blocks.a, blocks.b), strict=True):
+        weight = size[chosen] * blocks.similarity.astype(np.float64)
+        sums.append(np.bincount(blocks.match, weight, len(found.i)))
+    share = (sums[0] + sums[1]) / np.maximum(counts[0] + counts[1], 1)
+    similarity = np.where(same, 1, np.minimum(share, MOST_OF_CHANGED)).astype(np.float32)
+    return Diff(
+        function_a=found.i,
+        function_b=found.j,
+        similarity=similarity,
+        confidence=found.confidence,
+        reason=found.reason,
+        match_blocks=np.searchsorted(blocks.match, np.arange(len(found.i) + 1)),
+        block_a=blocks.a,
+        block_b=blocks.b,
+        block_similarity=blocks.similarity,
+        block_reason=blocks.reason,
+        deleted=unmatched(len(graphs[0].function_address), found.i),
+        inserted=unmatched(len(graphs[1].function_address), found.j),
+        deleted_blocks=_left(graphs[0], found.i, blocks.a),
+        inserted_blocks=_left(graphs[1], found.j, blocks.b),
+        left_out=_left_out(graphs),
+    )
+
+
+def _left(graph: Graph, functions: Array, matched: Array) -> Array:
+    """Return the blocks of some functions that are not matched: i8, ascending."""
+    inside = np.zeros(len(graph.function_address), bool)
+    inside[functions] = True
+    inside = np.repeat(inside, np.diff(graph.function_blocks))
+    inside[matched] = False
+    return np.flatnonzero(inside).astype(np.int64)
+
+
+def _left_out(graphs: tuple[Graph, Graph]) -> dict[str, int]:
+    """Return what was not looked at, and how often."""
+    found = {
+        "programs without imports, strings and constants": sum(not one.facts for one in graphs),
+        "programs that were not looked through to the end": sum(
+            bool(one.cut_short) for one in graphs
+        ),
+        "places that could not be followed": sum(len(one.unresolved) for one in graphs),
+    }
+    return {what: count for what, count in found.items() if count}

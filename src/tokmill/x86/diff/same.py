@@ -1,0 +1,120 @@
+"""What is the same throughout: hashes of blocks and functions that leave addresses out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokmill.store.hashes import mix
+from tokmill.store.schema import Array
+from tokmill.x86.features.bags import hash_texts
+from tokmill.x86.features.functions import Functions, find, import_names, owner_of_blocks
+from tokmill.x86.graph import Edge, Graph
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+_IMPORT, _FUNCTION, _ELSEWHERE = (mix(np.asarray([n], np.uint64))[0] for n in (11, 12, 13))
+
+
+@dataclass(slots=True)
+class Content:
+    """Hashes of one program; two programs are compared by them."""
+
+    block: Array
+    """(B,) u8: instructions with their numbers by class, constants, strings, kinds of edges and
+    calls of imports."""
+    within: Array
+    """(B,) u8: where the edges within the function lead, as the numbers of blocks in it."""
+    edge_block: Array
+    """(X,) i8: blocks with an edge to another function, ascending."""
+    edge_function: Array
+    """(X,) i8: that function."""
+    edge_place: Array
+    """(X,) u8, hash of the place of the edge in its block, and of its kind."""
+
+
+def content_of(graph: Graph, functions: Functions) -> Content:
+    """Return the hashes of a graph."""
+    block = _sequences(functions.instructions.code, graph.block_instructions)
+    block += mix(_sequences(graph.constant.astype(np.uint64), graph.block_constants) + _STEP)
+    texts = hash_texts(graph.strings)[graph.string]
+    block += mix(_sequences(texts, graph.block_strings) ^ _STEP)
+    edge_owner = np.repeat(np.arange(len(graph.block_address)), np.diff(graph.block_edges))
+    place = np.arange(len(edge_owner)) - graph.block_edges[edge_owner]
+    at = mix(place.astype(np.uint64) * _STEP + graph.edge_kind)
+    kind, other, number = _targets(graph, edge_owner)
+    outside = np.where(kind == Target.IMPORT, mix(other + _IMPORT), _ELSEWHERE)
+    token = np.where(kind >= Target.IMPORT, outside, 0).astype(np.uint64)
+    block += _sums(mix(at + token), graph.block_edges)
+    inside = kind == Target.WITHIN
+    local = np.where(inside, mix(at ^ mix(number.astype(np.uint64))), 0).astype(np.uint64)
+    leads = kind == Target.FUNCTION
+    return Content(
+        block, _sums(local, graph.block_edges), edge_owner[leads], number[leads], at[leads]
+    )
+
+
+class Target:
+    """Where an edge leads."""
+
+    WITHIN, FUNCTION, IMPORT, ELSEWHERE = range(4)
+
+
+def _targets(graph: Graph, edge_owner: Array) -> tuple[Array, Array, Array]:
+    """Return for each edge a `Target`, the hash of an import, and the number of the block in its
+    function or of the function.
+    """
+    owner = owner_of_blocks(graph)[edge_owner]
+    kind = np.full(len(edge_owner), Target.ELSEWHERE)
+    number, other = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.uint64)
+    # Blocks ascend by function, and by address in it; the same address may stand under several.
+    addresses, rank = np.unique(graph.block_address, return_inverse=True)
+    width = max(len(addresses), 1)
+    key = owner_of_blocks(graph) * width + rank.reshape(-1)
+    place, there = find(addresses, graph.edge_target)
+    wanted = np.where(there, owner * width + place, -1)
+    block, inside = find(key, wanted)
+    inside &= graph.edge_kind != Edge.CALL
+    function, is_function = find(graph.function_address, graph.edge_target)
+    slot, is_import = find(graph.import_address, graph.edge_target)
+    kind[is_function] = Target.FUNCTION
+    number[is_function] = function[is_function]
+    kind[is_import] = Target.IMPORT
+    other[is_import] = hash_texts(import_names(graph))[slot[is_import]]
+    kind[inside] = Target.WITHIN
+    number[inside] = block[inside] - graph.function_blocks[owner[inside]]
+    return kind, other, number
+
+
+def block_hashes(content: Content, partner: Array, blocks: int) -> Array:
+    """Return a hash of each block with the functions that it leads to, (B,) u8.
+
+    `partner`: (F,) i8, what each function is called in both programs; functions without a partner
+    have numbers that the other program does not use.
+    """
+    token = mix(content.edge_place ^ mix(partner[content.edge_function].astype(np.uint64)))
+    sums = np.zeros(blocks, np.uint64)
+    np.add.at(sums, content.edge_block, token + _FUNCTION)
+    found: Array = content.block + sums
+    return found
+
+
+def function_hashes(blocks: Array, within: Array, function_blocks: Array) -> Array:
+    """Return a hash of the blocks of each function in their order, (F,) u8."""
+    return _sequences(mix(blocks) + within, function_blocks)
+
+
+def _sequences(values: Array, offsets: Array) -> Array:
+    """Return a hash of each run of values (u8) in its order; runs may be empty."""
+    lengths = np.diff(offsets)
+    place = np.arange(len(values)) - np.repeat(offsets[:-1], lengths)
+    mixed = mix(mix(values) + place.astype(np.uint64) * _STEP)
+    found: Array = mix(_sums(mixed, offsets) + lengths.astype(np.uint64))
+    return found
+
+
+def _sums(values: Array, offsets: Array) -> Array:
+    """Return the sum modulo 2^64 of each run of values (u8)."""
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
+    found: Array = sums[offsets[1:]] - sums[offsets[:-1]]
+    return found

@@ -1,0 +1,101 @@
+"""A diff in figures, and the functions that changed most."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from tokmill.store.schema import Array
+from tokmill.x86.diff.files import REASONS
+from tokmill.x86.diff.result import Diff
+from tokmill.x86.graph import Graph
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the functions of two programs."""
+
+    same: int
+    changed: int
+    deleted: int
+    inserted: int
+    similarity: float
+    """Share of the instructions of both programs that are alike."""
+    reasons: dict[str, int]
+    """What speaks most for a match → matches."""
+
+
+class Changed(NamedTuple):
+    """A matched function that is not the same."""
+
+    name: str
+    """Of the new program, of the old one where that has none; `sub_401000` without a symbol."""
+    a: int
+    """Address."""
+    b: int
+    similarity: float
+    instructions: int
+    """Of the new program."""
+    blocks: int
+    """Blocks that changed, were deleted or inserted."""
+    reason: str
+
+
+def counts_of(a: Graph, b: Graph, diff: Diff) -> Counts:
+    """Return the figures of a diff."""
+    changed = int(diff.changed.sum())
+    size_a, size_b = instructions(a), instructions(b)
+    both = size_a[diff.function_a] + size_b[diff.function_b]
+    total = int(size_a.sum() + size_b.sum())
+    alike = float((both * diff.similarity.astype(np.float64)).sum())
+    reasons = np.bincount(diff.reason, minlength=len(REASONS)).tolist()
+    named = sorted(zip(reasons, REASONS, strict=True), reverse=True)
+    return Counts(
+        same=len(diff.function_a) - changed,
+        changed=changed,
+        deleted=len(diff.deleted),
+        inserted=len(diff.inserted),
+        similarity=round(alike / total, 4) if total else 1.0,
+        reasons={name: count for count, name in named if count},
+    )
+
+
+def changed_most(a: Graph, b: Graph, diff: Diff, most: int) -> list[Changed]:
+    """Return the matches with the most instructions that are not alike, at most so many."""
+    size_a, size_b = instructions(a), instructions(b)
+    unlike = (size_a[diff.function_a] + size_b[diff.function_b]) * (1 - diff.similarity)
+    chosen = np.flatnonzero(diff.changed)
+    chosen = chosen[np.argsort(-unlike[chosen], kind="stable")][:most]
+    sizes = size_b[diff.function_b]
+    return [_changed(a, b, diff, match, int(sizes[match])) for match in chosen.tolist()]
+
+
+def instructions(graph: Graph) -> Array:
+    """Return how many instructions each function has: (F,) i8."""
+    found: Array = np.diff(graph.block_instructions[graph.function_blocks])
+    return found
+
+
+def shown_name(graph: Graph, function: int) -> str:
+    """Return the name of a function, or one made of its address."""
+    return graph.function_name[function] or f"sub_{int(graph.function_address[function]):x}"
+
+
+def _changed(a: Graph, b: Graph, diff: Diff, match: int, size: int) -> Changed:
+    one, other = int(diff.function_a[match]), int(diff.function_b[match])
+    pairs = slice(*diff.match_blocks[match : match + 2].tolist())
+    changed = int((diff.block_similarity[pairs] < 1).sum())
+    matched = len(diff.block_a[pairs])
+    for graph, function in ((a, one), (b, other)):
+        low, high = graph.function_blocks[function : function + 2].tolist()
+        changed += high - low - matched
+    return Changed(
+        b.function_name[other] or a.function_name[one] or shown_name(b, other),
+        int(a.function_address[one]),
+        int(b.function_address[other]),
+        float(diff.similarity[match]),
+        size,
+        changed,
+        REASONS[diff.reason[match]],
+    )

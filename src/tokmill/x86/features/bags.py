@@ -1,0 +1,110 @@
+"""Bags of hashed features, and sparse matrices of several of them over one list of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.hashes import mix
+from tokmill.store.schema import Array
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(slots=True)
+class Bag:
+    """How often each of some rows (functions, blocks) has each feature; pairs differ."""
+
+    rows: int
+    row: Array
+    """(n,) i8, ascending."""
+    key: Array
+    """(n,) u8, hash of the feature."""
+    count: Array
+    """(n,) f4."""
+
+
+def bag(rows: int, row: Array, key: Array) -> Bag:
+    """Count (row, feature) pairs, which may stand in any order and more than once."""
+    keys, number = np.unique(key, return_inverse=True)
+    width = max(len(keys), 1)
+    pairs, count = np.unique(row.astype(np.int64) * width + number.reshape(-1), return_counts=True)
+    where, what = np.divmod(pairs, width)
+    return Bag(rows, where, keys[what] if len(keys) else keys, count.astype(np.float32))
+
+
+def grams(values: Array, size: int, ends: Array) -> tuple[Array, Array]:
+    """Return hashes of `size` values that stand side by side, and the place of the first of each.
+
+    `ends` (ascending) are places that no run of values crosses.
+    """
+    n = len(values) - size + 1
+    if n <= 0:
+        return np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    hashed = np.zeros(n, np.uint64)
+    for step in range(size):
+        hashed = mix(hashed * _GOLDEN + values[step : step + n])
+    unit = np.searchsorted(ends, np.arange(len(values)), side="right")
+    whole = np.flatnonzero(unit[:n] == unit[size - 1 :])
+    return hashed[whole], whole
+
+
+def hash_texts(texts: Sequence[str]) -> Array:
+    """Return a hash of each text: (n,) u8, the same on every machine."""
+    import hashlib
+
+    digests = b"".join(
+        hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        for text in texts
+    )
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def matrices(bags: Sequence[Bag]) -> list[Any]:
+    """Return counts as CSR matrices (rows × features, f4) over the features of all the bags."""
+    sparse = plugins.require("scipy.sparse")
+    keys = np.unique(np.concatenate([one.key for one in bags]))
+    found = []
+    for one in bags:
+        column = np.searchsorted(keys, one.key)
+        starts = np.searchsorted(one.row, np.arange(one.rows + 1))
+        shape = (one.rows, max(len(keys), 1))
+        found.append(sparse.csr_array((one.count, column, starts), shape=shape))
+    return found
+
+
+def tf_idf(counts: Sequence[Any]) -> list[Any]:
+    """Return TF-IDF of CSR counts over the same columns.
+
+    A value is (1 + ln count) · ln((1 + n) / (1 + rows that have it)) over the n rows of all
+    matrices together (Salton and Buckley 1988, with one added).
+    """
+    rows = sum(one.shape[0] for one in counts)
+    having = sum(np.bincount(one.indices, minlength=one.shape[1]) for one in counts)
+    idf = np.log((1 + rows) / (1 + having)).astype(np.float32)
+    found = []
+    for one in counts:
+        made = one.copy()
+        made.data = (1 + np.log(one.data)) * idf[one.indices]
+        found.append(made)
+    return found
+
+
+def normalized(matrix: Any) -> Any:
+    """Return a CSR matrix with rows of length 1; rows of zeros stay."""
+    lengths = np.sqrt(row_sums(matrix.data**2, matrix.indptr))
+    made = matrix.copy()
+    scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    made.data = (matrix.data * np.repeat(scale, np.diff(matrix.indptr))).astype(np.float32)
+    return made
+
+
+def row_sums(values: Array, offsets: Array) -> Array:
+    """Return the sum of each run of values: of run i those from offsets[i] to [i + 1]."""
+    sums = np.concatenate([[0], np.cumsum(values, dtype=np.float64)])
+    found: Array = (sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.float32)
+    return found

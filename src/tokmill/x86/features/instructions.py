@@ -1,0 +1,103 @@
+"""Instructions as numbers that compare: what each is, apart from the numbers in it.
+
+Every different encoding (`tokmill.x86.tokens.canonical`: numbers by class) is decoded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.hashes import mix
+from tokmill.store.schema import Array
+from tokmill.x86.graph import Graph
+from tokmill.x86.tokens.canonical import LONGEST, canonical
+
+AT_ONCE = 1 << 20
+"""Instructions at a time."""
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(slots=True)
+class Instructions:
+    """Of each of the I instructions of a graph."""
+
+    code: Array
+    """(I,) u8, a hash of its canonical bytes: equal ones differ in numbers alone. Of what leads to,
+    or reads, a place relative to itself, no number and no size of a number is in it."""
+    form: Array
+    """(I,) u8, a hash of the mnemonic, the kinds of operands and the sizes of memory operands:
+    which registers, and which numbers, is not in it. Bytes that are no instruction have 0."""
+    mnemonic: Array
+    """(I,) u2, number of the mnemonic (iced-x86), 0 for bytes that are no instruction."""
+
+
+def instructions_of(graph: Graph) -> Instructions:
+    """Return what the instructions of a graph are; lengths must be 1 to 15 bytes each."""
+    codes, keys = [], []
+    ends = np.concatenate([[0], np.cumsum(graph.lengths, dtype=np.int64)])
+    for first in range(0, len(graph.lengths), AT_ONCE):
+        last = min(first + AT_ONCE, len(graph.lengths))
+        code = graph.code[ends[first] : ends[last]]
+        low, high = _words(code, graph.lengths[first:last], graph.bits)
+        codes.append(mix(mix(low) + high))
+        _, rows = np.unique(codes[-1], return_index=True)
+        keys.append(np.stack([low[rows], high[rows]], axis=1))
+    if not codes:
+        none = np.zeros(0, np.uint64)
+        return Instructions(none, none, none.astype(np.uint16))
+    hashes = np.concatenate(codes)
+    different, number = np.unique(hashes, return_inverse=True)
+    all_keys = np.concatenate(keys)
+    rows = np.unique(mix(mix(all_keys[:, 0]) + all_keys[:, 1]), return_index=True)[1]
+    decoded = _decoded(different, all_keys[rows], graph.bits)
+    code, form, mnemonic = (column[number.reshape(-1)] for column in decoded)
+    return Instructions(code, form, mnemonic)
+
+
+def _words(code: Array, lengths: Array, bits: int) -> tuple[Array, Array]:
+    """Return the canonical bytes of each instruction and, in the last byte, its length."""
+    changed = canonical(code, lengths, bits)
+    starts = np.cumsum(lengths, dtype=np.intp) - lengths
+    words = np.ndarray((len(changed) - 7,), "<u8", changed.data, strides=(1,))
+    masks = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
+    low = words[starts] & masks[np.minimum(lengths, 8)]
+    high = words[np.minimum(starts + 8, len(words) - 1)] & masks[np.maximum(lengths, 8) - 8]
+    return low, high | (lengths.astype(np.uint64) << np.uint64(56))
+
+
+def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array]:
+    """Return code, form and mnemonic of canonical encodings, (n, 2) u8, and their hashes."""
+    raw = np.ascontiguousarray(keys).view(np.uint8).reshape(-1, LONGEST + 1)
+    text = raw[np.arange(LONGEST + 1) < raw[:, LONGEST:]].tobytes()
+    iced = plugins.require("iced_x86")
+    form, mnemonic = np.zeros(len(raw), np.uint64), np.zeros(len(raw), np.uint16)
+    kinds = np.zeros((len(raw), 8), np.uint64)
+    relative = np.zeros(len(raw), bool)
+    registers = np.zeros((len(raw), 5), np.uint64)
+    branches = {iced.OpKind.NEAR_BRANCH16, iced.OpKind.NEAR_BRANCH32, iced.OpKind.NEAR_BRANCH64}
+    place = 0
+    for row, size in enumerate(raw[:, LONGEST].tolist()):
+        one = iced.Decoder(bits, text[place : place + size]).decode()
+        place += size
+        if not one or len(one) != size:
+            continue
+        mnemonic[row] = one.mnemonic
+        for number in range(min(one.op_count, 5)):
+            kind = one.op_kind(number)
+            kinds[row, number] = 1 + kind
+            relative[row] |= kind in branches
+            if kind == iced.OpKind.REGISTER:
+                registers[row, number] = one.op_register(number)
+        relative[row] |= one.is_ip_rel_memory_operand
+        kinds[row, 5] = one.memory_size
+    for column in range(kinds.shape[1]):
+        form = mix(form * _GOLDEN + kinds[:, column])
+    form = mix(form + mnemonic)
+    form[mnemonic == 0] = 0
+    code = form.copy()
+    for column in range(registers.shape[1]):
+        code = mix(code * _GOLDEN + registers[:, column])
+    return np.where(relative, code, hashes), form, mnemonic

@@ -1,0 +1,112 @@
+"""`tokmill diff`: exit codes, what it says and writes, programs, graphs and folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from diff_sources import NEW, OLD
+from x86_programs import compiles, stripped
+
+Here = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    compiles(folder, "old", OLD, "-O1")
+    compiles(folder, "new", NEW, "-O1")
+    stripped(folder / "old"), stripped(folder / "new")
+    return folder
+
+
+def test_what_changed_is_told_and_is_the_exit_code(here: Here, built: Path, tmp_path: Path) -> None:
+    out, _ = here("diff", built / "old", built / "new", "-o", "diff.json", code=1)
+    assert "2 changed, 1 deleted, 0 inserted" in out
+    table = out[out.index("changed most") :].splitlines()[3:5]
+    assert {line.split()[0] for line in table} == {"twice", "kept"}
+    assert "deleted: gone" in out and out.endswith("diff.json: written\n")
+    written = json.loads((tmp_path / "diff.json").read_text())
+    assert (written["format"], written["version"]) == ("tokmill.diff", 1)
+    assert {one["name_a"]: one["similarity"] == 1 for one in written["matched"]}["main"]
+    assert [one["name"] for one in written["deleted"]] == ["gone"]
+    report = json.loads(
+        here("diff", built / "old", built / "new", "--html", "page.html", "--json", code=1)[0]
+    )
+    assert "<html" in (tmp_path / "page.html").read_text()
+    assert not report["same"] and not report["same_bytes"]
+    assert (report["counts"]["changed"], report["counts"]["deleted"]) == (2, 1)
+    assert {one["name"] for one in report["changed_most"]} == {"twice", "kept"}
+
+
+def test_the_same_program_is_exit_code_0(here: Here, built: Path) -> None:
+    out, _ = here("diff", built / "old", built / "old")
+    assert ", 0 changed, 0 deleted, 0 inserted; 100.0% of the instructions alike" in out
+    # Without its symbols the code is the same, and other bytes are not.
+    out, _ = here("diff", built / "old", built / "old-stripped")
+    assert "no function differs; the files differ in other bytes" in out
+
+
+def test_graphs_are_compared_as_programs_are(here: Here, built: Path) -> None:
+    for name in ("old-stripped", "new-stripped"):
+        here("cfg", built / name, "-o", f"{name}.parquet", "-q")
+    graphs, _ = here("diff", "old-stripped.parquet", "new-stripped.parquet", "--json", code=1)
+    programs, _ = here("diff", built / "old-stripped", built / "new-stripped", "--json", code=1)
+    assert graphs == programs
+
+
+def test_what_cannot_be_compared_is_exit_code_2(here: Here, built: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 and no more")
+    for other, words in (
+        ("text", "no program file"),
+        ("nothing", "there is no such file"),
+        ("folder", "one is a folder and the other is not"),
+        ("damaged.parquet", "the graph cannot be read"),
+    ):
+        _, said = here("diff", built / "old", other, code=2)
+        assert words in said and "\nhint: " in said
+    _, said = here("diff", built / "old", built / "new", "--run", "folder", code=2)
+    assert "the run does not read x86 code" in said
+
+
+def test_folders_of_two_releases(here: Here, built: Path, tmp_path: Path) -> None:
+    old, new = tmp_path / "1.0", tmp_path / "1.1"
+    for folder in (old, new):
+        (folder / "bin").mkdir(parents=True)
+        shutil.copy(built / "old", folder / "bin" / "same")
+        (folder / "README").write_text("text")
+    shutil.copy(built / "old", old / "bin" / "tool")
+    shutil.copy(built / "new", new / "bin" / "tool")
+    shutil.copy(built / "old-stripped", old / "libx.so.1.2")
+    shutil.copy(built / "new-stripped", new / "libx.so.1.3")
+    # The same bytes under another name.
+    for folder, name in ((old, "before"), (new, "after")):
+        (folder / name).write_bytes((built / "old").read_bytes() + b"\0")
+    out, _ = here("diff", old, new, "-o", "releases.json", "-q", "--workers", 0, code=1)
+    first, *rest = out.splitlines()
+    assert first == "4 programs in both (2 the same bytes), 0 deleted, 0 inserted"
+    lines = {line.split()[0]: line for line in rest if line.startswith(("bin", "libx"))}
+    assert set(lines) == {"bin/tool", "libx.so.1.2"} and "→ libx.so.1.3" in lines["libx.so.1.2"]
+    assert "left out of the folders: 2 files that are no program" in out
+    written = json.loads((tmp_path / "releases.json").read_text())
+    assert (written["format"], written["version"]) == ("tokmill.diff.folders", 1)
+    assert {one["a"]: one["matched_by"] for one in written["matched"]} == {
+        "bin/same": "name", "bin/tool": "name", "before": "content",
+        "libx.so.1.2": "name without version",
+    }  # fmt: skip
+    similar = [one["counts"]["similarity"] for one in written["matched"] if one["counts"]]
+    assert similar == sorted(similar)
+    here("diff", old, old, "-q", "--workers", 0)
+    (new / "bin" / "tool").write_bytes((built / "new").read_bytes()[:200])
+    _, said = here("diff", old, new, "-q", "--workers", 0, code=2)
+    assert "1 program could not be compared" in said
+    _, said = here("diff", old, new, "--html", "page.html", code=2)
+    assert "--html is for two programs, not for two folders" in said
+    _, said = here("diff", old, tmp_path / "nothing", "-q", code=2)
+    assert "one is a folder and the other is not" in said
