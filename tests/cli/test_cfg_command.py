@@ -88,6 +88,17 @@ def test_one_program_as_json_lines(here: Here, programs: Path, tmp_path: Path) -
     assert (tmp_path / "graphs/tiny.jsonl").read_bytes() == (tmp_path / "tiny.jsonl").read_bytes()
 
 
+def test_one_program_for_other_tools(here: Here, programs: Path, tmp_path: Path) -> None:
+    here("cfg", "programs/tiny", "-o", "tiny.BinExport", "-q")
+    here("cfg", "programs", "-o", "graphs", "--to", "binexport", "-q", "--workers", 0)
+    made = tmp_path / "graphs/tiny.BinExport"
+    assert made.read_bytes() == (tmp_path / "tiny.BinExport").read_bytes()
+    out, _ = here("inspect", "tiny.BinExport")
+    assert "the control flow of tiny, 64-bit code, in BinExport, which no build reads" in out
+    _, error = here("build", "x86", "tiny.BinExport", "-o", "store", code=1)
+    assert "graphs are read from Parquet files, not from binexport" in error
+
+
 def test_one_that_is_refused_is_told_with_its_reason(here: Here, programs: Path) -> None:
     _, error = here("cfg", "programs/notes", "-o", "new/graphs", "-q", code=1)
     assert "no program file" in error and "notes" in error and "hint:" in error

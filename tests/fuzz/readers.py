@@ -63,6 +63,7 @@ from small_files import (
     make_tsv,
     make_vocab_txt,
     read_asked,
+    read_binexport,
     read_extract,
     read_graph_lines,
     read_piped,
@@ -493,6 +494,7 @@ READERS: dict[str, Reader] = {
     "lists as text": Reader(make_text_lists, read_text_lists),
     # programs
     "graph jsonl": Reader(make_graph(".cfg.jsonl"), read_graph_lines),
+    "graph binexport": Reader(make_graph(".cfg.BinExport"), read_binexport),
     "extract": Reader(make_extract, read_extract),
     "symbols": Reader(make_truth, read_truth),
     "debug info": Reader(make_debug_info, read_debug, share=0.3),

@@ -211,6 +211,15 @@ def read_graph_lines(folder: Path) -> Any:
     return repr(read_about(folder / "a.cfg.jsonl"))
 
 
+def read_binexport(folder: Path) -> Any:
+    """What a `.BinExport` file says of itself, which `inspect` and `tokmill cfg` read."""
+    from tokmill.report.inspect import describe
+    from tokmill.x86.graphs.files import read_about
+
+    describe(folder / "a.cfg.BinExport")
+    return repr(read_about(folder / "a.cfg.BinExport"))
+
+
 def text_of(kind: str) -> Make:
     def make(folder: Path) -> Iterable[Path]:
         text = "\n".join(TEXTS)

@@ -41,7 +41,8 @@ def cfg(
             "-o",
             "--out",
             readable=False,
-            help="Folder that gets a file a program; for one program also a .parquet or .jsonl.",
+            help="Folder that gets a file a program; for one program also a file that ends in "
+            ".parquet, .jsonl or .BinExport.",
         ),
     ],
     lifter: Annotated[str, typer.Option(help="native or angr.")] = "native",
@@ -49,8 +50,9 @@ def cfg(
         str,
         typer.Option(
             "--format",
+            "--to",
             metavar="FORM",
-            help="parquet or jsonl; of one file its suffix says it.",
+            help="parquet, jsonl or binexport; of one file its suffix says it.",
             show_default="parquet",
         ),
     ] = "",
@@ -65,13 +67,15 @@ def cfg(
 
     Exit code 1 if a file that was named is refused, or all of them are.
     """
+    from tokmill.x86.graphs.files import SUFFIXES
     from tokmill.x86.graphs.lifting import lift_files
 
+    forms = {ending: name for name, ending in SUFFIXES.items()}
     report = lift_files(
         programs,
         out,
         lifter=lifter,
-        form=form or out.suffix.removeprefix(".") or "parquet",
+        form=form or forms.get(out.suffix, out.suffix.removeprefix(".")) or "parquet",
         levels=listed(levels),
         workers=processes(workers),
         choice=choice(suffix, glob),

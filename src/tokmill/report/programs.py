@@ -12,6 +12,8 @@ from tokmill.report.recogniser import Facts, Look
 PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
 GRAPH, GRAPH_LINES = b"PAR1", b'{"graph":'
 """How graphs of `tokmill cfg` begin, in Parquet and in JSON Lines."""
+FORMS = {".jsonl": "JSON Lines", ".BinExport": "BinExport"}
+"""Ending of a graph file that no build reads → what it is."""
 SHOWN = 20
 
 
@@ -30,9 +32,10 @@ def program(look: Look) -> Facts | None:
 
 
 def graph(look: Look) -> Facts | None:
-    """A graph of `tokmill cfg`, in Parquet where pyarrow is installed, or in JSON Lines."""
-    in_lines = look.suffix == ".jsonl" and look.head.startswith(GRAPH_LINES)
-    if not in_lines and look.head[:4] != GRAPH:
+    """A graph of `tokmill cfg`, in Parquet where pyarrow is installed, JSON Lines or BinExport."""
+    form = FORMS.get(look.path.suffix, "")
+    other = form == "BinExport" or (bool(form) and look.head.startswith(GRAPH_LINES))
+    if not other and look.head[:4] != GRAPH:
         return None
     try:
         about: Any = plugins.require("tokmill.x86.graphs.files").read_about(look.path)
@@ -40,7 +43,7 @@ def graph(look: Look) -> Facts | None:
         return None
     if about is None:
         return None
-    form = ", in JSON Lines, which no build reads" if in_lines else ""
+    form = f", in {form}, which no build reads" if other else ""
     return {
         "kind": "graph",
         "what": f"the control flow of {about.program or 'a program'}, {about.bits}-bit code{form}",
@@ -53,7 +56,7 @@ def graph(look: Look) -> Facts | None:
         **({"not_complete": list(about.cut_short)} if about.cut_short else {}),
         "not_followed": {reason: len(places) for reason, places in about.unresolved.items()},
         "next": "tokmill cfg PROGRAM -o GRAPH.parquet"
-        if in_lines
+        if other
         else f"tokmill build x86 {look.quoted} -o STORE",
     }
 

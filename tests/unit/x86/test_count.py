@@ -115,7 +115,7 @@ def test_nothing_to_count(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="no such file"):
         count_programs([str(tmp_path / "b")], "tokmill")
     (tmp_path / "a/graph.jsonl").write_text("{}")
-    with pytest.raises(TokmillError, match="Parquet files, not from JSON Lines"):
+    with pytest.raises(TokmillError, match="Parquet files, not from jsonl"):
         count_programs([str(tmp_path / "a/graph.jsonl")], "tokmill")
     with pytest.raises(UsageError):
         count_programs([str(tmp_path / "a")], "tokmil")

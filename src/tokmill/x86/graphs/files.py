@@ -1,11 +1,11 @@
-"""Graphs as files: Parquet, read back exactly, or JSON Lines; one row a block.
+"""Graphs as files: Parquet, read back exactly, JSON Lines, or BinExport; one row a block.
 
-Columns of both: `program`, `function` (its address), `name` (raw symbol name, or `sub_401000`),
-`demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each instruction),
-`successors` (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect, return) and, from
-version 2 on, `strings` and `constants` that instructions of the block refer to. What concerns the
-whole program, imports too, stands in the metadata of the Parquet file, in JSON Lines in the first
-line. Files of version 1 are read, too.
+Columns of the first two: `program`, `function` (its address), `name` (raw symbol name, or
+`sub_401000`), `demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each
+instruction), `successors` (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect,
+return) and, from version 2 on, `strings` and `constants` that instructions of the block refer to.
+What concerns the whole program, imports too, stands in the metadata of the Parquet file, in JSON
+Lines in the first line. Files of version 1 are read, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tokmill.files import write_file
 from tokmill.headers import arrow_errors, loads_json
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graphs.binexport import binexport, read_head
 from tokmill.x86.image.program import demangle
 
 KEY = b"tokmill.graph"
@@ -34,6 +35,8 @@ COLUMNS = (
 )  # fmt: skip
 FACTS = ("strings", "constants")
 """Columns that version 2 added."""
+SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "binexport": ".BinExport"}
+"""Form of a graph file → how its name ends."""
 JSON_ROWS = 4096
 
 
@@ -91,10 +94,12 @@ def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
 
 
 def write_graph(graph: Graph, path: Path, digest: str = "", lifter: str = "") -> About:
-    """Write a graph as Parquet or, to a path that ends in .jsonl, as JSON Lines; atomic."""
+    """Write a graph in the form that the path ends in (`SUFFIXES`, else Parquet); atomic."""
     facts = about(graph, digest, lifter)
-    if path.suffix == ".jsonl":
+    if path.suffix == SUFFIXES["jsonl"]:
         write_file(path, _json_lines(graph, facts))
+    elif path.suffix == SUFFIXES["binexport"]:
+        write_file(path, binexport(graph, msgspec.json.encode(facts), digest))
     else:
         write_file(path, _parquet(graph, facts))
     return facts
@@ -197,7 +202,10 @@ def _check(graph: Graph) -> None:
 def read_about(path: Path) -> About | None:
     """Return the facts of a graph file; None where there is none that can be read."""
     try:
-        if path.suffix == ".jsonl":
+        if path.suffix == SUFFIXES["binexport"]:
+            found: About = loads_json(read_head(path), About)
+            return found
+        if path.suffix == SUFFIXES["jsonl"]:
             with open(path, "rb") as file:
                 first: _First = loads_json(file.readline(), _First)
                 return first.graph

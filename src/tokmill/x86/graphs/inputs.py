@@ -12,10 +12,12 @@ from tokmill.builds.scan import FolderOptions, InputFile, Inputs, find_files
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError
 from tokmill.progress import Progress
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.files import read_graph
+from tokmill.x86.graphs.files import SUFFIXES, read_graph
 from tokmill.x86.graphs.lifting import PICKLE, check_levels, find_programs, lift_file, lift_parts
 
-GRAPH = ".parquet"
+GRAPH = SUFFIXES["parquet"]
+UNREAD = {ending: form for form, ending in SUFFIXES.items() if ending != GRAPH}
+"""Ending of graph files that are not read → their form."""
 
 
 def find_inputs(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
@@ -46,11 +48,12 @@ def graphs_in(
         yield from plugins.require("tokmill.x86.graphs.saved_index").graphs_of(file.path, levels)
     elif file.path.suffix == GRAPH:
         yield read_graph(file.path)
-    elif file.path.suffix == ".jsonl":
+    elif file.path.suffix in UNREAD:
+        form = UNREAD[file.path.suffix]
         raise TokmillError(
-            "graphs are read from Parquet files, not from JSON Lines",
+            f"graphs are read from Parquet files, not from {form}",
             where=str(file.path),
-            hint="leave out --format jsonl of `tokmill cfg`",
+            hint=f"leave out --format {form} of `tokmill cfg`",
         )
     elif windows:
         yield from lift_parts(file, lifter)

@@ -26,11 +26,10 @@ from tokmill.files import (
 )
 from tokmill.progress import Progress, human_count
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.files import About, read_about, write_graph
+from tokmill.x86.graphs.files import SUFFIXES, About, read_about, write_graph
 from tokmill.x86.image import elf, pe
 from tokmill.x86.image.producer import made_by
 
-FORMS = ("parquet", "jsonl")
 PICKLE = ".pkl"
 PICKLES = "saved_index 1"
 
@@ -80,7 +79,7 @@ class _Task(NamedTuple):
     file: InputFile
     out: Path
     """The graph file; of a pickle, which may hold several programs, the folder."""
-    form: str
+    suffix: str
     lifter: str
     version: str
     levels: tuple[str, ...] | None
@@ -101,22 +100,22 @@ def lift_files(
 ) -> Report:
     """Write the graph of each program below some paths.
 
-    `out` is a folder, or for one program a file that ends in .parquet or .jsonl. A graph that is
+    `out` is a folder, or for one program a file that ends in one of `SUFFIXES`. A graph that is
     there, of the same bytes and by the same lifter, is kept. Raises `TokmillError` for paths that
     are not there, `UsageError` for options that do not fit together and for another file as `out`.
     """
     started = time.monotonic()
     if lifter not in plugins.LIFTERS:
         raise UsageError(f"no lifter is called {lifter!r}", hint=nearest(lifter, plugins.LIFTERS))
-    single = out.suffix.removeprefix(".") in FORMS
+    single = out.suffix in SUFFIXES.values()
     if out.is_file() and not single:
         raise UsageError(
             "is a file; graphs lie in a folder",
             where=str(out),
             hint="choose another path; of one program also -o GRAPH.parquet",
         )
-    if form not in FORMS:
-        raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMS))
+    if form not in SUFFIXES:
+        raise UsageError(f"no format is called {form!r}", hint=nearest(form, SUFFIXES))
     files, left_out = find_programs(inputs, choice=choice)
     if single and (len(files) != 1 or files[0].path.suffix == PICKLE):
         raise UsageError(
@@ -132,8 +131,8 @@ def lift_files(
             file,
             out
             if single or file.path.suffix == PICKLE
-            else inside(out, f"{file.name}.{form}", deep=True),
-            form,
+            else inside(out, f"{file.name}{SUFFIXES[form]}", deep=True),
+            SUFFIXES[form],
             lifter,
             version,
             None if levels is None else tuple(levels),
@@ -143,7 +142,9 @@ def lift_files(
     ]
     with _folder(out.parent if single else out):
         done = _carry_out(tasks, workers, quiet)
-        others = [] if single else _others(out, form, {outcome.program for outcome in done})
+        others = (
+            [] if single else _others(out, SUFFIXES[form], {outcome.program for outcome in done})
+        )
     return _report(done, left_out, others, time.monotonic() - started)
 
 
@@ -292,7 +293,7 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
     for graph in pickles.graphs_of(task.file.path, task.levels):
         started = time.monotonic()
         graph.level = pickles.level_of(graph.program)
-        out = inside(task.out, f"{graph.program}.{task.form}", deep=True)
+        out = inside(task.out, f"{graph.program}{task.suffix}", deep=True)
         about = read_about(out)
         made = about is None or not about.made_of(digest, PICKLES)
         renewed = made and about is not None and about.digest == digest
@@ -301,11 +302,11 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
         yield Outcome(graph.program, time.monotonic() - started, made, renewed, about=about)
 
 
-def _others(folder: Path, form: str, done: set[str]) -> list[str]:
+def _others(folder: Path, suffix: str, done: set[str]) -> list[str]:
     """Return the programs that a folder has a graph of and that are not among those just done."""
     with machine_errors("read", folder):
-        paths = sorted(folder.rglob(f"*.{form}"))
-    names = {path: path.relative_to(folder).as_posix().removesuffix(f".{form}") for path in paths}
+        paths = sorted(folder.rglob(f"*{suffix}"))
+    names = {path: path.relative_to(folder).as_posix().removesuffix(suffix) for path in paths}
     return [
         name for path, name in names.items() if name not in done and read_about(path) is not None
     ]

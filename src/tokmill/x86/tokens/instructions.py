@@ -17,9 +17,9 @@ from tokmill.files import make_folder, write_file
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.inputs import Seen, find_inputs, look_at
+from tokmill.x86.lift.enumerations import names
 from tokmill.x86.tokens.canonical import LONGEST
 from tokmill.x86.tokens.count import nothing_read, parts
-from tokmill.x86.tokens.names import names
 from tokmill.x86.tokens.spellings import intel
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tokmill import plugins
-from tokmill.x86.tokens.names import flags, names
+from tokmill.x86.lift.enumerations import names
+from tokmill.x86.tokens.names import flags
 
 if TYPE_CHECKING:
     from iced_x86 import Formatter, Instruction, InstructionInfoFactory

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from tokmill import plugins
-from tokmill.x86.tokens.names import flags, full_registers, names, operand_kinds
+from tokmill.x86.lift.enumerations import names
+from tokmill.x86.tokens.names import flags, full_registers, operand_kinds
 from tokmill.x86.tokens.rules import Runs, Tokens
 
 if TYPE_CHECKING:

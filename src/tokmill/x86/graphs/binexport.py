@@ -1,0 +1,223 @@
+"""Graphs as `.BinExport` files, which BinDiff, qbindiff and python-binexport read.
+
+Blocks are those of the graph: a call ends one, as it does not in the files of IDA and Ghidra.
+Operands are left out, as readers decode the bytes themselves. A string stands at the first
+instruction of the block that refers to it. Jumps to other functions count as calls of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+from tokmill.store.schema import Array
+from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graphs.binexport_schema import ABOUT, FlowType, VertexType, message
+from tokmill.x86.graphs.calls import calls_of
+from tokmill.x86.image.program import demangle
+from tokmill.x86.image.ranges import distinct, member, offsets
+from tokmill.x86.lift.enumerations import names
+
+AT_ONCE = 1 << 15
+"""Blocks or functions of one part of a file: parts are written one behind the other, as protobuf
+joins messages that follow one another."""
+ARCHITECTURES = {64: "x86-64", 32: "x86-32"}
+MOST_HEAD = 1 << 28
+"""Bytes that what a file says of itself may have."""
+_FLOW = np.zeros(len(Edge), np.int64)
+"""Kind of an edge within a function → its type in the file."""
+_FLOW[[Edge.FALL, Edge.JUMP]] = FlowType.UNCONDITIONAL
+_FLOW[[Edge.BRANCH, Edge.INDIRECT]] = FlowType.CONDITION_TRUE, FlowType.SWITCH
+
+
+def binexport(graph: Graph, about: bytes, digest: str) -> Iterator[bytes]:
+    """Yield the parts of a file; `about` is what `read_head` returns, `digest` of the program.
+
+    Raises `TokmillError` for a graph whose blocks are no instructions.
+    """
+    writer = _Writer(graph)
+    yield message()(about=about).SerializeToString()
+    yield writer.meta(digest)
+    for begin in range(0, len(writer.address), AT_ONCE):
+        yield writer.code(begin, begin + AT_ONCE)
+    flow = writer.flow_edges()
+    for begin in range(0, len(graph.function_address), AT_ONCE):
+        yield writer.flow(begin, min(begin + AT_ONCE, len(graph.function_address)), flow)
+    yield writer.calls()
+    yield writer.strings()
+
+
+def read_head(path: Path) -> bytes:
+    """Return what a file by tokmill says of itself, which is its first field.
+
+    Raises `ValueError` for other files.
+    """
+    tag = _varint(ABOUT << 3 | 2)
+    with open(path, "rb") as file:
+        if file.read(len(tag)) == tag:
+            size = shift = 0
+            while (byte := file.read(1)) and shift < 35:
+                size |= (byte[0] & 0x7F) << shift
+                shift += 7
+                if byte[0] < 0x80 and size <= MOST_HEAD:
+                    return file.read(size)
+    raise ValueError("the file was not written by tokmill")
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+class _Writer:
+    """Makes the parts of the file of one graph, each a message as bytes; U blocks that differ."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.bytes = graph, graph.code.tobytes()
+        self.address, self.first, self.number = np.unique(
+            graph.block_address, return_index=True, return_inverse=True
+        )
+        """(U,) u8, ascending; (U,) i8, a block of the graph; (B,) i8, its number for each block."""
+        self.begin = offsets(np.diff(graph.block_instructions)[self.first])
+        """(U + 1,) i8, where the instructions of each begin."""
+        decoder = plugins.require("iced_x86").Decoder(graph.bits, self.bytes)
+        # Blocks lie end to end, and each ends with an instruction.
+        mnemonics = np.fromiter((one.mnemonic for one in decoder), np.int64)
+        if len(mnemonics) != len(graph.lengths):
+            raise TokmillError(
+                "its blocks hold bytes that are no instructions",
+                where=graph.program,
+                hint="choose another format: --format parquet",
+            )
+        counts = np.bincount(mnemonics, minlength=1)
+        order = np.argsort(-counts, kind="stable")
+        self.rank = np.argsort(order, kind="stable")[mnemonics]
+        """(I,) i8, numbers of mnemonics; the most frequent one is 0."""
+        self.mnemonics = order[: int((counts > 0).sum())].tolist()
+
+    def meta(self, digest: str) -> bytes:
+        """Return names: of the program, of what its code is for, of instructions."""
+        found = message()()
+        found.meta_information.executable_name = self.graph.program
+        found.meta_information.executable_id = digest
+        found.meta_information.architecture_name = ARCHITECTURES[self.graph.bits]
+        for mnemonic in self.mnemonics:
+            found.mnemonic.add(name=names("Mnemonic")[mnemonic].lower())
+        return bytes(found.SerializeToString())
+
+    def code(self, begin: int, end: int) -> bytes:
+        """Return some blocks and their instructions."""
+        graph, found = self.graph, message()()
+        for number, block in enumerate(self.first[begin:end].tolist(), begin):
+            low, high = graph.block_instructions[block : block + 2].tolist()
+            place, address = int(graph.block_bytes[block]), int(self.address[number])
+            columns = self.rank[low:high].tolist(), graph.lengths[low:high].tolist()
+            for rank, size in zip(*columns, strict=True):
+                raw = self.bytes[place : place + size]
+                found.instruction.add(address=address, mnemonic_index=rank, raw_bytes=raw)
+                place, address = place + size, address + size
+            ways = slice(*graph.block_edges[block : block + 2].tolist())
+            called = graph.edge_target[ways][graph.edge_kind[ways] == Edge.CALL]
+            found.instruction[-1].call_target.extend(called[called > 0].tolist())
+            instructions = found.basic_block.add().instruction_index.add()
+            instructions.begin_index, instructions.end_index = self.begin[number : number + 2]
+        return bytes(found.SerializeToString())
+
+    def flow_edges(self) -> tuple[Array, Array, Array, Array]:
+        """Return the edges within functions, each once: function, source, target, type (i8).
+
+        Ascending by function; source and target are numbers of blocks that differ.
+        """
+        graph = self.graph
+        count = max(1, len(self.address))
+        owner = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
+        block = np.repeat(np.arange(len(owner)), np.diff(graph.block_edges))
+        kinds = _FLOW[graph.edge_kind]
+        branches = np.zeros(len(owner), bool)
+        branches[block[graph.edge_kind == Edge.BRANCH]] = True
+        kinds[(graph.edge_kind == Edge.FALL) & branches[block]] = FlowType.CONDITION_FALSE
+        kept = (kinds > 0) & member(graph.edge_target, self.address)
+        block, kinds = block[kept], kinds[kept]
+        target = np.searchsorted(self.address, graph.edge_target[kept])
+        # Blocks lie by function and by address in it.
+        inside = member(owner[block] * count + target, owner * count + self.number)
+        block, kinds, target = block[inside], kinds[inside], target[inside]
+        _, first = np.unique(block * count + target, return_index=True)
+        block = block[first]
+        return owner[block], self.number[block], target[first], kinds[first]
+
+    def flow(self, begin: int, end: int, edges: tuple[Array, Array, Array, Array]) -> bytes:
+        """Return blocks and edges of some functions."""
+        graph, found = self.graph, message()()
+        bounds = np.searchsorted(edges[0], np.arange(begin, end + 1)).tolist()
+        entry = np.searchsorted(self.address, graph.function_address[begin:end]).tolist()
+        for function in range(begin, end):
+            added = found.flow_graph.add(entry_basic_block_index=entry[function - begin])
+            blocks = slice(*graph.function_blocks[function : function + 2].tolist())
+            added.basic_block_index.extend(self.number[blocks].tolist())
+            mine = slice(*bounds[function - begin : function - begin + 2])
+            for source, target, kind in zip(
+                *(column[mine].tolist() for column in edges[1:]), strict=True
+            ):
+                added.edge.add(
+                    source_basic_block_index=source, target_basic_block_index=target, type=kind
+                )
+        return bytes(found.SerializeToString())
+
+    def calls(self) -> bytes:
+        """Return functions and imports, by address, and who calls whom; libraries by name."""
+        graph, found = self.graph, message()()
+        address = distinct(graph.function_address, graph.import_address)
+        of_function = np.searchsorted(address, graph.function_address)
+        of_import = np.searchsorted(address, graph.import_address)
+        vertices = [found.call_graph.vertex.add(address=one) for one in address.tolist()]
+        libraries: dict[str, int] = {}
+        for vertex, name in zip(of_import.tolist(), graph.import_name, strict=True):
+            library, mark, symbol = name.partition("!")
+            vertices[vertex].type = VertexType.IMPORTED
+            vertices[vertex].mangled_name = symbol if mark else name
+            if mark:
+                number = libraries.setdefault(library, len(libraries))
+                vertices[vertex].library_index = number
+        both = member(address[of_function], graph.import_address).tolist()
+        rows = zip(
+            of_function.tolist(), graph.function_name, demangle(graph.function_name), both,
+            strict=True,
+        )  # fmt: skip
+        for vertex, name, shown, thunk in rows:
+            vertices[vertex].type = VertexType.THUNK if thunk else VertexType.NORMAL
+            if name:
+                vertices[vertex].mangled_name = name
+            if shown != name:
+                vertices[vertex].demangled_name = shown
+        calls = calls_of(graph)
+        of_function, of_import = np.append(of_function, 0), np.append(of_import, 0)
+        callee = np.where(
+            calls.function >= 0, of_function[calls.function], of_import[calls.imported]
+        )
+        pairs = distinct(of_function[calls.caller] * max(1, len(address)) + callee)
+        for pair in pairs.tolist():
+            source, target = divmod(pair, max(1, len(address)))
+            found.call_graph.edge.add(source_vertex_index=source, target_vertex_index=target)
+        for library in libraries:
+            found.library.add(is_static=False, name=library)
+        return bytes(found.SerializeToString())
+
+    def strings(self) -> bytes:
+        """Return the strings, and at which blocks they are referred to."""
+        graph, found = self.graph, message()()
+        found.string_table.extend(graph.strings)
+        begin = self.begin[:-1].tolist()
+        for number, block in enumerate(self.first.tolist()):
+            for string in graph.string[slice(*graph.block_strings[block : block + 2])].tolist():
+                found.string_reference.add(
+                    instruction_index=begin[number], string_table_index=string
+                )
+        return bytes(found.SerializeToString())
