@@ -44,7 +44,7 @@ bench: $(VENV)/.installed-dev $(VENV)-peers/.installed $(VENV)-angr/.installed  
 	$(ANGR) $(BIN)/python benchmarks/run.py bench-cache $(abspath $(VENV)-peers)/bin/python $(SECTIONS)
 
 pairs:  ## programs in pairs, for diffing, in bench-cache/pairs (PAIRS=--small: a few, in seconds)
-	@sh scripts/install-system-packages.sh bench
+	@sh scripts/install-system-packages.sh pairs
 	mkdir -p bench-cache
 	$(PYTHON) benchmarks/program_pairs.py bench-cache $(PAIRS)
 

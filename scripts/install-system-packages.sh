@@ -1,6 +1,6 @@
 #!/bin/sh
-# Install the Debian packages that tests use, where they are missing; with `bench` those of
-# `make bench` too.
+# Install the Debian packages that tests use, where they are missing; with `pairs` those of
+# `make pairs` too, with `bench` those of `make bench` too.
 #
 # Without root or apt it does nothing: the tests that need them are then skipped with a reason,
 # which fails continuous integration (tests/listed_skips.py).
@@ -22,12 +22,15 @@ clang:clang
 x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64-win32
 chromium:chromium
 "
-# What unpacks and makes the programs that lifters are measured on.
-BENCH="
+# What unpacks and makes programs of source packages.
+PAIRS="
 make:make
-tclsh:tcl
 xz:xz-utils
 bzip2:bzip2
+"
+# What else makes the programs that lifters are measured on.
+BENCH="
+tclsh:tcl
 ghc:ghc
 ocamlopt:ocaml-nox
 gdc:gdc
@@ -36,7 +39,10 @@ gfortran:gfortran
 go:golang-go
 shellcheck:shellcheck
 "
-[ "${1:-}" = bench ] && WANTED="$WANTED$BENCH"
+case "${1:-}" in
+pairs) WANTED="$WANTED$PAIRS" ;;
+bench) WANTED="$WANTED$PAIRS$BENCH" ;;
+esac
 
 missing=""
 for pair in $WANTED; do
