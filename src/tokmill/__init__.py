@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 from tokmill.version import __version__
 
-# A plain list, as type checkers read no other.
+# A literal list: type checkers understand no other form.
 __all__ = [
     "Feed",
     "Packed",
@@ -77,11 +77,11 @@ _PUBLIC = {
 
 
 if not TYPE_CHECKING:
-    # Hidden, or a checker would take every misspelt name for a public one.
+    # Hidden from type checkers: with it they would accept every misspelt name.
     def __getattr__(name: str) -> Any:
         if name not in _PUBLIC:
             raise AttributeError(f"module 'tokmill' has no attribute {name!r}")
-        # Not before: whoever only asks for the version waits for nothing.
+        # Imported only now, so that reading `tokmill.__version__` costs nothing.
         from tokmill.plugins import require
 
         return getattr(require(_PUBLIC[name]), name)

@@ -26,30 +26,30 @@ from tokmill import errors
 from tokmill.child_serve import frame, frame_size
 from tokmill.errors import MachineError, TokmillError
 
-LOOK = 0.05
-"""Seconds between two looks at a child."""
+POLL = 0.05
+"""Seconds between two checks of a child."""
 START = 60.0
-"""Seconds in which a child must have imported the function that it is to call."""
+"""Seconds that a child may take to import the function that it is to call."""
 KEPT = 64 << 10
-"""Bytes of stderr that are kept, the last ones."""
+"""The last bytes of stderr, so many, are kept."""
 HEADROOM = 1 << 30
-"""Least bytes between the limit that is looked at and the one that the kernel holds."""
+"""Bytes, at least, by which the kernel's limit on memory lies above the polled one."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Limits(NamedTuple):
-    """What a child may take: for a command as a whole, for a function at each call."""
+    """What a child may use: a command in its whole run, a function in each call."""
 
     seconds: float = math.inf
     """Seconds on the clock."""
     cpu_seconds: float = math.inf
     """CPU seconds of all its threads."""
     memory: int | None = None
-    """Anonymous resident bytes, looked at 20 times a second. The kernel refuses allocations at
-    twice that and at least 1 GiB more, so that nothing grows between two looks without end. What
-    the child's own children hold is not counted."""
+    """Anonymous resident bytes, checked 20 times a second. The kernel refuses allocations beyond
+    twice that, or 1 GiB more if that is larger, so growth between two checks is bounded too. The
+    child's own children are not counted."""
     output: int = 64 << 20
-    """Bytes that it may print, and that an answer of a function may have."""
+    """Bytes that it may print. The answer of a function may have as many."""
 
 
 class Ended(NamedTuple):
@@ -58,7 +58,7 @@ class Ended(NamedTuple):
     code: int
     """Exit code, or minus the signal that ended it."""
     passed: str
-    """The limit that it passed, in words ("3 seconds", "48 MiB"); "" for none."""
+    """The limit that it exceeded, in words ("3 seconds", "48 MiB"); "" for none."""
     out: bytes
     """What it printed to stdout."""
     said: str
@@ -81,11 +81,11 @@ class ChildDied(MachineError):
 
 
 class ChildError(TokmillError):
-    """A function in a child raised an error that is none of ours."""
+    """A function in a child raised an error that is no `TokmillError`."""
 
 
 class _Running:
-    """A child that has been started: what it prints is gathered, what it takes is looked at."""
+    """A child that has been started: collects its output and checks its limits."""
 
     def __init__(
         self,
@@ -100,7 +100,8 @@ class _Running:
         self.limits, self.line = limits, line
         self.out, self.said, self.answers = bytearray(), bytearray(), bytearray()
         self.stopped = False
-        # The child gets no Ctrl-C from the terminal, and is killed with whatever it starts.
+        # A session of its own: the terminal's Ctrl-C does not reach it, and killing the group
+        # kills what it started too.
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE if lifeline else subprocess.DEVNULL,
@@ -120,39 +121,39 @@ class _Running:
         self.begin()
 
     def _bound(self, what: int, size: int) -> None:
-        # From here, as code between fork and exec may hang where threads run.
+        # Set by the parent: code between fork and exec may hang if the parent has threads.
         with contextlib.suppress(ProcessLookupError):
             _, most = resource.prlimit(self.process.pid, what)
             size = size if most == resource.RLIM_INFINITY else min(size, most)
             resource.prlimit(self.process.pid, what, (size, size))
 
     def add(self, stream: int, buffer: bytearray) -> None:
-        """Gather what comes out of a stream."""
+        """Collect the output of a stream in a buffer."""
         os.set_blocking(stream, False)
         self.open.register(stream, selectors.EVENT_READ, buffer)
 
     def begin(self) -> None:
-        """Count the limits from now on."""
+        """Measure the limits from now on."""
         self.since, self.cpu_before = time.monotonic(), self._cpu()
         self.printed = self.lines = 0
         self.out.clear()
 
     def follow(self, done: Callable[[], bool]) -> str:
-        """Wait until `done`, the end, or a limit that is passed; return that limit, else ""."""
+        """Wait for `done`, the child's end or an exceeded limit; return that limit, else ""."""
         while not done() and self.process.poll() is None and not self.stopped:
             if self.open.get_map():
-                self.gather(LOOK)
+                self.gather(POLL)
             else:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(LOOK)
+                    self.process.wait(POLL)
             if passed := self._excess():
                 return passed
         return ""
 
     def gather(self, pause: float) -> bool:
-        """Take what is there within `pause` seconds; return whether there was something."""
-        found = self.open.select(pause)
-        for key, _ in found:
+        """Read what arrives within `pause` seconds; return whether there was something."""
+        ready = self.open.select(pause)
+        for key, _ in ready:
             if key.data is None:
                 continue
             try:
@@ -169,13 +170,13 @@ class _Running:
                 del self.said[:-KEPT]
             elif self.line is not None:
                 self._tell(self.line)
-        return bool(found)
+        return bool(ready)
 
     def _tell(self, line: Callable[[str], bool]) -> None:
         while (stop := self.out.find(b"\n", self.lines)) >= 0 and not self.stopped:
-            said = self.out[self.lines : stop].decode("utf-8", "replace")
+            text = self.out[self.lines : stop].decode("utf-8", "replace")
             self.lines = stop + 1
-            self.stopped = not line(said)
+            self.stopped = not line(text)
 
     def _excess(self) -> str:
         limits = self.limits
@@ -196,12 +197,13 @@ class _Running:
             stat = Path(f"/proc/{self.process.pid}/stat").read_text()
         except OSError:
             return 0.0
-        # The name, in brackets, may hold spaces. Times of user and system are fields 14 and 15.
+        # The second field is the name in brackets, which may hold spaces; user and system time
+        # are fields 14 and 15.
         user, system = stat.rpartition(")")[2].split()[11:13]
         return (int(user) + int(system)) / TICKS
 
     def end(self, passed: str = "") -> Ended:
-        """Kill what still runs, and return how it ended."""
+        """Kill the child if it still runs, and return how it ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -223,13 +225,13 @@ def run(
     environment: Mapping[str, str] | None = None,
     lifeline: bool = True,
 ) -> Ended:
-    """Run a command until it ends or passes a limit, and return how it ended.
+    """Run a command until it ends or exceeds a limit, and return how it ended.
 
-    `line` is told each line of its stdout as it comes, and ends it by returning False. The
-    command's stdin is a pipe without data that is closed when this process ends, however it ends:
-    a command that is to end too must watch it. Without `lifeline` its stdin is empty.
+    `line` gets each line of stdout as it arrives; it ends the command by returning False. The
+    command's stdin is a pipe without data. The pipe is closed when this process ends, in whatever
+    way; a command that should end too must watch it. Without `lifeline` stdin is empty.
 
-    Raises `OSError` where the command cannot be started.
+    Raises `OSError` if the command cannot be started.
     """
     running = _Running(command, limits, line=line, environment=environment, lifeline=lifeline)
     passed = ""
@@ -243,9 +245,9 @@ def run(
 class Child:
     """A function that is called in a child: `with Child("package.module:name") as f: f(1)`.
 
-    Arguments and results are plain values (numbers, strings, bytes, lists, dicts: what msgpack
-    holds), as nothing of what a broken child sends may be code. The child serves many calls; after
-    it died the next call starts another.
+    Arguments and results are plain values that msgpack holds (numbers, strings, bytes, lists,
+    dicts), so that nothing a broken child sends is code. A child serves many calls; if it has
+    died, the next call starts another.
     """
 
     def __init__(
@@ -267,10 +269,10 @@ class Child:
         self.close()
 
     def __call__(self, *arguments: Any) -> Any:
-        """Call the function, starting a child where none runs.
+        """Call the function; start a child if none runs.
 
-        Raises `ChildDied` where the child ends or passes a limit, the function's own
-        `TokmillError`, and `ChildError` for any other exception of it.
+        Raises `ChildDied` if the child ends or exceeds a limit, the function's own `TokmillError`,
+        and `ChildError` for any other exception of the function.
         """
         try:
             running = self._running or self._start()
@@ -278,7 +280,7 @@ class Child:
             self._send(running, frame(msgspec.msgpack.encode(arguments)))
             return self._result(running)
         except BaseException as error:
-            # A function that raised can be called again; what else happens leaves no child.
+            # After an error of the function the child serves on; after any other it is ended.
             if isinstance(error, ChildDied) or not isinstance(error, TokmillError):
                 self.close()
             raise
@@ -330,7 +332,7 @@ class Child:
                 rest = rest[os.write(self._requests, rest) :]
             return not rest
 
-        # So that a look ends when there is room for more.
+        # The wait must also end when the pipe has room for more.
         running.open.register(self._requests, selectors.EVENT_WRITE)
         passed = running.follow(sent)
         running.open.unregister(self._requests)
@@ -341,7 +343,7 @@ class Child:
         answers = running.answers
 
         def whole() -> bool:
-            # A broken child may have written a size of its own.
+            # A broken child may have written any size.
             size = min(frame_size(answers), self.limits.output)
             return len(answers) >= 8 and len(answers) >= 8 + size
 
@@ -369,7 +371,7 @@ class Child:
         self._close_pipes()
         died = ChildDied(
             f"the process that calls {self.target} {why or ended.why()}",
-            hint="what it was given made it fail, or its limits are too small",
+            hint="its arguments made it fail, or its limits are too small",
         )
         died.ended = ended
         return died
@@ -381,17 +383,17 @@ def call(
     limits: Limits,
     line: Callable[[str], bool] | None = None,
 ) -> Any:
-    """Call a function in a child of its own; see `Child`."""
+    """Call a function once, in a new child; see `Child`."""
     with Child(target, limits, line=line) as child:
         return child(*arguments)
 
 
 def _error(kind: str, value: Any) -> TokmillError:
     """Return the error that a function raised in a child."""
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, TokmillError) and len(value) == 3:
+    known = getattr(errors, kind, None)
+    if isinstance(known, type) and issubclass(known, TokmillError) and len(value) == 3:
         what, where, hint = map(str, value)
-        return found(what, where=where, hint=hint)
+        return known(what, where=where, hint=hint)
     return ChildError(f"{kind}: {value}", hint="the function itself failed in the child")
 
 
@@ -407,10 +409,10 @@ def _mebibytes(size: int) -> str:
 
 
 def _resident(pid: int) -> int:
-    # Mapped files are no burden; what the process has made for itself is.
+    # Anonymous memory alone: the kernel can drop pages of mapped files.
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    _, _, found = status.partition("RssAnon:")
-    return int(found.split()[0]) * 1024 if found else 0
+    _, _, rest = status.partition("RssAnon:")
+    return int(rest.split()[0]) * 1024 if rest else 0

@@ -1,7 +1,7 @@
-"""What runs in the child of `child.Child`: calls of one function, answered one after the other.
+"""The child's side of `child.Child`: it answers calls of one function, one after the other.
 
-A message is 8 bytes of its size and msgpack. An answer is ("value", result), or the name of an
-exception and its text; that of a `TokmillError` is (what, where, hint).
+A message is its size in 8 bytes, then msgpack. An answer is ("value", result), or (name of the
+exception, text); for a `TokmillError` the text is (what, where, hint).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tokmill.errors import TokmillError
 
 
 def frame(data: bytes) -> bytes:
-    """Return a message with its size before it."""
+    """Return a message preceded by its size."""
     return len(data).to_bytes(8, "little") + data
 
 
 def frame_size(data: bytes | bytearray) -> int:
-    """Return the size of the message that begins there."""
+    """Return the size that stands at the beginning of a framed message."""
     return int.from_bytes(data[:8], "little")
 
 
 def serve(target: str, requests: int, answers: int) -> None:
-    """Import `module:function`, then answer calls until the requests (a file descriptor) end."""
+    """Import `module:function`, then answer calls until `requests` (a file descriptor) ends."""
     end_with_parent()
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
@@ -57,7 +57,7 @@ def _tell(told: BinaryIO, answer: bytes | tuple[str, Any]) -> None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel end this process when its stdin is closed, even while no Python can run."""
+    """Make the kernel end this process when stdin is closed, even while no Python code can run."""
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)

@@ -1,4 +1,4 @@
-"""Look at the machine and at what is installed; nothing is changed for good."""
+"""Checks of the machine and of the installed packages; nothing is changed permanently."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEAST_FREE = 1 << 30
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One line of the doctor's findings."""
+    """One finding."""
 
     name: str
     state: Literal["ok", "failed", "absent", "note"]
@@ -36,7 +36,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def examine(folder: Path | str = ".") -> list[Check]:
-    """Return all findings; `folder` is where files are tried out."""
+    """Return all findings; files are tried out in `folder`."""
     folder = Path(folder)
     checks = [_python(), Check("tokmill", "ok", __version__), *_machine(folder)]
     checks += [
@@ -50,7 +50,7 @@ def examine(folder: Path | str = ".") -> list[Check]:
 
 
 def extras() -> dict[str, dict[str, str]]:
-    """Return extra → package → what versions it wants, from the installed package's metadata."""
+    """Return extra → package → required versions, from the installed package's metadata."""
     found: dict[str, dict[str, str]] = {}
     try:
         lines = importlib.metadata.requires("tokmill") or []
@@ -67,7 +67,7 @@ def extras() -> dict[str, dict[str, str]]:
 
 
 def satisfies(version: str, wanted: str) -> bool:
-    """Say whether a version meets conditions such as `>=0.10,<2`; others than these are ignored."""
+    """Return whether a version meets conditions such as `>=0.10,<2`; other forms are ignored."""
 
     def key(text: str) -> tuple[int, ...]:
         numbers = [int(n) for n in re.findall(r"\d+", text.partition("+")[0])]
@@ -115,7 +115,7 @@ def _tried(name: str, check: Callable[[], str]) -> Check:
     except TokmillError as error:
         return Check(name, "failed", error.what, error.hint)
     except Exception as error:
-        # A broken wheel may raise anything, and the other checks are to go on.
+        # A broken wheel may raise anything; the other checks must still run.
         return Check(name, "failed", f"{type(error).__name__}: {error}", "install the extra again")
 
 
@@ -125,7 +125,9 @@ def _rename(folder: Path) -> str:
         write_file(path, b"first")
         write_file(path, b"second")
         if path.read_bytes() != b"second" or len(os.listdir(name)) != 1:
-            raise TokmillError("a renamed file is not what was written", hint="use another disk")
+            raise TokmillError(
+                "a renamed file has other content than was written", hint="use another disk"
+            )
     return f"work in {folder.absolute()}"
 
 
@@ -139,7 +141,8 @@ def _lock(folder: Path) -> str:
             except TokmillError:
                 return f"work in {folder.absolute()}"
     raise TokmillError(
-        "two holders got one lock", hint="two builds into one folder would not notice each other"
+        "two processes could hold one lock",
+        hint="two builds into one folder would not notice each other: use another file system",
     )
 
 
@@ -149,7 +152,7 @@ def _scratch(folder: Path) -> tempfile.TemporaryDirectory[str]:
     except OSError as error:
         raise TokmillError(
             f"nothing can be written in {folder.absolute()}: {error.strerror}",
-            hint="run it in a folder that you may write to",
+            hint="run it in a folder where you have permission to write",
         ) from None
 
 
@@ -176,7 +179,7 @@ def _extra(extra: str, packages: dict[str, str]) -> Check:
 
 WORDS = "low lower lowest <|endoftext|>né\n"
 ANSWER = [259, 32, 259, 260, 32, 259, 101, 115, 116, 32, 261, 110, 195, 169, 10]
-"""Ids of `WORDS` by the merges below, worked out by hand: bytes are their own ids."""
+"""Ids of `WORDS` with the merges below, worked out by hand; the id of a byte is its value."""
 
 
 def _tokenizer() -> object:
@@ -192,7 +195,7 @@ def _readable() -> str:
     if (found := tokenizer.encode(WORDS)) != ANSWER:  # type: ignore[attr-defined]
         raise TokmillError(
             f"the readable encoder gives {found}, not {ANSWER}",
-            hint="install tokmill again: its own code does not compute what it should",
+            hint="install tokmill again: its own code gives a wrong result",
         )
     return "gives the known ids"
 

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Characters that a terminal obeys or that cannot be printed: controls, but tab and newline;
-marks of direction; bytes of names that are no UTF-8."""
+"""Characters that control a terminal or cannot be printed: control characters except tab and
+newline, marks of text direction, and bytes of file names that are not UTF-8."""
 
 
 def plain(text: str) -> str:
-    """Return text as it may be printed: what `UNSAFE` names stands in it as `\\x1b`, `\\u202e`."""
+    """Return text that is safe to print: `UNSAFE` characters are written as `\\x1b`, `\\u202e`."""
     return UNSAFE.sub(_escaped, text)
 
 
@@ -46,7 +46,7 @@ class TokmillError(Exception):
         return plain(f"{text}\nhint: {self.hint}" if self.hint else text)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Keyword arguments do not survive the default reduction, and errors cross process borders.
+        # Errors are pickled between processes; the default pickling loses keyword arguments.
         return _rebuild, (type(self), self.what, self.where, self.hint)
 
 

@@ -1,7 +1,6 @@
-"""The one place that writes: atomic files, private temporary files, locks, digests.
+"""Everything that writes files: atomic files, private temporary files, locks; and digests.
 
-Every write of tokmill goes through here, so that the crash tests can kill a build at each of these
-calls and know that they saw all of them.
+Every write of tokmill goes through here, so the crash tests can kill a build at each write.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from typing import BinaryIO, cast
 from tokmill.errors import MachineError, TokmillError, UsageError
 
 TEMPORARY = ".tmp-"
-"""What the name of a private file begins with."""
+"""Prefix of the name of a private file."""
 PRIVATE = re.compile(rf"{re.escape(TEMPORARY)}.+-[0-9]+-[0-9a-f]{{8}}", re.DOTALL)
-"""The whole name of a private file: of what, by which process, and a random number."""
+"""Name of a private file: prefix, final name, process id, a random number."""
 LONGEST_NAME = 255
-"""Bytes of a file's name at most, on all usual file systems."""
+"""Bytes that a file's name may have on Linux (NAME_MAX)."""
 LOCK_MARK = b"tokmill lock\n"
-"""What stands in the lock of a folder, so that it is known whose folder it is."""
-
+"""Content of a folder's lock file, by which tokmill knows the folder as its own."""
 
 HINTS = {
     errno.ENOSPC: "free some space, then run the same command again: it continues",
@@ -47,7 +45,7 @@ HINTS = {
     errno.EFBIG: "a file may not be so large here: raise the limit with `ulimit -f unlimited`, or "
     "choose another file system",
 }
-"""What to do where the machine refuses, whatever was being done."""
+"""Error number → what the user can do, whatever the operation was."""
 
 
 def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
@@ -60,7 +58,7 @@ def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
     }
     number = error.errno or 0
     if doing == "make folder":
-        # Its parents are made too, so the place itself is one where nothing can be made.
+        # Parents are made too, so a missing parent is not the reason.
         hints |= {errno.ENOENT: "nothing can be made there: choose another place"}
     what = f"{doing} failed: {os.strerror(number)}"
     return MachineError(what, where=str(path), hint=hints.get(number, "see the system's message"))
@@ -68,7 +66,7 @@ def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
 
 @contextlib.contextmanager
 def machine_errors(doing: str, path: Path | str) -> Iterator[None]:
-    """Turn an `OSError` into a `MachineError` that names the file and what to do."""
+    """Turn an `OSError` into a `MachineError` with the file's name and a hint."""
     try:
         yield
     except OSError as error:
@@ -94,14 +92,14 @@ def make_folder(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder and its parents; those that were made here go again if they end up empty."""
+    """Make a folder and its parents; at the end, remove those made here that are empty."""
     with machine_errors("make folder", folder):
         made = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
     try:
         yield folder
     finally:
-        # Up to the first that holds something, and so do all above it.
+        # Stops at the first that is not empty: all above it are not empty either.
         with contextlib.suppress(OSError):
             for path in made:
                 path.rmdir()
@@ -110,7 +108,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def private_path(path: Path) -> Path:
     """Return a name beside `path` that no other process uses.
 
-    Raises `UsageError` for a path without a name, such as the one of an empty text.
+    Raises `UsageError` for a path without a name, such as that of an empty string.
     """
     if not path.name:
         raise UsageError(
@@ -124,23 +122,19 @@ def private_path(path: Path) -> Path:
 
 
 def is_private(name: str) -> bool:
-    """Say whether a name is one that `private_path` gives, and not one of the user's own."""
+    """Return whether a name is one that `private_path` makes."""
     return PRIVATE.fullmatch(name) is not None
 
 
-LONGEST_NAME = 255
-"""Bytes of a file's name on Linux, NAME_MAX."""
-
-
 def inside(folder: Path | str, name: str, *, deep: bool = False) -> Path:
-    """Return the path of a name in a folder, where the name came out of a file.
+    """Return the path of a name in a folder; for names that come from a file.
 
-    Whoever wrote the file may have meant another place. So the name must be a plain one; with
-    `deep` it may be several, with `/` between, which lead to no place outside through a link.
+    Such a name is not trusted: it might lead out of the folder. So it must be one plain name. With
+    `deep` it may be a path with `/`, and no link on it may lead out of the folder.
 
     Raises:
-        TokmillError: the name is absolute, goes up, is empty, has a zero byte in it, or is longer
-            than any file's.
+        TokmillError: the name is absolute, has `..`, is empty, holds a zero byte, or is longer
+            than a file's name can be.
     """
     folder = Path(folder)
     parts = name.split("/") if deep else [name]
@@ -174,8 +168,8 @@ def write_file(
 ) -> Path:
     """Write a file atomically: private file, fsync, rename, fsync of the folder.
 
-    Without `sync` the folder is left to the next write into it: for a file that means nothing
-    until that one is there (a shard before its receipt).
+    Without `sync` the folder is not synced. This is for a file that has no meaning until another
+    one is written after it (a shard before its receipt).
     """
     path = Path(path)
     if isinstance(chunks, str):
@@ -202,21 +196,21 @@ def write_file(
 
 
 def nameless_file(folder: Path) -> BinaryIO:
-    """Open a file for what may be lost, on the disk of a folder; it ends with the process."""
+    """Open a temporary file without a name on the disk of a folder; it ends with the process."""
     with machine_errors("write", folder):
         return cast(BinaryIO, tempfile.TemporaryFile(dir=folder, prefix=TEMPORARY))
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line with one write; for logs. A last line that a crash cut short is dropped.
+    """Append one line to a log, in one write. A last line that a crash cut short is removed.
 
-    What has this name and another place too is not written to: a link is an error, and of a file
-    with several names (`cp -al`) a copy is made first.
+    Only this path is changed: a symbolic link is an error, and a file with several hard links
+    (`cp -al`) is copied first.
     """
     line = line.rstrip(b"\n") + b"\n"
     if path.is_symlink():
         raise TokmillError(
-            "is a link; a log is written beside what it tells of",
+            "is a link; the log must be a file in this folder",
             where=str(path),
             hint="remove the link",
         )
@@ -256,7 +250,7 @@ def remove(path: Path) -> None:
 def remove_leftovers(folder: Path) -> int:
     """Remove the private files that killed writers left in a folder, and return their number.
 
-    A folder or a link of such a name is none of them, and stays.
+    Folders and links with such a name stay.
     """
     if not folder.is_dir():
         return 0
@@ -273,10 +267,10 @@ def remove_leftovers(folder: Path) -> int:
 
 @contextlib.contextmanager
 def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
-    """Hold an exclusive lock on a file; one that another holds is an error after `wait` seconds.
+    """Hold an exclusive lock on a file; if another process holds it for `wait` seconds, raise.
 
-    Who holds it may remove the file: whoever waited for it then makes it, and its folder, anew.
-    A new file gets `LOCK_MARK`; one with other content is somebody's own, and an error.
+    The holder may remove the file; a process that waited then makes file and folder again. A new
+    file gets the content `LOCK_MARK`; a file with other content is the user's own, and an error.
     """
     until = time.monotonic() + wait
     with contextlib.ExitStack() as held:
@@ -310,7 +304,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def is_lock(path: Path) -> bool:
-    """Say whether a file is a lock that `locked` made."""
+    """Return whether a file is a lock that `locked` made."""
     with contextlib.suppress(OSError):
         if stat.S_ISREG(path.lstat().st_mode):
             with open(path, "rb") as handle:
@@ -334,7 +328,7 @@ def _mark(handle: BinaryIO, path: Path) -> None:
 
 
 def _stands(handle: BinaryIO, path: Path) -> bool:
-    """Say whether an open file is still the one of this name."""
+    """Return whether an open file is still the one at this path."""
     try:
         return os.path.samestat(os.fstat(handle.fileno()), path.stat())
     except FileNotFoundError:
@@ -348,7 +342,7 @@ def sha256_file(path: Path) -> str:
 
 
 def path_to_text(path: str) -> str:
-    """Return a path as text that JSON can hold: itself, or as `file:///…%E9` if it is no UTF-8."""
+    """Return a path as text for JSON: unchanged, or as `file:///…%E9` if it is not UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -357,24 +351,24 @@ def path_to_text(path: str) -> str:
 
 
 def path_from_text(text: str) -> str:
-    """Return the path that `path_to_text` made a text of."""
+    """Return the path of a text that `path_to_text` made."""
     if not text.startswith("file:///"):
         return text
     return os.fsdecode(urllib.parse.unquote_to_bytes(text.removeprefix("file://")))
 
 
 def stamp(facts: os.stat_result) -> tuple[int, ...]:
-    """Return what changes when a file is written to or replaced: size, times (ns) and inode.
+    """Return size, times (ns) and inode, one of which changes when a file is written or replaced.
 
-    The time of writing can be set back, that of the change of the inode cannot.
+    mtime can be set back by a user; ctime cannot.
     """
     return facts.st_size, facts.st_mtime_ns, facts.st_ino, facts.st_ctime_ns
 
 
 def sampled_digest(path: Path, size: int, block: int = 4096) -> str:
-    """Return a digest of a file's head, middle and tail: cheap, and changes with most edits.
+    """Return a digest of a file's head, middle and tail: cheap, and changed by most edits.
 
-    It only decides whether work can be re-used; what was really read is hashed in full.
+    It only decides whether work can be re-used; content that is read is hashed in full.
     """
     with machine_errors("read", path), open(path, "rb") as handle:
         return _sampled(handle, size, block)[0]

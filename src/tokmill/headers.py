@@ -1,7 +1,7 @@
-"""The doors for what files say of themselves: JSON, TOML, and the headers of tensors and arrays.
+"""Checked readers of JSON, TOML, and the headers of safetensors and .npy files.
 
-Each returns checked values or raises `ValueError` with what is wrong, whatever the bytes are, and
-believes no length beyond what is there. Callers add the file's name and a hint.
+Each returns checked values or raises `ValueError` with a reason, whatever the bytes are. A length
+in a file is never trusted beyond the file's size. Callers add the file's name and a hint.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ZIP_ERRORS = (
     zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, EOFError, NotImplementedError,
     RuntimeError, ValueError, KeyError,
 )  # fmt: skip
-"""What `zipfile` raises for archives that are damaged, encrypted or of a kind it does not know."""
+"""Errors of `zipfile` for archives that are damaged, encrypted or of an unknown kind."""
 _PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')"""
 LONG_KEY = re.compile(
     rf"(?:^[ \t]*\[*|[{{,])[ \t]*{_PART}(?:[ \t]*\.[ \t]*{_PART}){{100}}", re.MULTILINE
 )
-"""A dotted key of TOML with more than 100 parts: of a line, a table or an inline table."""
+"""Matches a dotted TOML key of more than 100 parts: on a line, in a table or an inline table."""
 SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2,
     "BF16": 2, "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
-"""Bytes of a value of the dtypes of safetensors."""
+"""Dtype of safetensors → bytes of a value."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class TensorHeader(NamedTuple):
     """The header of a safetensors file."""
 
     length: int
-    """Bytes of the JSON header; data begins 8 bytes behind them."""
+    """Bytes of the JSON header; data begins at 8 + length."""
     tensors: dict[str, Entry]
     metadata: dict[str, str]
 
@@ -55,7 +55,7 @@ class TensorHeader(NamedTuple):
 def loads_json(raw: bytes | str, kind: Any = Any) -> Any:
     """Return a JSON value, of the type `kind`.
 
-    Raises `ValueError`, also for nesting without end, for surrogates and for what is no UTF-8.
+    Raises `ValueError`, also for endless nesting, for surrogates and for bytes that are not UTF-8.
     """
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -64,10 +64,10 @@ def loads_json(raw: bytes | str, kind: Any = Any) -> Any:
 
 
 def loads_toml(text: str) -> dict[str, Any]:
-    """Return TOML as a dict; raises `ValueError`, also for nesting without end.
+    """Return TOML as a dict; raises `ValueError`, also for endless nesting.
 
-    So are dotted keys of very many parts, for which `tomllib` takes memory and time that grow with
-    their square.
+    Dotted keys of very many parts are refused too: `tomllib` needs memory and time that grow with
+    the square of their number.
     """
     if LONG_KEY.search(text):
         raise ValueError("a key has more than 100 parts")
@@ -78,10 +78,10 @@ def loads_toml(text: str) -> dict[str, Any]:
 
 
 def tensor_header(handle: IO[bytes], size: int) -> TensorHeader:
-    """Read the header of a safetensors file of `size` bytes, which stands at its beginning.
+    """Read the header of a safetensors file of `size` bytes.
 
-    Shapes, types and places of tensors fit each other; where the last one ends, so that the file
-    is whole, is the caller's to compare. Raises `ValueError`.
+    Checks that shapes, types and offsets of tensors fit each other. The caller must check that the
+    last tensor ends where the file ends. Raises `ValueError`.
     Format: https://github.com/huggingface/safetensors
     """
     length = int.from_bytes(handle.read(8), "little")
@@ -97,9 +97,9 @@ def tensor_header(handle: IO[bytes], size: int) -> TensorHeader:
         if entry.dtype not in SIZES:
             raise ValueError(f"the type {entry.dtype!r} of {name!r} is not known")
         if min(entry.shape, default=0) < 0 or not 0 <= start <= stop:
-            raise ValueError(f"{name!r} has no possible place")
+            raise ValueError(f"the offsets of {name!r} are impossible")
         if math.prod(entry.shape) * SIZES[entry.dtype] != stop - start:
-            raise ValueError(f"{name!r} has another size than its shape")
+            raise ValueError(f"the size of {name!r} does not fit its shape")
     return TensorHeader(length, tensors, metadata)
 
 
@@ -131,7 +131,7 @@ def array_header(handle: IO[bytes]) -> ArrayHeader:
         raise
     except (TypeError, KeyError, SyntaxError, RecursionError, MemoryError, OverflowError,
             IndexError, AttributeError, tokenize.TokenError, UnicodeError) as error:  # fmt: skip
-        # numpy reads it as Python, by way of what was for old files.
+        # numpy parses the header as Python, with a fallback for old files that may raise these.
         raise ValueError(f"its header cannot be read: {type(error).__name__}") from None
     if min(shape, default=0) < 0 or math.prod(shape) * max(1, dtype.itemsize) >= 1 << 63:
         raise ValueError(f"no array has the shape {shape}")
@@ -139,5 +139,5 @@ def array_header(handle: IO[bytes]) -> ArrayHeader:
 
 
 def arrow_errors(arrow: Any) -> tuple[type[Exception], ...]:
-    """Return what pyarrow (as a module) raises for damaged files, of names and values too."""
+    """Return the errors that pyarrow (the module) raises for damaged files, names and values."""
     return (arrow.ArrowException, OSError, UnicodeDecodeError, SystemError, OverflowError)

@@ -1,7 +1,7 @@
-"""Kinds of parts and where they live: the one table to extend.
+"""Tables of all kinds of parts and where they are implemented: to add a part, add a line.
 
-A part is named by a kind ("jsonl", "decoder", …) and loaded when it is needed; a part whose
-packages are missing says which extra to install.
+A part has a name ("jsonl", "decoder", …) and is imported when it is needed. If its packages are
+missing, the error names the extra to install.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tokmill.errors import MissingExtraError, UsageError, nearest
 
 
 class Part(NamedTuple):
-    """Where a part lives, the extra that brings its packages, and one line of help."""
+    """A part: where it is implemented, the extra that installs its packages, one line of help."""
 
     target: str
     extra: str
@@ -133,7 +133,7 @@ LIFTERS: dict[str, Part] = {
 }
 
 RULES: dict[str, Part] = {
-    # an instruction to the tokens of its columns
+    # how an instruction becomes the tokens of its columns
     "tokmill": Part("tokmill.x86.tokens.tokmill_rules:TokmillRules", "x86", "nothing left out"),
     "semanticbbv": Part(
         "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
@@ -157,13 +157,13 @@ FIGURES: dict[str, Part] = {
 }
 
 CODERS: dict[str, Part] = {
-    # what a vocabulary's file is: who turns text into ids of it and back
+    # kind of a vocabulary: what turns text into its ids and back
     "tokenizer": Part("tokmill.text.tokenizer:Tokenizer", "text", "text of one column"),
     "x86": Part("tokmill.x86.tokenizer:X86Coder", "x86", "instructions, a list a column"),
 }
 
 CHATS: dict[str, Part] = {
-    # the source of a store: who writes messages as the prompts of a run on it
+    # source of a store: what writes messages as prompts for a run on it
     "chat": Part("tokmill.text.chat_prompts:load", "text", "chats by a template"),
 }
 
@@ -202,9 +202,9 @@ EXTRA_PACKAGES: dict[str, str] = {
 
 
 def load(table: dict[str, Part], kind: str) -> Any:
-    """Return the part called `kind`, importing its module now.
+    """Import and return the part called `kind`.
 
-    Raises `UsageError` for an unknown kind, `MissingExtraError` when its packages are not there.
+    Raises `UsageError` for an unknown kind, `MissingExtraError` if its packages are missing.
     """
     if kind not in table:
         raise UsageError(f"nothing is called {kind!r}", hint=nearest(kind, table))
@@ -213,7 +213,7 @@ def load(table: dict[str, Part], kind: str) -> Any:
 
 
 def require(module: str) -> Any:
-    """Import a module; where a package of an extra is missing, say how to install it."""
+    """Import a module; raises `MissingExtraError` if it needs a package of a missing extra."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

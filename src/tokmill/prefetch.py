@@ -1,4 +1,4 @@
-"""A thread that makes the next results of an iterator while the last one is being used."""
+"""A thread that computes the next results of an iterator while the last one is being used."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TypeVar
 T = TypeVar("T")
 _END = object()
 PATIENCE = 5.0
-"""Seconds that the thread may take to end. One that takes longer (a template without end) is left
-behind, so that Ctrl-C ends the program."""
+"""Seconds to wait for the thread to end. A thread that takes longer (an endless chat template) is
+left behind, so that Ctrl-C ends the program."""
 
 
 def prefetch(source: Iterable[T], most: int = 1) -> Generator[T, None, None]:
-    """Yield what `source` yields, made in a thread that is at most `most` results ahead.
+    """Yield the results of `source`, computed in a thread that is at most `most` results ahead.
 
-    Order and errors are those of the source. Closing the generator ends the thread.
+    Order and errors stay the same. Closing the generator ends the thread.
     """
     results: queue.Queue[object] = queue.Queue(max(1, most))
     ended = threading.Event()

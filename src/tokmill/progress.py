@@ -33,16 +33,16 @@ def human_bytes(number: float) -> str:
 
 
 def human_count(number: int, noun: str, nouns: str = "") -> str:
-    """Return a number of things in words: 1 program, 2,000 programs.
+    """Return a count with its noun: 1 program, 2,000 programs.
 
-    `nouns` is the plural where it is not `noun` and s.
+    `nouns` is the plural if it is not `noun` + s.
     """
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
 
 
 @contextlib.contextmanager
 def elapsed(what: str) -> Iterator[None]:
-    """Say what is done and for how long, where nobody knows how far it has come.
+    """Print what is running and for how long; for work whose end cannot be estimated.
 
     On a terminal once a second, elsewhere a line every 30 seconds.
     """
@@ -68,9 +68,9 @@ def elapsed(what: str) -> Iterator[None]:
 
 
 class Progress:
-    """Shows how far work has come, with rate and time left, on stderr.
+    """Shows how much of some work is done, with rate and time left, on stderr.
 
-    `total` and `advance` are in units of `unit`: "B" is shown as bytes, others as they are.
+    `total` and `advance` count in `unit`; "B" is shown as KB, MB, …, other units as plain numbers.
     `extra` may return more text for the line (memory, loss, …).
     """
 
@@ -109,12 +109,12 @@ class Progress:
         self.tick()
 
     def reach(self, amount: float) -> None:
-        """Show so much as done, some of which `advance` has yet to count, and may never."""
+        """Show this much as done already, although `advance` has not counted all of it yet."""
         self.ahead = max(self.ahead, amount)
         self.tick()
 
     def tick(self) -> None:
-        """Show the line again if it is time."""
+        """Print the line again if it is time."""
         now = time.monotonic()
         if not self.quiet and now - self.shown >= (0.1 if self.terminal else EVERY):
             self.shown = now
@@ -122,7 +122,7 @@ class Progress:
 
     @property
     def reached(self) -> float:
-        """Units that are done, those that `advance` has yet to count with them."""
+        """Units that are done, including those that `advance` has not counted yet."""
         return max(self.done, self.ahead)
 
     @property
@@ -132,12 +132,12 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units a second, what was done before not counted."""
+        """Units a second, not counting what was done before the start."""
         return (self.reached - self.already) / max(self.seconds, 1e-9)
 
     @property
     def seconds_left(self) -> float:
-        """Seconds that the rest will take at this rate; infinite before the first unit."""
+        """Seconds for the rest at this rate; infinite before the first unit."""
         return (self.total - self.reached) / self.rate if self.rate > 0 else float("inf")
 
     def _show(self, end: str) -> None:
@@ -158,9 +158,9 @@ class Progress:
         if self.extra and (more := self.extra()):
             text += f", {more}"
         if self.terminal:
-            # A line that wraps cannot be written over.
+            # A line that wraps cannot be overwritten.
             width = shutil.get_terminal_size().columns - 1
             text = text if len(text) <= width else f"{text[: max(width - 1, 0)]}…"
-            # Past the door that escapes what names of files hold.
+            # Directly to the stream: the wrapper of stderr would escape these control characters.
             getattr(sys.stderr, "inner", sys.stderr).write("\r\x1b[2K")
         print(text, file=sys.stderr, end=end, flush=True)

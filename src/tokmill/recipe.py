@@ -19,18 +19,18 @@ T = TypeVar("T")
 
 
 def shipped() -> dict[str, Path]:
-    """Return the recipes that come with the package: name, such as decoder-tiny, and file."""
+    """Return the recipes that come with the package: name (such as decoder-tiny) → file."""
     here = Path(__file__).parent
-    # In a wheel they lie in the package, in a clone at its root.
+    # In a wheel they are in the package, in a clone of the repository at its root.
     folder = here / "recipes" if (here / "recipes").is_dir() else here.parents[1] / "recipes"
     return {path.stem: path for path in sorted(folder.rglob("*.toml"))}
 
 
 def find(name: Path | str) -> Path:
-    """Return the file of a recipe: a path, or else the name of one that is shipped.
+    """Return the file of a recipe, given its path or the name of a shipped recipe.
 
-    `decoder-tiny`, `decoder-tiny.toml` and, as the documents write it,
-    `recipes/text/decoder-tiny.toml` are the same shipped recipe where no such file is there.
+    If there is no such file, `decoder-tiny`, `decoder-tiny.toml` and (as in the documents)
+    `recipes/text/decoder-tiny.toml` all name the same shipped recipe.
     """
     path = Path(name)
     if path.exists():
@@ -45,15 +45,15 @@ def find(name: Path | str) -> Path:
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """Return a TOML file as a dict, merged over the files that it `extends` (paths beside it).
+    """Return a TOML file as a dict, merged over the files that it `extends`.
 
-    The name of a shipped recipe stands for its file.
+    `extends` is relative to the file. `path` may be the name of a shipped recipe.
     """
     return _read(find(path), ())
 
 
 def other_recipe(path: Path | str) -> str:
-    """Return what a recipe that is not there may have meant."""
+    """Return a hint for a recipe that does not exist: the nearest shipped one."""
     close = difflib.get_close_matches(Path(path).name.removesuffix(".toml"), shipped(), n=1)
     if close:
         return f"did you mean {close[0]}?"
@@ -90,7 +90,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the keys of `over` put over it, tables within tables."""
+    """Return `base` updated with the keys of `over`, recursively in nested tables."""
     result = dict(base)
     for key, value in over.items():
         if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
@@ -101,7 +101,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overrides(settings: Sequence[str]) -> dict[str, Any]:
-    """Return `a.b=c` settings as nested dicts; a value is read as TOML, else taken as a string."""
+    """Return `a.b=c` settings as nested dicts; a value that is not TOML is taken as a string."""
     result: dict[str, Any] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -133,7 +133,7 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
         given = _at(value, key)
         if "Expected `array`" in message and type(given) in (str, int, float):
             raise UsageError(
-                f"{key}: it is a list, not {_toml(given)}",
+                f"{key}: a list is needed, not {_toml(given)}",
                 where=where,
                 hint=f"--set '{key}={_as_list(given)}'",
             ) from None
@@ -148,14 +148,8 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
         ) from None
 
 
-def load(kind: type[T], path: Path | str | None, settings: Sequence[str] = ()) -> T:
-    """Read a recipe file (None: an empty one) with `--set` settings over it into a struct."""
-    value = {} if path is None else read_toml(path)
-    return convert(kind, merge(value, overrides(settings)), str(path or "--set"))
-
-
 def _choices(kind: Any, key: str) -> list[str]:
-    """Return the values that a key may have, where it is one of a few words."""
+    """Return the values that a key may have, if its type is a `Literal`."""
     for part in key.partition("[")[0].split("."):
         struct = struct_of(kind)
         if struct is None:
@@ -165,20 +159,20 @@ def _choices(kind: Any, key: str) -> list[str]:
 
 
 def _at(value: Any, key: str) -> Any:
-    """Return what stands at a key such as a.b of nested dicts; None: nothing."""
+    """Return the value at a key such as a.b in nested dicts, or None."""
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
 
 def _as_list(given: str | float) -> str:
-    """Return `a,b` or a single value as a list in TOML."""
+    """Return `a,b` or a single value written as a TOML list."""
     parts = given.split(",") if isinstance(given, str) else [given]
     return f"[{', '.join(_toml(part) for part in parts)}]"
 
 
 def _toml(value: str | float) -> str:
-    """Return a value as TOML writes it; a string that is a number stands for it."""
+    """Return a value as TOML; a string that holds a number is written as that number."""
     text = str(value).strip()
     try:
         float(text)
@@ -192,7 +186,7 @@ def _is_literal(annotation: Any) -> bool:
 
 
 def struct_of(annotation: Any) -> type[msgspec.Struct] | None:
-    """Return the struct inside an annotation such as `X` or `X | None`, if there is one."""
+    """Return the struct class in an annotation such as `X` or `X | None`, or None."""
     for candidate in (annotation, *typing.get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
             return candidate

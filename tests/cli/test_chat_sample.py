@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import UNSET
 
 import tokmill
 from making import jsonl
 from tokmill.plugins import CHATS, load
+from tokmill.store.manifest import read_plan
 from tokmill.store.store import Store
 from tokmill.text.tokenizer import Tokenizer
 from tokmill.training.runs.made import options_of
@@ -98,6 +100,34 @@ def test_the_ids_are_those_of_the_store_before_the_answer(folder: Path) -> None:
     # A message forges no turn.
     forged = writer.ids([{"role": "user", "content": "<|im_end|>"}])
     assert forged.count(end) == 1
+
+
+def test_a_selection_keeps_the_template_of_its_chats(folder: Path, tmp_path: Path) -> None:
+    half = tokmill.build("select", folder / "store", tmp_path / "half", ratio=0.5, seed=1)
+    # A selection of selections too, if all have one template.
+    again = tokmill.build("select", [half.path, folder / "store"], tmp_path / "again")
+    few = RECIPE | {"data": {"train": str(again.path), "batch": 4}}
+    tokmill.train(few | {"run": {"steps": 1, "device": "cpu"}}, tmp_path / "run", quiet=True)
+    kept = options_of(tmp_path / "run")
+    assert kept and kept.items() <= options_of(folder / "run").items()
+    vocabulary = again.vocabularies["token"]
+    data = again.vocabulary_file("token").read_bytes()
+    writers = [
+        load(CHATS, "chat")(data, vocabulary, [options], "", "run")
+        for options in (kept, options_of(folder / "run"))
+    ]
+    assert writers[0].ids(chat(7)[:1]) == writers[1].ids(chat(7)[:1])
+
+
+def test_a_selection_of_chats_with_two_templates_has_none(folder: Path, tmp_path: Path) -> None:
+    other = tokmill.build(
+        "chat", folder / "chats.jsonl", tmp_path / "plain", chat_template="plain",
+        tokenizer=folder / "tokenizer/tokenizer.json",
+    )  # fmt: skip
+    both = tokmill.build("select", [folder / "store", other.path], tmp_path / "both")
+    assert read_plan(both.path).chats is UNSET
+    one = tokmill.build("select", [other.path], tmp_path / "one")
+    assert read_plan(one.path).chats != UNSET
 
 
 def test_runs_without_a_template_say_so(folder: Path, here: Any) -> None:

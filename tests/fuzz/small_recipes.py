@@ -97,7 +97,8 @@ def make_recipe(folder: Path) -> Iterable[Path]:
 
 
 def read_recipe(folder: Path) -> Any:
-    found = recipe.load(BuildRecipe, folder / "r.toml", ["options.x.y=3"])
+    value = recipe.merge(recipe.read_toml(folder / "r.toml"), recipe.overrides(["options.x.y=3"]))
+    found = recipe.convert(BuildRecipe, value, "r.toml")
     kind = plugins.load(plugins.SOURCES, "jsonl")
     options = {key: value for key, value in found.options.items() if key != "x"}
     return found, recipe.convert(kind.Config, options)

@@ -20,7 +20,7 @@ import numpy as np
 from making import quick_build
 from tokmill.builds import plan
 from tokmill.store import manifest as layout
-from tokmill.store.seal import sealed, unsealed
+from tokmill.store.seal import END, LENGTH, TAIL, sealed
 from tokmill.store.store import Store
 from tokmill.text.jsonl import JsonlSource
 
@@ -65,6 +65,12 @@ def build_v2(out: Path) -> Store:
         refer = [f"{column}={out}" for column in ("anchor", "positive")]
         quick_build("overlay", out, "", values=str(PAIRS), name="pairs", refer=refer)
         return store
+
+
+def unsealed(data: bytes) -> bytes:
+    """Return a file without its digest, as older programs wrote it."""
+    found = TAIL.search(data, max(0, len(data) - LENGTH))
+    return data[: found.start()] + END if found else data
 
 
 def without_paths(store: Path) -> dict[str, bytes]:

@@ -59,7 +59,7 @@ def test_locks_that_hold_nothing_are_noticed(
     import contextlib
 
     monkeypatch.setattr(doctor, "locked", lambda *_: contextlib.nullcontext())
-    with pytest.raises(TokmillError, match="two holders"):
+    with pytest.raises(TokmillError, match="two processes"):
         doctor._lock(tmp_path)
 
 

@@ -22,11 +22,14 @@ from tokmill.files import (
     locked,
     private_path,
     remove_leftovers,
+    sha256_file,
     write_file,
 )
+from tokmill.store.seal import sealed
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
-from tokmill.store.vocab import Vocabulary
+from tokmill.store.vocab import Learned, Vocabulary
+from tokmill.text.learn import remove_remains
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import begin, facts_from
 
@@ -137,6 +140,41 @@ def test_a_vocabulary_cannot_be_written_elsewhere(
             use()
         except TokmillError as error:
             assert error.hint
+    assert everything(tmp_path) == before
+
+
+def test_a_note_of_a_learned_tokenizer_names_nothing_outside(store: Path, tmp_path: Path) -> None:
+    """A note with a right digest, whose names lead out of the folder."""
+    (tmp_path / "x").write_text("mine")
+    digest = sha256_file(tmp_path / "x")
+    for name in ("../../../x", str(tmp_path / "x")):
+        write_file(
+            store / "vocab/learned.json",
+            sealed(Learned(vocab_size=300, sha256="0" * 64, files={name: digest})),
+        )
+        (problem,) = validate(Store(store)).problems
+        assert problem.where.endswith("learned.json") and "leads out" in problem.what
+        repair(store)
+        (store / "vocab/tokenizer.json").rename(tmp_path / "away")
+        with pytest.raises(TokmillError, match="leads out"):
+            remove_remains(store / "vocab")
+        (tmp_path / "away").rename(store / "vocab/tokenizer.json")
+        assert (tmp_path / "x").read_text() == "mine"
+
+
+def test_a_link_in_place_of_an_overlay_is_refused(store: Path, tmp_path: Path) -> None:
+    """`--fresh` would remove the files of a store that lies elsewhere."""
+    other = quick_build("jsonl", tmp_path / "x.jsonl", tmp_path / "other")
+    (store / "overlays").mkdir()
+    (store / "overlays/mine").symlink_to(other.path)
+    before = everything(tmp_path)
+    for use in (
+        lambda: quick_build("jsonl", tmp_path / "x.jsonl", store, how=How(fresh=True, quiet=True)),
+        lambda: repair(store),
+        lambda: deep_check(Store(store), 1),
+    ):
+        with pytest.raises(TokmillError, match="is a link"):
+            use()
     assert everything(tmp_path) == before
 
 

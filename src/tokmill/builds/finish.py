@@ -1,4 +1,4 @@
-"""The end of a build: what is missing, is it hopeless, the manifest, a partial store."""
+"""The end of a build: missing shards, too many rejects, the manifest, or a partial store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET
 
 from tokmill import plugins
-from tokmill.builds.folder import remove_shards, sweep, write_if_different
+from tokmill.builds.folder import TAKEN, remove_shards, sweep, write_if_different
 from tokmill.builds.hints import hint, hint_of_source
 from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.prepare import BuildRecipe, How, Prepared
@@ -26,30 +26,31 @@ from tokmill.files import locked, remove, write_file
 from tokmill.progress import Progress, human_bytes, human_time
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, Receipt
+from tokmill.store.marks import LOCK
 from tokmill.store.probe import probe_digest
 from tokmill.store.seal import sealed
-from tokmill.store.store import Store, make_manifest, read_planned, read_receipts
+from tokmill.store.store import Store, in_order, make_manifest, planned_receipts, read_planned
 
 PART_WAIT = 60.0
-"""Seconds that a part waits for the lock: others hold it while they plan and finish."""
+"""Seconds that a part waits for the lock, which others hold while they plan and finish."""
 JUDGED_FROM = {"records": 1000, "items": 100}
-"""How many must have been seen before a share of rejects says anything, unless none is allowed."""
-
-
+"""Number of records or items before which the share of rejects is not judged; with a limit of 0 it
+is judged at once."""
 MOST_OF_FEW = 0.5
-"""Share of rejects that fewer records may have, unless more was allowed."""
+"""Largest share of rejects among fewer records, unless a larger share is allowed."""
 
 
 def enough(share: float) -> str:
-    """Return a share for --max-rejects that allows `share`, and as much again for what follows."""
-    return f"{next(one for one in (0.05, 0.1, 0.2, 0.5, 1.0) if one >= min(1.0, 2 * share)):g}"
+    """Return a value for --max-rejects that allows at least twice `share`."""
+    wanted = min(1.0, 2 * share)
+    return f"{next(most for most in (0.05, 0.1, 0.2, 0.5, 1.0) if most >= wanted):g}"
 
 
 class Rejects:
-    """Counts rejects while a build runs, and ends a hopeless one.
+    """Counts rejects while a build runs, and ends a build with too many.
 
-    They are a share of the records, or of the items where a source rejects these as a whole
-    (`rejects_items`), as x86 does programs.
+    Their share is that of the records, or of the items if a source rejects whole items
+    (`rejects_items`), as x86 does with programs.
     """
 
     def __init__(self, out: Path, most: float, plan: Plan, planned: Sequence[PlannedItem]) -> None:
@@ -61,10 +62,10 @@ class Rejects:
         self.example = ""
 
     def add(self, receipts: Iterable[Receipt], *, all_of_them: bool = False) -> None:
-        """Count more receipts; raise `TokmillError` when too large a share was rejected.
+        """Count more receipts; raise `TokmillError` if too large a share was rejected.
 
-        Of few records a small share says nothing, but more than a half does once all are seen.
-        Programs are told one by one, so few of them are not judged.
+        Few records are judged only at the end (`all_of_them`), and only if more than half of them
+        were rejected. Few items are not judged: each rejected program is reported by itself.
         """
         for receipt in receipts:
             runs, reasons = receipt.rejects, dict(receipt.rejected)
@@ -72,7 +73,7 @@ class Rejects:
                 self.seen += receipt.records + sum(reasons.values())
             elif receipt.part == 0:
                 self.seen += len(receipt.items)
-                # The first reject of an item without a record says why it has none.
+                # For an item without records, its first reject is the reason.
                 first = {run.item: run for run in reversed(runs)}
                 runs = [first[i] for i in sorted(first) if not receipt.items[i].records]
                 reasons = dict(Counter(run.reason for run in runs))
@@ -134,31 +135,21 @@ def missing_tasks(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -
     return tasks
 
 
-def in_order(planned: Sequence[PlannedItem], receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Return receipts in plan order, parts of a shard by number."""
-    place = {shard: i for i, shard in enumerate(dict.fromkeys(item.shard for item in planned))}
-    return sorted(receipts, key=lambda receipt: (place[receipt.shard], receipt.part))
-
-
 def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How) -> Store:
-    """Write the manifest and drop what the plan does not know; a part leaves that to the last."""
+    """Write the manifest and remove shards that are not in the plan, if no shard is missing.
+
+    With `how.part`, the part that ends last does this.
+    """
     plan = prepared.plan
     if how.part is not None:
-        # Other parts have made shards meanwhile; whichever ends last sees them all.
-        shards = {item.shard for item in prepared.planned}
-        receipts = [receipt for receipt in read_receipts(out) if receipt.shard in shards]
+        # Other parts have made shards meanwhile.
+        receipts = planned_receipts(out, prepared.planned)
     if missing_tasks(prepared.planned, receipts):
         return Store(out)
     ordered = in_order(prepared.planned, receipts)
     with contextlib.ExitStack() as held:
         if how.part is not None:
-            lock = locked(
-                out / ".lock",
-                "another build is writing to this store",
-                "wait for it",
-                wait=PART_WAIT,
-            )
-            held.enter_context(lock)
+            held.enter_context(locked(out / LOCK, TAKEN, "wait for it", wait=PART_WAIT))
         sweep(out)
         mend_probe(out, plan, planned_work(out, plan).source)
         manifest = make_manifest(plan, ordered, complete=True, probe=probe_digest(out))
@@ -170,7 +161,7 @@ def finish(out: Path, prepared: Prepared, receipts: Sequence[Receipt], how: How)
             raise TokmillError(
                 f"not one record was found ({counts or 'the input is empty'})",
                 where=", ".join(prepared.recipe.inputs),
-                hint="no record fits all conditions: ask for less"
+                hint="no record meets all conditions: demand less"
                 if prepared.recipe.source == "select"
                 else hint(*_source_of(plan, prepared.planned), why),
             )
@@ -185,18 +176,17 @@ def finish_parts(out: Path, max_rejects: float = 0.01) -> int:
     """Write the manifest of a store built in parts; return how many shards are still missing."""
     plan = layout.read_plan(out)
     planned = list(read_planned(out))
-    known = {item.shard for item in planned}
-    receipts = [receipt for receipt in read_receipts(out) if receipt.shard in known]
+    receipts = planned_receipts(out, planned)
     missing = missing_tasks(planned, receipts)
     if not missing:
         prepared = Prepared(BuildRecipe(source=plan.recipe["source"]), plan, {}, plan, planned)
-        with locked(out / ".lock", "a build is writing to this store", "wait for it to end"):
+        with locked(out / LOCK, TAKEN, "wait for it to end"):
             finish(out, prepared, receipts, How(max_rejects=max_rejects, quiet=True))
     return len(missing)
 
 
 def _source_of(plan: Plan, planned: Iterable[PlannedItem]) -> tuple[Any, Any, list[str]]:
-    """Return the class of a plan's source, its options and the first files."""
+    """Return the class of a plan's source, its options, and its first files."""
     kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
     paths = list(islice(dict.fromkeys(item.path for item in planned), 4))
     return kind, msgspec.convert(plan.options, type=kind.Config), paths
@@ -210,7 +200,7 @@ def stop_early(
     bar: Progress,
     watch: Watch,
 ) -> Store:
-    """End a build at its time limit: a partial store, and what the whole would take."""
+    """End a build at its time limit: leave a partial store, and estimate the whole build."""
     ordered = in_order(prepared.planned, receipts)
     manifest = make_manifest(prepared.plan, ordered, complete=False, probe=probe_digest(out))
     write_if_different(out / "manifest.json", sealed(manifest))

@@ -1,4 +1,4 @@
-"""The folder of a store before and between builds: is it one, what does it hold, what changed."""
+"""The folder of a store before and between builds: checks, the lock, clearing, changed inputs."""
 
 from __future__ import annotations
 
@@ -43,21 +43,22 @@ KNOWN_FILES = (
 )  # fmt: skip
 KNOWN_FOLDERS = ("shards", "vocab", "overlays", "cache")
 SHARD_DIGITS = 24
-"""Digits of a shard's name before the number of a part."""
+"""Digits of a shard's name before the number of its part."""
 AGAIN = "cache/again"
-"""Where shards are made again, to be compared with those that stand."""
+"""Folder in which shards are made again, to compare them with the old ones."""
 CACHED = re.compile(
     r"stamps\.jsonl|repeats-[0-9a-f]{24}|\.repeats\.lock|pieces-[0-9a-f]{16}-[-0-9]+\.safetensors"
 )
-"""What else a store keeps in `cache`."""
+"""Matches the other files that a store keeps in `cache`."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 TAKEN = "another build is writing to this store"
 
 
 def check_folder(out: Path) -> None:
-    """Refuse a folder that holds something else than a store.
+    """Refuse a folder that holds something other than a store.
 
-    A store is known by what its files say, one that has just begun by its lock; neither by names.
+    A store is recognised by the content of its files, a store that has just begun by its lock;
+    names of files are not enough.
     """
     if out.is_file():
         raise UsageError(
@@ -80,12 +81,10 @@ def check_folder(out: Path) -> None:
 
 
 def format_of(out: Path) -> int:
-    """Return the format of a store that is built: that of the one that is there, or the newest.
-
-    One that is there goes on in its own format, so that its shards stay what they are.
+    """Return the format for a build: that of the existing store, so that its shards stay valid, or
+    the newest.
     """
-    kinds: dict[str, Any] = {layout.PLAN: Plan, layout.PLAN_COPY: Plan, "manifest.json": Manifest}
-    for name, kind in kinds.items():
+    for name, kind in layout.DESCRIPTIONS.items():
         with contextlib.suppress(TokmillError):
             found: int = layout.read_sealed(out / name, kind).format
             if found in layout.READABLE:
@@ -94,19 +93,21 @@ def format_of(out: Path) -> int:
 
 
 def check_links(out: Path) -> None:
-    """Refuse a store one of whose folders is a link: what lies behind it may be anybody's."""
-    for name in (*KNOWN_FOLDERS, AGAIN):
-        if (out / name).is_symlink():
+    """Refuse a store with a link in place of a folder: the files behind it may be the user's."""
+    folder = out / "overlays"
+    overlays = [path for path in folder.iterdir() if path.is_symlink()] if folder.is_dir() else []
+    for path in [*(out / name for name in (*KNOWN_FOLDERS, AGAIN)), *sorted(overlays)]:
+        if path.is_symlink():
             raise UsageError(
                 "is a link; a store holds its files itself",
-                where=str(out / name),
+                where=str(path),
                 hint="remove the link, or choose another folder for the whole store",
             )
 
 
 @contextlib.contextmanager
 def claimed(out: Path) -> Iterator[None]:
-    """Hold the lock of a folder that is to become a store; it goes again if nothing else came."""
+    """Hold the lock of a folder that will become a store; remove both if nothing was written."""
     with new_folder(out), locked(out / LOCK, TAKEN, "wait for it, or choose another folder"):
         try:
             yield
@@ -116,9 +117,9 @@ def claimed(out: Path) -> Iterator[None]:
 
 
 def clear(out: Path, spared: Collection[str] = ()) -> None:
-    """Remove a store from its folder, its last word first; `spared` folders of it stay.
+    """Remove a store from its folder, the manifest first, except the folders `spared`.
 
-    What a store does not write stays too, and the folder that it lies in.
+    Files that a store does not write stay, and so does the folder itself.
     """
     check_links(out)
     vocabularies = _vocabulary_files(out)
@@ -135,7 +136,7 @@ def clear(out: Path, spared: Collection[str] = ()) -> None:
                 remove(overlay / LOCK)
                 _remove_empty(overlay)
         elif name == "vocab":
-            # LEARNED says how the tokenizer of this build was learned, just before.
+            # With LEARNED, the tokenizer was learned just before, for this build.
             if (folder / LEARNED).exists():
                 vocabularies.difference_update(TOKENIZER_FILES)
             _remove_files(folder, lambda name: name in vocabularies)
@@ -147,22 +148,19 @@ def clear(out: Path, spared: Collection[str] = ()) -> None:
 
 
 def remove_shards(folder: Path, kept: Collection[str] = ()) -> None:
-    """Remove the files of shards in a folder but those of shards `kept`; nothing else.
-
-    The folder goes too if it is empty then.
-    """
+    """Remove the files of shards in a folder, except those of `kept`; then the folder if empty."""
     _remove_files(
         folder,
         lambda name: SHARD_FILE.fullmatch(name) is not None and name.partition(".")[0] not in kept,
     )
 
 
-def _remove_files(folder: Path, ours: Callable[[str], bool]) -> None:
+def _remove_files(folder: Path, chosen: Callable[[str], bool]) -> None:
     if not folder.is_dir() or folder.is_symlink():
         return
     remove_leftovers(folder)
     with machine_errors("list", folder), os.scandir(folder) as entries:
-        found = [e.name for e in entries if ours(e.name) and e.is_file(follow_symlinks=False)]
+        found = [e.name for e in entries if chosen(e.name) and e.is_file(follow_symlinks=False)]
     for name in found:
         remove(folder / name)
     _remove_empty(folder)
@@ -174,9 +172,8 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _vocabulary_files(out: Path) -> set[str]:
-    """Return the names of the files in `vocab` of a store, as its plan or its manifest has them."""
-    kinds: dict[str, Any] = {layout.PLAN: Plan, layout.PLAN_COPY: Plan, "manifest.json": Manifest}
-    for name, kind in kinds.items():
+    """Return the names of a store's files in `vocab`, from its plan or its manifest."""
+    for name, kind in layout.DESCRIPTIONS.items():
         with contextlib.suppress(TokmillError):
             found: Any = layout.read_sealed(out / name, kind)
             beside = TOKENIZER_FILES if "token" in found.vocabularies else ()
@@ -185,23 +182,23 @@ def _vocabulary_files(out: Path) -> set[str]:
 
 
 def sweep(out: Path) -> None:
-    """Remove what killed writers left behind."""
+    """Remove the files that killed writers left behind."""
     for folder in (out, out / "vocab", out / "shards", out / "cache"):
         remove_leftovers(folder)
     if probe_path(out).exists():
-        # Nobody takes the lock any more; a kill may have left it.
+        # The lock is no longer used; a kill may have left it.
         remove(out / PROBE_LOCK)
 
 
 @contextlib.contextmanager
 def given_up(out: Path) -> Iterator[None]:
-    """Remove a store that fails where it began, if it holds no record, so that another may begin.
+    """Remove a new store whose build fails before its first record, so that another can begin.
 
-    What was interrupted, stopped by the machine, or met a changed input, is to be continued and
-    stays.
+    A store stays if its build was interrupted, stopped by the machine, or met a changed input:
+    these can be continued.
     """
     there = [name for name in (*KNOWN_FILES, *KNOWN_FOLDERS) if (out / name).exists()]
-    # A tokenizer may have been learned for it, and rows planned.
+    # `vocab` may hold a tokenizer that was learned for this build, `cache` the input of a pipe.
     begins = {*there} <= {"vocab", "cache"}
     asked = probe_path(out).exists()
     try:
@@ -215,13 +212,16 @@ def given_up(out: Path) -> Iterator[None]:
             if not asked:
                 remove(probe_path(out))
             if not there:
-                # It is the mark of what stays.
+                # Otherwise it marks the folder as a store that has begun.
                 remove(out / LOCK)
         raise
 
 
-def settle(out: Path, prepared: Prepared, how: How) -> None:
-    """Compare with the plan that is there, and write the new one with its vocabularies."""
+def place_plan(out: Path, prepared: Prepared, how: How) -> None:
+    """Compare the plan with the store's old one, then write it with its vocabularies.
+
+    Raises `TokmillError` for another recipe, or for changed inputs without `how.yes`.
+    """
     plan, stamps = prepared.plan, stamps_of(prepared.planned)
     if any((out / name).exists() for name in (layout.PLAN, layout.PLAN_COPY)):
         old = _plan_before(out, plan)
@@ -229,7 +229,7 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
             lines = "\n  ".join(difference(old.recipe, plan.recipe))
             is_overlay = isinstance(plan.overlay, Overlay)
             thing = "overlay was made" if is_overlay else "store was built"
-            place = "give the new one another --name" if is_overlay else "build into a new folder"
+            place = "choose another --name" if is_overlay else "build into a new folder"
             raise TokmillError(
                 f"the {thing} with another recipe:\n  {lines}",
                 where=str(out),
@@ -254,14 +254,14 @@ def settle(out: Path, prepared: Prepared, how: How) -> None:
 
 
 def _forget(out: Path, shards: Collection[str]) -> None:
-    """Remove the receipts of shards, so that these are made again."""
+    """Remove the receipts of shards, so that the shards are made again."""
     for path in [*(out / "shards").glob("*.json")] if shards else []:
         if SHARD_FILE.fullmatch(path.name) and path.name[:SHARD_DIGITS] in shards:
             remove(path)
 
 
 def _plan_before(out: Path, plan: Plan) -> Plan:
-    """Return the plan that is there; where it is damaged, and was of one recipe, the new one."""
+    """Return the store's plan; if it is damaged and the manifest has the new recipe, the new."""
     try:
         return layout.read_plan(out)
     except TokmillError:
@@ -273,7 +273,7 @@ def _plan_before(out: Path, plan: Plan) -> Plan:
 
 
 def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
-    """Write the files of the vocabularies that are not there, or not what they should be."""
+    """Write the files of the vocabularies that are missing or damaged."""
     for item in frozen.values():
         write_if_different(inside(make_folder(out / "vocab"), item.vocabulary.file), item.data)
 
@@ -281,9 +281,9 @@ def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
 def report_changes(
     out: Path, planned: Sequence[PlannedItem], how: How, changed: Mapping[str, str]
 ) -> None:
-    """List changed and vanished inputs; go on only if the user agreed.
+    """Raise `TokmillError` with the changed and vanished inputs, unless the user agreed (`yes`).
 
-    `changed`: shard → an input that has other content, though its name and sample are the same.
+    `changed`: shard → an input whose content changed although its sampled digest did not.
     """
     if not (out / "inputs.jsonl").exists():
         return
@@ -295,7 +295,7 @@ def report_changes(
             continue
         path = Path(item.path)
         if path.suffix == SUFFIX and path.parent.name == "shards":
-            # A shard of another store: its name means nothing to anybody, the store does.
+            # A shard of another store: name that store, as the shard's name tells users nothing.
             lines[f"changed or grown: {path.parent.parent}"] = None
         else:
             lines[f"{'changed' if item.name in now else 'vanished'}: {item.name}"] = None
@@ -306,14 +306,14 @@ def report_changes(
     )
     if not how.yes:
         raise TokmillError(
-            f"inputs are not what they were:\n  {shown}",
+            f"inputs have changed:\n  {shown}",
             where=str(out),
-            hint="with --yes their shards are made again or dropped, all others are kept",
+            hint="--yes makes their shards again or removes them, and keeps all others",
         )
 
 
 def write_if_different(path: Path, data: bytes) -> bool:
-    """Write a file unless the one that stands is the same; say whether it was written."""
+    """Write a file unless it has the same content already; say whether it was written."""
     with machine_errors("read", path):
         same = path.exists() and path.read_bytes() == data
     if not same:

@@ -34,7 +34,7 @@ Stamps = list[tuple[int, ...]]
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a worker needs to make any shard of a build."""
+    """Everything that a worker needs to make any shard of a build."""
 
     kind: str
     config: dict[str, Any]
@@ -57,21 +57,21 @@ class Work(msgspec.Struct, frozen=True):
         return source
 
 
-def planned_work(store: Path, plan: Plan) -> Work:
-    """Return what is needed to make shards of a plan again."""
+def planned_work(store: Path, plan: Plan, resources: Resources | None = None) -> Work:
+    """Return the `Work` of a plan."""
     return Work(
         plan.recipe["source"],
         plan.options,
         plan.inputs(),
         plan.vocabularies,
         str(store),
-        Amount().resources(),
+        resources or Amount().resources(),
         plan.format,
     )
 
 
 def read_vocabulary(path: Path, vocabulary: Vocabulary) -> bytes:
-    """Return a vocabulary's frozen file; one that is not what the plan says is refused."""
+    """Return a vocabulary's file; raises `TokmillError` if it is not the one of the plan."""
     with machine_errors("read", path):
         data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != vocabulary.sha256:
@@ -84,7 +84,7 @@ def read_vocabulary(path: Path, vocabulary: Vocabulary) -> bytes:
 
 
 class ShardJob(msgspec.Struct, frozen=True):
-    """One shard to make; `parts_done` parts of it are there already."""
+    """One shard to make."""
 
     shard: str
     items: list[Item]
@@ -96,7 +96,7 @@ class ShardJob(msgspec.Struct, frozen=True):
 
 
 class Content:
-    """A running sha256 of what is read of an item."""
+    """A running sha256 of the content of an item."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -115,14 +115,14 @@ class Content:
 
 
 class _Part:
-    """The part of a shard that is being gathered."""
+    """The part of a shard that is being made."""
 
     def __init__(
         self, source: Source, limits: Mapping[str, int], folder: Path, format: int
     ) -> None:
         self.writer = ShardWriter(source.schema, dict(limits), folder, format)
         self.items: list[ItemReceipt] = []
-        # Whole programs are rejected for what is in them, at addresses that are no sequence.
+        # Rejects of x86 stand at addresses of a program, which form no sequence.
         self.left_out = Runs(joins=not source.rejects_items)
         self.notes: Counter[str] = Counter()
         self.item_skipped = self.item_rejected = 0
@@ -187,7 +187,8 @@ class _Part:
 
 
 class InputChanged(TokmillError):
-    """An input is no longer what the plan saw; the plan stands, and tells the next build so."""
+    """An input has changed since the build was planned. The plan stays, so the next build reports
+    the change."""
 
 
 def make_shard(
@@ -201,10 +202,10 @@ def make_shard(
 ) -> list[Receipt]:
     """Read the items of a shard, write it into `folder`, and return its receipts.
 
-    One receipt, unless an item is a long stream: that one gives a part, and a receipt, each time
-    its text has grown by 64 MiB. `count` is told the size of each item that was read. At the
-    deadline (monotonic seconds) what is whole is committed, in a receipt that says so; a step of a
-    source, at most 2 MiB of text or one program, is not divided.
+    There is one receipt, except for an item that is a long stream: it makes a part with a receipt
+    after every 64 MiB of text. `count` is called with the size of each item that was read. At the
+    deadline (monotonic seconds) the records so far are committed, in a receipt with `cut`; one step
+    of a source (at most 2 MiB of text, or one program) is always finished.
     """
     limits = {
         name: vocabularies[column.vocab].size
@@ -228,7 +229,7 @@ def make_shard(
                 part = _Part(source, limits, folder, format)
                 before = (0, 0)
             if deadline is not None and clock() > deadline:
-                # A thread that reads ahead ends before its digest is taken.
+                # End a thread that reads ahead before the digest is taken.
                 if isinstance(batches, Generator):
                     batches.close()
                 part.end_item(item, content, before)
@@ -245,7 +246,7 @@ def make_shard(
 
 
 def check_unchanged(item: Item, before: Stamps | None = None) -> Stamps:
-    """Refuse an input that is no longer what the plan saw, or was written to since `before`.
+    """Refuse an input that has changed since the plan, or since the stamps `before`.
 
     Returns the `stamp` of each of its files; none for a folder.
     """
@@ -279,7 +280,7 @@ _count: Callable[[int], None] | None = None
 
 
 def start_worker(work: Work, count: Callable[[int], None] | None = None) -> None:
-    """Tell this process which build it works for, and what counts the bytes that it has read."""
+    """Set the build for which this process works; `count` is called with the bytes read."""
     global _work, _source, _count
     _work, _source, _count = work, None, count
 

@@ -1,4 +1,4 @@
-"""Making what lies beside the shards of a store again: plan, inputs, vocabularies, manifest."""
+"""Repair of the files beside the shards of a store: plan, inputs, vocabularies, log, manifest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from tokmill import plugins
-from tokmill.builds.finish import in_order, missing_tasks
+from tokmill.builds.finish import missing_tasks
 from tokmill.builds.folder import write_if_different
 from tokmill.builds.make_shard import planned_work
 from tokmill.builds.plan import digest_of, group_items, shard_of, write_inputs
@@ -23,20 +23,23 @@ from tokmill.store.manifest import Manifest, Plan, PlannedItem
 from tokmill.store.probe import FILE as PROBE
 from tokmill.store.probe import probe_digest
 from tokmill.store.seal import sealed
-from tokmill.store.store import inputs_fit, make_manifest, read_planned, read_receipts
+from tokmill.store.store import inputs_fit, make_manifest, planned_receipts, read_planned
 from tokmill.store.vocab import LEARNED
 
 AGAIN = "run the same `tokmill build` again: it writes the file anew"
 
 
 def mend_files(store: Path) -> list[str]:
-    """Make plan, vocabularies, inputs and log what they should be; return what was written.
+    """Repair plan, vocabularies, probe, inputs and log; return the names of files written.
 
-    Raises `TokmillError` for what cannot be made again from the inputs, and says what to do.
+    Raises `TokmillError` for a file that cannot be made again from the inputs.
     """
     mended = mend_plan(store)
     plan = layout.read_plan(store)
     mended += mend_vocabularies(store, plan)
+    if (store / "vocab" / LEARNED).exists():
+        names = plugins.require("tokmill.text.learn").mend_beside(store / "vocab")
+        mended += [f"vocab/{name}" for name in names]
     if mend_probe(store, plan, planned_work(store, plan).source):
         mended.append(f"vocab/{PROBE}")
     mended += mend_inputs(store, plan)
@@ -44,41 +47,38 @@ def mend_files(store: Path) -> list[str]:
 
 
 def mend_plan(store: Path) -> list[str]:
-    """Write `plan.json` from its copy where it is damaged or lost, and the other way round."""
+    """Write `plan.json` from its copy if it is damaged or lost, and the other way round."""
     plan = layout.read_plan(store)
     if not isinstance(plan.inputs_sha256, str):
         # A plan of an older program has neither a digest nor a copy.
         return []
-    mended = []
-    for name in (layout.PLAN, layout.PLAN_COPY):
-        if write_if_different(store / name, sealed(plan)):
-            mended.append(name)
-    return mended
+    names = (layout.PLAN, layout.PLAN_COPY)
+    return [name for name in names if write_if_different(store / name, sealed(plan))]
 
 
 def mend_inputs(store: Path, plan: Plan) -> list[str]:
-    """Plan anew where `inputs.jsonl` is not the plan's, and write it."""
+    """Write `inputs.jsonl` again from the inputs if it does not belong to the plan."""
     path = store / "inputs.jsonl"
     if inputs_fit(store, plan):
         return []
     planned = planned_again(store, plan)
     if layout.plan_digest(plan.recipe_id, planned) != plan.plan_id:
         raise TokmillError(
-            "the items are not those of plan.json, and the inputs as they are now give others",
+            "the items are not those of plan.json, and the inputs have changed since",
             where=str(path),
             hint=f"{AGAIN}; it lists what has changed",
         )
     if isinstance(plan.inputs_sha256, str):
         lines = (msgspec.json.encode(layout.item_line(item)) + b"\n" for item in planned)
         if digest_of(lines) != plan.inputs_sha256:
-            # The same files lie elsewhere, as when a root was moved: the plan has to say so too.
-            raise TokmillError("the inputs now lie elsewhere", where=str(path), hint=AGAIN)
+            # The same files in another folder; the plan would have to change too.
+            raise TokmillError("the inputs were moved", where=str(path), hint=AGAIN)
     write_inputs(store, planned)
     return [path.name]
 
 
 def planned_again(store: Path, plan: Plan) -> list[PlannedItem]:
-    """Return the items that the inputs of a plan give now."""
+    """Return the items of the inputs as they are now."""
     items = planned_work(store, plan).source().items()
     return [
         item.planned(name)
@@ -89,22 +89,25 @@ def planned_again(store: Path, plan: Plan) -> list[PlannedItem]:
 
 
 def mend_vocabularies(store: Path, plan: Plan) -> list[str]:
-    """Freeze again the vocabularies whose files are not those of the plan, and write them."""
+    """Make the vocabularies again whose files are not those of the plan."""
+    files = {
+        name: inside(store / "vocab", vocabulary.file)
+        for name, vocabulary in plan.vocabularies.items()
+    }
     bad = {
         name: vocabulary
         for name, vocabulary in plan.vocabularies.items()
-        if not _is_file(vocabulary_path(store, vocabulary.file), vocabulary.sha256)
+        if not files[name].is_file() or sha256_file(files[name]) != vocabulary.sha256
     }
     if not bad:
         return []
     mended = []
     frozen = frozen_again(store, plan)
     for name, vocabulary in bad.items():
-        path = vocabulary_path(store, vocabulary.file)
-        found = frozen.get(name)
+        path, found = files[name], frozen.get(name)
         if found is None or found.vocabulary.sha256 != vocabulary.sha256:
             raise TokmillError(
-                f"the vocabulary {name!r} is damaged, and what it was made from gives another",
+                f"the vocabulary {name!r} is damaged, and its source has changed since",
                 where=str(path),
                 hint=f"copy it from another copy of the store or from the `vocab` of a run on it "
                 f"(sha256 {vocabulary.sha256}), or {AGAIN}",
@@ -114,13 +117,8 @@ def mend_vocabularies(store: Path, plan: Plan) -> list[str]:
     return mended
 
 
-def vocabulary_path(store: Path, name: str) -> Path:
-    """Return the path of a vocabulary's file."""
-    return inside(store / "vocab", name)
-
-
 def frozen_again(store: Path, plan: Plan) -> Mapping[str, Frozen]:
-    """Freeze the vocabularies of a plan as its build did: from a file, or from the inputs."""
+    """Make the vocabularies of a plan again as its build did: from a file, or from the inputs."""
     kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
     config = msgspec.convert(plan.options, type=kind.Config)
     tokenizer = path_from_text(plan.tokenizer) if isinstance(plan.tokenizer, str) else None
@@ -143,7 +141,7 @@ def frozen_again(store: Path, plan: Plan) -> Mapping[str, Frozen]:
 
 
 def _learned_again(store: Path, plan: Plan, scratch: Path) -> str:
-    """Learn a tokenizer as the build did and return its file."""
+    """Learn a tokenizer again as the build did; return its file."""
     learn = plugins.require("tokmill.text.learn")
     options = learn.options_of(learn.read_note(store / "vocab"))
     path, _ = learn.learned_tokenizer(
@@ -153,7 +151,7 @@ def _learned_again(store: Path, plan: Plan, scratch: Path) -> str:
 
 
 def mend_events(store: Path) -> list[str]:
-    """Drop damaged lines of the log; what they said is in no other place."""
+    """Remove damaged lines from the log; their content is lost."""
     if not damaged_events(store):
         return []
     write_file(store / EVENTS, good_events(store))
@@ -161,30 +159,24 @@ def mend_events(store: Path) -> list[str]:
 
 
 def mend_manifest(store: Path) -> bool:
-    """Write the manifest that plan and receipts give, if that is another one; say whether it was.
+    """Write the manifest anew if it contradicts plan and receipts; say whether it was written.
 
-    Where a shard is missing nothing is written.
+    If a shard is missing, nothing is written.
     """
     plan = layout.read_plan(store)
     planned = list(read_planned(store))
-    known = {item.shard for item in planned}
-    receipts = [receipt for receipt in read_receipts(store) if receipt.shard in known]
+    receipts = planned_receipts(store, planned)
     if missing_tasks(planned, receipts):
         return False
-    ordered = in_order(planned, receipts)
-    manifest = make_manifest(plan, ordered, complete=True, probe=probe_digest(store))
+    manifest = make_manifest(plan, receipts, complete=True, probe=probe_digest(store))
     path = store / "manifest.json"
     try:
         stands = msgspec.structs.replace(
             layout.read_sealed(path, Manifest), producer=manifest.producer
         )
         if stands == manifest:
-            # One of an older program has no digest, and is right.
+            # The manifest of an older program has no digest, and is right.
             return False
     except TokmillError:
         pass
     return write_if_different(path, sealed(manifest))
-
-
-def _is_file(path: Path, sha256: str) -> bool:
-    return path.is_file() and sha256_file(path) == sha256

@@ -1,4 +1,4 @@
-"""What a build will do, fixed before it begins: identities, and which item goes to which shard."""
+"""The plan of a build: identities, and the items of each shard."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tokmill.store.schema import check_schema
 from tokmill.store.seal import sealed
 
 SHARD_BYTES = 64 << 20
-"""Input bytes of a shard on average."""
+"""Average input bytes of a shard."""
 MAX_SHARD_BYTES = 256 << 20
 
 
 REFER = "refer"
-"""Option that names the places of stores: the recipe has their fingerprints in its place."""
+"""Option with the paths of stores; in the recipe, their fingerprints stand in its place."""
 
 
 def recipe_of(
@@ -42,7 +42,7 @@ def recipe_of(
     references: Mapping[str, Reference],
     format: int,
 ) -> dict[str, Any]:
-    """Return all that decides a store's bytes but its inputs; its digest is the recipe_id."""
+    """Return everything that decides a store's bytes except its inputs; recipe_id is its digest."""
     recipe = {
         "format": format,
         "source": kind,
@@ -50,7 +50,7 @@ def recipe_of(
         "config": {
             key: value
             for key, value in (msgspec.to_builtins(config) | source.identity()).items()
-            # The plan lists the files that they choose.
+            # CHOICE selects files, and the plan lists these.
             if key not in CHOICE and key != REFER
         },
         "shard_bytes": SHARD_BYTES,
@@ -61,7 +61,7 @@ def recipe_of(
     }
     if references:
         recipe["references"] = {name: one.fingerprint for name, one in sorted(references.items())}
-    # As JSON has it (lists, no tuples), so that it compares with the one read back.
+    # With the types of JSON (lists, no tuples), so that it equals the one read back.
     value: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(recipe))
     return value
 
@@ -74,9 +74,9 @@ def make_plan(
     roots: Sequence[str],
     format: int = layout.FORMAT,
 ) -> tuple[Plan, list[PlannedItem]]:
-    """Return the plan of a build and its items with their shards.
+    """Return the plan of a build, and its items with their shards.
 
-    The places of stores that it refers to are absolute in it.
+    Paths of references in it are absolute.
     """
     check_schema(source.schema)
     references = source.references()
@@ -113,6 +113,7 @@ def make_plan(
         not_text=sorted(map(path_to_text, source.not_text)) or msgspec.UNSET,
         overlay=source.overlay,
         command=source.command,
+        chats=source.chats,
         references=references or msgspec.UNSET,
         places=source.places if format > 1 and source.places != "byte" else msgspec.UNSET,
         inputs_sha256=digest_of(_lines(planned)),
@@ -123,9 +124,9 @@ def make_plan(
 def group_items(items: Iterable[Item]) -> Iterator[list[Item]]:
     """Yield the items of each shard.
 
-    An item ends its shard when hash(name, start) / 2^64 < size / 64 MiB, so that the borders
-    depend on the items next to them alone and a new file changes one shard. The size is that of
-    the content, estimated for compressed files.
+    An item ends its shard if hash(name, start) / 2^64 < size / 64 MiB. So a border depends only on
+    the item before it, and a new file changes one shard. The size is that of the content; it is
+    estimated for compressed files.
     """
     group: list[Item] = []
     size = 0
@@ -154,7 +155,7 @@ def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
 
 
 def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
-    """Write `inputs.jsonl`, then `plan.json`, then the copy that mends it."""
+    """Write `inputs.jsonl`, then `plan.json`, then its copy."""
     write_inputs(store, planned)
     write_file(store / layout.PLAN, sealed(plan))
     write_file(store / layout.PLAN_COPY, sealed(plan))
@@ -166,7 +167,7 @@ def write_inputs(store: Path, planned: Sequence[PlannedItem]) -> None:
 
 
 def digest_of(chunks: Iterable[bytes]) -> str:
-    """Return the sha256 of what comes in chunks."""
+    """Return the sha256 of chunks."""
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
@@ -174,9 +175,9 @@ def digest_of(chunks: Iterable[bytes]) -> str:
 
 
 def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool:
-    """Say whether the files are what `write_plan` would write.
+    """Say whether `write_plan` would write the same files.
 
-    They are not when they were damaged, or when the same inputs now lie elsewhere.
+    It would not if they are damaged, or if the same inputs were moved.
     """
     with machine_errors("read", store):
         files = [store / name for name in (layout.PLAN, layout.PLAN_COPY, "inputs.jsonl")]
@@ -201,7 +202,7 @@ def _lines(planned: Sequence[PlannedItem]) -> Iterator[bytes]:
 
 
 def difference(old: Any, new: Any, path: str = "") -> list[str]:
-    """Return the lines that tell two recipes apart: `key: old → new`."""
+    """Return the differences of two recipes as lines `key: old → new`."""
     if isinstance(old, dict) and isinstance(new, dict):
         lines = []
         for key in sorted({*old, *new}):

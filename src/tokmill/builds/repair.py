@@ -1,4 +1,4 @@
-"""Making shards of a finished store again: to mend them, or to see that they come out the same."""
+"""Make shards of a finished store again: to repair them, or to check that they come out equal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tokmill.builds.finish import missing_tasks
-from tokmill.builds.folder import AGAIN, check_links, remove_shards, sweep
+from tokmill.builds.folder import AGAIN, TAKEN, check_links, remove_shards, sweep
 from tokmill.builds.make_shard import ShardJob, Work, make_shard, planned_work
 from tokmill.builds.mend import mend_files, mend_manifest
 from tokmill.builds.probe import settle_probe
@@ -27,13 +27,21 @@ from tokmill.files import (
 )
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Receipt
+from tokmill.store.marks import LOCK
 from tokmill.store.shard import SUFFIX
-from tokmill.store.store import Store, inputs_fit, read_planned, read_receipts, shard_path
+from tokmill.store.store import (
+    Store,
+    inputs_fit,
+    planned_receipts,
+    read_planned,
+    read_receipts,
+    shard_path,
+)
 from tokmill.store.validate import Problem, validate
 
 
 class Repaired(msgspec.Struct, frozen=True):
-    """What a repair did."""
+    """The result of a repair."""
 
     store: str
     shards: list[str]
@@ -44,15 +52,15 @@ class Repaired(msgspec.Struct, frozen=True):
 
 
 def work_of(store: Path) -> tuple[Work, dict[str, ShardJob]]:
-    """Return what is needed to make the shards of a store again, by name."""
+    """Return the `Work` of a store and its shards by name, to make shards again."""
     plan = layout.read_plan(store)
     if not inputs_fit(store, plan):
         raise TokmillError(
-            "the items are not those of plan.json: one of the two was damaged, or a build began "
-            "and has not ended",
+            "the items are not those of plan.json: one of the two is damaged, or a build has begun "
+            "and not ended",
             where=str(store / "inputs.jsonl"),
-            hint=f"`tokmill store repair {shlex.quote(str(store))}` plans anew where the inputs "
-            "are what they were; the same build ends what began",
+            hint=f"`tokmill store repair {shlex.quote(str(store))}` writes them again if the "
+            "inputs have not changed; the same build finishes what has begun",
         )
     tasks: dict[str, ShardJob] = {}
     for item in read_planned(store):
@@ -62,7 +70,7 @@ def work_of(store: Path) -> tuple[Work, dict[str, ShardJob]]:
 
 
 def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
-    """Make the planned shards with these names in another folder."""
+    """Make planned shards again, in another folder."""
     check_links(store)
     work, tasks = work_of(store)
     source = work.source()
@@ -82,7 +90,7 @@ def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
 
 
 def deep_check(store: Store, count: int) -> list[Problem]:
-    """Make `count` shards again (drawn by name, which is a digest) and compare their bytes."""
+    """Make `count` shards again and compare their bytes; names are digests, so this is a sample."""
     by_name = {entry.name: entry for entry in store.shards}
     planned = sorted({name.partition("-")[0] for name in by_name})[:count]
     folder = store.path / AGAIN
@@ -105,14 +113,14 @@ def deep_check(store: Store, count: int) -> list[Problem]:
 
 
 def _doubt(store: Path, names: Iterable[str]) -> None:
-    """Let the next build read the inputs of shards again that do not come out as they were."""
+    """Make the next build read the inputs of these shards again."""
     shards = {name.partition("-")[0] for name in names}
     if shards:
         doubt(store, [item for item in read_planned(store) if item.shard in shards])
 
 
 def shards_of_inputs(store: Path, inputs: Sequence[str]) -> list[str]:
-    """Return the planned shards that hold inputs, by their names below the INPUT argument."""
+    """Return the planned shards that hold some inputs, given by name."""
     found: dict[str, list[str]] = {}
     for item in read_planned(store):
         shards = found.setdefault(item.name, [])
@@ -127,11 +135,11 @@ def shards_of_inputs(store: Path, inputs: Sequence[str]) -> list[str]:
 
 
 def repair(store: Path | str, inputs: Sequence[str] = (), *, quiet: bool = True) -> Repaired:
-    """Make what is bad in a store again (or the shards of named inputs), and only that.
+    """Make again what is damaged in a store, and the shards of named inputs.
 
-    First the files that say what belongs in it (plan, vocabularies, inputs), from copies or from
-    the inputs; then shards; then the manifest. A shard that comes out other than it is and other
-    than the manifest says is refused: its input has changed, which is a matter for `tokmill build`.
+    First come the files that describe it (plan, vocabularies, inputs), from copies or from the
+    inputs; then shards; then the manifest. A new shard that equals neither the old one nor the
+    digest in the manifest is refused: its input has changed, and only `tokmill build` takes that.
     """
     store = Path(store)
     if not any((store / name).exists() for name in (layout.PLAN, layout.PLAN_COPY)):
@@ -141,9 +149,8 @@ def repair(store: Path | str, inputs: Sequence[str] = (), *, quiet: bool = True)
             where=str(store),
             hint="build it anew: --fresh",
         )
-    lock = locked(store / ".lock", "another build is writing to this store", "wait for it to end")
     scratch = store / AGAIN
-    with lock:
+    with locked(store / LOCK, TAKEN, "wait for it to end"):
         check_links(store)
         sweep(store)
         try:
@@ -167,14 +174,14 @@ def repair(store: Path | str, inputs: Sequence[str] = (), *, quiet: bool = True)
 
 
 def _manifest_of(store: Path) -> Manifest | None:
-    """Return the manifest; None where it is damaged or lost."""
+    """Return the manifest; None if it is damaged or lost."""
     with contextlib.suppress(TokmillError):
         return layout.read_sealed(store / "manifest.json", Manifest)
     return None
 
 
 def bad_shards(store: Path, manifest: Manifest | None, *, quiet: bool) -> list[str]:
-    """Return the planned shards that are to be made again."""
+    """Return the planned shards that must be made again."""
     planned = list(read_planned(store))
     known = {item.shard for item in planned}
     bad: list[str] = []
@@ -182,8 +189,8 @@ def bad_shards(store: Path, manifest: Manifest | None, *, quiet: bool) -> list[s
         problems = validate(Store(store), quiet=quiet).problems
         bad = [problem.shard.partition("-")[0] for problem in problems if problem.shard]
     elif any(read_receipts(store)):
-        # Receipts alone say what is there, and may be believed as far as their digests.
-        receipts = [receipt for receipt in read_receipts(store) if receipt.shard in known]
+        # Without a manifest, compare the shards with the digests in their receipts.
+        receipts = planned_receipts(store, planned)
         bad = [task.shard for task in missing_tasks(planned, receipts)]
         for receipt in receipts:
             if sha256_file(shard_path(store, receipt.name)) != receipt.sha256:
@@ -194,14 +201,14 @@ def bad_shards(store: Path, manifest: Manifest | None, *, quiet: bool) -> list[s
 def _put(
     store: Path, receipts: Iterable[Receipt], scratch: Path, wanted: Mapping[str, str] | None
 ) -> None:
-    """Move shards that were made again to their places, if they are what they were (`wanted`)."""
+    """Move new shards to their places if they equal the old ones, or the digests in `wanted`."""
     for receipt in receipts:
         shard = shard_path(store, receipt.name)
         stands = shard.exists() and sha256_file(shard) == receipt.sha256
         if not stands and wanted is not None and wanted.get(receipt.name) != receipt.sha256:
             _doubt(store, [receipt.name])
             raise TokmillError(
-                f"the shard {receipt.name} comes out other than it was: an input changed",
+                f"the new shard {receipt.name} differs from the old one: an input has changed",
                 where=", ".join(sorted({item.name for item in receipt.items})[:3]),
                 hint="run the build again with --yes to take the input as it is now",
             )

@@ -19,8 +19,8 @@ from tokmill import plugins
 from tokmill.builds import make_shard as make
 from tokmill.builds.executors import Terms, check_executor, executor_of
 from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
-from tokmill.builds.folder import TAKEN, check_folder, clear, format_of, given_up, settle, sweep
-from tokmill.builds.make_shard import ShardJob, Work
+from tokmill.builds.folder import TAKEN, check_folder, clear, format_of, given_up, place_plan, sweep
+from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.prepare import BuildRecipe, How, Prepared, folder_of, prepare
 from tokmill.builds.resources import choose
 from tokmill.builds.scan import how_to_read, in_words
@@ -31,10 +31,10 @@ from tokmill.progress import Progress, human_bytes, human_count, human_time
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, Receipt
 from tokmill.store.marks import LOCK
-from tokmill.store.store import Store, read_receipts
+from tokmill.store.store import Store, planned_receipts, read_receipts
 
 NAMED = 5
-"""Files that are named in a line of the output."""
+"""Files that a line of the output names."""
 
 
 def build(
@@ -89,15 +89,16 @@ def run(chosen: BuildRecipe, how: How) -> Store:
             clear(out)
         if how.part is None:
             held.enter_context(given_up(out))
-        settle(out, prepared, how)
+        place_plan(out, prepared, how)
         if how.part is not None:
-            # Parts on other machines plan the same; only planning and finishing are exclusive.
+            # Parts on other machines make shards at the same time; only planning and finishing
+            # need the lock.
             held.close()
         return carry_out(out, prepared, how)
 
 
 def say_left_out(plan: Plan) -> None:
-    """Print what of the folders is not read, and how it may be."""
+    """Print which files in folders are not read, and which option reads them."""
     if isinstance(plan.left_out, dict):
         print(f"left out of the folders: {in_words(plan.left_out)}", file=sys.stderr)
         if isinstance(plan.not_text, list):
@@ -107,14 +108,14 @@ def say_left_out(plan: Plan) -> None:
 
 
 def first_of(names: Sequence[str], most: int) -> str:
-    """Return some names as one text, safe to print, and how many more there are."""
+    """Return the first names as one text, safe to print, and the number of the others."""
     more = len(names) - most
     shown = ", ".join(plain(name).replace("\n", "\\n") for name in names[:most])
     return shown + (f" and {more:,} more (`tokmill inspect STORE` lists them)" if more > 0 else "")
 
 
 def say_remark(prepared: Prepared) -> None:
-    """Print what a source has to say of the files that it is going to read."""
+    """Print the source's remark on the files that it will read."""
     kind = plugins.load(plugins.SOURCES, prepared.plan.recipe["source"])
     names = list(dict.fromkeys(item.name for item in prepared.planned))
     if said := kind.remark(names, prepared.config):
@@ -126,14 +127,13 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     plan, planned = prepared.plan, prepared.planned
     if how.part is None:
         sweep(out)
-    shards = {item.shard for item in planned}
     damaged: list[Path] = []
-    receipts = [receipt for receipt in read_receipts(out, damaged) if receipt.shard in shards]
+    receipts = planned_receipts(out, planned, damaged)
     if damaged and not how.quiet:
         what = human_count(len(damaged), "receipt")
         print(f"{what} damaged, made again with the shard: {damaged[0]}", file=sys.stderr)
     tasks = missing_tasks(planned, receipts)
-    # What a time limit cut is made anew, under the same name.
+    # A shard that a time limit has cut is made again, under the same name.
     receipts = [receipt for receipt in receipts if receipt.cut is UNSET]
     if how.part is not None:
         mine, of = how.part
@@ -143,20 +143,12 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
             print("no shard was missing: nothing was left to do", file=sys.stderr)
         return finish(out, prepared, receipts, how)
     if how.limit_seconds is not None:
-        # Names are digests, so their order is a sample of the input.
+        # Names are digests, so the first ones are a random sample of the input.
         tasks.sort(key=lambda task: task.shard)
     watch = Watch(out)
     workers, resources = choose(how.amount, len(tasks))
     resources = msgspec.structs.replace(resources, scratch=str(out.absolute() / "cache"))
-    work = Work(
-        plan.recipe["source"],
-        plan.options,
-        plan.inputs(),
-        plan.vocabularies,
-        str(out),
-        resources,
-        plan.format,
-    )
+    work = planned_work(out, plan, resources)
     watch.event("begin", workers=workers, shards=len(tasks), plan_id=plan.plan_id)
     total = plan.input_bytes
     todo = sum(task.size for task in tasks)
@@ -199,7 +191,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
             hint="run the same command again: it continues",
         ) from None
     except MachineError:
-        # When one worker fails, the others are killed; a full disk wants their files back.
+        # If one worker fails, the others are killed; remove their files, as the disk may be full.
         if workers and how.part is None:
             with contextlib.suppress(MachineError):
                 sweep(out)
@@ -209,7 +201,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         return stop_early(out, prepared, receipts, how, bar, watch)
     if how.limit_seconds is not None and not how.quiet:
         print(
-            f"all of it was done in {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s",
+            f"the whole build took {human_time(bar.seconds)}, {human_bytes(bar.rate)}/s",
             file=sys.stderr,
         )
     store = finish(out, prepared, receipts, how)
@@ -218,22 +210,22 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
 
 
 GRACE = 0.2
-"""Share of a time limit that workers have, when it is over, to commit what is whole."""
+"""Time that workers get after a time limit to commit whole records, as a share of the limit."""
 LEAST_GRACE = 1.0
-"""Seconds that they have at least."""
+"""Seconds that they get at least."""
 
 
 def grace_of(limit: float) -> float:
-    """Return the seconds after a time limit at which workers are given up."""
+    """Return the seconds after a time limit at which unfinished workers are killed."""
     return max(LEAST_GRACE, GRACE * limit)
 
 
 EXPANDED = 5
-"""What compressed text usually grows by."""
+"""Factor by which compressed text usually grows."""
 
 
 def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
-    """Return about how many bytes of a task's input its receipts stand for."""
+    """Return about how many input bytes of a task its receipts cover."""
     last = made[-1]
     if last.cut is UNSET:
         return task.size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections import Counter
@@ -11,17 +12,19 @@ from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from tokmill import plugins
 from tokmill.builds.conditions import each_value, parse_condition, take
 from tokmill.builds.minhash import rows_of_a_band
 from tokmill.builds.plan import difference
 from tokmill.builds.repeats import REPEATS, batches, find_repeats, shared
+from tokmill.builds.scan import CHOICE
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, sampled_digest
 from tokmill.store.hashes import mix, record_digests, store_digests, token_names
-from tokmill.store.manifest import Reference, canonical_digest
+from tokmill.store.manifest import PLAN, Made, Reference, canonical_digest, read_plan
 from tokmill.store.probe import Probe, read_probe
 from tokmill.store.references import references_of
 from tokmill.store.same_engine import same_engine
@@ -34,7 +37,7 @@ SHINGLE = 5
 
 
 class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which records of the inputs make the new store; all conditions must hold."""
+    """Conditions on the records of the new store; all must hold."""
 
     min_length: int = 0
     """Fewest tokens of a record."""
@@ -45,27 +48,26 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ratio: float = 1.0
     """Share to keep, drawn by hash: equal on every machine, stable when records are added."""
     rest: bool = False
-    """Keep what `ratio` would leave out: with it, two builds split a store."""
+    """Keep what `ratio` would leave out: two builds, one of them with `rest`, split a store."""
     seed: int = 0
-    """Another seed draws another share."""
+    """Another seed draws other records."""
     by: str = ""
-    """Column whose equal values are drawn together, such as `project`, `program`, `function`.
-    `function-hash`, or nothing: equal records are, by a hash of their tokens."""
+    """Column such as `project`, `program`, `function`: records with equal values are drawn
+    together. `function-hash`, or nothing: records with equal tokens are drawn together."""
     unique: bool = False
-    """Keep the first of equal records only."""
+    """Keep only the first of equal records."""
     near_unique: float = 0.0
-    """Keep the first of nearly equal records only: those with at least this similarity (Jaccard
-    of their shingles, estimated) to one that is kept, such as 0.9, are left out; 0 is off."""
+    """Keep only the first of nearly equal records: leave out a record whose similarity (Jaccard
+    of the shingles, estimated) to a kept one is at least this, such as 0.9; 0 is off."""
     shingle: int = SHINGLE
-    """For `near_unique`: tokens of a shingle; of records that are stored as phrases
-    (instructions), phrases."""
+    """For `near_unique`: tokens of a shingle; phrases for records that are stored as phrases
+    (instructions)."""
     not_in: tuple[str, ...] = ()
-    """Stores whose records are left out (a leak from training into validation)."""
+    """Stores whose records are left out (to avoid a leak from training into validation)."""
     partial: bool = False
-    """Take unfinished stores as they are."""
+    """Accept unfinished stores."""
     map_oov: str = ""
-    """What ids become that the vocabulary does not have: a role of it, such as unk or pad, or an
-    id."""
+    """Replacement of ids that the vocabulary does not have: a role such as unk or pad, or an id."""
 
 
 class SelectSource(Source):
@@ -103,8 +105,9 @@ class SelectSource(Source):
                     hint="finish its build, or take what is there with --partial",
                 )
         self.schema = dict(self.stores[0].schema)
+        self.chats = chats_of(self.stores)
         if "token" in vocabularies and "token" in self.schema:
-            # A tokenizer given now puts a name and a limit to the ids of an imported store.
+            # A tokenizer that is given now becomes the vocabulary of an imported store.
             size = vocabularies["token"].vocabulary.size
             self.schema["token"] = msgspec.structs.replace(
                 self.schema["token"], vocab="token", dtype=id_dtype(size)
@@ -117,7 +120,7 @@ class SelectSource(Source):
             )
         self.vocabularies = vocabularies
         if config.map_oov:
-            # A role or id that is not there is told before anything is read.
+            # An unknown role or id is reported before anything is read.
             for column in self.schema.values():
                 if column.vocab is not None and not column.phrase:
                     substitute(config.map_oov, vocabularies[column.vocab].vocabulary)
@@ -136,7 +139,7 @@ class SelectSource(Source):
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return the vocabularies of the inputs; refuse options that would do nothing."""
+        """Return the vocabularies of the inputs; refuse options without effect."""
         check_idle(config)
         stores = [Store(path) for path in expand(request.inputs)]
         check_equal(stores)
@@ -159,17 +162,17 @@ class SelectSource(Source):
         return frozen
 
     def identity(self) -> dict[str, Any]:
-        """Return the excluded stores by what they hold."""
+        """Return the excluded stores by their fingerprints."""
         return {"not_in": [Store(path).fingerprint for path in self.config.not_in]}
 
     def references(self) -> dict[str, Reference]:
-        """Return the stores that the inputs refer to, which are the same in all of them."""
+        """Return the references of the inputs, which must be equal."""
         return references_of(self.stores[0])
 
     def probe(self, texts: Sequence[str]) -> Probe | None:
-        """Return what engines made of known texts when the first input with a probe was built.
+        """Return the probe of the first input that has one.
 
-        Where inputs differ in what was put around each text, no probe holds for all of them.
+        There is none if inputs differ in the ids that were put before and after each text.
         """
         probes = [
             read_probe(store.path) for store in self.stores if isinstance(store.manifest.probe, str)
@@ -186,7 +189,7 @@ class SelectSource(Source):
                 digest = sampled_digest(path, path.stat().st_size)
                 name = f"{number:05d}/{place:08d}/{entry.name}"
                 if self.looks_back:
-                    # What stays of a shard depends on those before it, so its identity does.
+                    # Which records stay depends on the shards before, so the name does too.
                     before = hashlib.sha256(f"{before} {entry.sha256}".encode()).hexdigest()
                     name += f"/{before[:24]}"
                 yield Item(name, str(path), 0, entry.bytes, digest)
@@ -210,13 +213,13 @@ class SelectSource(Source):
             chosen = take(batch, places, self.schema)
             chosen.starts = places + start
             chosen.done = (first - begin) / store.shards[place].records
-            # The parent holds what was left out, so its number is enough.
+            # The records are still in the input store, so their number is enough.
             chosen.skipped = dict(Counter(reasons[~keep].tolist()))
             yield self.mapped(chosen) if self.config.map_oov else chosen
         assert first - begin == store.shards[place].records
 
     def choose(self, batch: Records) -> tuple[Array, Array]:
-        """Return (which records stay, why the others do not), repeats left out."""
+        """Return (which records stay, reasons of the others), without looking for repeats."""
         config, n = self.config, len(batch)
         lengths = np.diff(batch.offsets)
         keep = np.ones(n, bool)
@@ -240,7 +243,7 @@ class SelectSource(Source):
         elif config.rest:
             demand(np.zeros(n, bool), "not drawn")
         if config.not_in and digests is not None:
-            # After the draw: the other half of a split is no duplicate.
+            # After the draw, so that records of the other half of a split count as "not drawn".
             demand(~np.isin(digests, self.excluded()), "in another store")
         return keep, reason
 
@@ -282,7 +285,7 @@ class SelectSource(Source):
         return self._repeats
 
     def excluded(self) -> Array:
-        """Return the digests of the records to leave out."""
+        """Return the digests of the records of `not_in`."""
         if self._excluded is None:
             self._excluded = np.concatenate(
                 [store_digests(Store(path)) for path in self.config.not_in]
@@ -305,8 +308,23 @@ class SelectSource(Source):
         return batch
 
 
+def chats_of(stores: Sequence[Store]) -> Made | UnsetType:
+    """Return how the chats of stores were written; `UNSET` if they are no chats, or differ."""
+    found: list[Made | UnsetType] = []
+    for store in stores:
+        made: Made | UnsetType = UNSET
+        source = store.manifest.source
+        if source in ("select", *plugins.CHATS) and (store.path / PLAN).exists():
+            with contextlib.suppress(TokmillError):
+                plan = read_plan(store.path)
+                options = {key: value for key, value in plan.options.items() if key not in CHOICE}
+                made = plan.chats if source == "select" else Made(source=source, options=options)
+        found.append(made)
+    return found[0] if all(made == found[0] for made in found) else UNSET
+
+
 def substitute(name: str, vocabulary: Vocabulary) -> int:
-    """Return the id that `map_oov` names: an id of the vocabulary, or that of one of its roles."""
+    """Return the id that `map_oov` names: an id, or the id of a role."""
     if not re.fullmatch("[0-9]{1,10}", name):
         return vocabulary.role(name)
     if int(name) >= vocabulary.size:
@@ -319,7 +337,7 @@ def substitute(name: str, vocabulary: Vocabulary) -> int:
 
 
 def check_idle(config: SelectConfig) -> None:
-    """Refuse options that do nothing without another one, which was forgotten then."""
+    """Refuse options that have no effect without another option."""
     for idle, what, wants in (
         (config.rest and config.ratio == 1, "rest", "ratio"),
         (config.by and config.ratio == 1, "by", "ratio"),
@@ -333,9 +351,9 @@ def check_idle(config: SelectConfig) -> None:
 
 
 def expand(inputs: Sequence[str]) -> list[str]:
-    """Return the stores: folders as they are, and the lines of text files of paths.
+    """Return the paths of stores: an input is a store, or a text file with a path on each line.
 
-    Blank lines and those that begin with # are comments.
+    Blank lines and lines that begin with # are ignored.
     """
     paths: list[str] = []
     for name in inputs:
@@ -351,7 +369,7 @@ def expand(inputs: Sequence[str]) -> list[str]:
 
 
 def read_list(path: Path) -> str:
-    """Return a text file of paths; raises `TokmillError` for what is no text."""
+    """Return a text file of paths; raises `TokmillError` if it is no text."""
     try:
         with machine_errors("read", path):
             return path.read_text("utf-8")
@@ -364,7 +382,7 @@ def read_list(path: Path) -> str:
 
 
 def check_equal(stores: Sequence[Store]) -> None:
-    """Refuse stores that differ in columns, in vocabularies, or in the stores they refer to."""
+    """Refuse stores with different columns, vocabularies or references."""
     first = stores[0]
     for store in stores[1:]:
         lines = difference(*(msgspec.to_builtins(_equal_in(one)) for one in (first, store)))
@@ -380,7 +398,7 @@ def check_equal(stores: Sequence[Store]) -> None:
 
 
 def _equal_in(store: Store) -> dict[str, Any]:
-    """Return what stores that are merged must have in common."""
+    """Return the properties that must be equal in stores that are merged."""
     references = {name: one.fingerprint for name, one in references_of(store).items()}
     return {
         "schema": store.schema,

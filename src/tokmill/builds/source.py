@@ -1,4 +1,4 @@
-"""What a source is: configured, pure, columnar, and cut into items."""
+"""Sources: what a build reads, cut into items and turned into records in columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from tokmill import plugins
 from tokmill.builds.scan import InputFile
 from tokmill.errors import TokmillError
-from tokmill.store.manifest import Manifest, OtherFile, Overlay, PlannedItem, Reference
+from tokmill.store.manifest import Made, Manifest, OtherFile, Overlay, PlannedItem, Reference
 from tokmill.store.probe import Probe
 from tokmill.store.schema import Places, Records, Schema
 from tokmill.store.vocab import Vocabulary
@@ -24,10 +24,10 @@ MAX_ITEM = 64 << 20
 
 
 class Item(msgspec.Struct, frozen=True):
-    """One unit of input: a file or the bytes `start` … `stop` of it, or several whole files.
+    """One unit of input: a file, the bytes `start` … `stop` of a file, or several whole files.
 
-    Records are never cut: an item holds those that begin in its range. Of several files `start` is
-    0 and `stop` the sum of their sizes.
+    Records are never cut: an item has the records that begin in its range. For several files
+    `start` is 0 and `stop` the sum of their sizes.
     """
 
     name: str
@@ -37,22 +37,22 @@ class Item(msgspec.Struct, frozen=True):
     digest: str
     """Sampled digest of the whole file."""
     expands: int = 1
-    """How many times larger the content is expected to be (compressed files)."""
+    """Expected size of the content / size of the input (for compressed files)."""
     parts_done: int = 0
-    """Parts of a stream that are in the store already: read past them, yield nothing."""
+    """Parts of a stream that are in the store already; `read` skips them."""
     alone: bool = False
-    """Nothing else goes into its shard (that of an overlay, beside one of its store)."""
+    """Whether its shard holds no other item (as in overlays)."""
     others: tuple[OtherFile, ...] = ()
-    """The further files of an item of several; their names are part of its name."""
+    """The other files of an item of several files; their names are part of its name."""
 
     @classmethod
     def again(cls, planned: PlannedItem, parts_done: int = 0) -> Self:
-        """Return the item that a plan holds."""
+        """Return the item of a plan."""
         name, path, start, stop, digest, _, others = msgspec.structs.astuple(planned)
         return cls(name, path, start, stop, digest, parts_done=parts_done, others=others)
 
     def planned(self, shard: str) -> PlannedItem:
-        """Return what a plan holds of the item."""
+        """Return the item for a plan, with its shard."""
         return PlannedItem(
             self.name, self.path, self.start, self.stop, self.digest, shard, self.others
         )
@@ -72,15 +72,15 @@ class Hash(Protocol):
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast and how large, never what: no field of it may change a byte of the store."""
+    """Speed and memory of a build; no field may change a byte of the store."""
 
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     threads: bool = True
     own_process: bool = False
-    """The process does nothing but this build, so what is set for all of it may be set."""
+    """The process runs nothing but this build, so settings of the whole process may be changed."""
     block_bytes: int = 2 << 20
     scratch: str = ""
-    """Folder that all processes of the build share, for what may be lost; empty: none."""
+    """Folder for files that may be lost, shared by all processes of the build; empty: none."""
 
 
 class Frozen(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class Frozen(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a source is asked to read: inputs, and what came with them on the command line."""
+    """The inputs of a build, and the tokenizer and roles that were named with them."""
 
     inputs: tuple[str, ...]
     tokenizer: str | None = None
@@ -99,66 +99,68 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(ABC):
-    """Raw matter of one kind.
+    """A kind of input, and how it becomes records.
 
-    A source is made three times: to plan (`items`), in every worker (`read`), and to freeze the
-    vocabularies before that. `read` is pure: the same item gives the same records.
+    A build uses the class to make the vocabularies (`freeze`), one instance to plan (`items`), and
+    one in every worker (`read`). `read` is pure: the same item always gives the same records.
     """
 
     Config: ClassVar[type[msgspec.Struct]]
     version: ClassVar[int]
-    """Raised when the output for equal input changes."""
+    """Increase it when the output for equal input changes."""
     has_tokenizer: ClassVar[bool] = True
-    """Whether a tokenizer, or roles of one, may be named."""
+    """Whether a tokenizer and roles may be named."""
     rejects_items: ClassVar[bool] = False
-    """Whether whole items are rejected, which then count against items and not against records."""
+    """Whether whole items are rejected; --max-rejects is then a share of the items."""
     stdin_suffix: ClassVar[str] = ""
-    """Suffix of the file that a pipe is kept as; "": it cannot be read from a pipe."""
+    """Suffix of the file in which the content of a pipe is kept; "": no pipe can be read."""
     is_overlay: ClassVar[bool] = False
-    """Whether what is built lies in a store, at `folder`."""
+    """Whether it builds an overlay, in `folder`."""
     places: ClassVar[Places] = "byte"
-    """What `starts` of its records count in an input."""
+    """Unit of `starts` of its records."""
     hints: ClassVar[Mapping[str, str]] = {}
-    """Reason → what helps where most records are left out for it."""
+    """Reason → hint if most records were left out for this reason."""
     config: Any
-    """The options, with the paths in them absolute, so that repair finds them from anywhere."""
+    """The options, with absolute paths, so that a repair in another folder finds the files."""
     left_out: Mapping[str, int] = {}
-    """Reason → what else is in the folders, once `items` is read."""
+    """Reason → number of files and folders that are not read; known after `items`."""
     not_text: Sequence[str] = ()
-    """Files of folders that are no text, once `items` is read."""
+    """Files in folders that are not text; known after `items`."""
     overlay: Overlay | UnsetType = UNSET
-    """What the plan of an overlay says of its store."""
+    """For overlays: the key `overlay` of the plan."""
+    chats: Made | UnsetType = UNSET
+    """For selections of chats: how these were written."""
     command: str | UnsetType = UNSET
     """The command that makes an overlay again when its store has changed."""
 
     @classmethod
     def resolve(cls, config: Any, request: Request) -> Any:
-        """Return the options with all that stands in other files, so that the plan holds it."""
+        """Return the options with the content of other files in place of names, for the plan."""
         return config
 
     @classmethod
     @abstractmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return the vocabularies of the store to be built."""
+        """Return the vocabularies of the store."""
 
     @classmethod
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:
-        """Return the folder of an overlay, which its store and its options decide."""
+        """Return the folder of an overlay."""
         raise NotImplementedError
 
     @classmethod
     def remark(cls, names: Sequence[str], config: Any) -> str:
-        """Return what is to be said of files before they are read, "" for nothing.
+        """Return a remark on files before they are read, or "".
 
         Args:
-            names: of the inputs.
+            names: names of the inputs.
             config: the options, which may name files too.
         """
         return ""
 
     @classmethod
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
-        """Return what files hold of which (nearly) nothing becomes a record, "" where unknown."""
+        """Return a hint if (nearly) no record was made of some files: what they hold; or ""."""
         return ""
 
     def __init__(
@@ -177,16 +179,16 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return the options that stand in the plan by another value: files by their digests."""
+        """Return the options whose values in the recipe differ: digests in place of file names."""
 
     def references(self) -> dict[str, Reference]:
-        """Return the stores whose records the columns number, by the name in the schema."""
+        """Return `ref` of columns → the store to which they refer."""
         return {}
 
     def probe(self, texts: Sequence[str]) -> Probe | None:
-        """Return what its engine makes of known texts, where it has one: 64 of its own, or these.
+        """Return the ids that its engine gives known texts: its own 64, or `texts`.
 
-        Whoever builds with another engine is told by it (`tokmill.store.probe`).
+        With it a change of the engine is noticed (`tokmill.store.probe`). None without an engine.
         """
         return None
 
@@ -196,12 +198,12 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield an item's records in batches; hand `digest` all the content that is read."""
+        """Yield an item's records in batches; update `digest` with all content that is read."""
 
     def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hand `digest` the content of an item as `read` does; yield where a part ends.
+        """Update `digest` with the content of an item, as `read` does; yield where a part ends.
 
-        A source that can do it without making records does so.
+        Sources override this if they can do it without making records.
         """
         for batch in self.read(item, digest):
             if batch.ends_part:
@@ -209,9 +211,9 @@ class Source(ABC):
 
 
 def places_of(manifest: Manifest) -> Places:
-    """Return what the places of a store's records count: bytes of their inputs, or something else.
+    """Return the unit of a store's column `start`.
 
-    A store of format 1 does not say it, so its source is asked, if it can be loaded here.
+    A store of format 1 does not state it; then it is that of its source, if this can be loaded.
     """
     if isinstance(manifest.places, str):
         return manifest.places

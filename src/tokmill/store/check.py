@@ -1,7 +1,7 @@
-"""The bytes of shards compared with the manifest's digests while somebody reads them.
+"""Check the sha256 of shards in the background, while a training or another reader uses them.
 
-Ids that are in range and offsets that rise can be wrong all the same, and nobody who uses them
-would notice. So each shard is hashed once, in a thread, first those that somebody has touched.
+Damaged ids can still be in range, and damaged offsets can still rise; no reader would notice. So
+each shard is hashed once, in a thread. Shards that are in use come first.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from tokmill.headers import loads_json
 from tokmill.store.store import Store, shard_path
 
 BLOCK = 1 << 20
-"""Bytes that are hashed between two looks at whether to stop."""
+"""Bytes that are hashed between two checks whether to stop."""
 Known = dict[str, tuple[str, int, int, int]]
-"""Path of a shard → what it was when its digest was right: sha256, size, ctime in ns, inode."""
+"""Path of a shard → sha256, size, ctime (ns) and inode that it had when its digest was right."""
 
 
 class ShardCheck:
-    """Hashes the shards of some stores, their overlays too, in a thread of a `with` block.
+    """Hashes the shards of stores and of their overlays, in a thread, inside a `with` block.
 
-    `memory` is a file that remembers which shards were right: as long as size, time and inode stay,
-    they are not read again; None: nothing is remembered. `shards`: numbers of those that are of
-    interest, in each store; None: all. A damaged shard is told by `tell`, and at the end of the
-    block, which waits for the shards that were touched in it.
+    `memory` is a file that remembers which shards were right; these are not read again as long as
+    size, ctime and inode stay the same. None: nothing is remembered. `shards`: the numbers of the
+    shards to check in each store; None: all. A damaged shard is raised by `tell`, and at the end
+    of the block, which waits until all shards used in it are hashed.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class ShardCheck:
         self._thread = threading.Thread(target=self._work, name="tokmill-check", daemon=True)
 
     def tell(self) -> None:
-        """Raise `TokmillError` where a shard was found that is not what was built."""
+        """Raise `TokmillError` if a damaged shard was found."""
         if self.error is not None:
             raise self.error
 
     def finish(self) -> None:
-        """Wait for the shards that were touched, and do as `tell`."""
+        """Wait until all shards that were used are hashed, then do as `tell`."""
         self._last = True
         self._thread.join()
         self.tell()
@@ -80,7 +80,7 @@ class ShardCheck:
             self._ended.set()
         self._thread.join()
         if self.memory is not None and self.new:
-            # Who only reads a run may not write there, and need not.
+            # A user who may only read the run goes without this memory.
             with contextlib.suppress(TokmillError):
                 write_file(self.memory, msgspec.json.encode(self.known))
         if error is None:
@@ -94,7 +94,7 @@ class ShardCheck:
             self.error = error
 
     def _next(self) -> Iterator[tuple[int, int]]:
-        """Yield (store, shard): those that are touched, as soon as they are; then the others."""
+        """Yield (store, shard): a shard in use as soon as possible, otherwise one of the others."""
         every = {
             (n, i): None
             for n, store in enumerate(self.stores)
@@ -103,24 +103,24 @@ class ShardCheck:
         }
         rest, seen = iter(every), set[tuple[int, int]]()
         while not self._ended.is_set() and len(seen) < len(every):
-            # Looked at first: what is touched after the end is of no interest.
+            # Read before `touched`: shards that are used after the end need no check.
             last = self._last
             touched = ((n, i) for n, store in enumerate(self.stores) for i in store.touched())
-            chosen = next((one for one in touched if one in every and one not in seen), None)
+            chosen = next((key for key in touched if key in every and key not in seen), None)
             if chosen is None and last:
                 return
             if chosen is None:
-                chosen = next(one for one in rest if one not in seen)
+                chosen = next(key for key in rest if key not in seen)
             seen.add(chosen)
             yield chosen
 
     def _check(self, store: Store, number: int) -> None:
         entry = store.shards[number]
-        path = (shard_path(store.path, entry.name)).absolute()
+        path = shard_path(store.path, entry.name).absolute()
         digest = hashlib.sha256()
         with machine_errors("read", path), open(path, "rb") as handle:
             stat = os.fstat(handle.fileno())
-            # Not the time of the content, which anyone can set back.
+            # ctime, not mtime: anyone can set mtime back.
             now = (entry.sha256, stat.st_size, stat.st_ctime_ns, stat.st_ino)
             if self.known.get(str(path)) == now:
                 return
@@ -133,14 +133,14 @@ class ShardCheck:
             raise TokmillError(
                 "the shard is damaged: its bytes have changed since it was built (sha256 differs)",
                 where=str(path),
-                hint=f"`tokmill store repair {place}` makes it again from its input; what was "
-                "learned or measured from it is to be done again",
+                hint=f"`tokmill store repair {place}` makes it again from its input; repeat what "
+                "was learned or measured from it",
             )
         self.known[str(path)], self.new = now, True
 
 
 def recall(memory: Path | None) -> Known:
-    """Return what a file remembers; nothing where it is not there, or is none."""
+    """Return the content of a memory file; nothing if it is missing or damaged."""
     if memory is None or not memory.is_file():
         return {}
     try:

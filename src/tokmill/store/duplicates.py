@@ -19,7 +19,7 @@ class Duplicates(msgspec.Struct, frozen=True):
     tokens: int
     """Tokens of the duplicates."""
     examples: list[tuple[int, int]]
-    """(record, the first one equal to it)."""
+    """(record, first record equal to it)."""
 
 
 class Leak(msgspec.Struct, frozen=True):
@@ -48,9 +48,9 @@ def find_duplicates(store: Store, examples: int = 10) -> Duplicates:
 
 
 def find_leak(store: Store, other: Store, examples: int = 10) -> Leak:
-    """Find the records that two stores share: a leak, if one is for training and one for testing.
+    """Find the records that two stores share: a leak if one is for training and one for testing.
 
-    Raises `TokmillError` when their vocabularies differ, as equal ids then mean different tokens.
+    Raises `TokmillError` if their vocabularies differ, as equal ids would mean different tokens.
     """
     for name, vocabulary in store.vocabularies.items():
         theirs = other.vocabularies.get(name)

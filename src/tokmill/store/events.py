@@ -1,4 +1,4 @@
-"""The log of a store's builds, `events.jsonl`: a JSON object a line, a checksum its last key."""
+"""The log of a store's builds, `events.jsonl`: a JSON object a line, its last key a checksum."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MAX_LINE = 1 << 20
 
 
 def event_line(event: Mapping[str, Any]) -> bytes:
-    """Return an event as a line: the JSON object, and the CRC-32 of what stands before it."""
+    """Return an event as a line: a JSON object, as last key the CRC-32 of the text before it."""
     body = msgspec.json.encode(event)[:-1]
     return body + b',"crc":"%08x"}\n' % zlib.crc32(body)
 
 
 def damaged_events(store: Path) -> list[int]:
-    """Return the numbers of the lines of `events.jsonl` that are not what was written, from 1.
+    """Return the numbers (from 1) of the lines of `events.jsonl` that are damaged.
 
-    A last line that a crash cut short is none of them. Lines of older builds have no checksum, and
-    are only read.
+    A last line that a crash cut short does not count. Lines of older builds have no checksum; of
+    them only the form is checked.
     """
     return [number for number, _, good in _lines(store / EVENTS) if not good]
 
@@ -51,7 +51,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, bool]]:
 def _is_good(line: bytes) -> bool:
     found = TAIL.search(line)
     if not line.endswith(b"\n"):
-        # Cut short by a crash: no more than a beginning.
+        # Cut short by a crash: the beginning of a line, without a checksum.
         return line.startswith(b"{") and found is None
     if found is not None and found.end() == len(line) - 1:
         return b"%08x" % zlib.crc32(line[: found.start()]) == found[1]
@@ -66,4 +66,4 @@ OLD_KEYS = {
     "event", "time", "seconds", "workers", "shards", "plan_id", "shard", "bytes", "rate",
     "complete", "disk_free", "cpu_percent", "memory",
 }  # fmt: skip
-"""Keys of lines without a checksum: a damaged `crc` is not to be taken for none."""
+"""Keys that lines without a checksum may have, so that a damaged key `crc` is noticed."""

@@ -1,4 +1,4 @@
-"""Tokens of a store into rows: what is copied from where, worked out for many rows at once."""
+"""Copy tokens of a store into rows: the places are computed for many rows at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tokmill.store.shard import Shard
 from tokmill.store.spans import Spans
 
 Run = tuple[int, int, int, int, int]
-"""Shard, record in it, first token (of the shard; with phrases of the record), tokens, target."""
+"""Shard, record in the shard, first token (in the shard; with phrases: in the record), number of
+tokens, target."""
 
 
 class Placed(Protocol):
-    """What is known of a store: its columns, and where records lie."""
+    """The parts of a store that `Gather` uses: columns, and places of records."""
 
     schema: Schema
 
@@ -30,10 +31,10 @@ class Placed(Protocol):
 
 
 class Gather:
-    """How `size` rows of `length` tokens are filled from the left with spans of a store.
+    """Fills `size` rows of `length` tokens from the left with spans of a store.
 
-    Spans of one row must be adjacent. Neighbouring records lie side by side on disk, so that one
-    copy serves a run of spans. Any of the rows can be filled, by any thread, at any time.
+    Spans of one row must be adjacent. Neighbouring records lie side by side on disk, so one copy
+    fills a run of spans. Any row can be filled, by any thread, at any time.
     """
 
     def __init__(self, store: Placed, spans: Spans, size: int, length: int) -> None:
@@ -48,7 +49,8 @@ class Gather:
         ends = np.concatenate([[0], np.cumsum(lengths)])
         first_span = np.searchsorted(row, np.arange(size + 1))
         begins = ends[first_span]
-        # Padding ends each row, so that documents and lengths tell all places of all rows.
+        # Each row gets a last entry for its padding (document -1), so that entries and lengths
+        # describe every position.
         last = first_span[1:]
         self._document = np.insert(document, last, -1).astype(np.int32)
         self._length = np.insert(lengths, last, length - np.diff(begins))
@@ -78,7 +80,7 @@ class Gather:
     def copy(self, first: int, last: int, columns: dict[str, Array], to: Array) -> None:
         """Copy the tokens of the rows first … last - 1 into rows `to` of arrays (rows, length)."""
         begin = int(self._first_run[first])
-        # One shard after the other: each is looked up, and mapped where it has to be, once.
+        # In the order of shards, so that each is looked up (and mapped) once.
         run = begin + np.argsort(self._shard[begin : self._first_run[last]], kind="stable")
         target = to[self._row[run] - first] * self.length + self._place[run]
         flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in columns.items()}

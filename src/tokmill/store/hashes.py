@@ -1,4 +1,4 @@
-"""A digest a record, in columns: to find equal records and to draw by content."""
+"""A digest for each record, computed in columns: to find equal records and to sample by content."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.store.schema import PHRASE_BIT, Array, Records
+from tokmill.store.schema import Array, Records
 from tokmill.store.store import Store
 from tokmill.store.strings import Strings
 
-# Arrays without an axis: with numpy's scalars a few values would cost twice the time.
+# 0-dimensional arrays: for few values numpy's scalars would take twice the time.
 _M1 = np.asarray(0xBF58476D1CE4E5B9, np.uint64)
 _M2 = np.asarray(0x94D049BB133111EB, np.uint64)
 _S30, _S27, _S31 = (np.asarray(bits, np.uint64) for bits in (30, 27, 31))
@@ -27,25 +27,20 @@ def mix(values: Array) -> Array:
 
 
 def token_values(batch: Records, name: str) -> Array:
-    """Return a token column of a batch, flat, phrases written out."""
+    """Return a token column of a batch, flat, with phrases expanded."""
     phrases = batch.phrases
-    if phrases is None or name not in phrases.table:
-        value = batch.columns[name]
-        assert not isinstance(value, Strings)
-        return value
-    ids = (phrases.ids & ~PHRASE_BIT).astype(np.int64)
-    begins = phrases.table_offsets[ids]
-    lengths = phrases.table_offsets[ids + 1] - begins
-    flat = np.repeat(begins - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-    values: Array = phrases.table[name][flat]
-    return values
+    if phrases is not None and name in phrases.table:
+        return phrases.expanded(name)
+    value = batch.columns[name]
+    assert not isinstance(value, Strings)
+    return value
 
 
 def record_digests(batch: Records, names: list[str]) -> Array:
     """Return a 128-bit digest of each record's tokens, as structured array (n,) of two uint64.
 
-    Two sums of mixed (token, position, column) values: equal records have equal digests, and n
-    different ones collide with a chance of about n² / 2^129.
+    A digest is two sums of mixed (token, position, column) values. Equal records have equal
+    digests; among n different records the chance of a collision is about n² / 2^129.
     """
     n = len(batch)
     result: np.ndarray[Any, Any] = np.zeros(n, DIGEST)
@@ -73,11 +68,11 @@ def store_digests(store: Store) -> Array:
 
 
 def token_names(store: Store) -> list[str]:
-    """Return the token columns that make a record what it is."""
+    """Return the token columns that the digest of a record covers: all but `border`."""
     return [name for name in store.token_columns if name != "border"]
 
 
 def first_of_equals(digests: Array) -> Array:
-    """Return for each record the number of the first one with an equal digest (int64)."""
+    """Return for each record the number of the first record with an equal digest (int64)."""
     _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
     return first[inverse.reshape(-1)].astype(np.int64)

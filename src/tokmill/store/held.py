@@ -1,4 +1,4 @@
-"""Columns while a shard is gathered: in memory, and beyond a limit in a file without a name."""
+"""Columns of a shard that is being built: in memory, above a limit in a temporary file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tokmill.files import machine_errors, nameless_file
 from tokmill.store.schema import Array
 
 MOST = 32 << 20
-"""Bytes that are held in memory."""
+"""Bytes that are held in memory at most."""
 CHUNK = 1 << 20
-"""Bytes of a piece that is read back."""
+"""Bytes that are read back at a time."""
 
 
 class Stored(NamedTuple):
-    """Values that lie in a file, end to end."""
+    """Values in a file, end to end."""
 
     file: BinaryIO
     path: Path
@@ -28,7 +28,7 @@ class Stored(NamedTuple):
     dtype: np.dtype[np.generic]
 
     def pieces(self) -> Iterator[Array]:
-        """Yield the values again, flat, about 1 MiB at a time."""
+        """Yield the values, flat, about 1 MiB at a time."""
         step = CHUNK // self.dtype.itemsize * self.dtype.itemsize
         for start in range(0, self.nbytes, step):
             with machine_errors("read", self.path):
@@ -38,7 +38,7 @@ class Stored(NamedTuple):
 
 
 class Offsets:
-    """Offsets (0 and the running sums, uint64) of lengths, made when they are read."""
+    """Offsets (0 and the running sums of lengths, uint64), computed when they are read."""
 
     def __init__(self, lengths: Sequence[Array | Stored]) -> None:
         self.lengths = lengths
@@ -57,7 +57,7 @@ class Offsets:
 
 
 class Made(Protocol):
-    """Values that are made when they are read."""
+    """Values that are computed when they are read."""
 
     nbytes: int
 
@@ -70,9 +70,9 @@ Part = Array | Stored | Made
 
 
 class Held:
-    """Name → the parts of a flat column, in the order in which they came.
+    """Name → the parts of a flat column, in the order in which they were added.
 
-    Without a folder all stays in memory.
+    Without a folder everything stays in memory.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -93,7 +93,7 @@ class Held:
         return self.parts.get(name, [])
 
     def take(self, name: str) -> list[Array | Stored]:
-        """Return the parts of a column, and hold them no longer."""
+        """Remove a column and return its parts."""
         parts = self.parts.pop(name, [])
         self._in_memory -= sum(part.nbytes for part in parts if not isinstance(part, Stored))
         return parts
@@ -111,7 +111,7 @@ class Held:
                 size = sum(part.nbytes for part in fresh)
                 for part in fresh:
                     self._file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-                # What is stored already stands before all that is not.
+                # Parts that are in the file already come before all others.
                 parts[-len(fresh) :] = [Stored(self._file, folder, place, size, fresh[0].dtype)]
                 place += size
         self._in_memory = 0

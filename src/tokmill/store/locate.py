@@ -1,4 +1,4 @@
-"""Where records are and came from, which have a value, and which were left out."""
+"""Where records lie and where they came from; which have a value; which were left out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokmill.store.store import Store, read_planned
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a record is and where it came from."""
+    """Where a record lies and where it came from."""
 
     record: int
     shard: str
@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True):
     """Name of the input."""
     path: str
     byte: int
-    """Where the record begins in the (uncompressed) input; of Parquet its row."""
+    """Where the record begins in the (uncompressed) input; for Parquet its row."""
 
 
 def locate(store: Store, record: int) -> Place:
@@ -35,7 +35,6 @@ def locate(store: Store, record: int) -> Place:
     shard = store.shard(number)
     start, stop = (int(value) for value in shard["offsets"][local : local + 2])
     item = store.receipt(number).items[int(shard["item"][local])]
-    paths = {planned.name: planned.path for planned in read_planned(store.path)}
     return Place(
         record=record,
         shard=str(store.shard_file(number)),
@@ -43,7 +42,7 @@ def locate(store: Store, record: int) -> Place:
         token_start=start,
         tokens=stop - start,
         item=item.name,
-        path=paths.get(item.name, ""),
+        path=input_paths(store).get(item.name, ""),
         byte=int(shard["start"][local]),
     )
 
@@ -56,14 +55,14 @@ def find_records(store: Store, column: str, value: str) -> Iterator[int]:
         raise UsageError(
             f"there is no column {column!r} with a value a record",
             where=str(store.path),
-            hint=nearest(column, known) or "fields are carried along with --keep",
+            hint=nearest(column, known) or "a build with --keep FIELD makes such columns",
         )
     base = 0
     for number, entry in enumerate(store.shards):
         shard = store.shard(number)
         if spec.dtype == "utf8":
             values = shard.strings(column, 0, entry.records)
-            yield from (base + i for i, found in enumerate(values) if found == value)
+            yield from (base + i for i, text in enumerate(values) if text == value)
         else:
             try:
                 wanted = float(value)
@@ -80,11 +79,10 @@ def find_input(store: Store, item: str, byte: int) -> int | None:
     """Return the record of an input that begins at a byte, or None."""
     base = 0
     for number, entry in enumerate(store.shards):
-        receipt = store.receipt(number)
-        mine = [i for i, found in enumerate(receipt.items) if found.name == item]
-        if mine:
+        numbers = [i for i, one in enumerate(store.receipt(number).items) if one.name == item]
+        if numbers:
             shard = store.shard(number)
-            here = np.isin(shard["item"], mine) & (shard["start"] == byte)
+            here = np.isin(shard["item"], numbers) & (shard["start"] == byte)
             if here.any():
                 return base + int(np.flatnonzero(here)[0])
         base += entry.records
@@ -92,28 +90,28 @@ def find_input(store: Store, item: str, byte: int) -> int | None:
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A record that did not enter a store."""
+    """A record that is not in a store, or several in a row."""
 
     item: str
     path: str
     byte: int
     line: int | None
-    """Counted from 1; None where the input is gone or compressed, or is no text."""
+    """Counted from 1; None if the input is gone, is compressed, or is not text."""
     reason: str
     rejected: bool
     count: int = 1
-    """Records of the same reason that follow one another, this one the first."""
+    """Consecutive records with the same reason; this is the first."""
     last: int | UnsetType = UNSET
-    """Where the last of several begins."""
+    """Where the last of several records begins."""
 
 
 def input_paths(store: Store) -> dict[str, str]:
-    """Return the name of each input → its path when the build was planned."""
+    """Return name of an input → its path when the build was planned."""
     return {planned.name: planned.path for planned in read_planned(store.path)}
 
 
 def left_out(store: Store, most: int = 20) -> list[LeftOut]:
-    """Return the first runs of rejected records, with their places, in order of the inputs."""
+    """Return the first runs of rejected records with their places, in the order of the inputs."""
     paths = input_paths(store)
     found: list[LeftOut] = []
     for number in range(len(store.shards)):
@@ -130,7 +128,7 @@ def left_out(store: Store, most: int = 20) -> list[LeftOut]:
 
 
 def line_of(path: str, byte: int) -> int | None:
-    """Return the line that a byte of a text file is in, counted from 1."""
+    """Return the line (from 1) of a byte of a text file; None for other or missing files."""
     if not path.endswith((".jsonl", ".ndjson", ".tsv", ".txt", ".text", ".md")):
         return None
     try:

@@ -20,41 +20,51 @@ from tokmill.store.vocab import Vocabulary
 
 T = TypeVar("T", bound=msgspec.Struct)
 FORMAT = 2
-"""What new stores are."""
+"""Format of new stores."""
 READABLE = (1, FORMAT)
-"""What is read, and what a store that is there stays when it is continued or repaired."""
+"""Formats that are read. A store that is continued or repaired keeps its format."""
 
 Shard = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{24}\Z")]
-"""Name of a planned shard: a digest, so that no file can make it a path."""
+"""Name of a planned shard: a digest, so it can never be a path."""
 ShardFile = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{24}(-[0-9]{5,})?\Z")]
-"""Name of a part of a shard, as `shard_name` gives it."""
+"""Name of a part of a shard, as made by `shard_name`."""
 SHARD_FILE = re.compile(r"[0-9a-f]{24}(-[0-9]{5,})?\.(safetensors|json)")
-"""What the files of a store's shards are called."""
+"""File name of a shard or its receipt."""
 
 
 class Overlay(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the plan and the manifest of an overlay say of the store that it lies over."""
+    """The key `overlay` in plan and manifest of an overlay."""
 
     base: str
-    """Fingerprint of that store."""
+    """Fingerprint of the store to which the overlay belongs."""
     about: dict[str, Any] = {}
-    """What made the columns; of vectors the digest of the model, its step, pooling and width."""
+    """What made the columns; for vectors: digest of the model, its step, pooling and width."""
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """A store whose record numbers a column holds: what it was, and where."""
+    """A store whose record numbers are the values of a column."""
 
     fingerprint: str
     path: str
-    """Its folder, as text of a path: relative to the folder of the store that refers to it, or
-    absolute. No part of any identity, and not to be trusted: see `store/references.py`."""
+    """Its folder, relative to the folder of the store that refers to it, or absolute. No part of
+    any identity, and not trusted: see `store/references.py`."""
     records: int
     recipe_id: str
-    """Recipe of that store, which tells one that has grown from one that is another."""
+    """Recipe of that store. It shows whether a changed store has grown or is a different one."""
+
+
+class Made(msgspec.Struct, frozen=True, kw_only=True):
+    """Source and options of a build."""
+
+    source: str
+    options: dict[str, Any]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a build promised before it began. `recipe` is all that decides bytes but the inputs."""
+    """What a build will do, fixed before it begins.
+
+    `recipe` is everything that decides the bytes of the store, except the inputs.
+    """
 
     format: int = FORMAT
     recipe_id: str
@@ -66,24 +76,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     input_bytes: int
     shards: int
     options: dict[str, Any]
-    """The source's options as given; the recipe names files in them by what they hold."""
+    """The source's options as given; in the recipe, digests stand in place of file names."""
     roots: list[str]
     """The INPUT arguments, absolute, to find the inputs again; no part of any identity."""
     overlay: Overlay | UnsetType = UNSET
     left_out: dict[str, int] | UnsetType = UNSET
-    """Reason → what in the folders of the inputs was not read; no part of any identity."""
+    """Reason → number of files and folders below the inputs that were not read; no part of any
+    identity."""
     not_text: list[str] | UnsetType = UNSET
-    """The files of folders that were not read as they are no text."""
+    """Files in folders that were not read because they are not text."""
     command: str | UnsetType = UNSET
     """The command that makes an overlay again when its base has changed."""
     references: dict[str, Reference] | UnsetType = UNSET
-    """Name (`ref` of columns) → the store that it stands for."""
+    """Name (`ref` of columns) → store."""
     tokenizer: str | UnsetType = UNSET
     """The tokenizer's file, absolute; with `roles` it makes a lost vocabulary again."""
     roles: dict[str, str] | UnsetType = UNSET
-    """Role → special token, where they were named."""
+    """Role → special token, if roles were named."""
     places: Places | UnsetType = UNSET
-    """What `start` of records counts in their inputs, where it is not bytes."""
+    """The unit of the column `start`, if it is not bytes."""
+    chats: Made | UnsetType = UNSET
+    """In a selection of chats: how the chats were written, so that a run on it can write prompts in
+    the same way. No part of any identity."""
     inputs_sha256: str | UnsetType = UNSET
     """sha256 of `inputs.jsonl`; older plans have none."""
 
@@ -101,7 +115,7 @@ class OtherFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PlannedItem(msgspec.Struct, frozen=True, array_like=True):
-    """One line of `inputs.jsonl`: an item, and the shard that it goes to."""
+    """One line of `inputs.jsonl`: an item, and its shard."""
 
     name: str
     path: str
@@ -130,7 +144,7 @@ def with_paths(item: PlannedItem, change: Callable[[str], str]) -> PlannedItem:
 
 
 def item_identity(item: Any) -> bytes:
-    """Return what of an item (planned or not) goes into identities: no path."""
+    """Return the bytes that an item (planned or not) adds to identities; its path is not used."""
     others = "".join(f"\0{other.digest}" for other in item.others)
     return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}{others}".encode()
 
@@ -144,13 +158,13 @@ def plan_digest(recipe_id: str, items: Iterable[Any]) -> str:
 
 
 class ItemReceipt(msgspec.Struct, frozen=True):
-    """What became of one item in one shard."""
+    """The result of one item in one shard."""
 
     name: str
     start: int
     stop: int
     bytes: int
-    """Bytes that were read as its content (records are not cut, so this differs from the range)."""
+    """Bytes of content that were read. Differs from the range, as records are not cut."""
     sha256: str
     records: int
     tokens: int
@@ -159,12 +173,12 @@ class ItemReceipt(msgspec.Struct, frozen=True):
 
 
 class Rejects(msgspec.Struct, frozen=True, array_like=True):
-    """Records that follow one another, of which all were rejected for one reason."""
+    """A run of consecutive records that were all rejected for the same reason."""
 
     item: int
     """Number of the item in the receipt."""
     first: int
-    """Where the first of them begins: a byte, a row."""
+    """Where the first record begins: a byte, a row."""
     last: int
     """Where the last one begins."""
     count: int
@@ -172,7 +186,7 @@ class Rejects(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """The commit of a shard. Holds no time, path or worker: equal builds have equal receipts."""
+    """Commits a shard. It holds no time, path or worker, so equal builds have equal receipts."""
 
     shard: Shard
     part: Annotated[int, msgspec.Meta(ge=0)]
@@ -186,21 +200,22 @@ class Receipt(msgspec.Struct, frozen=True):
     rejects: list[Rejects] = []
     """The first 4,096 runs of rejected records."""
     rejected: dict[str, int] = {}
-    """Reason → count of all rejected records."""
+    """Reason → number of rejected records."""
     unlisted: tuple[int, int, int, int] | UnsetType = UNSET
-    """Where there are more runs: item and place of the first and of the last that is in none."""
+    """If there are more runs: item and place of the first reject that is not in `rejects`, then of
+    the last."""
     skipped: dict[str, int] = {}
-    """Reason → count of all records left out by rule."""
+    """Reason → number of records that were skipped by a rule."""
     notes: dict[str, int] = {}
-    """Counts of what was changed on the way."""
+    """Change → how often it was made, such as ids that were replaced."""
     format: int = FORMAT
     cut: bool | UnsetType = UNSET
-    """True where a time limit ended the shard: the build that goes on makes it anew."""
+    """True if a time limit ended the shard; a build that continues makes the shard again."""
     done: float | UnsetType = UNSET
-    """Share of the last item that is in a cut part, where the source says it."""
+    """Share of the last item that a cut part covers, if the source knows it."""
     drops: list[tuple[int, int, str, bool]] | UnsetType = UNSET
-    """Of older stores: (number of the item, byte offset, reason, rejected?) of each record left
-    out. It is turned into the fields above when such a receipt is read."""
+    """In older stores: (number of the item, byte offset, reason, rejected?) of each record left
+    out. When such a receipt is read, this becomes `rejects`, `rejected` and `skipped`."""
 
     def __post_init__(self) -> None:
         if self.drops is UNSET:
@@ -236,7 +251,7 @@ class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store is; written last, replaced atomically."""
+    """Describes a store; written last, replaced atomically."""
 
     format: int = FORMAT
     producer: str
@@ -257,15 +272,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     rejected: dict[str, int]
     notes: dict[str, int] = {}
     left_out: dict[str, int] | UnsetType = UNSET
-    """Reason → what in the folders of the inputs was not read, where there was some."""
+    """As in the plan."""
     overlay: Overlay | UnsetType = UNSET
-    """Where it is an overlay: what it lies over."""
+    """Only in overlays: the store to which it belongs."""
     references: dict[str, Reference] | UnsetType = UNSET
-    """Name (`ref` of columns) → the store that it stands for."""
+    """Name (`ref` of columns) → store."""
     places: Places | UnsetType = UNSET
-    """What `start` of records counts in their inputs, where it is not bytes."""
+    """The unit of the column `start`, if it is not bytes."""
     probe: str | UnsetType = UNSET
-    """sha256 of `vocab/probe.json`: what the engine of a store of text made of known texts."""
+    """sha256 of `vocab/probe.json`: known texts and the ids that the build's engine gave them."""
     shards: list[ShardEntry]
 
 
@@ -280,33 +295,37 @@ def canonical_digest(value: Any) -> str:
 
 
 def encode(value: Any, indent: int = 1) -> bytes:
-    """Return a value as JSON for people and machines; columns keep their order."""
+    """Return a value as indented JSON; columns keep their order."""
     try:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"a name is no UTF-8, which JSON cannot hold: {plain(error.object)}",
-            hint="rename that file or folder; inputs may be called so, and nothing else",
+            f"a name is not UTF-8, so JSON cannot hold it: {plain(error.object)}",
+            hint="rename that file or folder; only inputs may have such names",
         ) from None
     return msgspec.json.format(encoded, indent=indent) + b"\n"
 
 
 def read_json(path: Path, kind: Any) -> Any:
-    """Read a JSON file; damage is an error that names the file."""
+    """Read a JSON file of a type; raises `TokmillError` if it is damaged."""
     return _decoded(path, kind, sealed=False)
 
 
 def read_sealed(path: Path, kind: type[T]) -> T:
-    """Read the plan, the manifest or a receipt; a byte that has changed is an error."""
-    found: T = _decoded(path, kind, sealed=True)
-    return found
+    """Read a file with a digest (plan, manifest, receipt); raises `TokmillError` if it changed."""
+    value: T = _decoded(path, kind, sealed=True)
+    return value
 
 
-PLAN, PLAN_COPY = "plan.json", "plan.copy.json"
+PLAN, PLAN_COPY, MANIFEST = "plan.json", "plan.copy.json", "manifest.json"
+DESCRIPTIONS: dict[str, type[Plan] | type[Manifest]] = {
+    PLAN: Plan, PLAN_COPY: Plan, MANIFEST: Manifest,
+}  # fmt: skip
+"""Name → type of the files that describe a whole store, in the order in which they are asked."""
 
 
 def read_plan(store: Path) -> Plan:
-    """Read the plan of a store; where `plan.json` is damaged, its copy."""
+    """Read the plan of a store; if `plan.json` is damaged, its copy."""
     try:
         return read_sealed(store / PLAN, Plan)
     except TokmillError:
@@ -328,6 +347,6 @@ def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
         raise TokmillError(
             f"the file cannot be read: {error}",
             where=str(path),
-            hint="it is damaged, or of another version of tokmill; of a store, `tokmill store "
-            "repair STORE` makes manifest, plan and receipts again, as does the same build",
+            hint="it is damaged, or of another version of tokmill; in a store, `tokmill store "
+            "repair STORE` or the same build makes manifest, plan and receipts again",
         ) from error

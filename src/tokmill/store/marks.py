@@ -1,6 +1,6 @@
-"""Whose folder it is: a store and a run carry a mark in their files, whatever these are called.
+"""Recognise the folders of stores and runs by the content of their files.
 
-Only what carries one is taken for ours: a `manifest.json` of a web page makes no store.
+Names of files are not enough: a folder with the `manifest.json` of a web page is no store.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from tokmill.headers import loads_json
 
 HEAD = 1 << 12
 LARGEST = 64 << 20
-"""A run's two small files are not searched beyond this."""
+"""Bytes above which a file is not taken for one of a run's two small files."""
 STORE = re.compile(
     rb'"format":\s*\d+,.{,200}?"recipe_id":\s*"[0-9a-f]{64}",\s*"plan_id":\s*"[0-9a-f]{64}"',
     re.DOTALL,
 )
-"""What the plan and the manifest of a store begin with."""
+"""Matches the beginning of the plan or the manifest of a store."""
 STORE_FILES = ("manifest.json", "plan.json", "plan.copy.json")
 RUN_FILES = {
     "recipe.json": {"data", "model", "task", "optim"},
     "schema.json": {"columns", "schema"},
 }
-"""The two files that every run has, and keys of them."""
+"""The two files of every run, and keys that they have."""
 LOCK = ".lock"
 
 
 def is_store(folder: Path) -> bool:
-    """Say, by what its files hold, whether a folder holds a store, or one whose build has begun."""
+    """Say whether a folder holds a store, or one whose build has begun."""
     return any(_is_marked(folder / name) for name in STORE_FILES)
 
 
 def is_run(folder: Path) -> bool:
-    """Say whether a folder holds a training."""
+    """Say whether a folder holds a run."""
     return all(keys <= _keys(folder / name) for name, keys in RUN_FILES.items())
 
 
 def kind_of(folder: Path, names: Collection[str]) -> str:
-    """Return "store" or "run" for a folder that holds such, by its files `names`; else ""."""
+    """Return "store" or "run" if a folder holds one, else ""; `names` are its files."""
     if not {LOCK, *STORE_FILES, *RUN_FILES}.isdisjoint(names):
         if is_store(folder):
             return "store"

@@ -1,4 +1,4 @@
-"""The column `loss`: 1 for tokens that are learned, 0 for those that are only read."""
+"""The column `loss`: 1 for tokens that are learned, 0 for tokens that are only read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tokmill.store.store import Store
 
 LOSS = "loss"
 """Name of the column."""
-WHOLE = "1 for a token that is learned, 0 for one that is only read, in whole numbers (uint8)"
+WHOLE = "use integers (uint8): 1 for a token that is learned, 0 for one that is only read"
 
 
 def check_mask(column: Column, values: tuple[float, float], where: str) -> None:
-    """Refuse a column `loss` that is no mask; `values`: its smallest and largest.
+    """Refuse a column `loss` that is no mask; `values`: its smallest and largest value.
 
-    Raises `TokmillError` where it has not one value a token, or others than 0 and 1.
+    Raises `TokmillError` unless it has one value a token, and only the values 0 and 1.
     """
     if column.per != "token" or column.width:
         each = "a vector" if column.width else "one value"
@@ -39,22 +39,22 @@ def check_mask(column: Column, values: tuple[float, float], where: str) -> None:
 
 
 def leaves_out(store: Store) -> bool:
-    """Say whether a store, with its overlays, has a column `loss` that leaves tokens out."""
+    """Say whether a store with its overlays has a column `loss` that leaves tokens out."""
     return LOSS in store.schema and store.manifest.ranges.get(LOSS, (0, 1))[0] == 0
 
 
 def check_mask_of(store: Store) -> None:
-    """Refuse a store, with its overlays, whose `loss` is no mask or leaves no token.
+    """Refuse a store with its overlays if `loss` is no mask, or leaves no token to learn.
 
-    What values there are is known from the manifest. Raises `TokmillError`.
+    The range of values is taken from the manifest. Raises `TokmillError`.
     """
-    laid = [overlay.path for overlay in store.overlays.values() if LOSS in overlay.schema]
-    where = str(next(iter(laid), store.path))
+    holders = [overlay.path for overlay in store.overlays.values() if LOSS in overlay.schema]
+    where = str(next(iter(holders), store.path))
     low, high = store.manifest.ranges.get(LOSS, (1, 1))
     check_mask(store.schema[LOSS], (low, high), where)
     if high == 0:
         raise TokmillError(
-            f"the column {LOSS!r} is 0 everywhere, so no token is left to learn or to measure",
+            f"the column {LOSS!r} is 0 everywhere, so there is no token to learn or to measure",
             where=where,
             hint=WHOLE,
         )

@@ -1,8 +1,8 @@
-"""Overlays: columns that were added to a finished store later, `STORE/overlays/NAME/`.
+"""Overlays: columns that were added to a finished store, in `STORE/overlays/NAME/`.
 
-An overlay is a store of its own with the records of the one that it lies over, its base: as many
-shards in the same order, as many records and tokens in each, and other columns. Its manifest names
-the base's fingerprint, so it is known when the base has changed.
+An overlay is itself a store. It has the same records as its base (the store in which it lies): as
+many shards in the same order, as many records and tokens in each, but other columns. Its manifest
+names the base's fingerprint, so a changed base is noticed.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """An overlay in the folder of a store."""
+    """An overlay of a store, for listing."""
 
     name: str
     columns: str
     state: str
-    """complete; partial: its build has not finished; stale: the store has changed since."""
+    """complete; partial: its build has not finished; stale: the base has changed since."""
 
 
 def overlay_path(base: Path, name: str) -> Path:
-    """Return the folder of an overlay; raises `UsageError` for what is no name of one."""
+    """Return the folder of an overlay; raises `UsageError` for an impossible name."""
     if not NAME.fullmatch(name):
         raise UsageError(
             f"an overlay cannot be called {name!r}",
-            hint="letters, digits and . _ - after the first: --name mask",
+            hint="a letter or digit first, then also . _ and -: --name mask",
         )
     return base / FOLDER / name
 
@@ -63,11 +63,11 @@ def find_overlays(base: Store) -> list[Found]:
 
 
 def facts_of(overlay: Store) -> Overlay:
-    """Return what an overlay says of its base; a store that is none is an error."""
+    """Return the key `overlay` of an overlay's manifest; raises `TokmillError` without one."""
     facts = overlay.manifest.overlay
     if not isinstance(facts, Overlay):
         raise TokmillError(
-            "the folder holds a store, but no overlay",
+            "this store is not an overlay",
             where=str(overlay.path),
             hint="`tokmill build overlay STORE --values FILE` makes one",
         )
@@ -78,8 +78,8 @@ def open_overlay(base: Store, name: str) -> Store:
     """Open an overlay of a store.
 
     Raises:
-        TokmillError: there is none of this name, it is not complete, it belongs to another
-            fingerprint, or it has a column that `base` shows already.
+        TokmillError: no overlay has this name, it is not complete, its base has changed, or it
+            has a column that `base` has already.
     """
     path = overlay_path(base.path, name)
     known = overlay_names(base.path)
@@ -87,14 +87,14 @@ def open_overlay(base: Store, name: str) -> Store:
         raise TokmillError(
             f"the store has no overlay {name!r}",
             where=str(base.path),
-            hint=nearest(name, known) or "`tokmill build overlay` and `tokmill embed` make some",
+            hint=nearest(name, known) or "`tokmill build overlay` or `tokmill embed` makes one",
         )
     overlay = Store(path)
     facts = facts_of(overlay)
     if facts.base != base.fingerprint:
         raise TokmillError(
-            f"the overlay {name!r} belongs to the store as it was: fingerprint {facts.base[:12]} "
-            f"then, {base.fingerprint[:12]} now",
+            f"the store has changed since the overlay {name!r} was made: fingerprint "
+            f"{facts.base[:12]} then, {base.fingerprint[:12]} now",
             where=str(path),
             hint=f"make it again: `{command_of(overlay)}`",
         )
@@ -102,13 +102,13 @@ def open_overlay(base: Store, name: str) -> Store:
         raise TokmillError(
             f"the overlay {name!r} is not complete",
             where=str(path),
-            hint=f"`{command_of(overlay)}` goes on",
+            hint=f"`{command_of(overlay)}` continues its build",
         )
     check_parallel(base, overlay)
     double = [column for column in overlay.schema if column in base.schema]
     if double:
         raise TokmillError(
-            f"the overlay {name!r} has a column {double[0]!r}, which the store shows already",
+            f"the overlay {name!r} has a column {double[0]!r}, which the store has already",
             where=str(path),
             hint="open one overlay at a time, or make it under another name: --column",
         )
@@ -120,7 +120,7 @@ def check_parallel(base: Store, overlay: Store) -> None:
     sizes = [[(entry.records, entry.tokens) for entry in s.shards] for s in (base, overlay)]
     if sizes[0] != sizes[1]:
         raise TokmillError(
-            "its shards do not lie beside those of the store",
+            "its shards have other numbers of records or tokens than those of the store",
             where=str(overlay.path),
             hint=f"make it again: `{command_of(overlay)}`",
         )
@@ -129,7 +129,7 @@ def check_parallel(base: Store, overlay: Store) -> None:
 def check_offsets(base: Store, overlay: Store) -> None:
     """Refuse an overlay in which a record has another length than in its base.
 
-    Reads the offsets of both. Raises `TokmillError` with the first such shard.
+    Reads the offsets of both. Raises `TokmillError` for the first such shard.
     """
     for number in range(len(base.shards)):
         shard = overlay.shard(number)

@@ -1,8 +1,8 @@
-"""What an engine made of known texts when a store was built, to be asked again of another engine.
+"""Known texts and the ids that a store's engine gave them; other engines must give the same ids.
 
-A tokenizer's file does not say all: another engine, or another version of one, may leave out the
-token that begins a text, or cut letters otherwise, and nothing of a store would show it. So a store
-of text keeps 64 short texts with the ids that they got, `vocab/probe.json`.
+A tokenizer's file does not decide everything. Another engine, or another version, may leave out the
+token that begins a text, or cut text differently, and nothing in a store would show it. So a store
+of text keeps 64 short texts with their ids in `vocab/probe.json`.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from tokmill.files import sha256_file
 from tokmill.store.manifest import read_sealed
 
 FILE = "probe.json"
-"""Name below `vocab/`."""
+"""Name in `vocab/`."""
 SHOWN = 24
-"""Ids of a text that are shown."""
+"""Ids of a text that an error shows."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """Known texts and the ids that a store would hold of each."""
+    """Known texts, and for each the ids of its record in the store."""
 
     before: Count
-    """Ids that the build put before every text (`bos`)."""
+    """Number of ids that the build put before every text (`bos`)."""
     after: Count
-    """Ids that it put behind every text (`eot`)."""
+    """Number of ids that it put after every text (`eot`)."""
     answers: list[tuple[str, list[int]]]
-    """Text, and its ids with those before and after it; none where the engine refused the text."""
+    """Text, and its ids including those before and after; no ids if the engine refused the text."""
 
     def texts(self) -> list[str]:
         """Return the texts."""
         return [text for text, _ in self.answers]
 
     def bare(self) -> list[tuple[str, list[int]]]:
-        """Return each text with its ids alone, without those around it."""
+        """Return each text with its own ids, without those before and after."""
         return [(text, ids[self.before : len(ids) - self.after]) for text, ids in self.answers]
 
 
 def probe_path(store: Path) -> Path:
-    """Return where the probe of a store lies."""
+    """Return the path of a store's probe."""
     return store / "vocab" / FILE
 
 
@@ -55,7 +55,7 @@ def read_probe(store: Path) -> Probe:
 
 
 def probe_digest(store: Path) -> str | UnsetType:
-    """Return the sha256 of the probe's file, as the manifest has it; unset where there is none."""
+    """Return the sha256 of the probe's file for the manifest; `UNSET` if there is none."""
     path = probe_path(store)
     return sha256_file(path) if path.is_file() else UNSET
 
@@ -68,9 +68,9 @@ def compare(
     who: str,
     hint: str,
 ) -> None:
-    """Refuse answers of which one is another now.
+    """Refuse answers that differ from earlier ones.
 
-    Raises `TokmillError` with the first text that differs and its ids, then and now.
+    Raises `TokmillError` for the first text whose ids differ, with the ids then and now.
     """
     for number, ((text, before), (_, after)) in enumerate(zip(then, now, strict=True), 1):
         if before != after:
@@ -87,21 +87,22 @@ def _ids(ids: Sequence[int]) -> str:
 
 
 def _missing(before: list[int], after: list[int]) -> str:
-    for one, other, word in ((before, after, "without"), (after, before, "with")):
-        if one and one[1:] == other:
-            return f", {word} the {one[0]} that begins it"
-        if one and one[:-1] == other:
-            return f", {word} the {one[-1]} that ends it"
+    for longer, shorter, word in ((before, after, "without"), (after, before, "with")):
+        if longer and longer[1:] == shorter:
+            return f", {word} the {longer[0]} that begins it"
+        if longer and longer[:-1] == shorter:
+            return f", {word} the {longer[-1]} that ends it"
     return ""
 
 
 def check_coder(
     path: Path, encode: Callable[[str], list[int] | None], specials: Sequence[str] = ()
 ) -> None:
-    """Refuse a coder that gives the texts of a probe's file other ids than the build did.
+    """Refuse an encoder that gives the texts of a probe's file other ids than the build did.
 
-    `specials`: names of tokens that a build may have taken for text or not; texts with one are
-    left out, as are those that one of the two refuses (None). Without a file nothing is checked.
+    `encode` returns None for a text that it refuses; such texts are not compared, nor those that
+    the build's engine refused. `specials`: names of special tokens; texts with one are not
+    compared, as a build may read a name as text or as the token. Without a file nothing is checked.
     """
     if not path.is_file():
         return
@@ -117,6 +118,6 @@ def check_coder(
         now,
         where=str(path),
         who="this program gives other ids than the engine with which the store was built",
-        hint="install the packages with which the store was built (`tokmill doctor` lists those "
-        "that are here)",
+        hint="install the packages with which the store was built (`tokmill doctor` lists the "
+        "installed ones)",
     )

@@ -1,8 +1,8 @@
-"""Columns that hold record numbers of another store: that store is found, and is what it was.
+"""Columns that hold record numbers of another store: find that store and check its fingerprint.
 
-A manifest says of each such store its fingerprint and the place where it was. The place is what a
-file says, so nothing is believed of it: whatever lies there is opened as a store, for reading
-alone, and is used if its fingerprint is the stated one.
+A manifest states fingerprint and path of each such store. The path comes from a file, so it is not
+trusted: whatever lies there is only opened for reading, and only used if it is a store with the
+stated fingerprint.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import msgspec
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import locked, path_from_text, path_to_text, write_file
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import Manifest, Plan, Reference
+from tokmill.store.manifest import Reference
 from tokmill.store.marks import LOCK
 from tokmill.store.seal import sealed
 from tokmill.store.store import Store
 
 NEW = "NEW"
-"""Stands in hints for the folder that only the user knows."""
+"""Placeholder in hints for a folder that the user must name."""
 
 
 def reference_to(path: Path | str) -> Reference:
-    """Return what a manifest says of a store that is referred to, its place absolute.
+    """Return the reference to a store, with an absolute path.
 
-    Raises `TokmillError` where there is no store, or one whose build has not finished.
+    Raises `TokmillError` if there is no store, or its build has not finished.
     """
     store = Store(path)
     if store.partial:
@@ -43,7 +43,7 @@ def reference_to(path: Path | str) -> Reference:
 
 
 def references_of(store: Store) -> dict[str, Reference]:
-    """Return the references of a store by name, their places absolute."""
+    """Return the references of a store by name, with absolute paths."""
     stated = store.manifest.references
     return {
         name: msgspec.structs.replace(one, path=path_to_text(str(place_of(store.path, one))))
@@ -52,9 +52,10 @@ def references_of(store: Store) -> dict[str, Reference]:
 
 
 def written_in(folder: Path, references: Mapping[str, Reference]) -> dict[str, Reference]:
-    """Return references whose places are absolute as the files of a store say them.
+    """Return references with absolute paths in the form in which a store writes them.
 
-    Relative where both have a folder above them in common, so that they may be moved together.
+    A path is made relative if both stores lie below a common folder other than `/`, so that they
+    can be moved together.
     """
     home, written = str(folder.resolve()), {}
     for name, one in references.items():
@@ -62,21 +63,21 @@ def written_in(folder: Path, references: Mapping[str, Reference]) -> dict[str, R
         if os.path.commonpath([home, place]) != os.sep:
             place = os.path.relpath(place, home)
             if path_to_text(place) != place:
-                # JSON holds a path that is no UTF-8 as a URI, which is absolute.
+                # JSON holds a path that is not UTF-8 as a URI, which is absolute.
                 place = path_from_text(one.path)
         written[name] = msgspec.structs.replace(one, path=path_to_text(place))
     return written
 
 
 def place_of(folder: Path, reference: Reference) -> Path:
-    """Return the folder that a reference in the store `folder` names.
+    """Return the folder that a reference in the store `folder` names; it may lie anywhere.
 
-    It may lie anywhere. Raises `TokmillError` for what no path can be.
+    Raises `TokmillError` for an impossible path.
     """
     place = path_from_text(reference.path)
     if not place or "\0" in place or len(os.fsencode(place)) > 4095:
         raise TokmillError(
-            f"the place of a referred store, {reference.path[:40]!r}, is no path",
+            f"the path of a referred store, {reference.path[:40]!r}, is impossible",
             where=str(folder / "manifest.json"),
             hint="the file is damaged, or not to be trusted",
         )
@@ -84,10 +85,10 @@ def place_of(folder: Path, reference: Reference) -> Path:
 
 
 def reference_of(store: Store, column: str) -> Reference:
-    """Return what the manifest says of the store that a column refers to.
+    """Return the reference of a column.
 
-    Raises `UsageError` for a column that is not there or refers to none, `TokmillError` where the
-    manifest says nothing of the store, or where a number is beyond its records.
+    Raises `UsageError` for a column that does not exist or refers to no store, `TokmillError` if
+    the manifest does not describe that store, or if a number is beyond its records.
     """
     known = [name for name, one in store.schema.items() if one.ref is not None]
     if column not in known:
@@ -102,7 +103,8 @@ def reference_of(store: Store, column: str) -> Reference:
     where = str(store.path / "manifest.json")
     if found is None:
         raise TokmillError(
-            f"the column {column!r} refers to the store {name!r}, of which nothing is said",
+            f"the column {column!r} refers to the store {name!r}, which the manifest does not "
+            "describe",
             where=where,
             hint="build the store again: --fresh",
         )
@@ -112,7 +114,7 @@ def reference_of(store: Store, column: str) -> Reference:
             f"the column {column!r} holds {low if low < 0 else high}; the store that it refers to "
             f"has the records 0 to {found.records - 1}",
             where=where,
-            hint="build the store again with numbers of records",
+            hint="build the store again with record numbers in this range",
         )
     return found
 
@@ -122,7 +124,7 @@ def open_reference(store: Store, column: str, opened: dict[str, Store] | None = 
 
     Raises:
         UsageError: the column refers to no store.
-        TokmillError: the store is not there, or not what it was; a number is beyond its records.
+        TokmillError: the store is missing or has changed, or a number is beyond its records.
     """
     stated = reference_of(store, column)
     if opened is not None and stated.fingerprint in opened:
@@ -135,15 +137,15 @@ def open_reference(store: Store, column: str, opened: dict[str, Store] | None = 
         raise TokmillError(
             f"{here} cannot be opened: {error.what}",
             where=str(place),
-            hint=f"say where it is now: `{refer_command(store.path, column)}`",
+            hint=f"if it was moved, name its new folder: `{refer_command(store.path, column)}`",
         ) from error
     if found.fingerprint != stated.fingerprint:
         raise TokmillError(
             f"{here} {difference(stated, found)}: fingerprint {stated.fingerprint[:12]} and "
             f"{stated.records:,} records then, {found.fingerprint[:12]} and {found.records:,} now",
             where=str(place),
-            hint=f"where a copy is as it was, say so: `{refer_command(store.path, column)}`; else "
-            f"number the records anew: `{again_command(store)}`",
+            hint=f"name an unchanged copy: `{refer_command(store.path, column)}`; or number the "
+            f"records anew: `{again_command(store)}`",
         )
     if found.records != stated.records:
         raise TokmillError(
@@ -157,30 +159,30 @@ def open_reference(store: Store, column: str, opened: dict[str, Store] | None = 
 
 
 def difference(stated: Reference, found: Store) -> str:
-    """Return in words what happened to a store that has another fingerprint than was stated."""
+    """Return in words how a store differs from the one that was stated."""
     if found.manifest.recipe_id == stated.recipe_id:
         if found.records != stated.records:
             return "has grown" if found.records > stated.records else "has lost records"
         return "was built again from other content"
     if found.manifest.source == "select":
         return "is a selection, in which records have other numbers"
-    return "is another one"
+    return "is a different one"
 
 
 def refer_command(store: Path, column: str) -> str:
-    """Return the command that says where a referred store is now."""
+    """Return the command that names the new folder of a referred store."""
     return f"tokmill store refer {shlex.quote(str(store))} {column} {NEW}"
 
 
 def again_command(store: Store) -> str:
-    """Return the command that makes a store again, as far as it is known."""
+    """Return the command that makes a store again, if the plan has it."""
     plan = store.path / layout.PLAN
     command = layout.read_plan(store.path).command if plan.exists() else ""
     return command if isinstance(command, str) and command else "the build that made this store"
 
 
 def bad_references(store: Store) -> Iterator[tuple[TokmillError, str]]:
-    """Yield what is wrong with the columns that refer to stores, and what mends it."""
+    """Yield (error, command that mends it) for each column with a bad reference."""
     for column, spec in store.schema.items():
         if spec.ref is None:
             continue
@@ -194,21 +196,21 @@ def bad_references(store: Store) -> Iterator[tuple[TokmillError, str]]:
 
 
 def refer(path: Path | str, column: str, new: Path | str) -> list[str]:
-    """Say in a store where the store that a column refers to is now; return the columns it is for.
+    """Change the path of the store that a column refers to; return all columns that refer to it.
 
-    Every column that refers to the same store follows. Fingerprint and records stay what they are.
+    Fingerprint and number of records stay the same.
 
-    Raises `TokmillError` where the store at `new` is not the one that was referred to.
+    Raises `TokmillError` if the store at `new` is not the one that was referred to.
     """
     store = Store(path)
-    stated = reference_of(store, column)
+    before = reference_of(store, column)
     found = reference_to(new)
-    if found.fingerprint != stated.fingerprint:
+    if found.fingerprint != before.fingerprint:
         raise TokmillError(
-            f"the store {difference(stated, Store(new))}: fingerprint {found.fingerprint[:12]}, "
-            f"and the column {column!r} refers to {stated.fingerprint[:12]}",
+            f"the store {difference(before, Store(new))}: fingerprint {found.fingerprint[:12]}, "
+            f"and the column {column!r} refers to {before.fingerprint[:12]}",
             where=str(new),
-            hint="name a copy of the store as it was, or number the records anew: "
+            hint="name an unchanged copy of the store, or number the records anew: "
             f"`{again_command(store)}`",
         )
     [placed] = written_in(store.path, {"": found}).values()
@@ -222,19 +224,14 @@ def refer(path: Path | str, column: str, new: Path | str) -> list[str]:
         }
 
     with locked(store.path / LOCK, "a build is writing to this store", "wait for it to end"):
-        kinds: dict[str, type[Plan] | type[Manifest]] = {
-            layout.PLAN: Plan,
-            layout.PLAN_COPY: Plan,
-            "manifest.json": Manifest,
-        }
-        for name, kind in kinds.items():
+        for name, kind in layout.DESCRIPTIONS.items():
             file = store.path / name
             if not file.exists():
                 continue
-            said = layout.read_sealed(file, kind)
-            if isinstance(said.references, dict):
-                said = msgspec.structs.replace(said, references=moved(said.references))
-                write_file(file, sealed(said))
+            stated = layout.read_sealed(file, kind)
+            if isinstance(stated.references, dict):
+                stated = msgspec.structs.replace(stated, references=moved(stated.references))
+                write_file(file, sealed(stated))
     fingerprints = {name: one.fingerprint for name, one in references_of(store).items()}
     return [
         name

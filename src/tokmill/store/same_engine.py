@@ -1,4 +1,4 @@
-"""Stores that are read as one: engines have given all of them equal ids for equal text."""
+"""Check that the engines of several stores gave equal texts equal ids."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tokmill.store.store import Store
 
 
 def same_engine(stores: Sequence[Store]) -> None:
-    """Refuse stores of one vocabulary to whose texts engines have given other ids.
+    """Refuse stores with the same vocabulary whose engines gave the probe's texts different ids.
 
-    What a build puts before and after each text is a choice, and may differ. Stores without a
-    probe, imported or older ones, are taken as they are.
+    Ids that a build puts before and after each text may differ. Stores without a probe (imported
+    or older ones) are not checked.
     """
     first: dict[str, tuple[Store, Probe]] = {}
     for store in stores:
@@ -27,5 +27,5 @@ def same_engine(stores: Sequence[Store]) -> None:
                 probe.bare(),
                 where=str(store.path),
                 who=f"its engine gave other ids than that of {other.path}",
-                hint="build one of the two anew (--fresh) with the packages of the other",
+                hint="build one of the two again (--fresh) with the packages of the other",
             )

@@ -1,4 +1,4 @@
-"""What a store holds: columns, and the batches of records that a source hands to the writer."""
+"""The columns of a store, and the batches of records that a source gives to the writer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 from tokmill.errors import TokmillError
 from tokmill.store.strings import Array as Array
-from tokmill.store.strings import Strings
+from tokmill.store.strings import Strings, ranges
 
 DType = Literal["u1", "u2", "u4", "u8", "i8", "f4", "utf8"]
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One stream of numbers: a value a token, a phrase or a record.
+    """One column: a value for each token, phrase or record.
 
-    `utf8` columns are per record and hold strings. A column with `phrase=True` is per token, and
-    its values lie in the shard's phrase table. `ref` names the store whose record numbers the
-    values are, by a key of `references` in plan and manifest; `width` above 0 makes every value a
+    `utf8` columns are per record and hold strings. A column with `phrase=True` is per token; its
+    values lie in the shard's phrase table. `ref`: the values are record numbers of another store,
+    and this is its key in `references` of plan and manifest. `width` above 0: each value is a
     vector.
     """
 
@@ -40,11 +40,11 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
 Schema = dict[str, Column]
 
 Places = Literal["byte", "row", "record", "address"]
-"""What says where a record begins in its input."""
+"""Unit of the places where records begin in their inputs."""
 
 
 def place_in_words(start: int, places: Places) -> str:
-    """Return where a record begins in its input."""
+    """Return the place of a record in its input, such as "byte 1,024"."""
     return f"{places} {start:#x}" if places == "address" else f"{places} {start:,}"
 
 
@@ -63,7 +63,7 @@ def id_dtype(size: int) -> Literal["u1", "u2", "u4"]:
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True):
-    """One record that did not enter the store: where it began, and why."""
+    """One record that did not enter the store: where it begins, and why."""
 
     offset: int
     reason: str
@@ -72,24 +72,24 @@ class Drop(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Drops(NamedTuple):
-    """Records of a batch that did not enter the store for one reason, however many."""
+    """All records of a batch that did not enter the store for the same reason."""
 
     offsets: Array
-    """(n,) int64, where each began, rising."""
+    """(n,) int64, where each begins, ascending."""
     reason: str
     rejected: bool
 
 
 def drops_of(singles: Iterable[Drop]) -> list[Drops]:
-    """Return single drops by their reason."""
-    found: dict[tuple[str, bool], list[int]] = {}
+    """Return single drops grouped by reason."""
+    groups: dict[tuple[str, bool], list[int]] = {}
     for drop in singles:
-        found.setdefault((drop.reason, drop.rejected), []).append(drop.offset)
-    return [Drops(np.array(at, np.int64), *why) for why, at in found.items()]
+        groups.setdefault((drop.reason, drop.rejected), []).append(drop.offset)
+    return [Drops(np.array(at, np.int64), *why) for why, at in groups.items()]
 
 
 def each_drop(drops: Iterable[Drops]) -> Iterator[Drop]:
-    """Yield every drop by itself, in the order of the places."""
+    """Yield single drops, ordered by offset."""
     singles = [
         Drop(at, some.reason, some.rejected) for some in drops for at in some.offsets.tolist()
     ]
@@ -102,7 +102,7 @@ class Records:
 
     `offsets` (n + 1, int64) counts tokens; `columns` holds flat arrays, one value a token for
     token columns, one a record for record columns (width: a second axis), `Strings` for `utf8`.
-    `starts` (n, int64) is the byte at which each record began in its item.
+    `starts` (n, int64) is the byte at which each record begins in its item.
     """
 
     offsets: Array
@@ -111,13 +111,13 @@ class Records:
     drops: Sequence[Drops] = field(default_factory=tuple)
     phrases: Phrases | None = None
     skipped: dict[str, int] = field(default_factory=dict)
-    """Reason → count of further records skipped, whose places nobody asks for."""
+    """Reason → number of further skipped records, whose places are not recorded."""
     notes: dict[str, int] = field(default_factory=dict)
-    """Counts of what was changed on the way, such as ids replaced by `unk`."""
+    """Change → how often it was made, such as ids replaced by `unk`."""
     ends_part: bool = False
-    """The shard is to be cut after these records (an item that is a long stream)."""
+    """Cut the shard after these records (of an item that is a long stream)."""
     done: float | None = None
-    """Share of the item that ends with these records; None: what its digest has seen says it."""
+    """Share of the item up to the end of these records; None: take it from the bytes hashed."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -129,13 +129,12 @@ PHRASE_BIT = np.uint32(1 << 31)
 
 @dataclass(slots=True)
 class Phrases:
-    """The phrases of n records, and the table that says what each one stands for.
+    """The phrases of n records, and the table with the tokens of each phrase.
 
     `ids` (uint32) are rows of the table, with `PHRASE_BIT` where a block begins; `offsets`
     (n + 1, int64) counts phrases; `table_offsets` (m + 1, int64) counts the tokens of the m rows;
-    `table` holds the token columns of all rows, flat. Batches with one and the same object as
-    `growing` have one table, to which rows were only added meanwhile; so the writer looks at each
-    row once.
+    `table` holds the token columns of all rows, flat. Batches with the same object in `growing`
+    share one table, to which rows are only appended; so the writer reads each row once.
     """
 
     ids: Array
@@ -144,9 +143,29 @@ class Phrases:
     table: dict[str, Array]
     growing: object = None
 
+    def expanded(self, name: str) -> Array:
+        """Return a token column of the records, flat; `border` is computed."""
+        ids = (self.ids & ~PHRASE_BIT).astype(np.int64)
+        begins = self.table_offsets[ids]
+        lengths = self.table_offsets[ids + 1] - begins
+        if name == "border":
+            return borders(self.ids, lengths)
+        values: Array = self.table[name][ranges(begins, lengths)]
+        return values
+
+
+def borders(phrases: Array, lengths: Array) -> Array:
+    """Return the column `border` of phrases with so many tokens each: 1 at the first token of a
+    phrase, 3 if a block begins there, else 0 (uint8).
+    """
+    border = np.zeros(int(lengths.sum()), np.uint8)
+    real = lengths > 0
+    border[(np.cumsum(lengths) - lengths)[real]] = 1 + 2 * (phrases[real] >= PHRASE_BIT)
+    return border
+
 
 def phrase_columns(schema: Schema) -> list[str]:
-    """Return the columns that lie in the phrase table (`border` is computed, not stored)."""
+    """Return the columns of the phrase table (`border` is computed, not stored)."""
     return [name for name, column in schema.items() if column.phrase and name != "border"]
 
 
@@ -156,36 +175,36 @@ def has_phrases(schema: Schema) -> bool:
 
 
 def check_schema(schema: Schema) -> None:
-    """Refuse column names that the shard itself uses, and columns that no shard can hold."""
+    """Refuse column names that shards use themselves, and columns that no shard can hold."""
     for name, column in schema.items():
         if not name.isidentifier() or name in RESERVED:
             raise TokmillError(
                 f"a column cannot be called {name!r}",
-                hint="letters, digits and _ make a name, a letter first, and it is none of "
-                f"{', '.join(sorted(RESERVED))}; --column names that of an overlay",
+                hint="a letter first, then letters, digits and _, and none of "
+                f"{', '.join(sorted(RESERVED))}; --column names the column of an overlay",
             )
         if column.dtype == "utf8" and (column.per != "record" or column.width):
             raise TokmillError(
-                f"the column {name!r} holds strings, which are one a record",
-                hint='per = "record" is for strings',
+                f"the column {name!r} holds strings, so it must have one value a record",
+                hint='strings need per = "record" and no width',
             )
         if column.per == "phrase":
             raise TokmillError(
-                f"the column {name!r}: a value a phrase is not held yet",
-                hint="hold it as a value a token, or a value a record",
+                f"the column {name!r}: columns with a value a phrase are not supported",
+                hint="make it a column with a value a token, or a value a record",
             )
         if column.phrase and (column.per != "token" or column.width):
             raise TokmillError(
-                f"the column {name!r} lies in phrases, so it is a scalar a token",
-                hint="leave out its width",
+                f"the column {name!r} lies in phrases, so it must have one number a token",
+                hint='phrase columns need per = "token" and no width',
             )
         if column.ref is not None and (column.phrase or column.dtype not in REFERRING):
             raise TokmillError(
-                f"the column {name!r} is of type {column.dtype}, and cannot hold record numbers",
-                hint="they are whole numbers from 0 on",
+                f"the column {name!r} has the type {column.dtype}, so it holds no record numbers",
+                hint="record numbers are integers from 0 on",
             )
 
 
 REFERRING = ("u1", "u2", "u4", "u8")
-"""Types of columns that may hold record numbers of another store."""
+"""Types of columns that can hold record numbers of another store."""
 RESERVED = {"offsets", "phrase", "phrase_offsets", "table_offsets", "item", "start"}

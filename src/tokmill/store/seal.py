@@ -1,7 +1,7 @@
-"""The digest that plan, receipt and manifest end with: a changed byte is seen when one is read.
+"""The digest at the end of plan, receipt and manifest, which shows any changed byte.
 
-The last key of such a file is `digest`, the sha256 of all bytes before the comma in front of it.
-Files of older stores have none, and are read as before.
+The last key of such a file is `digest`: the sha256 of all bytes before the comma in front of that
+key. Files of older stores have no digest and are still read.
 """
 
 from __future__ import annotations
@@ -26,16 +26,10 @@ def sealed(value: msgspec.Struct) -> bytes:
     return body + f',\n "digest": "{digest}"'.encode() + END
 
 
-def unsealed(data: bytes) -> bytes:
-    """Return a file without its digest, as older programs wrote it."""
-    found = TAIL.search(data, max(0, len(data) - LENGTH))
-    return data[: found.start()] + END if found else data
-
-
 def check_seal(data: bytes, kind: type[msgspec.Struct]) -> None:
-    """Raise `ValueError` where a file is not what its digest says.
+    """Raise `ValueError` if the content of a file does not have the stated digest.
 
-    Of one without a digest the keys are checked: a damaged `digest` is not to be taken for none.
+    In a file without a digest all keys must be known, so a damaged key `digest` is noticed too.
     """
     found = TAIL.search(data, max(0, len(data) - LENGTH))
     if found:

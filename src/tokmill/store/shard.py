@@ -1,7 +1,7 @@
-"""One file of records: a safetensors file whose header and bytes are the same everywhere.
+"""One file of records: a safetensors file whose bytes depend on its content alone.
 
-Arrays lie in falling item size behind a header padded to 64 bytes, so each is aligned and the file
-depends on nothing but its content. The safetensors library reads it; numpy alone does too.
+Arrays are ordered by descending item size, after a header padded to 64 bytes, so each array is
+aligned. The safetensors library reads the file, and so does numpy alone.
 Format of the container: 8 bytes little-endian header length, JSON header, data.
 """
 
@@ -27,26 +27,26 @@ from tokmill.store.schema import (
     Phrases,
     Records,
     Schema,
+    borders,
     has_phrases,
     phrase_columns,
 )
 from tokmill.store.string_column import StringColumn
-from tokmill.store.strings import Strings
+from tokmill.store.strings import Strings, ranges
 
 SUFFIX = ".safetensors"
 TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32"}
 DTYPES = {name: np.dtype("<" + short) for short, name in TYPES.items()}
-
-
 OFFSETS = {"offsets": "", "phrase_offsets": "phrase", "table_offsets": "table."}
-"""Arrays of offsets and what they divide; those of strings are called NAME.offsets."""
+"""Array of offsets → the array that it divides ("": tokens; "table.": all such arrays); offsets of
+strings are called NAME.offsets."""
 
 
 class ShardWriter:
-    """Gathers the records of one shard and writes it in one go.
+    """Collects the records of one shard and then writes it.
 
-    `limits` maps a column to the number of its ids: an id out of range is refused. What takes more
-    than 32 MiB waits in a file of `scratch`, a folder (`tokmill.store.held`).
+    `limits` maps a column to the number of its ids; an id out of range is refused. Above 32 MiB the
+    columns are kept in a file in the folder `scratch` (`tokmill.store.held`).
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class ShardWriter:
     ) -> None:
         self.schema, self.limits, self.format = schema, limits, format
         self.held = Held(scratch)
-        """Name in the file → values; of offsets the lengths between them."""
+        """Name in the file → values; for offsets, the lengths between them."""
         self.strings = {
             name: StringColumn(name, self.held, coded=format > 1)
             for name, column in schema.items()
@@ -69,12 +69,12 @@ class ShardWriter:
         self.table_lengths: list[Array] = []
         self._growing: object = None
         self._numbers = np.zeros(0, np.int64)
-        """Row of the table that is growing → number here; -1: not met yet."""
+        """Row of the growing table → row of the shard's table; -1: not met yet."""
         self.ranges: dict[str, tuple[float, float]] = {}
         self.records = self.tokens = 0
 
     def add(self, batch: Records, item: int) -> None:
-        """Add records that came from the item with this number in the receipt."""
+        """Add records of an item, given by its number in the receipt."""
         n = len(batch)
         tokens = int(batch.offsets[-1] - batch.offsets[0]) if n else 0
         self.held.add("offsets", np.diff(batch.offsets))
@@ -99,7 +99,7 @@ class ShardWriter:
 
     def _check(self, name: str, value: Array) -> None:
         if value.dtype.kind == "f":
-            # JSON knows neither NaN nor infinity, and a range is of numbers.
+            # JSON has neither NaN nor infinity.
             value = value[np.isfinite(value)]
         if not value.size:
             return
@@ -129,7 +129,7 @@ class ShardWriter:
         known[: len(self._numbers)] = self._numbers
         found = known[plain]
         if len(found) and found.min() < 0:
-            # In the order in which they come, so that the table does not depend on the batches.
+            # In the order of first use, so that the table does not depend on the batches.
             new = plain[found < 0]
             first = np.empty(count, np.int64)
             first[new[::-1]] = np.arange(len(new))[::-1]
@@ -141,19 +141,18 @@ class ShardWriter:
         self.held.add("phrase_offsets", np.diff(phrases.offsets))
 
     def _add_rows(self, phrases: Phrases, rows: Array) -> Array:
-        """Return the numbers in the shard's table of rows of another; those it lacks are added."""
+        """Return rows of another table as rows of the shard's table; missing ones are added."""
         start, stop = phrases.table_offsets[rows], phrases.table_offsets[rows + 1]
         lengths = stop - start
         identities = _row_bytes(start, lengths, phrases.table, self.schema)
         before = len(self.phrase_ids)
         numbers = [self.phrase_ids.setdefault(row, len(self.phrase_ids)) for row in identities]
         result = np.asarray(numbers, np.int64)
-        # Numbers rise with the rows that are new here, and equal rows of a table may be two.
+        # New rows get ascending numbers; two rows of the other table may be equal.
         fresh = np.flatnonzero(result >= before)
         fresh = fresh[np.unique(result[fresh], return_index=True)[1]]
-        start, lengths = start[fresh], lengths[fresh]
-        ends = np.cumsum(lengths)
-        flat = np.repeat(start - ends + lengths, lengths) + np.arange(lengths.sum())
+        lengths = lengths[fresh]
+        flat = ranges(start[fresh], lengths)
         for name, parts in self.table.items():
             part = np.ascontiguousarray(phrases.table[name][flat], self.schema[name].numpy())
             self._check(name, part)
@@ -192,9 +191,9 @@ class ShardWriter:
 def _row_bytes(
     start: Array, lengths: Array, table: dict[str, Array], schema: Schema
 ) -> list[bytes]:
-    """Return what tells rows of a table apart: the bytes of their columns, as the shard holds them.
+    """Return the bytes of each row of a table, in the dtypes of the shard, to compare rows.
 
-    Those of one length are looked up together, as rows of a matrix.
+    Rows of the same length are processed together, as rows of a matrix.
     """
     found = np.empty(len(lengths), object)
     for length in np.unique(lengths).tolist():
@@ -256,10 +255,10 @@ def write_tensors(
 
 
 class Shard:
-    """A shard mapped into memory; arrays are views of the map, made when they are asked for."""
+    """A shard mapped into memory; arrays are views of the map, made on demand."""
 
     def __init__(self, path: Path, *, checked: bool = True) -> None:
-        """Map a file; unless `checked`, offsets are shown as they are, for who checks them."""
+        """Map a file; `checked=False` gives offsets unchecked, for callers that check them."""
         self.path, self.checked = path, checked
         with machine_errors("open", path), open(path, "rb") as handle:
             size = handle.seek(0, 2)
@@ -280,18 +279,18 @@ class Shard:
         self._data = 8 + header.length
         end = max((entry[3] for entry in self._tensors.values()), default=0)
         if self._data + end != size:
-            raise self.damaged(f"{size} bytes where {self._data + end} are promised")
+            raise self.damaged(f"{size} bytes, but its header says {self._data + end}")
         self._arrays: dict[str, Array] = {}
         self._ends: dict[str, Array] = {}
         self._tokens: int | None = None
 
     def damaged(self, what: str) -> TokmillError:
-        """Return the error for a shard that is not what was written."""
+        """Return the error for a damaged shard."""
         return TokmillError(
             f"the shard is damaged: {what}",
             where=str(self.path),
-            hint="`tokmill store validate STORE` finds all that is damaged, `tokmill store repair "
-            "STORE` makes it again from its input",
+            hint="`tokmill store validate STORE` finds all damage, `tokmill store repair STORE` "
+            "makes the shards again from their inputs",
         )
 
     def __contains__(self, name: str) -> bool:
@@ -312,7 +311,7 @@ class Shard:
         return self._arrays[name]
 
     def _check_offsets(self, name: str) -> None:
-        """Refuse offsets that fall or lead out of the array that they divide."""
+        """Refuse offsets that descend or lead out of the array that they divide."""
         offsets = self._arrays[name]
         divided = OFFSETS.get(name, name.removesuffix(".offsets"))
         names = [n for n in self._tensors if n.startswith(divided)] if divided == "table." else []
@@ -322,10 +321,10 @@ class Shard:
             lengths = [self._tokens]
         if not good or offsets[0] or any(offsets[-1] != length for length in lengths):
             del self._arrays[name]
-            raise self.damaged(f"{name!r} falls, or leads out of the file")
+            raise self.damaged(f"{name!r} descends, or leads out of the file")
 
     def check_lengths(self, records: int, tokens: int, schema: Schema) -> None:
-        """Refuse a shard whose header promises other arrays than a manifest and its schema."""
+        """Refuse a shard whose header does not fit the manifest and its schema."""
         self._tokens = tokens
         wanted: dict[str, list[int]] = {"offsets": [records + 1], "item": [records]}
         wanted["start"] = [records]
@@ -348,17 +347,16 @@ class Shard:
                     raise self.damaged(f"{name!r} holds {dtype}, not {schema[name].dtype}")
 
     def lay(self, name: str, values: Array) -> None:
-        """Show an array of an overlay as one of this shard."""
+        """Add an array of an overlay to this shard."""
         self._arrays[name] = values
 
     def __len__(self) -> int:
         return len(self["offsets"]) - 1
 
     def text(self, name: str, start: int, stop: int) -> Strings:
-        """Return a `utf8` column of the records start … stop - 1.
+        """Return a `utf8` column of the records start … stop - 1, in either form.
 
-        The one place that knows how strings lie in a shard. Raises `TokmillError` where a string
-        is not in its table.
+        Raises `TokmillError` if a string is not in its table.
         """
         if f"{name}.values" not in self._tensors:
             ends = self[f"{name}.offsets"][start : stop + 1].astype(np.int64)
@@ -366,7 +364,7 @@ class Shard:
         offsets = self._table_ends(name)
         numbers = self[name][start:stop]
         if numbers.size and int(numbers.max()) >= len(offsets) - 1:
-            raise self.damaged(f"it holds strings of {name!r} that its table does not")
+            raise self.damaged(f"it uses strings of {name!r} that are not in its table")
         return Strings(numbers, self[f"{name}.values"], offsets)
 
     def _table_ends(self, name: str) -> Array:
@@ -380,20 +378,20 @@ class Shard:
         try:
             return self.text(name, start, stop).decoded()
         except UnicodeDecodeError as error:
-            raise self.damaged(f"a string of {name!r} is no UTF-8") from error
+            raise self.damaged(f"a string of {name!r} is not UTF-8") from error
 
     def phrase_tokens(self, record: int, start: int, stop: int, columns: list[str]) -> list[Array]:
         """Return token columns of a part of a record that is stored as phrases.
 
-        Raises `TokmillError` where the phrases are not in the table, or give fewer tokens.
+        Raises `TokmillError` if a phrase is not in the table, or the phrases have too few tokens.
         """
         try:
-            found = self._phrase_tokens(record, start, stop, columns)
+            values = self._phrase_tokens(record, start, stop, columns)
         except (IndexError, ValueError) as error:
-            raise self.damaged("it holds phrases that its table does not") from error
-        if found and len(found[0]) != stop - start:
-            raise self.damaged("its phrases are not as many tokens as its records have")
-        return found
+            raise self.damaged("it uses phrases that are not in its table") from error
+        if values and len(values[0]) != stop - start:
+            raise self.damaged("its phrases have other numbers of tokens than its records")
+        return values
 
     def _phrase_tokens(self, record: int, start: int, stop: int, columns: list[str]) -> list[Array]:
         offsets, table = self["phrase_offsets"], self["table_offsets"]
@@ -405,18 +403,13 @@ class Shard:
         ids, raw, ends = ids[first:last], raw[first:last], ends[first:last]
         begins = table[ids].astype(np.int64)
         lengths = table[ids + 1].astype(np.int64) - begins
-        flat = np.repeat(begins - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
         cut = start - int(ends[0] - lengths[0]) if len(ends) else 0
         window = slice(cut, cut + stop - start)
-        result = []
-        for name in columns:
-            if name == "border":
-                border = np.zeros(len(flat), np.uint8)
-                border[np.cumsum(lengths) - lengths] = 1 + 2 * (raw >= PHRASE_BIT)
-                result.append(border[window])
-            else:
-                result.append(self[f"table.{name}"][flat[window]])
-        return result
+        flat = ranges(begins, lengths)[window]
+        return [
+            borders(raw, lengths)[window] if name == "border" else self[f"table.{name}"][flat]
+            for name in columns
+        ]
 
     def records(self, start: int, stop: int, schema: Schema) -> Records:
         """Return the records start … stop - 1 as a batch (views where possible)."""
@@ -435,7 +428,7 @@ class Shard:
             ends = self["phrase_offsets"][start : stop + 1].astype(np.int64)
             ids = self["phrase"][int(ends[0]) : int(ends[-1])]
             if len(ids) and int((ids & ~PHRASE_BIT).max()) >= len(self["table_offsets"]) - 1:
-                raise self.damaged("it holds phrases that its table does not")
+                raise self.damaged("it uses phrases that are not in its table")
             phrases = Phrases(
                 ids=ids,
                 offsets=ends - ends[0],

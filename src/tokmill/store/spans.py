@@ -1,4 +1,4 @@
-"""Which parts of which records stand in which row of a batch."""
+"""Spans: the parts of records that fill the rows of a batch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tokmill.store.schema import Array
 class Spans:
     """Spans in the order in which they fill their rows; all arrays int64, one value a span.
 
-    `row` is the position in the batch, `record` a record of the store, `document` the number of
-    the document within its row, `start` and `stop` token positions within the record.
+    `row`: row of the batch; `record`: record of the store; `document`: number of the document in
+    its row; `start`, `stop`: token positions in the record.
     """
 
     row: Array

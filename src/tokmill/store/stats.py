@@ -1,7 +1,7 @@
-"""What a store holds, in figures: lengths, padding, use of the vocabulary, what was left out.
+"""Statistics of a store: lengths, padding, use of the vocabulary, records that were left out.
 
-All figures are exact for the shards that are read. Memory is that of one shard's map, one array a
-column as long as its vocabulary, and the distinct lengths (at most √(2 · tokens) of them).
+All figures are exact for the shards that are read. Memory: the map of one shard, an array of the
+size of the vocabulary for each column, and the distinct lengths (at most √(2 · tokens)).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tokmill.store.shard import Shard
 from tokmill.store.store import Store
 
 BLOCK = 1 << 22
-"""Tokens that are looked at in one go."""
+"""Tokens that are read at a time."""
 LARGEST = 1 << 24
-"""A column whose ids go beyond this is not counted: its table would not fit into memory."""
+"""Columns with larger ids are not counted: the table of counts would be too large."""
 FREQUENT = 20
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """Lengths of records in tokens, the `eot` token counted.
+    """Lengths of records in tokens, including the `eot` token.
 
-    A quantile q is the smallest length that at least q of the records do not exceed, so it is a
-    length that occurs. All are 0 for a store without records.
+    A quantile q is the smallest length such that a share of at least q of the records is not
+    longer; so it is a length that occurs. All values are 0 for a store without records.
     """
 
     min: int
@@ -60,21 +60,21 @@ class IdUse(msgspec.Struct, frozen=True):
 
 
 class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What `statistics` found."""
+    """The result of `statistics`."""
 
     records: int
-    """Records that were looked at."""
+    """Records that were read."""
     tokens: int
-    """Tokens that were looked at."""
+    """Tokens that were read."""
     shards: int
-    """Shards that were looked at."""
+    """Shards that were read."""
     exact: bool
-    """Whether these were all shards; else the figures are those of a sample."""
+    """Whether all shards were read; else the figures are those of a sample."""
     lengths: Lengths
     width: int
-    """The width that `padding`, `rows` and `longer` are about."""
+    """Row length for `padding`, `rows` and `longer`."""
     rows: int
-    """Rows of `width` that hold every record alone: the sum of ceil(length / width)."""
+    """Rows of `width` if no row holds two records: the sum of ceil(length / width)."""
     padding: float
     """Share of positions that would be padding in these rows: 1 - tokens / (rows · width)."""
     longer: float
@@ -96,11 +96,11 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Counts:
-    """What is counted in one pass over the shards."""
+    """Counts of one pass over the shards."""
 
     shards: int
     lengths: Array
-    """Lengths that occur, rising (int64)."""
+    """Lengths that occur, ascending (int64)."""
     records: Array
     """Records of each of these lengths (int64)."""
     ids: dict[str, Array]
@@ -109,7 +109,7 @@ class Counts:
 
     @property
     def tokens(self) -> int:
-        """Tokens that were looked at."""
+        """Tokens that were read."""
         return int(self.lengths @ self.records)
 
 
@@ -121,28 +121,28 @@ def statistics(
     frequent: int = FREQUENT,
     advance: Callable[[int], None] | None = None,
 ) -> Statistics:
-    """Return the figures of a store; `Statistics` says what each one means.
+    """Return the statistics of a store; see `Statistics` for their meaning.
 
     Args:
         store: any store, a partial one too.
         width: row length for `padding`, `rows` and `longer`.
-        sample: so many shards, in the order of their names (digests, so a sample of the input);
-            None: all.
+        sample: number of shards to read, first by name (names are digests, so this is a random
+            sample); None: all.
         frequent: length of each list of frequent ids.
-        advance: called with the bytes of each shard when it is done.
+        advance: called with the bytes of each shard that is done.
 
     Raises:
         UsageError: width or sample is below 1.
     """
     if width < 1:
-        raise UsageError(f"a width of {width} is none", hint="--width 1024")
+        raise UsageError(f"a width of {width} is too small", hint="--width 1024")
     return summary(store, count(store, sample, advance), width, frequent)
 
 
 def summary(
     store: Store, counts: Counts, width: int = 1024, frequent: int = FREQUENT
 ) -> Statistics:
-    """Return the figures that follow from counts of a store."""
+    """Return the statistics that follow from counts of a store."""
     manifest = store.manifest
     records, tokens = int(counts.records.sum()), counts.tokens
     rows = int(-(-counts.lengths // width) @ counts.records)
@@ -175,7 +175,7 @@ def count(
 ) -> Counts:
     """Count lengths and ids; see `statistics` for the arguments."""
     if sample is not None and sample < 1:
-        raise UsageError(f"a sample of {sample} shards is none", hint="--sample 8")
+        raise UsageError(f"a sample of {sample} shards is too small", hint="--sample 8")
     order = sorted(range(len(store.shards)), key=lambda number: store.shards[number].name)
     names = [n for n in id_columns(store) if store.manifest.ranges.get(n, (0, 0))[1] < LARGEST]
     ids = {name: np.zeros(_vocabulary_size(store, name) or 0, np.int64) for name in names}
@@ -197,7 +197,7 @@ def count(
 
 
 def id_columns(store: Store) -> list[str]:
-    """Return the token columns that hold ids: unsigned scalars, borders not among them."""
+    """Return the token columns that hold ids: unsigned scalars, without `border`."""
     return [
         name
         for name in store.token_columns
@@ -208,14 +208,14 @@ def id_columns(store: Store) -> list[str]:
 
 
 def length_figures(lengths: Array, records: Array) -> Lengths:
-    """Return the figures of lengths (rising) that so many records have."""
+    """Return the figures of lengths (ascending), each with its number of records."""
     total = int(records.sum())
     if not total:
         return Lengths(0, 0.0, 0, 0, 0, 0, [])
     cumulative = np.cumsum(records)
 
     def quantile(percent: int) -> int:
-        # In whole numbers: 0.9 * total may lie a hair above a count that reaches it exactly.
+        # In integers: as a float, 0.9 * total may exceed a count that equals it exactly.
         return int(lengths[np.searchsorted(cumulative * 100, percent * total, side="left")])
 
     longest = int(lengths[-1])
@@ -275,7 +275,7 @@ def _add(total: Array, part: Array) -> Array:
 
 
 def _check_ids(shard: Shard, name: str, store: Store) -> None:
-    """Refuse ids beyond the vocabulary, or beyond what is counted: their table is as long."""
+    """Refuse ids beyond the vocabulary or `LARGEST`: the table of counts would grow with them."""
     phrase = store.schema[name].phrase
     values = shard[f"table.{name}"] if phrase else shard[name]
     most = _vocabulary_size(store, name) or LARGEST
@@ -285,11 +285,11 @@ def _check_ids(shard: Shard, name: str, store: Store) -> None:
         return
     phrases = shard["phrase"]
     if len(phrases) and int((phrases & ~PHRASE_BIT).max()) >= len(shard["table_offsets"]) - 1:
-        raise shard.damaged("it holds phrases that its table does not")
+        raise shard.damaged("it uses phrases that are not in its table")
 
 
 def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:
-    """Yield the tokens of each id, a block at a time."""
+    """Yield the number of tokens of each id, a block of tokens at a time."""
     if not column.phrase:
         flat = shard[name]
         for start in range(0, len(flat), BLOCK):
@@ -303,25 +303,25 @@ def _id_counts(shard: Shard, name: str, column: Column) -> Iterator[Array]:
         times += np.bincount(part, minlength=len(times))
     values = shard[f"table.{name}"]
     if len(values):
-        # Sums of whole numbers below 2^53 are exact in the floats that bincount makes.
+        # bincount sums floats; sums of integers below 2^53 are exact.
         weights = np.repeat(times, np.diff(table_offsets))
         yield np.bincount(values, weights=weights).astype(np.int64)
 
 
 def _empty(shard: Shard, offsets: Array, ending: tuple[str, int] | None, store: Store) -> int:
-    """Return the number of records without a token besides `eot`."""
+    """Return the number of records without any token other than `eot`."""
     if ending is None:
         return int(np.count_nonzero(np.diff(offsets) == 0))
     name, eot = ending
     if store.schema[name].phrase:
-        # A phrase counts as something if any of its tokens is no eot.
+        # A phrase is filled if one of its tokens is not eot.
         table = np.append(0, np.cumsum(shard[f"table.{name}"] != eot))
         table_offsets = shard["table_offsets"].astype(np.int64)
-        something = table[table_offsets[1:]] > table[table_offsets[:-1]]
+        is_filled = table[table_offsets[1:]] > table[table_offsets[:-1]]
         units, phrases = shard["phrase_offsets"].astype(np.int64), shard["phrase"]
 
         def filled(part: slice) -> Array:
-            return np.asarray(something[phrases[part] & ~PHRASE_BIT])
+            return np.asarray(is_filled[phrases[part] & ~PHRASE_BIT])
     else:
         units, flat = offsets, shard[name]
 
@@ -342,7 +342,7 @@ def _empty(shard: Shard, offsets: Array, ending: tuple[str, int] | None, store: 
 
 
 def _record_blocks(offsets: Array) -> Iterator[tuple[int, int]]:
-    """Yield (first, after) of runs of records that hold at most a block, or one record alone."""
+    """Yield (first, last + 1) of runs of records with at most a block of tokens, or one record."""
     first, records = 0, len(offsets) - 1
     while first < records:
         after = int(np.searchsorted(offsets, offsets[first] + BLOCK, side="right")) - 1

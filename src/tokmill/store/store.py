@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,22 @@ from tokmill.errors import MachineError, TokmillError, UsageError, nearest
 from tokmill.files import inside, machine_errors, path_from_text, sha256_file
 from tokmill.store import manifest as layout
 from tokmill.store.gather import Gather
-from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
+from tokmill.store.manifest import Manifest, Plan, PlannedItem, Receipt, ShardEntry
 from tokmill.store.probe import probe_digest
 from tokmill.store.schema import Array, Records, phrase_columns
 from tokmill.store.shard import SUFFIX, Shard
 from tokmill.store.spans import Spans
 
 MAPPED_SHARDS = 400
-"""Shards that a store maps at most: each map holds a file descriptor."""
+"""Shards that a store maps at most; each map needs a file descriptor."""
 _OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 def most_maps() -> int:
-    """Return how many shards a store may map: what it may take of the process's descriptors.
+    """Return how many shards a store may map, by the process's limit of file descriptors.
 
-    The n-th store takes a share of 1 / n of a quarter, so that many stores open at once (a merge)
-    stay below the limit of 1,024 that is usual.
+    All open stores share a quarter of the limit (usually 1,024), so that a merge of many stores
+    stays below it.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -42,13 +43,11 @@ def most_maps() -> int:
 class Store:
     """A token store, opened for reading.
 
-    Opening reads the manifest alone; shards are mapped when they are first touched. A store whose
-    build has not finished opens with `partial` set and shows what is there. Columns of `overlays`,
-    by name, are shown as further columns; ids, records and the fingerprint are those of the store
-    alone.
+    Opening reads only the manifest; shards are mapped when they are first used. A store whose build
+    has not finished opens with `partial` set and holds the records made so far. The columns of
+    `overlays` (names) are added to those of the store; records and fingerprint stay the same.
 
-    Raises `TokmillError` where there is no store, or where an overlay does not fit it
-    (`open_overlay`).
+    Raises `TokmillError` if there is no store, or an overlay does not fit it (`open_overlay`).
     """
 
     def __init__(self, path: Path | str, overlays: Sequence[str] = ()) -> None:
@@ -56,15 +55,15 @@ class Store:
         if not self.path.is_dir():
             what = "is a file, not a store" if self.path.exists() else "there is no such store"
             raise TokmillError(what, where=str(self.path), hint="`tokmill build` makes a store")
-        if (self.path / "manifest.json").exists():
-            self.manifest: Manifest = layout.read_sealed(self.path / "manifest.json", Manifest)
+        if (self.path / layout.MANIFEST).exists():
+            self.manifest: Manifest = layout.read_sealed(self.path / layout.MANIFEST, Manifest)
         elif any((self.path / name).exists() for name in (layout.PLAN, layout.PLAN_COPY)):
             self.manifest = gather_manifest(self.path)
         else:
             raise TokmillError(
                 "the folder holds no store (no manifest.json, no plan.json)",
                 where=str(self.path),
-                hint="`tokmill inspect` says what a folder holds",
+                hint="`tokmill inspect FOLDER` shows what it holds",
             )
         if self.manifest.format not in layout.READABLE:
             raise TokmillError(
@@ -91,7 +90,7 @@ class Store:
         """Fingerprint → the stores that `reference` has opened."""
         _OPEN.add(self)
         for name in overlays:
-            self._lay(name)
+            self._add_overlay(name)
 
     def __len__(self) -> int:
         return self.records
@@ -99,8 +98,8 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r}, records={self.records}, tokens={self.tokens})"
 
-    def _lay(self, name: str) -> None:
-        """Show the columns of an overlay too."""
+    def _add_overlay(self, name: str) -> None:
+        """Open an overlay and add its columns."""
         from tokmill.store.overlay import open_overlay
 
         overlay = open_overlay(self, name)
@@ -114,11 +113,10 @@ class Store:
         self.token_columns = [n for n, c in self.schema.items() if c.per == "token"]
 
     def reference(self, column: str) -> Store:
-        """Return the store whose record numbers a column holds, opened once for all columns.
+        """Return the store whose record numbers a column holds; it is opened once for all columns.
 
-        Raises `UsageError` where the column refers to none, and `TokmillError` where the store is
-        not there, is not the one that it was, or has fewer records than the column says
-        (`store/references.py`).
+        Raises `UsageError` if the column refers to no store, `TokmillError` if that store is
+        missing, has changed, or has too few records (`store/references.py`).
         """
         from tokmill.store.references import open_reference
 
@@ -127,14 +125,14 @@ class Store:
 
     @property
     def content(self) -> str:
-        """Digest of all that is read: the fingerprint, with overlays also theirs."""
+        """Digest of all content: the fingerprint; with overlays, of their fingerprints too."""
         digests = [overlay.fingerprint for overlay in self.overlays.values()]
         return layout.canonical_digest([self.fingerprint, digests]) if digests else self.fingerprint
 
     def shard(self, number: int) -> Shard:
-        """Return a shard, mapped; the least recently used maps are let go."""
-        # Several threads may do this at a time. Each step is one operation of a plain dict, which
-        # stays whole; an OrderedDict does not.
+        """Return a shard, mapped; the least recently used maps are closed."""
+        # Several threads may call this at a time. Each step is one atomic operation of a dict (an
+        # OrderedDict's are not atomic).
         shard = self._mapped.pop(number, None)
         if shard is None:
             self._touched[number] = None
@@ -150,11 +148,11 @@ class Store:
         return shard
 
     def touched(self) -> list[int]:
-        """Return the numbers of the shards that were mapped since the store was opened."""
+        """Return the numbers of the shards that were used since the store was opened."""
         return list(self._touched.copy())
 
     def offsets(self) -> Array:
-        """Return the number of tokens before each record, and in all (int64, records + 1)."""
+        """Return the number of tokens before each record, and the total (int64, records + 1)."""
         if self._offsets is None:
             parts, base = [np.zeros(1, np.int64)], 0
             for number in range(len(self.shards)):
@@ -185,7 +183,7 @@ class Store:
         local = records - (self._record_ends[shard] - self._shard_records[shard])
         if self._offsets is not None:
             return shard, local, self._offsets[records] - self._offsets[records - local]
-        # Only shards that are asked for are touched.
+        # Only the shards of these records are used.
         first = np.empty(len(records), np.int64)
         order = np.argsort(shard, kind="stable")
         borders = np.flatnonzero(np.diff(shard[order])) + 1
@@ -220,14 +218,14 @@ class Store:
             yield self.record(number)
 
     def batches(self, size: int = 4096) -> Iterator[tuple[int, int, Records]]:
-        """Yield (shard, first record within it, records) through the whole store, in order."""
+        """Yield (shard, first record in the shard, records) through the whole store, in order."""
         for number, entry in enumerate(self.shards):
             for start in range(0, entry.records, size):
                 stop = min(start + size, entry.records)
                 yield number, start, self.shard(number).records(start, stop, self.schema)
 
     def column(self, name: str) -> Array:
-        """Return a whole column that has a number a record (copied, in record order)."""
+        """Return a whole record column of numbers (copied, in the order of the records)."""
         column = self.schema.get(name)
         if column is None:
             raise UsageError(
@@ -244,7 +242,7 @@ class Store:
         return np.concatenate(parts) if parts else np.zeros(0, column.numpy())
 
     def bytes_per_token(self) -> float | None:
-        """Return the UTF-8 bytes of the documents / tokens; None for stores that are not text."""
+        """Return UTF-8 bytes of the documents / tokens; None for stores that are not text."""
         if "bytes" not in self.schema or not self.tokens:
             return None
         return float(self.column("bytes").sum(dtype=np.int64)) / self.tokens
@@ -258,10 +256,10 @@ class Store:
         size: int,
         names: Sequence[str] | None = None,
     ) -> None:
-        """Copy spans into (size, length) arrays, making those that `columns` lacks.
+        """Copy spans into (size, length) arrays; missing ones are added to `columns`.
 
-        Token columns are filled from the left of each row, `document` beside them; what no span
-        reaches stays as it was. Spans of one row must be adjacent.
+        Token columns and `document` are filled from the left of each row; positions without a span
+        stay unchanged. Spans of one row must be adjacent.
         """
         names = self.token_columns if names is None else names
         for name in names:
@@ -283,7 +281,7 @@ class Store:
         return shard_path(self.path, self.shards[number].name)
 
     def vocabulary_file(self, name: str) -> Path:
-        """Return the path of the frozen file of a vocabulary."""
+        """Return the path of a vocabulary's file."""
         if name not in self.vocabularies:
             raise TokmillError(
                 f"the store carries no vocabulary {name!r}",
@@ -295,28 +293,20 @@ class Store:
 
 
 def shard_path(store: Path, name: str) -> Path:
-    """Return the path of a shard by its name, as a manifest or a receipt has it."""
+    """Return the path of a shard with a name from a manifest or receipt."""
     return inside(store / "shards", f"{name}{SUFFIX}")
 
 
 def gather_manifest(path: Path) -> Manifest:
-    """Return the manifest of an unfinished store from its plan and the receipts that are there."""
+    """Return the manifest of an unfinished store, from its plan and its receipts."""
     plan = layout.read_plan(path)
-    receipts = read_receipts(path)
-    order = {name: i for i, name in enumerate(planned_shards(path))}
-    kept = [r for r in receipts if r.shard in order]
-    kept.sort(key=lambda receipt: (order[receipt.shard], receipt.part))
-    return make_manifest(plan, kept, complete=False, probe=probe_digest(path))
+    receipts = planned_receipts(path, read_planned(path))
+    return make_manifest(plan, receipts, complete=False, probe=probe_digest(path))
 
 
-def planned_shards(path: Path) -> list[str]:
-    """Return the planned shards in order, from `inputs.jsonl`."""
-    return list(dict.fromkeys(item.shard for item in read_planned(path)))
-
-
-def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
+def read_planned(path: Path) -> Iterator[PlannedItem]:
     """Yield the items of a store's plan in order."""
-    decoder = msgspec.json.Decoder(layout.PlannedItem)
+    decoder = msgspec.json.Decoder(PlannedItem)
     with machine_errors("read", path / "inputs.jsonl"), open(path / "inputs.jsonl", "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -329,16 +319,16 @@ def read_planned(path: Path) -> Iterator[layout.PlannedItem]:
                 raise TokmillError(
                     f"the line cannot be read: {error}",
                     where=f"{path / 'inputs.jsonl'}:{number}",
-                    hint="remove the file and run the build again: it writes a new one",
+                    hint="remove the file and run the build again: it writes the file anew",
                 ) from error
 
 
 def inputs_fit(path: Path, plan: Plan) -> bool:
-    """Say whether `inputs.jsonl` is the one that a plan was written with."""
+    """Say whether `inputs.jsonl` belongs to a plan."""
     file = path / "inputs.jsonl"
     if isinstance(plan.inputs_sha256, str):
         return file.is_file() and sha256_file(file) == plan.inputs_sha256
-    # The plan of an older program: names and ranges alone are bound to it.
+    # Plans of older programs have no digest of the file; compare the items with `plan_id`.
     try:
         return layout.plan_digest(plan.recipe_id, read_planned(path)) == plan.plan_id
     except MachineError:
@@ -350,14 +340,13 @@ def inputs_fit(path: Path, plan: Plan) -> bool:
 
 
 def read_receipts(path: Path, damaged: list[Path] | None = None) -> list[Receipt]:
-    """Return all receipts of a store whose shard is there in its full size, in no order.
+    """Return the receipts of a store whose shards exist in full size, in no particular order.
 
-    One that is damaged commits nothing: it is put on the list `damaged`, and its shard is missing.
+    A damaged receipt commits nothing: its path is added to the list `damaged`.
     """
     shards = path / "shards"
-    found = sorted(shards.glob("*.json")) if shards.is_dir() else []
     receipts = []
-    for file in found:
+    for file in sorted(shards.glob("*.json")) if shards.is_dir() else []:
         shard = file.with_suffix(SUFFIX)
         if not file.name.startswith(".") and shard.exists():
             try:
@@ -373,6 +362,20 @@ def read_receipts(path: Path, damaged: list[Path] | None = None) -> list[Receipt
     return receipts
 
 
+def in_order(planned: Iterable[PlannedItem], receipts: Iterable[Receipt]) -> list[Receipt]:
+    """Return the receipts of planned shards in the order of the plan; others are left out."""
+    order = {name: i for i, name in enumerate(dict.fromkeys(item.shard for item in planned))}
+    known = [receipt for receipt in receipts if receipt.shard in order]
+    return sorted(known, key=lambda receipt: (order[receipt.shard], receipt.part))
+
+
+def planned_receipts(
+    path: Path, planned: Iterable[PlannedItem], damaged: list[Path] | None = None
+) -> list[Receipt]:
+    """Return the receipts of planned shards in the order of the plan; see `read_receipts`."""
+    return in_order(planned, read_receipts(path, damaged))
+
+
 def make_manifest(
     plan: Plan,
     receipts: Iterable[Receipt],
@@ -380,18 +383,16 @@ def make_manifest(
     complete: bool,
     probe: str | UnsetType = UNSET,
 ) -> Manifest:
-    """Return the manifest of a plan from receipts in plan order.
+    """Return the manifest of a plan, from receipts in the order of the plan.
 
-    `probe`: the digest of the file of the probe.
+    `probe`: digest of the probe's file.
     """
     from tokmill.version import __version__
 
     entries: list[ShardEntry] = []
     contents: list[str] = []
     ranges: dict[str, tuple[int | float, int | float]] = {}
-    skipped: dict[str, int] = {}
-    rejected: dict[str, int] = {}
-    notes: dict[str, int] = {}
+    skipped, rejected, notes = Counter[str](), Counter[str](), Counter[str]()
     read = 0
     for receipt in receipts:
         entries.append(
@@ -403,12 +404,9 @@ def make_manifest(
         for name, (low, high) in receipt.ranges.items():
             before = ranges.get(name, (low, high))
             ranges[name] = (min(low, before[0]), max(high, before[1]))
-        for reason, count in receipt.rejected.items():
-            rejected[reason] = rejected.get(reason, 0) + count
-        for reason, count in receipt.skipped.items():
-            skipped[reason] = skipped.get(reason, 0) + count
-        for note, count in receipt.notes.items():
-            notes[note] = notes.get(note, 0) + count
+        rejected.update(receipt.rejected)
+        skipped.update(receipt.skipped)
+        notes.update(receipt.notes)
     return Manifest(
         format=plan.format,
         producer=f"tokmill {__version__}",

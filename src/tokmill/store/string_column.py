@@ -1,4 +1,4 @@
-"""A string column of a shard while it is gathered: each string once, unless nearly all differ."""
+"""A string column of a shard that is being built: a table of strings, or the strings in a row."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from tokmill.store.held import Held, Offsets, Part, pieces
 from tokmill.store.strings import Array, Strings, joined
 
 MOST = 1 << 17
-"""Strings of a table at most: each takes about 150 bytes while the shard is gathered."""
-LOOK = 1 << 12
-"""Records of a shard after which it is seen whether most strings differ."""
+"""Strings in a table at most: each takes about 150 bytes of memory meanwhile."""
+FIRST = 1 << 12
+"""Records after which the column decides whether most strings differ."""
 
 
 class StringColumn:
-    """Gathers the strings of one column of a shard.
+    """Collects the strings of one column of a shard.
 
-    They become a table and a number a record, or lie end to end as they came, whichever is smaller
-    (always end to end if not `coded`, where more than half of the first `LOOK` differ, or more than
-    `MOST` of all). Which it is depends on the strings of the shard alone, not on the batches in
-    which they come.
+    They are written in one of two forms, whichever is smaller: as a table of different strings with
+    a number for each record, or end to end. They are always written end to end if not `coded`, if
+    more than half of the first `FIRST` strings differ, or if more than `MOST` of all differ. The
+    form depends on the strings of the shard alone, not on the batches in which they are added.
     """
 
     def __init__(self, name: str, held: Held, *, coded: bool) -> None:
         self.name, self.held = name, held
         self.rows: dict[bytes, int] | None = {} if coded else None
-        """String → its number, in the order of first use; None: they lie end to end."""
+        """String → its number, in the order of first use; None: the strings lie end to end."""
         self.records = self.bytes = 0
 
     def add(self, strings: Strings) -> None:
         """Add the strings of more records."""
-        if self.records < LOOK < self.records + len(strings):
-            cut = LOOK - self.records
+        if self.records < FIRST < self.records + len(strings):
+            cut = FIRST - self.records
             self.add(strings.take(slice(cut)))
             strings = strings.take(slice(cut, None))
         self.records += len(strings)
@@ -46,7 +46,7 @@ class StringColumn:
         lengths = np.asarray([len(row) for row in found], np.int64)
         self.bytes += int(lengths[place].sum())
         self.held.add(self.name, numbers[place])
-        if len(rows) > MOST or (self.records == LOOK and len(rows) > LOOK // 2):
+        if len(rows) > MOST or (self.records == FIRST and len(rows) > FIRST // 2):
             self._write_out()
 
     def arrays(self) -> Iterator[tuple[str, str, Sequence[Part]]]:
@@ -70,7 +70,7 @@ class StringColumn:
         self.held.add(f"{self.name}.lengths", np.diff(offsets))
 
     def _write_out(self) -> None:
-        """Let the strings that came so far lie end to end, and all that come."""
+        """Change to end to end: for the strings so far and all that follow."""
         assert self.rows is not None
         table, self.rows = joined(list(self.rows)), None
         for numbers in pieces(self.held.take(self.name)):
@@ -78,7 +78,7 @@ class StringColumn:
 
 
 class Narrowed:
-    """Values in a smaller type, made when they are read."""
+    """Values converted to a smaller type when they are read."""
 
     def __init__(self, parts: Sequence[Part], dtype: np.dtype[np.generic]) -> None:
         self.parts, self.dtype = parts, dtype

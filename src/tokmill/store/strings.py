@@ -1,4 +1,4 @@
-"""Strings of many records: a number for each record, and each string once."""
+"""Strings of many records in arrays: a table of strings, and a row number for each record."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Strings:
     """A string for each of n records.
 
-    `numbers` (n, unsigned or int64) are rows of a table, whose m strings lie end to end in `data`
-    (u1, UTF-8), with `offsets` (m + 1, int64) between them. Rows may be equal, or be unused.
+    `numbers` (n, unsigned or int64) are rows of a table. Its m strings lie end to end in `data`
+    (u1, UTF-8); row i is `data[offsets[i]:offsets[i + 1]]` (`offsets`: m + 1, int64). Two rows may
+    be equal; a row may be unused.
     """
 
     numbers: Array
@@ -28,25 +29,25 @@ class Strings:
 
     @classmethod
     def of(cls, values: Sequence[str]) -> Strings:
-        """Return strings as they come, a row for each."""
+        """Return strings with a table row for each."""
         return cls.flat(*joined([value.encode("utf-8", "surrogatepass") for value in values]))
 
     @classmethod
     def flat(cls, data: Array, offsets: Array) -> Strings:
-        """Return strings that lie end to end, one a record."""
+        """Return strings that lie end to end in `data`, one a record."""
         return cls(np.arange(len(offsets) - 1), data, offsets)
 
     @classmethod
     def constant(cls, value: str, n: int) -> Strings:
-        """Return one string for all of n records."""
+        """Return the same string for n records."""
         return cls(np.zeros(n, np.int64), *joined([value.encode("utf-8", "surrogatepass")]))
 
     def take(self, chosen: Array | slice) -> Strings:
-        """Return those of some records."""
+        """Return the strings of some records."""
         return Strings(self.numbers[chosen], self.data, self.offsets)
 
     def distinct(self) -> tuple[list[bytes], Array]:
-        """Return the rows that are used, in the order of first use, and the place in it of each.
+        """Return (used rows in the order of first use, place in that list for each record).
 
         Places: (n,) int64. Two rows may hold equal strings.
         """
@@ -59,28 +60,28 @@ class Strings:
         return _cut(*take_flat(self.data, self.offsets, used[order])), place[inverse.reshape(-1)]
 
     def each(self, function: Callable[[str], Any]) -> Array:
-        """Return what a function gives for the string of each record; it is asked once a row.
+        """Return the results of a function for the string of each record; called once a row.
 
-        Raises `UnicodeDecodeError` for what is no UTF-8.
+        Raises `UnicodeDecodeError` for strings that are not UTF-8.
         """
         rows, place = self.distinct()
-        found = [function(row.decode("utf-8", "surrogatepass")) for row in rows]
-        values = np.empty(len(found), object)
-        values[:] = found
-        result: Array = values[place]
-        return result
+        results = [function(row.decode("utf-8", "surrogatepass")) for row in rows]
+        values = np.empty(len(results), object)
+        values[:] = results
+        each: Array = values[place]
+        return each
 
     def decoded(self) -> list[str]:
-        """Return the string of each record; raises `UnicodeDecodeError` for what is no UTF-8."""
-        found: list[str] = self.each(str).tolist()
-        return found
+        """Return the string of each record; raises `UnicodeDecodeError` if one is not UTF-8."""
+        texts: list[str] = self.each(str).tolist()
+        return texts
 
     def end_to_end(self) -> list[Array]:
-        """Return the table's bytes and the length of each row; of `flat` that is the records'."""
+        """Return the table's bytes and the length of each row (of `flat`: of each record)."""
         return [self.data, np.diff(self.offsets)]
 
     def written_out(self) -> tuple[Array, Array]:
-        """Return the strings of the records end to end: (u1, offsets int64)."""
+        """Return the strings of all records end to end: (u1, offsets int64)."""
         if self._is_flat():
             return self.data, self.offsets
         return take_flat(self.data, self.offsets, self.numbers)
@@ -103,11 +104,17 @@ def joined(encoded: Sequence[bytes]) -> tuple[Array, Array]:
 
 
 def take_flat(data: Array, ends: Array, chosen: Array) -> tuple[Array, Array]:
-    """Return some of the pieces of an array, in order, and their offsets; `ends` are those of all.
+    """Return the chosen pieces of an array end to end, and their offsets.
 
-    A piece may be chosen several times.
+    `ends` are the offsets of all pieces. A piece may be chosen several times.
     """
     begins, lengths = ends[:-1][chosen], np.diff(ends)[chosen]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    flat = np.repeat(begins - offsets[:-1], lengths) + np.arange(int(offsets[-1]))
-    return data[flat], offsets
+    return data[ranges(begins, lengths)], offsets
+
+
+def ranges(begins: Array | int, lengths: Array) -> Array:
+    """Return the numbers of several ranges end to end: begin, begin + 1, … of each (int64)."""
+    before = np.cumsum(lengths) - lengths
+    found: Array = np.repeat(begins - before, lengths) + np.arange(int(lengths.sum()))
+    return found

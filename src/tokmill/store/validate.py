@@ -1,7 +1,8 @@
-"""`store validate`: everything about a store that the folder alone can tell."""
+"""`store validate`: all checks of a store that need only its folder."""
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -32,22 +33,22 @@ from tokmill.store.store import (
     Store,
     inputs_fit,
     make_manifest,
+    planned_receipts,
     read_planned,
-    read_receipts,
     shard_path,
 )
 from tokmill.store.vocab import LEARNED, Learned
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong."""
+    """One problem of a store."""
 
     where: str
     what: str
     shard: str = ""
-    """The shard to make again, where that mends it."""
+    """The shard to make again, if that mends it."""
     mend: str = ""
-    """The command that mends it, where that is not a repair of the store."""
+    """The command that mends it, if that is not `store repair`."""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
     Reads every byte of the store and of its overlays once.
     """
     if store.overlays:
-        # What is checked is the store alone, and then each of its overlays.
+        # Check the store itself first, then each overlay.
         store = Store(store.path)
     problems: list[Problem] = []
     for name, vocabulary in store.vocabularies.items():
@@ -83,7 +84,7 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
         elif sha256_file(path) != vocabulary.sha256:
             problems.append(Problem(str(path), "the vocabulary is not the one of the plan"))
     if store.manifest.probe != probe_digest(store.path):
-        what = "the probe of the engine is missing, or not the one of the manifest"
+        what = "the probe is missing, or not the one of the manifest"
         problems.append(Problem(str(probe_path(store.path)), what))
     empty = 0
     with Progress("validate", store.manifest.bytes, quiet=quiet) as bar:
@@ -114,76 +115,49 @@ def validate(store: Store, *, quiet: bool = True) -> Report:
     )
 
 
+def demand_at(path: Path, condition: Any, what: str) -> None:
+    """Raise `TokmillError` with `what` for a file of a shard unless a condition holds."""
+    if not bool(condition):
+        hint = "`tokmill store repair STORE` makes it again"
+        raise TokmillError(what, where=str(path), hint=hint)
+
+
 def check_shard(store: Store, entry: ShardEntry) -> int:
-    """Raise `TokmillError` for the first thing wrong with a shard; return its empty records."""
+    """Raise `TokmillError` for the first problem of a shard; return its number of empty records."""
     path = shard_path(store.path, entry.name)
-    if not path.exists():
-        raise TokmillError(
-            "the shard is missing",
-            where=str(path),
-            hint="`tokmill store repair STORE` makes it again",
-        )
+    demand_at(path, path.exists(), "the shard is missing")
     size = path.stat().st_size
-    if size != entry.bytes:
-        raise TokmillError(
-            f"{size} bytes instead of {entry.bytes}",
-            where=str(path),
-            hint="`tokmill store repair STORE` makes it again",
-        )
-    if sha256_file(path) != entry.sha256:
-        raise TokmillError(
-            "the bytes have changed (sha256 differs)",
-            where=str(path),
-            hint="`tokmill store repair STORE` makes it again",
-        )
+    demand_at(path, size == entry.bytes, f"{size} bytes instead of {entry.bytes}")
+    changed = "the bytes have changed (sha256 differs)"
+    demand_at(path, sha256_file(path) == entry.sha256, changed)
     receipt_path = path.with_suffix(".json")
-    if not receipt_path.exists():
-        raise TokmillError(
-            "the receipt is missing",
-            where=str(receipt_path),
-            hint="`tokmill store repair STORE` makes it again",
-        )
+    demand_at(receipt_path, receipt_path.exists(), "the receipt is missing")
     receipt = layout.read_sealed(receipt_path, layout.Receipt)
     stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
-    if stated != (entry.records, entry.tokens, entry.bytes, entry.sha256):
-        raise TokmillError(
-            "receipt and manifest contradict each other",
-            where=str(receipt_path),
-            hint="`tokmill store repair STORE` makes it again",
-        )
+    equal = stated == (entry.records, entry.tokens, entry.bytes, entry.sha256)
+    demand_at(receipt_path, equal, "receipt and manifest contradict each other")
     shard = Shard(path, checked=False)
     empty = check_arrays(store, entry, shard)
-    if entry.records and int(shard["item"].max()) >= len(receipt.items):
-        raise TokmillError(
-            "a record's input is not in the receipt",
-            where=str(path),
-            hint="`tokmill store repair STORE` makes it again",
-        )
+    known = not entry.records or int(shard["item"].max()) < len(receipt.items)
+    demand_at(path, known, "a record's input is not in the receipt")
     return empty
 
 
 def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
-    """Check what the arrays say; return the number of empty records."""
-    where = str(shard.path)
-
-    def demand(condition: Any, what: str) -> None:
-        if not bool(condition):
-            raise TokmillError(
-                what, where=where, hint="`tokmill store repair STORE` makes it again"
-            )
-
+    """Check the arrays of a shard; return the number of empty records."""
+    demand = functools.partial(demand_at, shard.path)
     offsets = shard["offsets"]
     demand(len(offsets) == entry.records + 1, "the number of records is not the stated one")
     demand(offsets[0] == 0 and offsets[-1] == entry.tokens, "the token count is not the stated one")
     lengths = np.diff(offsets.astype(np.int64))
-    demand((lengths >= 0).all(), "record offsets fall")
+    demand((lengths >= 0).all(), "record offsets descend")
     demand(len(shard["start"]) == len(shard["item"]) == entry.records, "provenance is incomplete")
     coded = phrase_columns(store.schema)
     if coded:
         table = shard["table_offsets"].astype(np.int64)
         ids = (shard["phrase"] & ~PHRASE_BIT).astype(np.int64)
         ends = shard["phrase_offsets"].astype(np.int64)
-        demand((np.diff(table) >= 0).all() and (np.diff(ends) >= 0).all(), "phrase offsets fall")
+        demand((np.diff(table) >= 0).all() and (np.diff(ends) >= 0).all(), "phrase offsets descend")
         demand(len(ends) == entry.records + 1 and ends[-1] == len(ids), "phrases are missing")
         demand(not len(ids) or ids.max() < len(table) - 1, "a phrase is not in the table")
         total = np.concatenate([[0], np.cumsum(np.diff(table)[ids])])
@@ -215,7 +189,7 @@ def check_arrays(store: Store, entry: ShardEntry, shard: Shard) -> int:
 def check_strings(
     entry: ShardEntry, shard: Shard, name: str, demand: Callable[[Any, str], None]
 ) -> None:
-    """Check a string column, whichever way it lies in the shard."""
+    """Check a string column, with or without a table."""
     array, has_table = shard[name], f"{name}.values" in shard
     strings = f"{name}.values" if has_table else name
     offsets = shard[f"{strings}.offsets"].astype(np.int64)
@@ -228,7 +202,7 @@ def check_strings(
 
 
 def check_totals(store: Store) -> list[Problem]:
-    """Check the manifest against itself."""
+    """Check the totals of the manifest."""
     manifest, where = store.manifest, str(store.path / "manifest.json")
     problems = []
     for name in ("records", "tokens", "bytes"):
@@ -241,9 +215,9 @@ def check_totals(store: Store) -> list[Problem]:
 
 
 def check_plan(store: Store) -> list[Problem]:
-    """Check plan, its copy and the items, and that a complete manifest says what they say.
+    """Check plan, its copy and the items; and that a complete manifest agrees with them.
 
-    Receipts must be sound.
+    The receipts must have been checked before.
     """
     path = store.path / layout.PLAN
     if not path.exists() and not (store.path / layout.PLAN_COPY).exists():
@@ -254,12 +228,12 @@ def check_plan(store: Store) -> list[Problem]:
         return [Problem(error.where, error.what)]
     copy = store.path / layout.PLAN_COPY
     if isinstance(plan.inputs_sha256, str) and not same_files(path, copy):
-        return [Problem(str(copy), "the copy of the plan is not like plan.json")]
+        return [Problem(str(copy), "the copy of the plan differs from plan.json")]
     try:
         if layout.canonical_digest(plan.recipe) != plan.recipe_id:
             return [Problem(str(path), "the recipe is not the one that its recipe_id names")]
         if plan.plan_id != store.manifest.plan_id:
-            what = "manifest and plan are of different builds: one that began has not ended"
+            what = "manifest and plan are of different builds: a build has begun and not ended"
             return [Problem(str(store.path / "manifest.json"), what)]
         planned = list(read_planned(store.path))
         if not inputs_fit(store.path, plan):
@@ -267,15 +241,13 @@ def check_plan(store: Store) -> list[Problem]:
             return [Problem(str(store.path / "inputs.jsonl"), what)]
         if not store.manifest.complete:
             return []
-        order = {name: i for i, name in enumerate(dict.fromkeys(item.shard for item in planned))}
-        receipts = [receipt for receipt in read_receipts(store.path) if receipt.shard in order]
+        receipts = planned_receipts(store.path, planned)
     except TokmillError as error:
         return [Problem(error.where, error.what)]
-    receipts.sort(key=lambda receipt: (order[receipt.shard], receipt.part))
     probe = store.manifest.probe
     wanted = make_manifest(plan, receipts, complete=True, probe=probe)
     return [
-        Problem(str(store.path / "manifest.json"), f"{name}: not what plan and receipts say")
+        Problem(str(store.path / "manifest.json"), f"{name}: contradicts plan and receipts")
         for name in wanted.__struct_fields__
         if name not in ("producer", "records", "tokens", "bytes")
         and getattr(wanted, name) != getattr(store.manifest, name)
@@ -283,37 +255,38 @@ def check_plan(store: Store) -> list[Problem]:
 
 
 def same_files(one: Path, other: Path) -> bool:
-    """Say whether two small files are there and equal."""
+    """Say whether two small files exist and are equal."""
     with machine_errors("read", one):
         return one.is_file() and other.is_file() and one.read_bytes() == other.read_bytes()
 
 
 def check_events(store: Store) -> list[Problem]:
-    """Check the lines of the log; a last one that a crash cut short is fine."""
+    """Check the lines of the log; a last line that a crash cut short is no problem."""
     return [
-        Problem(f"{store.path / EVENTS}:{number}", "the line is not what was written")
+        Problem(f"{store.path / EVENTS}:{number}", "the line is damaged")
         for number in damaged_events(store.path)
     ]
 
 
 def check_learned(store: Store) -> list[Problem]:
-    """Check the files that a tokenizer that was learned for the store has beside it."""
+    """Check the files beside a tokenizer that was learned for the store."""
     folder = store.path / "vocab"
     if not (folder / LEARNED).exists():
         return []
     try:
         note: Learned = layout.read_sealed(folder / LEARNED, Learned)
+        files = {inside(folder, name): digest for name, digest in note.files.items()}
     except TokmillError as error:
-        return [Problem(error.where, error.what)]
+        return [Problem(str(folder / LEARNED), error.what)]
     return [
-        Problem(str(folder / name), "the file is not the one that was written with the tokenizer")
-        for name, digest in note.files.items()
-        if not (folder / name).is_file() or sha256_file(folder / name) != digest
+        Problem(str(file), "the file is not the one that was written with the tokenizer")
+        for file, digest in files.items()
+        if not file.is_file() or sha256_file(file) != digest
     ]
 
 
 def check_strays(store: Store) -> list[Problem]:
-    """Report shards that belong to nothing; other files are leftovers, or somebody's own."""
+    """Report shards that the manifest does not list; other files are leftovers or the user's."""
     known = {entry.name for entry in store.shards}
     return [
         Problem(str(path), "the file belongs to no shard of the manifest")
@@ -325,9 +298,9 @@ def check_strays(store: Store) -> list[Problem]:
 
 
 def check_overlays(store: Store, *, quiet: bool = True) -> list[Problem]:
-    """Check each overlay as a store, and that its records are those of this one.
+    """Check each overlay as a store, and that it has the same records as this one.
 
-    One whose build has not finished is checked as far as it is there.
+    Of an unfinished overlay, the finished shards are checked.
     """
     problems = []
     for name in overlay_names(store.path):
@@ -339,7 +312,7 @@ def check_overlays(store: Store, *, quiet: bool = True) -> list[Problem]:
             found = validate(overlay, quiet=quiet).problems
             problems += [msgspec.structs.replace(one, mend=one.mend or mend) for one in found]
             if facts.base != store.fingerprint:
-                stale = "the overlay belongs to another fingerprint"
+                stale = "the store has changed since the overlay was made"
                 problems.append(Problem(str(path), stale, mend=command_of(overlay)))
             elif not found and not overlay.partial:
                 check_parallel(store, overlay)

@@ -1,4 +1,4 @@
-"""Frozen vocabularies: which file maps tokens to ids, how many ids there are, which have a role."""
+"""Vocabularies of stores: the file that maps tokens to ids, the number of ids, ids with a role."""
 
 from __future__ import annotations
 
@@ -35,25 +35,24 @@ ROLE_NAMES: dict[str, str] = {
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """What a store says of a column's vocabulary; the tokens themselves stand in `file`."""
+    """The vocabulary of a column, as plan and manifest describe it; `file` holds the tokens."""
 
     file: Annotated[str, msgspec.Meta(pattern=r"\A(?!\.)[^/\x00]+\Z")]
-    """Name below `vocab/`, never a path."""
+    """Name in `vocab/`, never a path."""
     sha256: str
     size: int
-    """Largest id + 1, added tokens counted."""
+    """Largest id + 1, including added tokens."""
     roles: dict[str, int] = {}
 
     @property
     def coder(self) -> str:
-        """Who turns text into its ids and back: a line of `plugins.CODERS`.
-
-        A tokenizer of text, or "x86", whose vocabulary is a list of tokens.
+        """Kind of the class that turns text into ids and back (`plugins.CODERS`): a tokenizer of
+        text, or "x86" for lists of tokens.
         """
         return "tokenizer" if self.file.startswith("tokenizer") else "x86"
 
     def role(self, name: str) -> int:
-        """Return the id of a role; an absent role is an error (id 0 is an id like any other)."""
+        """Return the id of a role; raises `TokmillError` if no token has it."""
         if name not in self.roles:
             known = ", ".join(f"{role}={number}" for role, number in self.roles.items())
             raise TokmillError(
@@ -65,27 +64,27 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 LEARNED = "learned.json"
-"""Beside a tokenizer that was learned for a build: how."""
+"""File beside a tokenizer that a build has learned; holds `Learned`."""
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a tokenizer was learned, and the sha256 of the files beside it (by name)."""
+    """How a tokenizer was learned, and name → sha256 of the files beside it."""
 
     vocab_size: int
     specials: tuple[str, ...] = ("<|endoftext|>",)
     pattern: str = "gpt2"
     tie_break: str = "first"
     sha256: str = ""
-    """Of the tokenizer.json, so that another one is never taken for it; "": an old note."""
+    """sha256 of the tokenizer.json, to notice a different one; "" in old notes."""
     files: dict[str, str] = {}
 
 
 def find_roles(
     specials: Mapping[str, int], overrides: Mapping[str, str] | None = None, where: str = ""
 ) -> dict[str, int]:
-    """Return role → id from the names of special tokens, overruled by role → token.
+    """Return role → id, from the names of special tokens; `overrides` (role → token) win.
 
-    Raises `TokmillError` when two tokens claim one role, `UsageError` for an unknown role or token.
+    Raises `TokmillError` if two tokens fit one role, `UsageError` for an unknown role or token.
     """
     overrides = overrides or {}
     roles: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Stage 0 of a build: a tokenizer trained on the documents that the build will see."""
+"""The step before a build with --vocab-size: train a tokenizer on the documents of the build."""
 
 from __future__ import annotations
 
@@ -18,17 +18,55 @@ from tokmill.store.marks import is_store
 from tokmill.store.seal import sealed
 from tokmill.store.vocab import LEARNED, Learned
 from tokmill.text.documents import iter_documents
+from tokmill.text.patterns import PATTERNS
+from tokmill.text.tokenizer import Tokenizer
+from tokmill.text.tokenizer_json import pattern_of
 from tokmill.text.train import train_tokenizer
 
 
 def read_note(folder: Path) -> Learned:
-    """Return how the tokenizer of a folder was learned, and what was written."""
+    """Return the note `LEARNED` of a folder."""
     return read_sealed(folder / LEARNED, Learned)
 
 
 def options_of(note: Learned) -> Learned:
-    """Return how a tokenizer was learned, without what came out."""
+    """Return a note with the options of the training alone, without digests."""
     return msgspec.structs.replace(note, sha256="", files={})
+
+
+def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
+    """Return the note for a tokenizer that was learned with some options."""
+    files = {n: hashlib.sha256(d).hexdigest() for n, d in tokenizer.files().items()}
+    return msgspec.structs.replace(options, sha256=files.pop("tokenizer.json"), files=files)
+
+
+def mend_beside(folder: Path) -> list[str]:
+    """Write the damaged files beside a sound, learned tokenizer.json again; return their names.
+
+    A damaged note is made from the tokenizer: its vocabulary size is then the number of ids that
+    the tokenizer has, and its tie-break the default.
+    """
+    tokenizer = Tokenizer.from_file(folder / "tokenizer.json")
+    mended = []
+    try:
+        note = read_note(folder)
+    except TokmillError:
+        pattern = pattern_of(tokenizer.data)
+        name = next((name for name, known in PATTERNS.items() if known == pattern), pattern)
+        options = Learned(
+            vocab_size=tokenizer.size, specials=tuple(tokenizer.specials), pattern=name
+        )
+        note = noted(options, tokenizer)
+        write_file(folder / LEARNED, sealed(note))
+        mended.append(LEARNED)
+    for name, data in tokenizer.files().items():
+        path = folder / name
+        if note.files.get(name) == hashlib.sha256(data).hexdigest() and not (
+            path.is_file() and sha256_file(path) == note.files[name]
+        ):
+            write_file(path, data)
+            mended.append(name)
+    return mended
 
 
 def learned_tokenizer(
@@ -40,11 +78,11 @@ def learned_tokenizer(
     *,
     again: bool = False,
 ) -> tuple[Path, bool]:
-    """Return (`folder`/tokenizer.json, was it made now), trained on the inputs' documents.
+    """Train a tokenizer on the documents of inputs; return (`folder`/tokenizer.json, is it new).
 
-    A tokenizer that was learned before with the same options is kept, whatever the inputs are now:
-    a store's vocabulary is frozen. Other options are refused, and so is a tokenizer that was not
-    learned here; with `again` whatever is there is replaced.
+    A tokenizer that was learned before with the same options is kept even if the inputs have
+    changed: a store's vocabulary is frozen. Other options are refused, and so is a tokenizer that
+    was not learned here. With `again` an existing tokenizer is replaced.
     """
     path, note = folder / "tokenizer.json", folder / LEARNED
     if not again:
@@ -69,17 +107,15 @@ def learned_tokenizer(
         pattern=learn.pattern,
         tie_break=learn.tie_break,
     )
-    files = {n: hashlib.sha256(d).hexdigest() for n, d in tokenizer.files().items()}
-    made = msgspec.structs.replace(learn, sha256=files.pop("tokenizer.json"), files=files)
-    # The note comes first: a tokenizer without one would be somebody's own.
-    write_file(note, sealed(made))
+    # The note is written first: a tokenizer without a note is taken for the user's own.
+    write_file(note, sealed(noted(learn, tokenizer)))
     tokenizer.save(path)
     return path, True
 
 
 def remove_remains(folder: Path) -> None:
-    """Remove files that stand without their tokenizer.json, as a kill leaves them: those that the
-    note of what was learned lists with the same content.
+    """Remove the files beside a missing tokenizer.json that a killed training has left: those with
+    the digest in the note.
     """
     if (folder / "tokenizer.json").exists() or not (folder / LEARNED).exists():
         return
@@ -94,16 +130,21 @@ def remove_remains(folder: Path) -> None:
 
 
 def check_learned(folder: Path) -> None:
-    """Refuse a folder whose tokenizer was not learned there: it would be replaced."""
+    """Refuse a folder with a tokenizer that was not learned there: the build would replace it."""
     path, note = folder / "tokenizer.json", folder / LEARNED
     if not path.exists():
         return
-    wanted = read_note(folder).sha256 if note.exists() else None
+    mend = f"`tokmill store repair {shlex.quote(str(folder.parent))}`"
+    try:
+        wanted = read_note(folder).sha256 if note.exists() else None
+    except TokmillError as error:
+        if is_store(folder.parent):
+            error.hint = f"{mend} makes it again from the tokenizer"
+        raise
     if wanted is None or (wanted and sha256_file(path) != wanted):
         hint = f"use it: --tokenizer {shlex.quote(str(path))}; or choose a new folder"
         if wanted and is_store(folder.parent):
-            mend = f"tokmill store repair {shlex.quote(str(folder.parent))}"
-            hint = f"if it was damaged, `{mend}` trains it again; else choose a new folder"
+            hint = f"if it was damaged, {mend} trains it again; else choose a new folder"
         raise UsageError(
             "the folder holds a tokenizer that was not trained there", where=str(path), hint=hint
         )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
+import signal
+import threading
 from collections.abc import Iterator
 
 from tokmill.errors import TokmillError, UsageError, nearest
@@ -52,6 +54,8 @@ PATTERNS = {"gpt2": GPT2, "cl100k": CL100K, "o200k": O200K}
 """Names for `--pattern`; anything else is taken as a pattern itself."""
 
 WELL_KNOWN = {GPT2, CL100K, CL100K_TIKTOKEN, O200K}
+LIMIT = 5.0
+"""CPU seconds for one match of a pattern that is not well known."""
 
 
 def resolve_pattern(name: str) -> str:
@@ -85,13 +89,45 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         ) from None
 
 
+def matches(pattern: str, text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of a pattern in a text.
+
+    Raises `TokmillError` if the search for one match takes more than `LIMIT` CPU seconds: `(a+)+$`
+    would take years. `re` has no limit of its own, but it lets signal handlers run, so a timer
+    stops it. Handlers run in the main thread alone; in other threads there is no limit.
+    """
+    found = compile_pattern(pattern).finditer(text)
+    if pattern in WELL_KNOWN or threading.current_thread() is not threading.main_thread():
+        yield from found
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise TokmillError(
+            f"the pattern takes more than {LIMIT:g} seconds to find one word",
+            where=f"pattern {pattern!r}",
+            hint="a pattern such as (a+)+ takes endless time: write it without one + in another",
+        )
+
+    while True:
+        before = signal.signal(signal.SIGVTALRM, stop)
+        signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT)
+        try:
+            match = next(found, None)
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, before)
+        if match is None:
+            return
+        yield match
+
+
 def split_words(pattern: str, text: str) -> Iterator[str]:
-    """Cut a text into words: the matches of a pattern and what lies between them.
+    """Cut a text into words: the matches of a pattern and the text between them.
 
     Nothing is lost: the words joined are the text (Hugging Face's behaviour `Isolated`).
     """
     end = 0
-    for match in compile_pattern(pattern).finditer(text):
+    for match in matches(pattern, text):
         start, stop = match.span()
         if start > end:
             yield text[end:start]

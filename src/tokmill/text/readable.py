@@ -15,7 +15,7 @@ from tokmill.errors import TokmillError
 from tokmill.text import tokenizer_json as files
 from tokmill.text.bpe import merge_ids
 from tokmill.text.cutting import segments
-from tokmill.text.patterns import GPT2, compile_pattern, safe_cut, split_words
+from tokmill.text.patterns import GPT2, compile_pattern, matches, safe_cut, split_words
 
 Normalizer = Callable[[str, bool, bool], str]
 """(text, begins a stretch between special tokens, ends one) → text."""
@@ -200,9 +200,9 @@ class ReadableEncoder:
             if "Regex" not in step["pattern"]:
                 raise self._unknown("the Split at a fixed string")
             pattern = step["pattern"]["Regex"]
-            found = compile_pattern(pattern)
+            compile_pattern(pattern)
             if inverted:
-                return lambda text, first: (m.group() for m in found.finditer(text) if m.group())
+                return lambda text, first: (m[0] for m in matches(pattern, text) if m[0])
             return lambda text, first: split_words(pattern, text)
         raise self._unknown(f"the pre-tokenizer {kind!r}")
 
@@ -231,8 +231,17 @@ def _replacer(pattern: Mapping[str, str], content: str) -> Normalizer:
         return _strip_spaces
     if "String" in pattern:
         return lambda text, first, last: text.replace(pattern["String"], content)
-    found = re.compile(compile_pattern(pattern["Regex"]).pattern)
-    return lambda text, first, last: found.sub(lambda match: content, text)
+    regex = pattern["Regex"]
+    compile_pattern(regex)
+
+    def replace(text: str, first: bool, last: bool) -> str:
+        parts, end = [], 0
+        for match in matches(regex, text):
+            parts += [text[end : match.start()], content]
+            end = match.end()
+        return "".join([*parts, text[end:]])
+
+    return replace
 
 
 def _strip_spaces(text: str, first: bool, last: bool) -> str:

@@ -134,6 +134,14 @@ def byte_level(
     }
 
 
+def pattern_of(data: Mapping[str, Any]) -> str:
+    """Return the pattern of a file that `byte_level` made."""
+    split = next(
+        (s for s in flatten(data["pre_tokenizer"], "pretokenizers") if s["type"] == "Split"), None
+    )
+    return GPT2 if split is None else str(split["pattern"]["Regex"])
+
+
 def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
     """Return the merges that do what ranks do.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.child import ChildDied, Limits, call
+from tokmill.child import ChildDied, ChildError, Limits, call
 from tokmill.errors import MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.progress import elapsed
@@ -28,10 +27,9 @@ from tokmill.text.bpe import (
 )
 from tokmill.text.cutting import pieces
 from tokmill.text.gigatoken_limits import texts_with_newer_characters
-from tokmill.text.panics import Panic, no_panic
 from tokmill.text.patterns import GPT2, compile_pattern, resolve_pattern
 from tokmill.text.tokenizer import Tokenizer
-from tokmill.text.train_child import BORDER
+from tokmill.text.train_child import BORDER, read_spool
 
 ENGINES = ("auto", "gigatoken", "tokenizers", "python")
 MERGES_A_WORD = 0.5
@@ -43,9 +41,10 @@ _MOST_COUNTED = 2**31 - 1
 """Pairs that `tokenizers` counts in 32 bits; above that only the Python trainer is exact."""
 
 
-_MOST_ANSWERED = 1 << 30
-"""Bytes that the merges of gigatoken may have."""
-GIGATOKEN = "tokmill.text.train_child:train"
+CHILD = "tokmill.text.train_child"
+LIMITS = Limits(output=1 << 30)
+"""The answer of a training may be large."""
+DIED = "it may have run out of memory; --engine python needs the least"
 
 
 def records(
@@ -154,7 +153,7 @@ def assemble(
 
 
 class Spool:
-    """Records in a temporary file: read twice without holding them, and mapped by gigatoken."""
+    """Records in a temporary file, so that they can be read twice, also by a child process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -183,12 +182,8 @@ class Spool:
                     self.bytes += len(raw)
 
     def __iter__(self) -> Iterator[str]:
-        with machine_errors("read", self.path), open(self.path, "rb") as handle:
-            rest = b""
-            while block := handle.read(1 << 22):
-                *whole, rest = (rest + block).split(BORDER)
-                for record in whole:
-                    yield record.decode()
+        with machine_errors("read", self.path):
+            yield from read_spool(str(self.path))
 
 
 def _with_library(
@@ -207,10 +202,10 @@ def _with_library(
 def _with_gigatoken(
     spool: Spool, vocab_size: int, specials: list[str], *, required: bool
 ) -> list[tuple[bytes, bytes]] | None:
-    """Train in a child process (it prints to stdout); None where its merges are not to be used.
+    """Train in a child process; return None if the merges must not be used.
 
-    When no pair is left, gigatoken goes on with pairs that do not occur; that cannot have happened
-    while there are more distinct words than merges.
+    If no pair is left, gigatoken continues with pairs that do not occur. This cannot have happened
+    if there are more distinct words than merges.
     """
     try:
         plugins.require("gigatoken")
@@ -226,16 +221,14 @@ def _with_gigatoken(
             words = int(counted[1])
         return required or not words or vocab_size <= MERGES_A_WORD * words
 
-    limits = Limits(output=_MOST_ANSWERED)
+    target, arguments = f"{CHILD}:gigatoken", (str(spool.path), vocab_size, specials)
     try:
         with elapsed("training with gigatoken"):
-            found = call(
-                GIGATOKEN, str(spool.path), vocab_size, specials, limits=limits, line=goes_on
-            )
+            found = call(target, *arguments, limits=LIMITS, line=goes_on)
     except ChildDied as died:
         if words and not goes_on(""):
             return None
-        died.hint = "it may have run out of memory; --engine python needs the least"
+        died.hint = DIED
         raise
     merges = [(left, right) for left, right in found]
     joined = {left + right for left, right in merges}
@@ -245,58 +238,31 @@ def _with_gigatoken(
 
 
 def _with_tokenizers(
-    texts: Iterable[str], vocab_size: int, specials: list[str], pattern: str
+    spool: Spool, vocab_size: int, specials: list[str], pattern: str
 ) -> list[tuple[bytes, bytes]]:
+    own = None if pattern == GPT2 else pattern
     library = plugins.require("tokenizers")
-    steps = library.pre_tokenizers
     try:
-        words = (
-            steps.ByteLevel(add_prefix_space=False)
-            if pattern == GPT2
-            else steps.Sequence(
-                [
-                    steps.Split(library.Regex(pattern), "isolated"),
-                    steps.ByteLevel(add_prefix_space=False, use_regex=False),
-                ]
-            )
-        )
+        library.Regex(pattern)
     except Exception as error:
         raise UsageError(
             f"the pattern {pattern!r} cannot be read: {error}",
-            hint="a pattern is a regular expression as of the `regex` library",
+            hint="a pattern is a regular expression of the library Oniguruma",
         ) from None
-    tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = words
-    trainer = library.trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=specials,
-        initial_alphabet=steps.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    failed: list[BaseException] = []
-
-    def train() -> None:
-        try:
-            with no_panic():
-                tokenizer.train_from_iterator(texts, trainer)
-        except BaseException as error:
-            failed.append(error)
-
-    # In a thread that ends with the process: the library hears no Ctrl-C.
-    thread = threading.Thread(target=train, daemon=True, name="tokmill-train")
-    with elapsed("training with tokenizers"):
-        thread.start()
-        while thread.is_alive():
-            thread.join(0.2)
-    if failed and isinstance(failed[0], Panic):
+    target, arguments = f"{CHILD}:tokenizers", (str(spool.path), vocab_size, specials, own)
+    try:
+        with elapsed("training with tokenizers"):
+            raw = call(target, *arguments, limits=LIMITS)
+    except ChildDied as died:
+        died.hint = DIED
+        raise
+    except ChildError as error:
         raise TokmillError(
-            f"tokenizers gave up: {failed[0]}",
+            f"tokenizers gave up: {error.what.removeprefix('Panic: ')}",
             where=f"pattern {pattern!r}",
             hint="a pattern such as (a+)+ takes endless time: write it without one + in another",
         ) from None
-    if failed:
-        raise failed[0]
-    data = tokenizer_json.parse(tokenizer.to_str(), "tokenizers")
+    data = tokenizer_json.parse(raw, "tokenizers")
     return [
         (tokenizer_json.unalias(left) or b"", tokenizer_json.unalias(right) or b"")
         for left, right in data["model"]["merges"]
@@ -314,15 +280,14 @@ def _with_python(
 
 
 def _lines(inputs: Sequence[str]) -> Iterator[str]:
-    import hashlib
-
     from tokmill.builds.source import Resources
     from tokmill.text.blocks import record_blocks
+    from tokmill.text.documents import NoHash
     from tokmill.text.source import TextConfig, TextSource
 
     resources = Resources()
     for item in TextSource(TextConfig(record="line"), list(inputs), {}, resources).items():
-        for block in record_blocks(item, b"\n", hashlib.md5(), resources.block_bytes):
+        for block in record_blocks(item, b"\n", NoHash(), resources.block_bytes):
             try:
                 text = block.data.decode()
             except UnicodeDecodeError as error:

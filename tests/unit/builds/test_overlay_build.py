@@ -224,7 +224,7 @@ def test_a_build_goes_on_to_the_same_bytes(store: Path) -> None:
 
 def test_other_values_are_another_content(store: Path) -> None:
     first = made(store, saved(store, np.arange(11)))
-    with pytest.raises(TokmillError, match="inputs are not what they were"):
+    with pytest.raises(TokmillError, match="inputs have changed"):
         made(store, saved(store, np.arange(11) + 1))
     agreed = How(quiet=True, amount=here(), yes=True)
     second = made(store, saved(store, np.arange(11) + 1), how=agreed)

@@ -134,7 +134,7 @@ def test_wrong_options(tmp_path: Path, parent: Path, options: Any, what: str) ->
 def test_a_selection_of_nothing_names_its_conditions(tmp_path: Path, parent: Path) -> None:
     with pytest.raises(TokmillError, match=r"40 not level > 99") as error:
         quick_build("select", parent, tmp_path / "s", where=["level > 99"])
-    assert "no record fits all conditions" in (error.value.hint or "")
+    assert "no record meets all conditions" in (error.value.hint or "")
 
 
 RATIOS = st.one_of(st.sampled_from([0.25, 0.5, 0.9]), st.floats(0.05, 0.95))

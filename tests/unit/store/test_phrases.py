@@ -136,7 +136,9 @@ def test_records_of_a_store_with_phrases_and_plain_columns(tmp_path: Path) -> No
         assert record["address"] == row["address"]
 
 
-@pytest.mark.parametrize(("phrase", "what"), [(99, "that its table does not"), (1, "not as many")])
+@pytest.mark.parametrize(
+    ("phrase", "what"), [(99, "that are not in its table"), (1, "other numbers of tokens")]
+)
 def test_phrases_that_were_damaged_are_told(tmp_path: Path, phrase: int, what: str) -> None:
     rows = [{"phrases": [(0, True), (1, False)], "side": [0] * 3, "address": 1}]
     writer = ShardWriter(PHRASES, {})

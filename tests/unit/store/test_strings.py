@@ -58,13 +58,13 @@ def test_strings_lie_there_once(path: Path) -> None:
 
 @pytest.mark.parametrize("names", [FEW, ALL, FEW + ALL])
 @pytest.mark.parametrize(
-    ("most", "look"), [*((most, module.LOOK) for most in (3, 4, 5, 200)), (module.MOST, 40)]
+    ("most", "look"), [*((most, module.FIRST) for most in (3, 4, 5, 200)), (module.MOST, 40)]
 )
 def test_the_bytes_do_not_depend_on_the_batches(
     path: Path, names: list[str], most: int, look: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST", most)
-    monkeypatch.setattr(module, "LOOK", look)
+    monkeypatch.setattr(module, "FIRST", look)
     whole = write(path, names)
     assert all(write(path, names, cuts) == whole for cuts in ([1], [5, 6, 7], range(1, len(names))))
     assert Shard(path).strings("name", 0, len(names)) == names

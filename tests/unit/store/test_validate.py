@@ -112,7 +112,7 @@ def retype(name: str, dtype: str) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (put("offsets", 1, 3), "record offsets fall"),
+        (put("offsets", 1, 3), "record offsets descend"),
         (put("offsets", 0, 1), "token count"),
         (put("offsets", 3, 4), "token count"),
         (cut("offsets"), "number of records"),
@@ -174,7 +174,7 @@ def test_damage_in_a_table_of_strings(tmp_path: Path, change: Any, what: str) ->
         (put("phrase", 0, 1), "phrases and token counts disagree"),
         (put("phrase_offsets", 1, 3), "phrases"),
         (cut("phrase"), "phrases are missing"),
-        (put("table_offsets", 1, 5), "phrase offsets fall"),
+        (put("table_offsets", 1, 5), "phrase offsets descend"),
         (cut("table.asm"), "asm"),
         (cut("side"), "has 3 values, not 4"),
     ],

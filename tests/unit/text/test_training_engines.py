@@ -39,13 +39,14 @@ def test_gigatoken_trains_where_words_are_many_and_tokenizers_where_ids_are(
     assert engines_of(monkeypatch, 900) == ["tokenizers"]
 
 
-def test_an_error_in_the_thread_is_an_error_here(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])
+def test_an_error_of_the_texts_is_an_error_of_the_training(engine: str) -> None:
     def fails() -> Any:
         yield "some text"
         raise ValueError("from the texts")
 
     with pytest.raises(ValueError, match="from the texts"):
-        train._with_tokenizers(fails(), 300, [], train.GPT2)
+        train_tokenizer(fails(), 300, [], engine=engine)
 
 
 def test_both_engines_give_one_tokenizer() -> None:
@@ -76,7 +77,7 @@ def test_progress_is_told_without_a_terminal_and_ctrl_c_ends_it(
             said = next(line for line in process.stderr if line.startswith("training with"))
             assert said.startswith(f"training with {engine}: ")
             children = psutil.Process(process.pid).children(recursive=True)
-            assert bool(children) == (engine == "gigatoken")
+            assert children
             process.send_signal(signal.SIGINT)
             _, rest = process.communicate(timeout=30)
         finally:

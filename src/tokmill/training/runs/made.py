@@ -1,37 +1,34 @@
-"""What a run keeps of how its store was made, where whoever asks the model has to know it."""
+"""How the chats of a run's store were written, kept in the run to write prompts in the same way."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from tokmill import plugins
 from tokmill.files import write_file
-from tokmill.store.manifest import PLAN, Plan, encode, read_json, read_sealed
+from tokmill.store.manifest import PLAN, Made, Plan, encode, read_json, read_sealed
 from tokmill.store.store import Store
 
 MADE = "made.json"
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
-    """The source of the store that a run learned from, and its options."""
-
-    source: str
-    options: dict[str, Any]
-
-
 def keep_made(store: Store, out: Path) -> None:
-    """Write how a store was made, where its kind of source is one that prompts are written like."""
+    """Write source and options of a store of chats, or those of the chats that it was selected
+    from.
+    """
     path = store.path / PLAN
-    if store.manifest.source not in plugins.CHATS or not path.exists():
+    if store.manifest.source not in ("select", *plugins.CHATS) or not path.exists():
         return
     plan = read_sealed(path, Plan)
-    write_file(out / MADE, encode(Made(source=store.manifest.source, options=plan.options)))
+    made = plan.chats
+    if store.manifest.source in plugins.CHATS:
+        made = Made(source=store.manifest.source, options=plan.options)
+    if isinstance(made, Made):
+        write_file(out / MADE, encode(made))
 
 
 def options_of(run: Path) -> dict[str, Any]:
-    """Return the options of the source of a run's store; none where nothing was kept."""
+    """Return the options that `keep_made` wrote; none if the store holds no chats."""
     path = run / MADE
     return read_json(path, Made).options if path.exists() else {}
