@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from bindiff.file import BindiffFile
 
 from diff_sources import NEW, OLD
+from tokmill.files import sha256_file
 from x86_programs import compiles, stripped
 
 Here = Callable[..., tuple[str, str]]
@@ -41,6 +43,16 @@ def test_what_changed_is_told_and_is_the_exit_code(here: Here, built: Path, tmp_
     assert not report["same"] and not report["same_bytes"]
     assert (report["counts"]["changed"], report["counts"]["deleted"]) == (2, 1)
     assert {one["name"] for one in report["changed_most"]} == {"twice", "kept"}
+
+
+def test_a_database_of_bindiff(here: Here, built: Path, tmp_path: Path) -> None:
+    out, _ = here("diff", built / "old", built / "new", "-o", "result.BinDiff", code=1)
+    assert out.endswith("result.BinDiff: written\nold.BinExport: written\nnew.BinExport: written\n")
+    found = BindiffFile(tmp_path / "result.BinDiff")
+    found.db.close()
+    assert found.primary_file.hash == sha256_file(built / "old")
+    assert {"main", "twice", "kept"} <= {one.name1 for one in found.function_matches}
+    here("inspect", "old.BinExport")
 
 
 def test_the_same_program_is_exit_code_0(here: Here, built: Path) -> None:

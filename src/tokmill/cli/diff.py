@@ -25,6 +25,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.files import sha256_file, write_file
 from tokmill.progress import human_count
 
+BINDIFF = ".BinDiff"
 SAME, DIFFER = 0, 1
 """Exit codes, as of `diff`; what is refused is 2, as there is no answer then."""
 KNOWN = "a program (ELF or PE for x86), a graph file of `tokmill cfg`, or two folders of them"
@@ -35,7 +36,13 @@ def diff(
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, of the new version.")],
     out: Annotated[
         Path | None,
-        typer.Option("-o", "--out", metavar="diff.json", help="Write all matches as JSON."),
+        typer.Option(
+            "-o",
+            "--out",
+            metavar="diff.json",
+            help="Write all matches as JSON, or to a name that ends in .BinDiff as BinDiff's "
+            "database, with both programs as .BinExport beside it.",
+        ),
     ] = None,
     html: Annotated[
         Path | None,
@@ -112,7 +119,12 @@ def _programs(
     found = diff_graphs(*graphs, names=names, vectors=vectors)
     digests = sha256_file(old), sha256_file(new)
     out, html = outs
-    if out is not None:
+    written = [path for path in outs if path is not None]
+    if out is not None and out.suffix == BINDIFF:
+        from tokmill.x86.diff.bindiff_database import write_bindiff
+
+        written += write_bindiff(out, *graphs, found, digests)
+    elif out is not None:
         write_diff(out, diff_file(*graphs, found, digests))
     if html is not None:
         plugins.require("tokmill.report.diff_page").diff_page(*graphs, found, html)
@@ -130,7 +142,7 @@ def _programs(
         )
     else:
         print_programs(graphs, found, counts, digests[0] == digests[1])
-        for path in filter(None, outs):
+        for path in written:
             print(f"{path}: written")
     return SAME if found.same else DIFFER
 

@@ -68,6 +68,23 @@ def read_head(path: Path) -> bytes:
     raise ValueError("the file was not written by tokmill")
 
 
+def mnemonics_of(graph: Graph) -> Array:
+    """Return the `Mnemonic` of each instruction of a graph, as iced-x86 numbers them: (I,) i8.
+
+    Raises `TokmillError` for a graph whose blocks are no instructions.
+    """
+    decoder = plugins.require("iced_x86").Decoder(graph.bits, graph.code.tobytes())
+    # Blocks lie end to end, and each ends with an instruction.
+    found = np.fromiter((one.mnemonic for one in decoder), np.int64)
+    if len(found) != len(graph.lengths):
+        raise TokmillError(
+            "its blocks hold bytes that are no instructions",
+            where=graph.program,
+            hint="lift the program again: tokmill cfg PROGRAM -o GRAPH.parquet",
+        )
+    return found
+
+
 def _varint(value: int) -> bytes:
     found = bytearray()
     while value >= 0x80:
@@ -87,15 +104,7 @@ class _Writer:
         """(U,) u8, ascending; (U,) i8, a block of the graph; (B,) i8, its number for each block."""
         self.begin = offsets(np.diff(graph.block_instructions)[self.first])
         """(U + 1,) i8, where the instructions of each begin."""
-        decoder = plugins.require("iced_x86").Decoder(graph.bits, self.bytes)
-        # Blocks lie end to end, and each ends with an instruction.
-        mnemonics = np.fromiter((one.mnemonic for one in decoder), np.int64)
-        if len(mnemonics) != len(graph.lengths):
-            raise TokmillError(
-                "its blocks hold bytes that are no instructions",
-                where=graph.program,
-                hint="choose another format: --format parquet",
-            )
+        mnemonics = mnemonics_of(graph)
         counts = np.bincount(mnemonics, minlength=1)
         order = np.argsort(-counts, kind="stable")
         self.rank = np.argsort(order, kind="stable")[mnemonics]
