@@ -1,8 +1,8 @@
 """A diff as BinDiff's database of results (SQLite), with the two `.BinExport` files beside it.
 
 Tables and columns are those of `database_writer.cc` of github.com/google/bindiff, flags those of
-its `change_classifier.h`. How a match was found is told in the words of `Reason`; BinDiff's own ways
-have other names, and readers know them by numbers up to 19 (functions) and 20 (blocks).
+its `change_classifier.h`. How a match was found is told in the words of `Reason`; BinDiff's own
+ways have other names, and readers know them by numbers up to 19 (functions) and 20 (blocks).
 """
 
 from __future__ import annotations
