@@ -108,6 +108,31 @@ def read_facts(folder: Path) -> Any:
     return graph.import_name, graph.strings, graph.constant.tolist(), graph.code.tobytes()
 
 
+def read_compared(folder: Path) -> Any:
+    """A graph that is damaged beside the good one."""
+    from tokmill.x86.diff.files import diff_file
+    from tokmill.x86.diff.programs import diff_graphs
+    from tokmill.x86.graphs.files import read_graph
+
+    damaged, good = read_graph(folder / "a.cfg.parquet"), small_graph()
+    return repr(diff_file(damaged, good, diff_graphs(damaged, good)))
+
+
+def make_diff(folder: Path) -> Iterable[Path]:
+    from tokmill.x86.diff.files import diff_file, write_diff
+    from tokmill.x86.diff.programs import diff_graphs
+
+    graph = small_graph()
+    write_diff(folder / "diff.json", diff_file(graph, graph, diff_graphs(graph, graph)))
+    return [folder / "diff.json"]
+
+
+def read_diff_json(folder: Path) -> Any:
+    from tokmill.x86.diff.files import read_diff
+
+    return repr(read_diff(folder / "diff.json"))
+
+
 def make_index(folder: Path) -> Iterable[Path]:
     from test_saved_index import small
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,8 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
-from tokmill.x86.features.bags import row_sums
 
-DENSE = 1 << 22
+DENSE = 1 << 23
 """Cells of the dense rows that are held at a time (f4)."""
 AT_ONCE = 1 << 22
 """Entries of the other rows that are multiplied at a time."""
@@ -22,35 +22,49 @@ CELLS = 1 << 23
 def row_products(a: Any, b: Any, i: Array, j: Array) -> Array:
     """Return a[i] · b[j] for pairs of rows of two CSR matrices of the same columns: (n,) f4.
 
-    `i` ascends. Time grows with the entries of the rows b[j].
+    `i` ascends. Time grows with the entries of the rows.
     """
     found = np.zeros(len(i), np.float32)
     if not len(i) or not a.nnz or not b.nnz:
         return found
-    used = np.unique(i)
-    height = max(DENSE // a.shape[1], 1)
-    cuts = np.searchsorted(i, used[::height])
-    for first, last in zip(cuts, [*cuts[1:], len(i)], strict=True):
-        rows, local = np.unique(i[first:last], return_inverse=True)
-        dense = a[rows].toarray().reshape(-1)
-        base = local.reshape(-1) * a.shape[1]
-        sizes = np.diff(b.indptr)[j[first:last]]
-        ends = np.cumsum(sizes)
-        parts = np.searchsorted(ends, np.arange(AT_ONCE, ends[-1] + AT_ONCE, AT_ONCE), "right")
-        start = 0
-        for stop in [*parts.tolist(), len(sizes)]:
-            if stop <= start and start < len(sizes):
-                # One very long row alone.
-                stop = start + 1
-            some = slice(start, stop)
-            offsets = np.concatenate([[0], np.cumsum(sizes[some])])
-            place = np.arange(offsets[-1]) + np.repeat(
-                b.indptr[j[first:last][some]] - offsets[:-1], sizes[some]
-            )
-            values = dense[np.repeat(base[some], sizes[some]) + b.indices[place]] * b.data[place]
-            found[first + start : first + stop] = row_sums(values, offsets)
-            start = max(stop, start)
+    columns = a.shape[1]
+    begins = np.flatnonzero(np.diff(i, prepend=i[0] - 1))
+    height = min(max(DENSE // columns, 1), len(begins))
+    # Only what is written is cleared again: most of it is never touched.
+    dense = np.zeros(height * columns, np.float32)
+    ends = np.append(begins, len(i))
+    for first in range(0, len(begins), height):
+        last = min(first + height, len(begins))
+        entries, row = _entries(a, i[begins[first:last]])
+        cells = row * columns + a.indices[entries]
+        dense[cells] = a.data[entries]
+        base = np.repeat(np.arange(last - first), np.diff(ends[first : last + 1])) * columns
+        pairs = slice(ends[first], ends[last])
+        found[pairs] = _products(dense, b, base, j[pairs])
+        dense[cells] = 0
     return found
+
+
+def _products(dense: Array, b: Any, base: Array, j: Array) -> Array:
+    """Return the products of rows of `b` with dense rows that begin at `base`."""
+    ends = np.cumsum(np.diff(b.indptr)[j])
+    parts = np.searchsorted(ends, np.arange(AT_ONCE, ends[-1] + 1, AT_ONCE)) + 1
+    cuts = sorted({0, len(j), *parts.tolist()})
+    found = np.empty(len(j), np.float32)
+    for start, stop in pairwise(cuts):
+        entries, row = _entries(b, j[start:stop])
+        values = dense[base[start:stop][row] + b.indices[entries]] * b.data[entries]
+        found[start:stop] = np.bincount(row, values, stop - start)
+    return found
+
+
+def _entries(matrix: Any, rows: Array) -> tuple[Array, Array]:
+    """Return the places of the entries of some rows, end to end, and the number of the row."""
+    sizes = np.diff(matrix.indptr)[rows]
+    number = np.repeat(np.arange(len(rows)), sizes)
+    begins = np.cumsum(sizes) - sizes
+    place = np.arange(len(number)) + np.repeat(matrix.indptr[rows] - begins, sizes)
+    return place, number
 
 
 def sketch(matrix: Any, width: int, seed: int) -> Array:
@@ -82,9 +96,19 @@ def nearest_rows(a: Array, b: Array, k: int) -> tuple[Array, Array]:
     height = max(CELLS // len(b), 1)
     turned = np.ascontiguousarray(b.T)
     for first in range(0, len(a), height):
-        similar = a[first : first + height] @ turned
-        if k < len(b):
-            found[first : first + height] = np.argpartition(similar, len(b) - k)[:, len(b) - k :]
-        else:
-            found[first : first + height] = np.arange(k)
+        found[first : first + height] = _largest(a[first : first + height] @ turned, k)
     return np.repeat(np.arange(len(a)), k), found.reshape(-1)
+
+
+def _largest(values: Array, k: int) -> Array:
+    """Return where the k largest values of each row stand: (n, k), ascending where no two tie."""
+    columns = values.shape[1]
+    # Selecting values is some ten times faster than selecting their places.
+    least = np.partition(values, columns - k, axis=1)[:, columns - k, None]
+    taken = values >= least
+    places = np.zeros((len(values), k), np.int64)
+    tied = taken.sum(1) > k
+    places[~tied] = np.nonzero(taken[~tied])[1].reshape(-1, k)
+    if tied.any():
+        places[tied] = np.argpartition(values[tied], columns - k)[:, columns - k :]
+    return places

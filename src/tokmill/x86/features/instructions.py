@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokmill import plugins
+from tokmill.errors import TokmillError
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
@@ -35,7 +36,16 @@ class Instructions:
 
 
 def instructions_of(graph: Graph) -> Instructions:
-    """Return what the instructions of a graph are; lengths must be 1 to 15 bytes each."""
+    """Return what the instructions of a graph are.
+
+    Raises `TokmillError` for a graph with instructions of no byte, or of more than 15.
+    """
+    if len(graph.lengths) and not 1 <= graph.lengths.min() <= graph.lengths.max() <= LONGEST:
+        raise TokmillError(
+            f"the graph has instructions of no byte, or of more than {LONGEST}",
+            where=graph.program,
+            hint="it is damaged: make it again",
+        )
     codes, keys = [], []
     ends = np.concatenate([[0], np.cumsum(graph.lengths, dtype=np.int64)])
     for first in range(0, len(graph.lengths), AT_ONCE):
