@@ -15,7 +15,7 @@ from tokmill.store.vocab import Vocabulary, find_roles
 from tokmill.text import tokenizer_files, tokenizer_json
 from tokmill.text.patterns import resolve_pattern
 from tokmill.text.readable import ReadableEncoder
-from tokmill.text.wordpiece import joined, readable_encoder
+from tokmill.text.wordpiece import WORDS, joined, readable_encoder
 
 Specials = Literal["special", "plain"]
 
@@ -138,7 +138,7 @@ class Tokenizer:
         """Return the ids of tokens that go on with a word, ascending.
 
         Of WordPiece they begin with its prefix, `##`; of byte-level BPE with a letter or a digit,
-        as a word begins behind a space.
+        as a word begins behind a space. Of whole words there are none.
 
         Raises:
             TokmillError: it is another kind of tokenizer, whose tokens do not tell.
@@ -147,6 +147,8 @@ class Tokenizer:
         if model.get("type") == "WordPiece":
             prefix = str(model.get("continuing_subword_prefix", "##"))
             found = [number for name, number in model["vocab"].items() if name.startswith(prefix)]
+        elif model.get("type") == "WordLevel":
+            found = []
         elif tokenizer_json.is_byte_level(self.data):
             found = [n for n, b in self.vocab.items() if b[:1].isalnum() or b[:1] >= b"\x80"]
         else:
@@ -205,9 +207,9 @@ class Tokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Return the bytes of ids, as they are; of WordPiece words with a space between them."""
+        """Return the bytes of ids, as they are; of models of words with a space between them."""
         kind = self.data["model"]["type"]
-        if kind not in ("BPE", "WordPiece"):
+        if kind != "BPE" and kind not in WORDS:
             raise TokmillError(
                 f"decoding is not known for the model {kind!r}",
                 where=self.where,
@@ -224,7 +226,7 @@ class Tokenizer:
                 hint="the ids are of another tokenizer",
             ) from None
         decoders = tokenizer_json.flatten(self.data.get("decoder"), "decoders")
-        if kind == "WordPiece":
+        if kind in WORDS:
             return joined(tokens, decoders)
         raw = b"".join(tokens)
         if any(step.get("type") == "Strip" and step.get("start") == 1 for step in decoders):

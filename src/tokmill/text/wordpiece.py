@@ -247,10 +247,22 @@ class ReadableWordPiece(ReadableEncoder):
         return found
 
 
+class ReadableWords(ReadableWordPiece):
+    """Text → ids of a tokenizer.json with whole words (`tokmill.text.words`)."""
+
+    def _merged(self, word: str) -> list[int]:
+        """Return the id of one word."""
+        assert self.unknown is not None
+        return [self.vocab.get(word, self.unknown)]
+
+
+WORDS = {"WordPiece": ReadableWordPiece, "WordLevel": ReadableWords}
+"""Models whose text is cut into words by steps of its own, and written with blanks between."""
+
+
 def readable_encoder(data: Mapping[str, Any], where: str) -> ReadableEncoder:
     """Return the readable encoder for the model of a tokenizer.json."""
-    kind = ReadableWordPiece if data["model"]["type"] == "WordPiece" else ReadableEncoder
-    return kind(data, where)
+    return WORDS.get(data["model"]["type"], ReadableEncoder)(data, where)
 
 
 def joined(tokens: Iterable[bytes], decoder: Sequence[Mapping[str, Any]]) -> bytes:

@@ -21,6 +21,8 @@ from tokmill.x86.records import Portion, cut_short, names_of, unknown_in
 from tokmill.x86.tokens.templates import Table, Templates
 from tokmill.x86.walks import Walker, Walking, Walks
 
+TEXTS = ("function", "origin", "first", "second", *Key._fields)
+"""Columns of strings."""
 BOTH = "+"
 """What joins the two values of a key in which the programs of a pair differ."""
 
@@ -87,7 +89,7 @@ def nothing(
     """Return a batch without records."""
     none = np.zeros(0, np.int64)
     columns: dict[str, Array | Strings] = {"address": none, "walk": none}
-    columns |= dict.fromkeys(("function", "first", "second", *Key._fields), Strings.constant("", 0))
+    columns |= dict.fromkeys(TEXTS, Strings.constant("", 0))
     table = dict.fromkeys((*streams, "side"), none)
     start = np.zeros(1, np.int64)
     return Records(
@@ -107,6 +109,7 @@ class _Pair:
         self.graphs, self.walked = graphs, walked
         self.texts = {"first": graphs[0].program, "second": graphs[1].program}
         self.texts |= key_of_pair(*keys)._asdict()
+        self.programs = Strings.of([graph.program for graph in graphs])
         functions = [len(graph.function_address) for graph in graphs]
         halves = [
             _half(Portion(graph, 0, count, key, cache), side, walked.streams)
@@ -215,6 +218,7 @@ class _Pair:
             "address": address,
             "function": self.names.take(function),
             "walk": walk,
+            "origin": self.programs.take((block >= self.first_blocks).astype(np.int64)),
             **{name: Strings.constant(text, n) for name, text in self.texts.items()},
         }
         phrases = Phrases(ids, ends[bounds], table.offsets, table.columns, self.growing)

@@ -24,7 +24,7 @@ from tokmill.x86.graphs.files import read_about, read_graph
 from tokmill.x86.graphs.inputs import GRAPH
 from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.merged import NoFacts
-from tokmill.x86.pair_records import Walked, nothing, pair_records
+from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
 from tokmill.x86.source import Caches, check_rules, cut_parts, take_file, vocabularies_of
 from tokmill.x86.tokens.rules import COLUMNS, make_rules
 from tokmill.x86.walks import Walking
@@ -79,8 +79,9 @@ class PairsSource(Source):
 
     Columns: the streams and `side` (0 and 1: the first and the second program) and `border` through
     phrases; of a record's first block `address` and `function`; `walk`, its number in that
-    function; `first` and `second`, the names of the programs; and `project program version compiler
-    level` of both, as in `O0+O2` where they differ. A record's place is its address.
+    function; `first` and `second`, the names of the programs; `origin`, that of the one in which
+    the walk begins; `project program version compiler level` of both, as in `O0+O2` where they
+    differ. A record's place is its address.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = PairsConfig
@@ -133,13 +134,12 @@ class PairsSource(Source):
             column: Column(id_dtype(self.frozen[column].vocabulary.size), phrase=True, vocab=column)
             for column in streams_of(self.config)
         }
-        texts = ("function", "first", "second", *Key._fields)
         return {
             **coded,
             "side": Column("u1", phrase=True),
             "border": Column("u1", phrase=True),
             "address": Column("u8", per="record"),
-            **{name: Column("utf8", per="record") for name in texts},
+            **{name: Column("utf8", per="record") for name in TEXTS},
             "walk": Column("u4", per="record"),
         }
 

@@ -115,6 +115,8 @@ def test_what_a_record_says(tmp_path: Path) -> None:
     assert len(functions) == store.records == 16
     assert {name for _, name, _ in functions} == {"main", "sub_3100", "sub_1100"}
     assert [record["side"][0] for record in map(store.record, range(16))] == [0] * 8 + [1] * 8
+    origins = [record["origin"] for record in map(store.record, range(16))]
+    assert origins == ["O2/tool"] * 8 + ["O0/tool"] * 8
 
 
 def test_one_stream_alone(tmp_path: Path) -> None:

@@ -215,3 +215,11 @@ def test_walks_in_columns_are_those_of_a_loop(graph: Graph, walking: Walking, si
     # Nor does it matter which other functions are walked.
     last = len(graph.function_address) - 1
     assert numbers(graph, walking, [last]) == [walk for walk in found if walk[0] == last]
+
+
+def test_blocks_without_tokens_are_not_walked_for_ever() -> None:
+    circle = {0: [Block(0, edges=[(Edge.JUMP, 8)]), Block(8, edges=[(Edge.JUMP, 0)])]}
+    walking = Walking(walk_tokens=64)
+    walker = Walker(ground_of(graph_of(circle), walking), walking)
+    [found] = walker.walk(np.array([0]), np.zeros(2, np.int64), 0)
+    assert np.diff(found.offsets).tolist() == [walks_module.MOST_STEPS * 64] * 2
