@@ -13,6 +13,7 @@ import bpe_training
 import corpus
 import decoder_training
 import defaults
+import diffing
 import feed_batches
 import jsonl_hostile
 import jsonl_store
@@ -87,6 +88,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             "Programs to functions and blocks",
             lambda: lifting.main(cache, peers_python),
         ),
+        "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
         "rwkv7": ("RWKV-7", rwkv7.main),
         "masked": ("Masked language modelling", masked_head.main),
         "x86-models": (

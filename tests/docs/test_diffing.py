@@ -1,4 +1,4 @@
-"""The commands of docs/diffing.md print what the page shows."""
+"""The commands of docs/diffing.md and docs/diffing-protocol.md print what the pages show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,23 @@ from pathlib import Path
 from test_readme import masked, steps
 
 from diff_sources import NEW, OLD
-from x86_programs import compiles
+from x86_programs import compiler, compiles, run
+
+
+def check(page: Path, folder: Path, count: int) -> None:
+    """Run the commands of a page in a folder, and compare what they print."""
+    found = steps(page.read_text("utf-8"))
+    assert len(found) == count
+    for step in found:
+        command = [sys.executable, "-m", *step.command.split()]
+        done = subprocess.run(
+            command, cwd=folder, env={**os.environ, "COLUMNS": "100"}, capture_output=True,
+            text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        printed = {masked(line) for line in done.stdout.splitlines()}
+        missing = [line for line in step.shown if line != "…" and masked(line) not in printed]
+        assert not missing, f"{missing}\n{done.stdout}"
 
 
 def test_commands_print_what_the_page_shows(repository: Path, tmp_path: Path) -> None:
@@ -23,15 +39,14 @@ def test_commands_print_what_the_page_shows(repository: Path, tmp_path: Path) ->
         (tmp_path / folder).mkdir()
         shutil.copy(program, tmp_path / folder / "tool")
         shutil.copy(programs["old"], tmp_path / folder / "same")
-    found = steps((repository / "docs" / "diffing.md").read_text("utf-8"))
-    assert len(found) == 2
-    for step in found:
-        command = [sys.executable, "-m", *step.command.split()]
-        done = subprocess.run(
-            command, cwd=tmp_path, env={**os.environ, "COLUMNS": "100"}, capture_output=True,
-            text=True, timeout=300, check=False,
-        )  # fmt: skip
-        assert done.returncode == 1, done.stderr
-        printed = {masked(line) for line in done.stdout.splitlines()}
-        missing = [line for line in step.shown if line != "…" and masked(line) not in printed]
-        assert not missing, f"{missing}\n{done.stdout}"
+    check(repository / "docs" / "diffing.md", tmp_path, 2)
+
+
+def test_the_protocol_judges_a_pair(repository: Path, tmp_path: Path) -> None:
+    for name, source in (("old", OLD), ("new", NEW)):
+        folder = tmp_path / name / "src"
+        folder.mkdir(parents=True)
+        (folder / "a.c").write_text(source)
+        flags = ("-g", "-O1", "-o", str(folder.parent / "tool"))
+        run(compiler("gcc"), *flags, str(folder / "a.c"))
+    check(repository / "docs" / "diffing-protocol.md", tmp_path, 1)

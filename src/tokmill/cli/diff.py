@@ -57,6 +57,21 @@ def diff(
             help="Whether functions of the same symbol name are taken for the same.",
         ),
     ] = True,
+    truth: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            "--truth",
+            metavar="OLD.debug NEW.debug",
+            help="Judge the matches by the debug information of both programs before `strip`.",
+        ),
+    ] = None,
+    source: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="OLD_DIR NEW_DIR",
+            help="Of --truth: the source of both, where it is not the same.",
+        ),
+    ] = None,
     run: Annotated[
         Path | None,
         typer.Option(metavar="RUN", help="Compare vectors by the model of this run, too."),
@@ -76,9 +91,11 @@ def diff(
     Exit code 0: no function differs; 1: some do; 2 and above: the inputs cannot be compared.
     """
     try:
+        if source is not None and truth is None:
+            raise UsageError("--source is of --truth", hint="name the debug information, too")
         if old.is_dir() and new.is_dir():
-            if run is not None or html is not None:
-                option = "--run" if run is not None else "--html"
+            named = {"--run": run, "--html": html, "--truth": truth}
+            if option := next((name for name, value in named.items() if value), ""):
                 raise UsageError(
                     f"{option} is for two programs, not for two folders",
                     hint=f"leave {option} out, or name one program of each folder",
@@ -90,7 +107,8 @@ def diff(
                 where=str(old if old.is_dir() else new),
                 hint="compare two programs, or two folders",
             )
-        return _programs(old, new, (out, html), names, (run, at, device, quiet), json)
+        judges = (truth, source) if truth else None
+        return _programs(old, new, (out, html), names, (run, at, device, quiet), judges, json)
     except TokmillError as error:
         if error.exit_code != DIFFER:
             raise
@@ -103,6 +121,7 @@ def _programs(
     outs: tuple[Path | None, Path | None],
     names: bool,
     model: tuple[Path | None, str, str, bool],
+    judges: tuple[tuple[Path, Path], tuple[Path, Path] | None] | None,
     json: bool,
 ) -> int:
     from tokmill.cli.diff_shown import print_programs
@@ -129,6 +148,11 @@ def _programs(
     if html is not None:
         plugins.require("tokmill.report.diff_page").diff_page(*graphs, found, html)
     counts = counts_of(*graphs, found)
+    judged = None
+    if judges is not None:
+        from tokmill.cli.diff_truth import judge
+
+        judged = judge(*graphs, found, *judges, names)
     if json:
         most = changed_most(*graphs, found, MOST_LISTED)
         print_json(
@@ -138,10 +162,15 @@ def _programs(
                 "counts": counts,
                 "changed_most": [change._asdict() for change in most],
                 "left_out": found.left_out,
+                **({"truth": judged} if judged else {}),
             }
         )
     else:
         print_programs(graphs, found, counts, digests[0] == digests[1])
+        if judged is not None:
+            from tokmill.cli.diff_truth import print_truth
+
+            print_truth(judged)
         for path in written:
             print(f"{path}: written")
     return SAME if found.same else DIFFER
