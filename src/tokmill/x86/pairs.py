@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, find_files, in_order
+from tokmill.builds.scan import FolderOptions
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError, nearest
-from tokmill.files import machine_errors
-from tokmill.headers import loads_toml
 from tokmill.store.manifest import OtherFile
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.files import read_about, read_graph
-from tokmill.x86.graphs.inputs import GRAPH
+from tokmill.x86.graphs.files import read_graph
 from tokmill.x86.image.keys import Key, KeyTemplate
 from tokmill.x86.merged import NoFacts
+from tokmill.x86.pair_lists import GraphFile, Names, find_graphs, placed, read_pairs
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
 from tokmill.x86.source import Caches, check_rules, cut_parts, take_file, vocabularies_of
 from tokmill.x86.tokens.rules import COLUMNS, make_rules
@@ -115,7 +112,7 @@ class PairsSource(Source):
         if not config.pairs:
             return config
         # Files by their places, as repair finds them from anywhere.
-        listed = ((_placed(a), _placed(b)) for a, b in read_pairs(config.pairs))
+        listed = ((placed(a), placed(b)) for a, b in read_pairs(config.pairs))
         return msgspec.structs.replace(config, pairs="", listed=(*config.listed, *listed))
 
     @classmethod
@@ -250,108 +247,6 @@ class PairsSource(Source):
             for remark in remarks:
                 notes[remark] = notes.get(remark, 0) + 1
         return notes
-
-
-class GraphFile(NamedTuple):
-    """A graph file, and the name of its program."""
-
-    file: InputFile
-    program: str
-
-
-def find_graphs(
-    inputs: Sequence[str], choice: FolderOptions | None = None
-) -> tuple[list[GraphFile], dict[str, int]]:
-    """Return the graph files below some paths, and what was left out.
-
-    Raises `TokmillError` where there is none, and for a file that was named and is none.
-    """
-    files, left_out = find_files(inputs, (GRAPH,), choice=choice)
-    named = {Path(argument).absolute() for argument in inputs}
-    found = []
-    for file in files:
-        about = read_about(file.path) if file.path.suffix == GRAPH else None
-        if about is not None:
-            found.append(GraphFile(file, about.program))
-        elif file.path.absolute() in named:
-            raise TokmillError(
-                "this is no graph of a program",
-                where=str(file.path),
-                hint=f"make one, once for all its pairs: tokmill cfg {file.path} -o GRAPHS",
-            )
-        else:
-            left_out[NO_PROGRAM] = left_out.get(NO_PROGRAM, 0) + 1
-    if not found:
-        raise TokmillError(
-            "there are no graphs of programs",
-            where=", ".join(inputs),
-            hint="make them first: tokmill cfg PROGRAM… -o GRAPHS",
-        )
-    return found, in_order(left_out)
-
-
-class Names:
-    """What programs may be called: their names, or the graph files by name or path."""
-
-    def __init__(self, graphs: Sequence[GraphFile]) -> None:
-        self.graphs: dict[str, list[GraphFile]] = {}
-        for graph in graphs:
-            file = graph.file
-            names = {file.name, file.name.removesuffix(GRAPH), str(file.path.absolute())}
-            for name in {*names, graph.program, str(file.path)}:
-                self.graphs.setdefault(name, []).append(graph)
-
-    def find(self, name: str) -> GraphFile:
-        """Return a graph by a name; raises `UsageError` where there is none, or several."""
-        found = self.graphs.get(name, [])
-        if len(found) == 1:
-            return found[0]
-        if not found:
-            programs = [graph.program for graphs in self.graphs.values() for graph in graphs]
-            raise UsageError(
-                f"no graph is of a program called {name!r}",
-                hint=nearest(name, list(dict.fromkeys(programs))),
-            )
-        files = ", ".join(str(graph.file.path) for graph in found)
-        raise UsageError(f"several graphs are called {name!r}: {files}", hint="name the files")
-
-    def split(self, text: str) -> tuple[GraphFile, GraphFile]:
-        """Return the two programs of `A:B`, where A and B may hold colons."""
-        parts = text.split(":")
-        cuts = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
-        if not cuts:
-            raise UsageError(f"--pair {text!r} names no two programs", hint="--pair A:B")
-        known = [cut for cut in cuts if cut[0] in self.graphs and cut[1] in self.graphs]
-        if len(known) > 1:
-            raise UsageError(
-                f"--pair {text!r} can be read in two ways", hint="list it in a file: --pairs"
-            )
-        first, second = known[0] if known else cuts[0]
-        return self.find(first), self.find(second)
-
-
-def read_pairs(path: str) -> list[tuple[str, str]]:
-    """Return the pairs of a TOML file; raises `UsageError` where it holds something else."""
-    example = 'pairs = [["gcc-O0/ls", "gcc-O2/ls"]]'
-    with machine_errors("read", path):
-        raw = Path(path).read_bytes()
-    try:
-        table = loads_toml(raw.decode())
-    except ValueError as error:
-        raise UsageError(f"the file is no TOML: {error}", where=path, hint=example) from None
-    try:
-        pairs = msgspec.convert(table.pop("pairs", None), list[tuple[str, str]])
-    except msgspec.ValidationError as error:
-        raise UsageError(f"pairs: {error}", where=path, hint=f"such as {example}") from None
-    if table:
-        raise UsageError(f"the key {min(table)!r} is not known", where=path, hint=example)
-    if not pairs:
-        raise UsageError("the file lists no pair", where=path, hint=f"such as {example}")
-    return pairs
-
-
-def _placed(name: str) -> str:
-    return os.path.abspath(name) if os.path.isfile(name) else name
 
 
 def streams_of(config: PairsConfig) -> tuple[str, ...]:
