@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +57,14 @@ int main(int argc, char **argv) {
     take("ab", 2);
     take("\x01\x02 not printable", 1);
     return value_of(pair) + fill(argv[0]);
+}
+"""
+GO_SOURCE = r"""
+package main
+import "os"
+func main() {
+    if len(os.Args) > 5 { os.Stderr.WriteString("too many arguments"); os.Exit(3) }
+    os.Stdout.WriteString("a greeting\n")
 }
 """
 WANTED = {"no memory left\n", "gr\u00fc\u00dfe: %u\n", "wide text here"}
@@ -204,6 +215,29 @@ def test_strings_of_difficult_places() -> None:
     long = 0x10 + data.index(b"xxx")
     assert long not in found and long + 10 in found
     assert 0x10 + data.index(b"no end") not in found, "it does not end"
+
+
+def test_strings_of_go_have_a_length(tmp_path: Path) -> None:
+    (tmp_path / "main.go").write_text(GO_SOURCE)
+    env = {"HOME": str(tmp_path), "GOFLAGS": "-mod=mod"}
+    command = [compiler("go"), "build", "-ldflags", "-s -w", "-o", "made", "main.go"]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | env, check=True)
+    graph = lift(tmp_path / "made", facts=True)
+    at = graph.function_address[graph.function_name.index("main.main")]
+    assert {"too many arguments", "a greeting\n"} <= set(facts_of(graph, int(at))[0])
+    assert np.median([len(text) for text in graph.strings]) < 40, "one string each"
+
+
+def test_strings_beside_numbers_that_are_no_lengths() -> None:
+    # lea rdi, [rip + 9]; mov esi, 5; ret; then the strings, of C: the number says nothing.
+    code = bytes.fromhex("488d3d09000000 be05000000 c3 000000")
+    program = flat(code + b"hello world\0")
+    assert lift(program, facts=True).strings == ["hello world"]
+    program = flat(code + b"hello world\0/rustc/" + b"0" * 40 + b"/library\0")
+    program.sections.append(
+        dataclasses.replace(program.sections[0], address=0x500000, execute=False)
+    )
+    assert lift(program, facts=True).strings == ["hello"]
 
 
 def test_a_graph_without_facts_has_empty_columns(built: Path) -> None:

@@ -1,6 +1,11 @@
-"""Printable strings at addresses of a program: of C, in UTF-8 or UTF-16."""
+"""Printable strings at addresses of a program: of C, in UTF-8 or UTF-16, and those of a length.
+
+Go and Rust put strings side by side without a zero behind; how long each is stands in the code.
+"""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 
@@ -11,12 +16,20 @@ FEWEST = 3
 """Characters that a string has at least: fewer are found in tables of numbers, too."""
 LONGEST = 4096
 """Bytes that a string has at most before its end."""
+LONGEST_COUNTED = 512
+"""Bytes of a string without an end: larger numbers beside an address are mostly no lengths."""
 STEP = 64
 """Characters that are looked at together."""
 AT_ONCE = 1 << 16
 """Addresses that are looked at together."""
 ESCAPES = "\a\b\t\n\v\f\r\x1b"
 """What may be in a string and is not printable."""
+
+
+GO = "runtime.morestack"
+"""A function that every program by Go has, which its table of functions names."""
+RUST = re.compile(rb"/rustc/[0-9a-f]{40}/")
+"""Where the library's source lay; errors name places in it."""
 
 
 def _printable() -> Array:
@@ -43,6 +56,37 @@ def strings_at(program: Program, addresses: Array) -> dict[int, str]:
         inside = np.sort(place[place < np.uint64(len(section.data))].astype(np.int64))
         for begin in range(0, len(inside), AT_ONCE):
             found |= _in_section(section, inside[begin : begin + AT_ONCE])
+    return found
+
+
+def has_counted_strings(program: Program) -> bool:
+    """Say whether a program is by Go or Rust, by what stays in stripped ones too."""
+    if any(name.startswith(GO) for name in program.function_name):
+        return True
+    return any(
+        RUST.search(memoryview(section.linked))
+        for section in program.sections
+        if not section.execute
+    )
+
+
+def counted_strings(
+    program: Program, addresses: Array, lengths: Array
+) -> dict[tuple[int, int], str]:
+    """Return the strings of UTF-8 that begin at some addresses (u8) and have some lengths (i8).
+
+    The result is by address and length in bytes.
+    """
+    found: dict[tuple[int, int], str] = {}
+    for section in program.sections:
+        data, place = section.linked, addresses - np.uint64(section.address)
+        rows = np.flatnonzero((place < np.uint64(len(data))) & (lengths >= FEWEST))
+        begin, length = place[rows].astype(np.int64), lengths[rows]
+        inside = (length <= LONGEST_COUNTED) & (begin + length <= len(data))
+        for first, size in set(zip(begin[inside].tolist(), length[inside].tolist(), strict=True)):
+            text = _text(data[first : first + size].tobytes(), "utf-8")
+            if text:
+                found[section.address + first, size] = text
     return found
 
 
@@ -91,21 +135,20 @@ def _ends(units: Array, place: Array, allowed: Array | None) -> tuple[Array, Arr
 def _decoded(data: Array, begin: Array, end: Array, encoding: str, base: int) -> dict[int, str]:
     found: dict[int, str] = {}
     for first, last in zip(begin.tolist(), end.tolist(), strict=True):
-        if last - first < FEWEST:
-            continue
-        try:
-            text = data[first:last].tobytes().decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        if _is_printable(text) and (encoding == "utf-8" or _is_wide(text)):
+        text = _text(data[first:last].tobytes(), encoding)
+        if text and (encoding == "utf-8" or _is_wide(text)):
             found[base + first] = text
     return found
 
 
-def _is_printable(text: str) -> bool:
-    return len(text) >= FEWEST and (
-        text.isprintable() or all(one.isprintable() or one in ESCAPES for one in text)
-    )
+def _text(raw: bytes, encoding: str) -> str:
+    """Return some bytes as text; "" where they are too few or not printable."""
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError:
+        return ""
+    printable = text.isprintable() or all(one.isprintable() or one in ESCAPES for one in text)
+    return text if printable and len(text) >= FEWEST else ""
 
 
 def _is_wide(text: str) -> bool:

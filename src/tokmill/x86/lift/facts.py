@@ -8,9 +8,15 @@ from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.image import Program
 from tokmill.x86.image.ranges import distinct, expand, member, offsets
-from tokmill.x86.image.strings import strings_at
+from tokmill.x86.image.strings import (
+    FEWEST,
+    LONGEST_COUNTED,
+    counted_strings,
+    has_counted_strings,
+    strings_at,
+)
 from tokmill.x86.lift.code import Code
-from tokmill.x86.lift.decode import LONGEST
+from tokmill.x86.lift.decode import LONGEST as LONGEST_INSTRUCTION
 from tokmill.x86.lift.operands import FRAME, NO_REGISTER, STACK, Operands, operands
 
 AT_ONCE = 1 << 18
@@ -24,25 +30,30 @@ def add_facts(graph: Graph, program: Program) -> None:
     _set_imports(graph, program)
     finder = _Finder(graph, program)
     parts = [finder.look(first, last) for first, last in _portions(graph)]
-    constant, constants, address, addresses = (
-        np.concatenate([part[i] for part in parts]) for i in range(4)
+    constant, constants, address, addresses, length = (
+        np.concatenate([part[i] for part in parts]) for i in range(5)
     )
     graph.constant, graph.block_constants = constant, offsets(constants)
-    known = strings_at(program, distinct(address) if len(address) else address)
-    at = np.asarray(sorted(known), np.uint64)
-    is_string = member(address, at)
-    number, graph.strings = _numbered(known, address[is_string])
-    graph.string = number
-    owner = np.repeat(np.arange(len(addresses)), addresses)[is_string]
+    numbers: dict[str, int] = {}
+    texts = _texts(program, address, length)
+    number = [-1 if text is None else numbers.setdefault(text, len(numbers)) for text in texts]
+    found = np.asarray(number, np.int64)
+    owner = np.repeat(np.arange(len(addresses)), addresses)[found >= 0]
+    graph.string, graph.strings = found[found >= 0].astype(np.uint32), list(numbers)
     graph.block_strings = offsets(np.bincount(owner, minlength=len(addresses)))
     graph.facts = True
 
 
-def _numbered(known: dict[int, str], address: Array) -> tuple[Array, list[str]]:
-    """Return for each address the number (u4) of its string, and the strings as they first come."""
-    numbers: dict[str, int] = {}
-    found = [numbers.setdefault(known[one], len(numbers)) for one in address.tolist()]
-    return np.asarray(found, np.uint32), list(numbers)
+def _texts(program: Program, address: Array, length: Array) -> list[str | None]:
+    """Return the string at each address (u8), if there is one, where `length` (i8) may be its."""
+    if not len(address):
+        return []
+    if has_counted_strings(program):
+        # What looks like a string of C is many of them, side by side.
+        counted = counted_strings(program, address, length)
+        return [counted.get(key) for key in zip(address.tolist(), length.tolist(), strict=True)]
+    known = strings_at(program, distinct(address))
+    return [known.get(at) for at in address.tolist()]
 
 
 def _set_imports(graph: Graph, program: Program) -> None:
@@ -83,6 +94,30 @@ def _portions(graph: Graph) -> list[tuple[int, int]]:
     return found
 
 
+def _lengths(found: Operands, block: Array) -> Array:
+    """Return for each instruction the number that one beside it moves somewhere: (n,) i8.
+
+    One of the two behind it, else one of the two before it, of the same block; 0 if none does, or
+    if no string is so long.
+    """
+    moves = (found.map == 0) & (found.immediate_size == 4)
+    moves &= ((found.opcode & 0xF8) == 0xB8) | (found.opcode == 0xC7)
+    moves &= (found.immediate >= FEWEST) & (found.immediate <= LONGEST_COUNTED)
+    value = np.where(moves, found.immediate, 0)
+    length = np.zeros(len(value), np.int64)
+    for step in (1, 2):
+        beside = np.zeros(len(value), np.int64)
+        same = block[:-step] == block[step:]
+        beside[:-step] = np.where(same, value[step:], 0)
+        length = np.where(length == 0, beside, length)
+    for step in (1, 2):
+        beside = np.zeros(len(value), np.int64)
+        same = block[:-step] == block[step:]
+        beside[step:] = np.where(same, value[:-step], 0)
+        length = np.where(length == 0, beside, length)
+    return length
+
+
 class _Finder:
     """Reads the numbers in the instructions of one program, some functions at a time."""
 
@@ -97,10 +132,12 @@ class _Finder:
         # A program that may lie anywhere has no addresses in its instructions.
         self.fixed = program.fixed or program.kind == "relocatable"
 
-    def look(self, first: int, last: int) -> tuple[Array, Array, Array, Array]:
+    def look(self, first: int, last: int) -> tuple[Array, Array, Array, Array, Array]:
         """Return constants (i8), how many each block has, addresses (u8), and how many.
 
-        Of the blocks of the functions from `first` to before `last`, in order of instructions.
+        The last column (i8) is for each address the number that may be the length of what lies
+        there, 0 if there is none. All are those of the blocks of the functions from `first` to
+        before `last`, in order of instructions.
         """
         graph = self.graph
         blocks = slice(*graph.function_blocks[[first, last]].tolist())
@@ -130,6 +167,7 @@ class _Finder:
             np.bincount(blocks_of[constant], minlength=len(count)),
             address[is_address],
             np.bincount(blocks_of[is_address], minlength=len(count)),
+            np.repeat(_lengths(found, block), is_address.sum(axis=1)),
         )
 
     def _bytes(self, blocks: slice) -> Array:
@@ -140,7 +178,7 @@ class _Finder:
         if self.code is not None:
             sizes = np.diff(graph.block_bytes[blocks.start : blocks.stop + 1])
             data = self.code.linked[expand(self.code.offset(graph.block_address[blocks]), sizes)]
-        return np.concatenate([data, np.zeros(LONGEST + 1, np.uint8)])
+        return np.concatenate([data, np.zeros(LONGEST_INSTRUCTION + 1, np.uint8)])
 
     def _in_program(self, address: Array) -> Array:
         found: Array = (address >= self.low) & (address < self.top)
