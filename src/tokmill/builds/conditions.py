@@ -1,4 +1,4 @@
-"""Conditions on records, COLUMN OP VALUE, and the parts of a batch that they leave."""
+"""Conditions on records (COLUMN OP VALUE), and the selection of records of a batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 def each_value(
     batch: Records, name: str, schema: Schema, function: Callable[[Any], Any]
 ) -> list[Any]:
-    """Return what a function gives for the value of each record; of strings it is asked once."""
+    """Return a function's results for the values of all records; called once for each string."""
     value = batch.columns[name]
     if not isinstance(value, Strings):
         if schema[name].per != "record" or schema[name].width:
@@ -42,13 +42,13 @@ def each_value(
         return found
     except UnicodeDecodeError:
         raise TokmillError(
-            f"a string of the column {name!r} is no UTF-8: the store is damaged",
+            f"a string of the column {name!r} is not UTF-8: the store is damaged",
             hint="`tokmill store validate STORE` finds it",
         ) from None
 
 
 def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Array]:
-    """Return a function (batch, lengths) → bool a record of a `where` text."""
+    """Return the function (batch, lengths) → bool array of a `where` text."""
     match = re.fullmatch(r"\s*(\w+)\s*(==|!=|>=|<=|=|>|<|~)\s*(.*?)\s*", text)
     if not match:
         raise UsageError(f"where: {text!r} is not COLUMN OP VALUE", hint="such as 'length >= 64'")
@@ -79,7 +79,7 @@ def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Arr
         except re.error as error:
             raise UsageError(
                 f"where: {raw!r} is no regular expression: {error}",
-                hint="what follows ~ is a regular expression as of Python's re",
+                hint="after ~ comes a regular expression of Python's `re`",
             ) from None
 
     def one_holds(value: Any) -> bool:

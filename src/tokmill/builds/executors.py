@@ -20,39 +20,39 @@ Report = Callable[[int], None]
 
 
 class Terms(NamedTuple):
-    """On what terms shards are made; nothing of it changes a byte."""
+    """Settings of an executor; none of them changes a byte of the store."""
 
     workers: int = 1
     """Shards at a time, at most."""
     deadline: float | None = None
-    """Monotonic seconds at which each worker commits what is whole."""
+    """Monotonic seconds at which each worker commits its whole records."""
     grace: float = 1.0
-    """Seconds after the deadline at which a worker that has not committed is given up."""
+    """Seconds after the deadline at which workers that have not committed are killed."""
     report: Report | None = None
-    """Told the input bytes of all items that were read to their end, those of shards that are not
-    done yet with them."""
+    """Called with the input bytes of all items that were read completely, including those of
+    unfinished shards."""
     address: str = ""
-    """Of a cluster."""
+    """Address of a cluster."""
     say: Callable[[str], None] = print
-    """Told what a user is to know."""
+    """Called with messages for the user."""
 
 
 class Executor(Protocol):
-    """Makes shards and yields their receipts in whatever order they are done."""
+    """Makes shards and yields their receipts in the order in which they are finished."""
 
     def __init__(self, work: Work, terms: Terms) -> None: ...
 
     def map(self, tasks: Iterable[ShardJob]) -> Made:
-        """Make shards; taking a task from `tasks` is the promise to finish it."""
+        """Make shards; every task that is taken from `tasks` must be finished."""
         ...
 
     def text(self) -> str:
-        """Return what the progress line says of the workers, "" for nothing."""
+        """Return text about the workers for the progress line, or ""."""
         ...
 
 
 def check_executor(amount: Amount) -> None:
-    """Refuse what does not go together, or an executor whose packages are missing.
+    """Refuse contradicting options, and an executor whose packages are missing.
 
     Raises `UsageError`, `MissingExtraError`.
     """
@@ -60,18 +60,18 @@ def check_executor(amount: Amount) -> None:
     if name != "auto":
         plugins.load(plugins.EXECUTORS, name)
     if amount.address and name != "ray":
-        raise UsageError("--address is that of a Ray cluster", hint="--executor ray")
+        raise UsageError("--address is only for a Ray cluster", hint="add --executor ray")
     if name == "here" and amount.workers:
         raise UsageError(
             f"--executor here makes one shard at a time, not {amount.workers}",
             hint="--executor pool, or leave --workers out",
         )
     if name not in ("auto", "here") and amount.workers == 0:
-        raise UsageError(f"--workers 0 is this process, not {name}", hint="--executor here")
+        raise UsageError(f"--workers 0 means this process, not {name}", hint="--executor here")
 
 
 def executor_of(name: str, work: Work, terms: Terms) -> Executor:
-    """Make an executor; `auto` is `pool` for any workers and `here` for none."""
+    """Make an executor; `auto` is `here` for 0 workers, else `pool`."""
     if name == "auto":
         name = "pool" if terms.workers else "here"
     executor: Executor = plugins.load(plugins.EXECUTORS, name)(work, terms)
@@ -102,16 +102,16 @@ class Here:
 
 
 class Pool:
-    """Several spawned processes; they die when this one does, however it dies."""
+    """Several spawned processes; they end when this one ends, in whatever way."""
 
     def __init__(self, work: Work, terms: Terms) -> None:
         self.work, self.terms = work, terms
 
     def map(self, tasks: Iterable[ShardJob]) -> Made:
-        """Make shards, one more than there are workers under way.
+        """Make shards; there is always one more task than workers.
 
-        At the deadline each commits what is whole. One that does not within the time that there
-        is for it, as it is within a long step, is given up.
+        At the deadline each worker commits its whole records. A worker that is still in a long
+        step when the grace is over is killed.
         """
         read = multiprocessing.get_context("spawn").Value("q")
         report, deadline = self.terms.report, self.terms.deadline
@@ -129,14 +129,14 @@ class Pool:
         )
 
     def text(self) -> str:
-        """Return nothing: what the machine does is said of all of them."""
+        """Return nothing: the progress line shows the machine as a whole."""
         return ""
 
 
 def reached(read: Synchronized[int]) -> int:
-    """Return the bytes that workers have counted, without waiting for one that is counting.
+    """Return the bytes that workers have counted, without the lock.
 
-    A worker that was killed while it counted never gives the lock back.
+    A worker that was killed while it held the lock never releases it.
     """
     value: int = read.get_obj().value
     return value

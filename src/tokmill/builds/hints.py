@@ -1,4 +1,4 @@
-"""Hints for inputs of which (nearly) nothing became a record."""
+"""Hints for inputs that gave no record, or very few."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import msgspec
 from tokmill.builds.source import Source
 
 KEYS = ("missing", "type", "json", "too long")
-"""Reasons for which a source looks at its files again, to say what is in them."""
+"""Reasons for which the source reads its files again, to say what they hold."""
 
 
 def hint_of_source(
     kind: type[Source], config: Any, paths: Sequence[str], why: Mapping[str, int]
 ) -> str:
-    """Return what a source has to say of inputs that give (nearly) no record; "" for nothing.
+    """Return the source's hint for inputs that gave no record, or very few; "" if it has none.
 
     Args:
-        kind: class of the source, whose `hints` and `why_nothing` are asked.
+        kind: class of the source, with `hints` and `why_nothing`.
         config: its options.
         paths: the first files.
-        why: reason → records that were left out for it.
+        why: reason → number of records left out.
     """
     reason = max(why, key=lambda reason: why[reason], default="")
     if reason in KEYS:
@@ -33,14 +33,14 @@ def hint_of_source(
 
 
 def hint(kind: type[Source], config: Any, paths: Sequence[str], why: Mapping[str, int]) -> str:
-    """Return what helps where not one record was found: of the source, or else for the reason."""
+    """Return the hint if no record was found: that of the source, or one for the reason."""
     return hint_of_source(kind, config, paths, why) or _for_any(why, msgspec.to_builtins(config))
 
 
 def _for_any(why: Mapping[str, int], options: Mapping[str, Any]) -> str:
     if "utf8" in why and max(why.values()) == why["utf8"]:
         other = ", or --invalid-utf8 replace" * ("invalid_utf8" in options)
-        return f"it is no text in UTF-8: convert it, as with `iconv -f LATIN1 -t UTF-8`{other}"
+        return f"it is not UTF-8: convert it, as with `iconv -f LATIN1 -t UTF-8`{other}"
     if "missing" in why:
         fields = ", ".join(map(repr, options.get("fields", ())))
         return f"no record has one of the fields {fields}: name yours with --field"
@@ -48,8 +48,8 @@ def _for_any(why: Mapping[str, int], options: Mapping[str, Any]) -> str:
         return "is this JSON Lines? Plain text is built with `tokmill build text`"
     if "too long" in why:
         if options.get("record") == "separator":
-            return "records end at the separator, which never comes: --record line takes lines"
-        return "a record has 64 MiB of text at most, and there is no end of one: cut it before"
+            return "the separator that ends records does not occur: --record line reads lines"
+        return "a record has at most 64 MiB of text, and this one has no end: split it before"
     if "too short" in why:
-        return "nothing is as long as was asked for: allow shorter records"
+        return "all records are shorter than was asked for: allow shorter ones"
     return "is it the right kind of input?"

@@ -1,4 +1,4 @@
-"""Each record that a store left out, found by reading its inputs again."""
+"""List each record that is not in a store, by reading its inputs again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tokmill.store.store import Store
 
 
 def each_left_out(store: Store, *, rejected_only: bool = True) -> Iterator[LeftOut]:
-    """Yield each record that was left out, in order of the inputs, by reading these again.
+    """Yield each record that was left out, in the order of the inputs.
 
-    Raises `TokmillError` where an input has changed since the build.
+    Raises `TokmillError` if an input has changed since the build.
     """
     work, tasks = work_of(store.path)
     source = work.source()

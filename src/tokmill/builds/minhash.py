@@ -1,7 +1,8 @@
-"""Near duplicates: MinHash signatures of records, and an index of the records that are kept.
+"""Near duplicates: MinHash signatures of records, and an index of the kept records.
 
-Similarity is that of Jaccard, of the sets of shingles (Broder 1997); a signature keeps 8 bits of
-each minimum (Li and König 2010). Records that share a band of minima are compared by signature.
+The similarity of two records is the Jaccard similarity of their sets of shingles (Broder 1997). A
+signature keeps 8 bits of each minimum (Li and König 2010). Signatures are compared only for records
+that share a band of minima.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from tokmill.store.schema import PHRASE_BIT, Array, Phrases, Records
 
 HASHES = 128
 LOWEST = 0.5
-"""Below this threshold nearly any two records would have to be compared."""
+"""Lowest threshold; below it nearly all pairs of records would have to be compared."""
 MISSED = 0.001
-"""Share of the pairs exactly at the threshold whose bands may all differ."""
+"""Share of the pairs exactly at the threshold that may have no band in common."""
 AT_A_TIME = 1 << 16
-"""Shingles hashed at a time."""
+"""Shingles that are hashed at a time."""
 PAIRS = 1 << 13
-"""Pairs compared at a time: 2 MiB of signatures."""
+"""Pairs that are compared at a time: 2 MiB of signatures."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -32,9 +33,9 @@ _ODD = mix(np.arange(1, HASHES + 1, dtype=np.uint64) * _GOLDEN) | np.uint64(1)
 
 
 def rows_of_a_band(threshold: float) -> int:
-    """Return the most minima a band may have so that all but 0.1 % of the pairs share one.
+    """Return the largest number of minima in a band with which 99.9 % of the pairs share a band.
 
-    Two records of similarity s share a band of r minima among 128 // r with a chance of
+    The probability that two records of similarity s share one of the 128 // r bands of r minima is
     1 - (1 - s^r)^(128 // r). Raises `UsageError` for a threshold below 0.5 or above 1.
     """
     if not LOWEST <= threshold <= 1:
@@ -47,10 +48,10 @@ def rows_of_a_band(threshold: float) -> int:
 
 
 def elements(batch: Records, names: list[str]) -> tuple[Array, Array]:
-    """Return what shingles are made of: a hash a phrase, or a token where there are no phrases.
+    """Return the elements of shingles: a hash of each phrase, or of each token without phrases.
 
-    Returns (hashes uint64, flat; offsets int64, records + 1). Of records with phrases the columns
-    that lie in their table count, of others all of `names`.
+    Returns (hashes uint64, flat; offsets int64, records + 1). With phrases, only the columns in
+    their table are hashed; else all columns `names`.
     """
     phrases = batch.phrases
     if phrases is None:
@@ -69,10 +70,10 @@ def elements(batch: Records, names: list[str]) -> tuple[Array, Array]:
 
 
 def minima(hashes: Array, offsets: Array, shingle: int) -> Array:
-    """Return the least value of each of the 128 hash functions over a record's shingles.
+    """Return the minimum of each of 128 hash functions over a record's shingles.
 
-    A shingle is `shingle` elements that stand side by side; a shorter record is one shingle, and
-    an empty one has none. Returns uint64 (records, 128).
+    A shingle is `shingle` consecutive elements; a shorter record is one shingle, and an empty one
+    has none. Returns uint64 (records, 128).
     """
     lengths = np.diff(offsets)
     place = np.arange(len(hashes)) - np.repeat(offsets[:-1], lengths)
@@ -80,7 +81,7 @@ def minima(hashes: Array, offsets: Array, shingle: int) -> Array:
     shingles = np.zeros(len(hashes), np.uint64)
     for i in range(min(shingle, int(lengths.max(initial=0)))):
         inside = np.flatnonzero(left > i)
-        # A polynomial, so that the order within a shingle counts.
+        # A polynomial, so that the order of the elements matters.
         shingles[inside] = shingles[inside] * _GOLDEN + hashes[inside + i]
     whole = (left >= shingle) | (place == 0)
     shingles = mix(shingles[whole])
@@ -103,8 +104,8 @@ def minima(hashes: Array, offsets: Array, shingle: int) -> Array:
 def equal_bytes(a: Array, b: Array) -> Array:
     """Return how many of the 128 bytes in each row of a and b are equal; a and b are uint8.
 
-    Eight bytes at a time: a byte of the xor is 0 where adding 127 to its low bits does not reach
-    its top bit, which is not set either.
+    It works on eight bytes at a time: a byte of the xor is 0 if its top bit is not set, and is not
+    reached when 127 is added to its low bits.
     """
     xor = a.view(np.uint64) ^ b.view(np.uint64)
     reached = (xor & _LOW_BITS) + _LOW_BITS
@@ -113,24 +114,24 @@ def equal_bytes(a: Array, b: Array) -> Array:
 
 
 class NearIndex:
-    """The records kept so far, in order; tells which of the next ones are near to none of them.
+    """The records kept so far; finds which new records are near to none of them.
 
-    It holds 128 bytes and 8 a band for each record that is kept (256 bytes at 0.9).
+    It holds 128 bytes and 8 bytes a band for each kept record (256 bytes at 0.9).
     """
 
     def __init__(self, threshold: float) -> None:
         self.rows = rows_of_a_band(threshold)
         self.bands = HASHES // self.rows
-        # Two different minima agree in 8 bits once in 256 times.
+        # Two different minima have equal 8 bits once in 256 times.
         self.needed = HASHES * (threshold + (1 - threshold) / 256)
         self.count = 0
         self._signatures = np.zeros((1024, HASHES), np.uint8)
         self._runs: list[Array] = []
 
     def add(self, least: Array) -> Array:
-        """Take records by their `minima`; return which of them are kept (bool).
+        """Add records, given their `minima`; return which of them are kept (bool).
 
-        One stays unless an earlier one that stays is as near as the threshold.
+        A record is kept unless an earlier kept record is at least as near as the threshold.
         """
         signatures = (mix(least) & np.uint64(0xFF)).astype(np.uint8)
         keys = self._keys(least)
@@ -138,17 +139,17 @@ class NearIndex:
         for run in self._runs:
             for mine, _ in self._near(signatures, keys, kept, run, self._signatures):
                 kept[mine] = False
-        # Equal ones share all bands, so that many of them would make very many pairs.
+        # Drop equal records first: they share all bands, and many of them would make many pairs.
         left = np.flatnonzero(kept)
         _, first = np.unique(signatures[left].view(f"V{HASHES}"), return_index=True)
         kept[:] = False
         kept[left[first]] = True
-        self._settle(signatures, keys, kept)
+        self._drop_near(signatures, keys, kept)
         self._keep(signatures[kept], keys[kept])
         return kept
 
     def _keys(self, least: Array) -> Array:
-        """Return 32 bits a band, in the upper half of uint64 (records, bands)."""
+        """Return 32-bit keys of bands, in the upper half of uint64 (records, bands)."""
         banded = least[:, : self.rows * self.bands].reshape(-1, self.bands, self.rows)
         keys = np.broadcast_to(np.arange(self.bands, dtype=np.uint64), banded.shape[:2])
         for i in range(self.rows):
@@ -158,7 +159,7 @@ class NearIndex:
     def _near(
         self, signatures: Array, keys: Array, wanted: Array, run: Array, others: Array
     ) -> Iterator[tuple[Array, Array]]:
-        """Yield near pairs (record, other) of wanted records and those of a sorted run of keys."""
+        """Yield near pairs (record, other) of wanted records and the records of a sorted run."""
         mine = np.flatnonzero(wanted)
         query = keys[mine].reshape(-1)
         order = np.argsort(query)
@@ -179,8 +180,8 @@ class NearIndex:
                 near = equal_bytes(signatures.take(a, 0), others.take(b, 0)) >= self.needed
                 yield a[near], b[near]
 
-    def _settle(self, signatures: Array, keys: Array, kept: Array) -> None:
-        """Drop, among the records that are left of a batch, those near to one that stays."""
+    def _drop_near(self, signatures: Array, keys: Array, kept: Array) -> None:
+        """Drop the records of a batch that are near to an earlier kept record of the batch."""
         run = self._run(keys[kept], np.flatnonzero(kept))
         near = [np.zeros((2, 0), np.int64)]
         for mine, theirs in self._near(signatures, keys, kept, run, signatures):
@@ -194,7 +195,7 @@ class NearIndex:
             decided[gone] = True
             open_ = ~decided[later] & ~(decided[earlier] & ~kept[earlier])
             later, earlier = later[open_], earlier[open_]
-            # Whom no open pair speaks against stays.
+            # A record in no open pair is kept.
             decided[:] = True
             decided[later] = False
 
@@ -207,7 +208,7 @@ class NearIndex:
         self._signatures[self.count : count] = signatures
         self._runs.append(self._run(keys, np.arange(self.count, count)))
         self.count = count
-        # Each run is more than twice the next, so there are few, and a key is moved rarely.
+        # Each run is more than twice as long as the next, so there are few runs and few merges.
         while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
             last = self._runs.pop()
             merged = np.concatenate([self._runs.pop(), last])

@@ -1,4 +1,4 @@
-"""What sources of overlays share: one item, and one shard, for each shard of a finished store."""
+"""Common parts of sources of overlays: one item and one shard for each shard of a store."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tokmill.store.schema import Array, Records, Schema
 from tokmill.store.store import Store
 
 BLOCK = 4096
-"""Records that are handed on at a time."""
+"""Records in a batch."""
 
 
 class OverlaySource(Source):
     """Makes columns for the records of one store, which is its input.
 
-    A shard's item is named by the name and the digest of the shard that it lies beside, so that a
-    store that has grown costs the new shards alone.
+    An item is named by the name and digest of its shard in the store. So after the store has grown,
+    only the new shards are made.
     """
 
     version: ClassVar[int] = 1
@@ -58,7 +58,7 @@ class OverlaySource(Source):
         return overlay_path(open_base(inputs).path, cls.name_of(config))
 
     def item(self, number: int, more: str = "") -> Item:
-        """Return the item of a shard, which stands alone; `more` is added to its name."""
+        """Return the item of a shard; `more` is added to its name."""
         entry = self.base.shards[number]
         path = self.base.shard_file(number).absolute()
         with machine_errors("read", path):
@@ -67,29 +67,29 @@ class OverlaySource(Source):
         return Item(name, str(path), 0, entry.bytes, digest, alone=True)
 
     def place(self, item: Item) -> tuple[int, str]:
-        """Return the number of the shard that an item stands for, and what its name has more."""
+        """Return the number of an item's shard, and the part `more` of its name."""
         *identity, more = [*item.name.split("/"), ""][:3]
         place = self._places.get("/".join(identity))
         if place is None:
             raise TokmillError(
                 "the store has changed since the build was planned",
                 where=str(self.base.path),
-                hint="run the same command again: it takes the store as it is now",
+                hint="run the same command again: it uses the store as it is now",
             )
         return place, more
 
     def check_columns(self, hint: str) -> None:
-        """Refuse columns that the store has itself."""
+        """Refuse columns that the store has already."""
         for column in self.schema:
             if column in self.base.schema:
                 raise UsageError(
-                    f"the store has a column {column!r} itself",
+                    f"the store has a column {column!r} already",
                     where=str(self.base.path),
                     hint=hint,
                 )
 
     def records(self, number: int, values: Mapping[str, Array]) -> Iterator[Records]:
-        """Yield the columns of a shard, flat or (n, width), as its records, a block at a time."""
+        """Yield the columns of a shard, flat or (n, width), as records, a block at a time."""
         offsets = self.base.shard(number)["offsets"].astype(np.int64)
         for start in range(0, len(offsets) - 1, BLOCK):
             stop = min(start + BLOCK, len(offsets) - 1)
@@ -107,11 +107,11 @@ class OverlaySource(Source):
 
 
 def open_base(inputs: Sequence[str]) -> Store:
-    """Open the one store that an overlay is made for; it must be finished."""
+    """Open the store for which an overlay is made; it must be finished."""
     if len(inputs) != 1:
         raise UsageError(
             f"an overlay belongs to one store, not to {len(inputs) or 'none'}",
-            hint="name the store that gets the columns",
+            hint="name the one store that gets the columns",
         )
     store = Store(Path(inputs[0]))
     if store.partial:
@@ -124,11 +124,11 @@ def open_base(inputs: Sequence[str]) -> Store:
         raise UsageError(
             "this is an overlay itself",
             where=str(store.path),
-            hint=f"name the store that it lies over: {store.path.parent.parent}",
+            hint=f"name the store to which it belongs: {store.path.parent.parent}",
         )
     return store
 
 
 def shard_identity(entry: ShardEntry) -> str:
-    """Return what tells a shard of a store from what it may become: its name and a digest."""
+    """Return name and digest of a shard, which change when its content changes."""
     return f"{entry.name}/{entry.sha256[:24]}"

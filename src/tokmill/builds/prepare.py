@@ -1,4 +1,4 @@
-"""What is to be built and how: a recipe, and the plan that follows from it."""
+"""The recipe of a build, and the plan that follows from it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tokmill.store.references import written_in
 
 
 class BuildRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What to build: a source, its inputs and its options."""
+    """What to build: source, inputs, options."""
 
     source: str
     inputs: tuple[str, ...] = ()
     out: str = ""
     tokenizer: str | None = None
-    """Tokenizer of text sources; for imported token files the one that made them, if known."""
+    """Tokenizer of text sources; for imported token files, the one that made them, if known."""
     roles: dict[str, str] = {}
-    """Role → special token, where the names do not say it."""
+    """Role → special token, if the names of the tokens do not show it."""
     options: dict[str, Any] = {}
     """The source's own keys (`tokmill recipe schema KIND`)."""
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):
-    """How to build: nothing of this changes a byte of the store."""
+    """How to build; no field changes a byte of the store."""
 
     amount: Amount = Amount()
     part: tuple[int, int] | None = None
@@ -46,7 +46,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A build that is planned but not begun."""
+    """A planned build that has not begun."""
 
     recipe: BuildRecipe
     config: msgspec.Struct
@@ -63,7 +63,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def folder_of(chosen: BuildRecipe) -> Path:
-    """Return the folder that a build writes to: the named one; an overlay lies in its store."""
+    """Return the folder of a build: the named one, or for an overlay a folder in its store."""
     kind = plugins.load(plugins.SOURCES, chosen.source)
     if not kind.is_overlay:
         if not chosen.out:
@@ -71,7 +71,7 @@ def folder_of(chosen: BuildRecipe) -> Path:
         return Path(chosen.out)
     if chosen.out:
         raise UsageError(
-            "an overlay has its place in its store", hint="leave -o out: --name names it"
+            "an overlay lies in its store", hint="leave -o out; --name chooses its name"
         )
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
     folder: Path = kind.folder(config, chosen.inputs)
@@ -79,7 +79,7 @@ def folder_of(chosen: BuildRecipe) -> Path:
 
 
 def prepare(chosen: BuildRecipe, format: int = FORMAT) -> Prepared:
-    """Read the options, freeze the vocabularies and plan; writes nothing."""
+    """Check the options, make the vocabularies and the plan; nothing is written."""
     kind = plugins.load(plugins.SOURCES, chosen.source)
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
     request = Request(inputs=chosen.inputs, tokenizer=chosen.tokenizer, roles=chosen.roles)

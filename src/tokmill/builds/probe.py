@@ -1,4 +1,4 @@
-"""The probe of a store is taken by whoever makes its shards, and compared by all who come later."""
+"""The probe of a store: the first build of its shards writes it, all later ones compare with it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tokmill.store.seal import sealed
 
 PROBE_LOCK = "vocab/.probe.lock"
 HINT = (
-    "go on with the packages or the --engine with which the store was begun; what they are now "
-    "can build a new store, or this one anew: --fresh"
+    "use the packages or the --engine with which the store was begun; or build a new store, or "
+    "this one anew with --fresh"
 )
 
 
 def settle_probe(source: Source, store: Path) -> None:
-    """Compare what an engine gives with what it gave when a store was begun, or write it down.
+    """Compare the ids of known texts with those of the store's probe; write a missing probe.
 
-    Raises `TokmillError` where it gives other ids.
+    Raises `TokmillError` if the engine gives other ids.
     """
     now = source.probe(())
     if now is None:
@@ -53,11 +53,11 @@ def settle_probe(source: Source, store: Path) -> None:
 
 
 def mend_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
-    """Take the probe of a store again where it is damaged or lost; say whether it was written.
+    """Write the probe of a store again if it is damaged or lost; say whether it was written.
 
-    `make` makes the source, where it is needed.
+    `make` makes the source, if it is needed.
 
-    Raises `TokmillError` where the manifest says that it was another one.
+    Raises `TokmillError` if the new probe has another digest than the manifest states.
     """
     kind = plugins.load(plugins.SOURCES, plan.recipe["source"])
     if plan.format == 1 or kind.probe is Source.probe:

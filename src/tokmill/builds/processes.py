@@ -1,4 +1,4 @@
-"""A function applied to many things in spawned processes that end with this one."""
+"""Apply a function to many tasks in spawned processes that end with this one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 10.0
-"""Seconds after the deadline that a first result is waited for."""
+"""Seconds after the deadline to wait for a first result."""
 EVERY = 1.0
-"""Seconds between two looks at what goes on."""
+"""Seconds between two calls of `tick`."""
 
 
 def in_processes(
@@ -39,13 +39,13 @@ def in_processes(
     patience: float = PATIENCE,
     tick: Callable[[], None] | None = None,
 ) -> Iterator[tuple[T, R]]:
-    """Yield each task and what `function` makes of it, in whatever order they are done.
+    """Yield each task and its result, in the order in which they are finished.
 
-    One more task than there are workers is under way; taking one from `tasks` is the promise to
-    finish it. `start` prepares a process with `argument`. At `deadline` (monotonic seconds) tasks
-    under way are given up, `patience` seconds later where none is finished. `tick` is called once a
-    second. Processes die when this one does, however it dies. A worker that is killed is a
-    `MachineError` with `hint`.
+    There is always one more task than workers; every task taken from `tasks` must be finished.
+    `start` prepares a process with `argument`. At `deadline` (monotonic seconds) unfinished tasks
+    are given up; if no task is finished yet, `patience` seconds later. `tick` is called once a
+    second. The processes end when this one ends, in whatever way. If a worker is killed, a
+    `MachineError` with `hint` is raised.
     """
     waiting = iter(tasks)
     pool = ProcessPoolExecutor(
@@ -69,7 +69,7 @@ def in_processes(
                 break
             left = math.inf
             if deadline is not None:
-                # Processes that have only begun get some time to have one result at all.
+                # Processes that have just started get time for at least one result.
                 until = deadline if finished else deadline + patience
                 left = max(0.0, until - time.monotonic())
             pause = min(left, EVERY)
@@ -85,14 +85,14 @@ def in_processes(
     except BrokenProcessPool:
         raise MachineError("a worker process was killed", hint=hint) from None
     finally:
-        # Whatever is finished is committed, and an idle worker has nothing to say goodbye to.
+        # Finished tasks are committed, so workers can simply be killed.
         _kill(pool)
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    # A process that is started inherits this, so that Ctrl-C finds none that is not ready for it.
+    # A new process inherits the blocked signals, so Ctrl-C cannot hit it before it is ready.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -101,7 +101,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _begin(start: Callable[[Any], None] | None, argument: Any) -> None:
-    # The terminal sends Ctrl-C to the whole group; the parent alone decides what it means.
+    # The terminal sends Ctrl-C to the whole group, but only the parent handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -1,7 +1,7 @@
-"""Shards as tasks of a Ray cluster, on a file system that all of its nodes see.
+"""Make shards as tasks of a Ray cluster, with a file system that all nodes share.
 
-What is lost with a worker or a node is the shards that they had in hand; others make them again.
-Any two writers of a shard write the same bytes, so one that was given up does no harm.
+When a worker or a node is lost, others make its unfinished shards again. Two writers of a shard
+write the same bytes, so a worker that was given up does no harm.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from tokmill.store.manifest import Receipt
 from tokmill.version import __version__
 
 TRIES = 3
-"""Times that a shard is made before the build ends, as it may be what kills its workers."""
+"""Lost workers with the same shard after which the build ends: the shard may be the reason."""
 TICK = 1.0
-"""Seconds between two looks at the cluster."""
+"""Seconds between two checks of the cluster."""
 TELL = 0.5
 """Seconds between two messages of a worker about what it has read."""
 ANSWER = 5.0
-"""Seconds in which a cluster must take a connection."""
-LOOK = 120.0
-"""Seconds in which every node must have looked at the folders."""
+"""Seconds in which a cluster must accept a connection."""
+CHECK = 120.0
+"""Seconds in which every node must have checked the folders."""
 END = 10.0
-"""Seconds that are waited for workers that were told to end."""
+"""Seconds to wait for workers that were told to end."""
 OBJECTS = 80 << 20
-"""Bytes of Ray's object store, where it is started here: only receipts go through it."""
+"""Bytes of the object store of a Ray that is started here; only receipts go through it."""
 LOST = (
     ray.exceptions.WorkerCrashedError,
     ray.exceptions.NodeDiedError,
@@ -53,11 +53,11 @@ LOST = (
     ray.exceptions.LocalRayletDiedError,
     ray.exceptions.ObjectLostError,
 )
-"""What a task ends with when its worker or its node is gone."""
+"""Errors of a task whose worker or node is gone."""
 
 
 class Shared(NamedTuple):
-    """What every node must see: a file in the store's folder, and the inputs."""
+    """What every node must see: the file `proof` in the store's folder, and the inputs."""
 
     proof: str
     content: str
@@ -130,7 +130,7 @@ class RayExecutor:
     def _room(self) -> int:
         """Return how many shards may be under way: one a core, and one waiting for each node."""
         cores = _cores(self._nodes)
-        # With no node left, one task waits for another to come.
+        # With no node left, one task waits for a node to join.
         return min(self.terms.workers, max(1, cores + len(self._nodes)))
 
     def _seconds_left(self) -> float:
@@ -161,10 +161,10 @@ class RayExecutor:
         return tries + 1
 
     def _end(self) -> None:
-        """End what still runs, so that nothing writes when the build has returned.
+        """End all running tasks, so that nothing is written after the build has returned.
 
-        Not by `ray.cancel`, with which Ray 2.60 now and then ends this process too: it finds a
-        task done that it holds for cancelled.
+        `ray.cancel` is not used: with it, Ray 2.60 sometimes ends this process too, when a task
+        that it counts as cancelled has finished.
         """
         with contextlib.suppress(ray.exceptions.RayError):
             working = ray.get(self._board.stop.remote(), timeout=END) if self._running else {}
@@ -179,19 +179,19 @@ class RayExecutor:
 
 
 class Board:
-    """Runs beside the build: what all workers have read, and the time that is left."""
+    """An actor beside the build: bytes that all workers have read, and the time that is left."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
         self.read: dict[str, int] = {}
         self.working: dict[str, tuple[str, int]] = {}
-        """Shard → node and process that make it."""
+        """Shard → (node, process) that make it."""
         self.stopped = False
 
     def begin(self, shard: str, node: str, pid: int) -> float | None:
-        """Begin a shard, maybe not for the first time; return the seconds until the deadline.
+        """Begin a shard, perhaps again; return the seconds until the deadline.
 
-        Clocks of two machines cannot be compared.
+        Seconds, as the clocks of two machines cannot be compared.
         """
         if self.stopped:
             raise RuntimeError("the build has ended")
@@ -200,15 +200,15 @@ class Board:
         return None if self.deadline is None else self.deadline - time.monotonic()
 
     def reach(self, shard: str, read: int) -> None:
-        """Take the bytes that have been read of a shard's items."""
+        """Note the bytes that have been read of a shard's items."""
         self.read[shard] = read
 
     def done(self, shard: str) -> None:
-        """Take note that a shard is no longer made."""
+        """Note that a shard is no longer being made."""
         self.working.pop(shard, None)
 
     def stop(self) -> dict[str, list[int]]:
-        """Let no shard begin any more; return the processes that make some, by node."""
+        """Refuse to begin any more shards; return node → processes that are making one."""
         self.stopped = True
         found: dict[str, list[int]] = {}
         for node, pid in self.working.values():
@@ -216,12 +216,12 @@ class Board:
         return found
 
     def total(self) -> int:
-        """Return the bytes that have been read of all."""
+        """Return the bytes that have been read of all shards."""
         return sum(self.read.values())
 
 
 class _Count:
-    """Tells the board what this process has read of a shard, now and then."""
+    """Reports to the board how much of a shard this process has read, every `TELL` seconds."""
 
     def __init__(self) -> None:
         self.board: Any = None
@@ -247,7 +247,7 @@ class _Count:
 
 _count = _Count()
 _begun = ""
-"""The content of the proof of the build that this process works for."""
+"""The content of the proof file of the build for which this process works."""
 
 
 def make_on_node(given: tuple[Work, Shared], board: Any, task: ShardJob) -> list[Receipt]:
@@ -255,7 +255,7 @@ def make_on_node(given: tuple[Work, Shared], board: Any, task: ShardJob) -> list
     global _begun
     work, shared = given
     if _begun != shared.content:
-        # A node may have come after all others were looked at.
+        # A node may have joined after the others were checked.
         if problem := problem_here(shared):
             raise _refused(ray.util.get_node_ip_address(), problem, shared)
         gc.set_threshold(200_000, 50, 50)
@@ -273,13 +273,13 @@ def end_workers(pids: list[int]) -> None:
     """Kill workers on this node."""
     for pid in pids:
         with contextlib.suppress(OSError):
-            # It may have ended meanwhile, and its number may be another's.
+            # It may have ended meanwhile, and another process may have its number.
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
                 os.kill(pid, signal.SIGKILL)
 
 
 def problem_here(shared: Shared) -> str:
-    """Return what keeps this machine from working for a build, "" for nothing."""
+    """Return why this machine cannot work for a build, or ""."""
     if shared.version != __version__:
         return f"has tokmill {__version__}, not {shared.version}"
     proof = Path(shared.proof)
@@ -312,7 +312,7 @@ def _refused(node: str, problem: str, shared: Shared) -> MachineError:
 
 @contextlib.contextmanager
 def _proof(work: Work) -> Iterator[Shared]:
-    """Write a file that all nodes must see, for as long as the build runs."""
+    """Write a file that all nodes must see, and remove it after the build."""
     content = secrets.token_hex(16)
     path = private_path(Path(work.store) / "cluster")
     write_file(path, content.encode())
@@ -324,30 +324,30 @@ def _proof(work: Work) -> Iterator[Shared]:
 
 
 def _check_nodes(nodes: list[dict[str, Any]], shared: Shared) -> None:
-    """Let every node look at the folders; raise `MachineError` for the first that sees others."""
-    look = ray.remote(num_cpus=0, max_retries=0)(problem_here)
+    """Check the folders on every node; raise `MachineError` for the first node with a problem."""
+    check = ray.remote(num_cpus=0, max_retries=0)(problem_here)
     asked = {}
     for node in nodes:
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        asked[look.options(scheduling_strategy=there).remote(shared)] = node
-    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK)
+        asked[check.options(scheduling_strategy=there).remote(shared)] = node
+    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=CHECK)
     for answer in done:
         try:
             problem = ray.get(answer)
         except ray.exceptions.RayTaskError as error:
-            # What it cannot import, most often.
+            # Most often an import that fails.
             problem = f"cannot run tokmill: {error.cause}"
         except (*LOST, ray.exceptions.TaskUnschedulableError):
             continue
         if problem:
             raise _refused(_name(asked[answer]), problem, shared)
     if late:
-        raise _refused(_name(asked[late[0]]), f"has not answered for {LOOK:.0f} seconds", shared)
+        raise _refused(_name(asked[late[0]]), f"has not answered for {CHECK:.0f} seconds", shared)
 
 
 @contextlib.contextmanager
 def _cluster(terms: Terms) -> Iterator[None]:
-    """Connect to a cluster, or start Ray on this machine where none is named."""
+    """Connect to a cluster, or start Ray on this machine if none is named."""
     if ray.is_initialized():
         yield
         return
@@ -384,7 +384,7 @@ def _connect(address: str) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Keep what SIGTERM does, as Ray puts a handler of its own."""
+    """Keep the handler of SIGTERM, as Ray installs its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -396,7 +396,7 @@ def _signals_kept() -> Iterator[None]:
 
 
 def _check_address(address: str) -> None:
-    """Raise `UsageError` for what is no HOST:PORT, `MachineError` where nothing answers."""
+    """Raise `UsageError` unless it is HOST:PORT, `MachineError` if nothing answers there."""
     if address in ("", "auto", "local"):
         return
     host, _, port = address.rpartition(":")

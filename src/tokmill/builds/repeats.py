@@ -1,4 +1,4 @@
-"""Which records repeat an earlier one: equal, or near to one that stays. A pass over all inputs."""
+"""Find records that repeat an earlier one: equal to it, or near to a kept one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EQUAL, NEAR, LEFT_OUT = 1, 2, 3
 REPEATS = {EQUAL: "duplicate", NEAR: "near duplicate"}
 BATCH_RECORDS, BATCH_TOKENS = 1024, 1 << 20
 Keep = Callable[[Records], Array]
-"""Which records of a batch are looked at (bool)."""
+"""Returns which records of a batch are compared (bool)."""
 
 
 def batches(store: Store, place: int) -> Iterator[tuple[int, Records]]:
@@ -39,12 +39,11 @@ def batches(store: Store, place: int) -> Iterator[tuple[int, Records]]:
 def find_repeats(
     stores: Sequence[Store], keep: Keep, equal: bool, near: float, shingle: int
 ) -> Array:
-    """Return a uint8 a record of all stores, in order: EQUAL, NEAR, LEFT_OUT or 0.
+    """Return a uint8 for each record of all stores, in order: EQUAL, NEAR, LEFT_OUT or 0.
 
-    With `equal` a record is EQUAL to the first with its tokens; with `near` above 0 it is NEAR if
-    its similarity to one that stays reaches that. Only records that `keep` takes are compared. Of
-    each record 1 byte is held; 16 while equal ones are looked for; and for each that is not near
-    to an earlier one, what `NearIndex` holds.
+    With `equal`, a record is EQUAL if an earlier one has the same tokens. With `near` above 0, it
+    is NEAR if its similarity to an earlier kept one is at least that. Only the records that `keep`
+    selects are compared. Memory: 1 byte a record, 16 bytes more with `equal`, and `NearIndex`.
     """
     names = token_names(stores[0])
     index = NearIndex(near) if near else None
@@ -69,9 +68,10 @@ def find_repeats(
 
 
 def shared(folder: Path, key: str, count: int, find: Callable[[], Array]) -> Array:
-    """Return what `find` does, `count` uint8, found once by all processes that share a folder.
+    """Return the result of `find` (`count` uint8), computed by one of the processes of a build.
 
-    The file's name is the key, and its head a digest: it may be removed or damaged at any time.
+    The others read it from a file in `folder`, named by the key. The file begins with a digest, as
+    it may be removed or damaged at any time.
     """
     path = folder / f"repeats-{key}"
     try:

@@ -1,4 +1,4 @@
-"""Workers and block sizes from presets and a memory budget. Never changes a byte."""
+"""Workers and block sizes from presets and a memory budget; they never change a byte of a store."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ TIMES = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 PARENT_BYTES = 120 << 20
 WORKER_BYTES = 260 << 20
-"""Measured (benchmarks/RESULTS.md): what the parent and one worker hold on text, rounded up."""
+"""Memory of the parent and of one worker for text, measured (benchmarks/RESULTS.md), rounded up."""
 
 
 class Amount(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of the machine a build may take."""
+    """The part of the machine that a build may use."""
 
     workers: int | None = None
-    """Processes; 0: in this one; None: as the preset says."""
+    """Number of processes; 0: only this one; None: chosen by the preset."""
     preset: Literal["memory", "balanced", "speed"] = "balanced"
     memory: int | None = None
-    """Bytes that the build and its workers may hold together."""
+    """Bytes that the build and its workers may use together."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     executor: str = "auto"
-    """Where shards are made (`plugins.EXECUTORS`); `auto`: `pool`, or `here` for no workers."""
+    """Where shards are made (`plugins.EXECUTORS`); `auto`: `pool`, or `here` for 0 workers."""
     address: str = ""
-    """Of the Ray cluster, `auto` for the one of this machine; "": RAY_ADDRESS, or a new one."""
+    """Address of the Ray cluster; `auto`: that of this machine; "": RAY_ADDRESS, or a new one."""
     own_process: bool = False
-    """Whether the process was started for this build (the command, not a library call)."""
+    """Whether the process runs only this build (the command, not a library call)."""
 
     def resources(self) -> Resources:
         """Return the block size and engine of one process."""
@@ -44,9 +44,9 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
-    """Return (workers, resources) for so many shards; 0 workers means in this process.
+    """Return (workers, resources) for a number of shards; 0 workers: in this process.
 
-    Raises `UsageError` when a memory budget is too small for one worker.
+    Raises `UsageError` if the memory is too small for one worker.
     """
     resources = amount.resources()
     cores = len(os.sched_getaffinity(0))
@@ -54,7 +54,7 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
     if amount.executor == "here":
         workers = 0
     elif workers is None and amount.executor == "ray":
-        # The cluster says how many cores it has; here it is not asked yet.
+        # The executor limits this by the cores of the cluster.
         workers = shards
     elif workers is None and amount.executor == "pool":
         workers = 1 if amount.preset == "memory" else cores
@@ -71,7 +71,7 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
         least = 0 if amount.executor in ("auto", "here") else 1
         workers = min(workers, fitting) if fitting > 1 else min(workers, least)
         resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
-    # Workers share the cores already; alone, the encoder may use all of them.
+    # Several workers use all cores anyway; without workers the encoder may use threads.
     return workers, msgspec.structs.replace(
         resources, threads=workers == 0, own_process=amount.own_process or workers > 0
     )

@@ -1,4 +1,4 @@
-"""What of a shard's records was left out: counted by reason, rejects kept as runs."""
+"""Records of a shard that were left out: counted by reason; rejects are listed as runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tokmill.store.manifest import Rejects
 from tokmill.store.schema import Array, Drops, Records
 
 MOST = 4096
-"""Runs of rejects that a receipt holds."""
+"""Runs of rejects that a receipt lists."""
 
 
 class Runs:
-    """Gathers what the batches of a shard leave out, however many it is.
+    """Collects the records that the batches of a shard leave out.
 
-    Rejects make a run where one follows the other with no record between them that was kept or
-    skipped, and for the same reason; with `joins` off each stands alone (addresses of programs are
-    no sequence). What is gathered does not depend on how records fall into batches.
+    Consecutive rejects with the same reason make a run, if no kept or skipped record lies between
+    them. With `joins` off, each reject is a run of its own (addresses in programs form no
+    sequence). The result does not depend on how records are divided into batches.
     """
 
     def __init__(self, joins: bool) -> None:
@@ -30,10 +30,10 @@ class Runs:
         self.listed: list[Rejects] = []
         self.unlisted: tuple[int, int, int, int] | UnsetType = UNSET
         self._last: tuple[int, str] | None = None
-        """Item and reason of the run that the next reject may belong to."""
+        """Item and reason of the last run, if the next reject may continue it."""
 
     def add(self, item: int, batch: Records) -> tuple[int, int]:
-        """Take what a batch of an item left out; return how many were (skipped, rejected)."""
+        """Add the left-out records of a batch; return the number of (skipped, rejected) ones."""
         skipped: Counter[str] = Counter(batch.skipped)
         bad: dict[str, list[Array]] = {}
         others = [batch.starts]
@@ -82,7 +82,7 @@ class Runs:
         return len(places)
 
     def _extend(self, item: int, place: int, count: int) -> None:
-        """Let the last run go on to a place."""
+        """Extend the last run up to a place."""
         if self.unlisted is not UNSET:
             self.unlisted = (*self.unlisted[:2], item, place)
             return

@@ -1,4 +1,4 @@
-"""The files of the INPUT arguments: which are read, and what of their folders is left out."""
+"""Find the files of the INPUT arguments, and count what is not read in folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokmill.progress import human_count
 from tokmill.store.marks import kind_of
 
 SHOWN = 8
-"""Kinds of files that are told one by one."""
+"""Kinds of files that a message lists."""
 NOT_TEXT = "not text: "
 NO_SUFFIX = "no suffix"
 NOT_CHOSEN = "file that --glob does not name"
@@ -34,25 +34,25 @@ PLURALS = {
     "loop of links": "loops of links",
     "pipe, socket or device": "pipes, sockets or devices",
 }
-"""Reason → the reason for several, where it does not end in s alone."""
+"""Reason → its plural, if that is not formed with s."""
 
 
 OWN: ContextVar[str] = ContextVar("OWN", default="")
-"""The folder that is being built, absolute: it is no input, whether it is there yet or not."""
+"""The folder of the build, absolute: it is never an input, even if it lies in an input folder."""
 
 
 class FolderOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which files of a folder are read; files that are named are read whatever they are called."""
+    """Which files of a folder are read. A file that is named itself is always read."""
 
     suffix: tuple[str, ...] = ()
-    """Of folders read the files with this suffix, such as .py, and no others. May be repeated."""
+    """In folders, read only files with this suffix, such as .py. May be repeated."""
     glob: tuple[str, ...] = ()
-    """Of folders read the files that fit this pattern, such as 'src/**/*.py' or '*.md'; with `!`
-    before it those that do not. May be repeated."""
+    """In folders, read only files that match this pattern, such as 'src/**/*.py' or '*.md'; with
+    `!` before it, only those that do not match. May be repeated."""
 
 
 CHOICE = tuple(FolderOptions.__struct_fields__)
-"""Options that decide which files a plan lists, and nothing else: they stand in no identity."""
+"""Options that only decide which files a plan lists; they are part of no identity."""
 
 
 class InputFile(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class InputFile(msgspec.Struct, frozen=True):
 
 
 class Inputs(NamedTuple):
-    """What was found: the files, by name, and reason → number of what is in the folders beside."""
+    """The files, ordered by name, and reason → number of files and folders that are not read."""
 
     files: list[InputFile]
     left_out: dict[str, int]
@@ -73,14 +73,14 @@ class Inputs(NamedTuple):
 
 class _Entry(NamedTuple):
     name: str
-    """Path below the argument; of a file that was named its own name."""
+    """Path below the argument; for a file that was named itself, its name."""
     path: Path
     argument: str
     named: bool
 
 
 Fits = Callable[[Path, bytes], str]
-"""Says of a path and the first 4 KiB why the file is not read; "" if it is."""
+"""Returns, from the path and the first 4 KiB, why a file is not read; "" if it is read."""
 
 
 def find_files(
@@ -91,18 +91,18 @@ def find_files(
     *,
     none_is_fine: bool = False,
 ) -> Inputs:
-    """Return the files of the INPUT arguments, ordered by name, and what was left out.
+    """Return the files of the INPUT arguments, ordered by name, and counts of what is not read.
 
-    A file is taken whatever it is. Of a folder, at any depth, those are taken whose name ends in
-    one of `suffixes` in small or large letters (none: any) and which `fits` takes; or, where
-    `choice` has a `suffix` or a `glob`, those that these say. Hidden files, stores and runs, and
-    links to folders are not. The name is the path below the argument, and more of the path where
-    two would have one name.
+    A file that is named is always read. In a folder, at any depth, the files are read whose name
+    ends in one of `suffixes` in upper or lower case (none: any) and which `fits` accepts; or, if
+    `choice` has a `suffix` or `glob`, the files that these select. Hidden files, stores, runs and
+    links to folders are not read. A file's name is its path below the argument, or more of the path
+    if two files would have the same name.
 
     Raises:
-        UsageError: no input is named, or a pattern is none.
+        UsageError: no input is named, or a pattern is invalid.
         TokmillError: an input is missing, or nothing in a folder fits (unless `none_is_fine`).
-        MachineError: a folder or a file may not be read: it would be missing without a word.
+        MachineError: there is no permission to read a folder or a file.
     """
     if not inputs:
         raise UsageError("no input was named", hint="give files or folders")
@@ -138,7 +138,7 @@ def find_files(
 
 
 def in_order(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return counts, the largest first."""
+    """Return counts, largest first."""
     return dict(sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
 
 
@@ -161,7 +161,7 @@ def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) ->
         raise TokmillError(
             "is neither a file nor a folder (a pipe or a device?)",
             where=argument,
-            hint="write it to a file first: inputs are read more than once",
+            hint="write its content to a file first: inputs are read more than once",
         )
 
 
@@ -173,7 +173,7 @@ def _mode(path: Path) -> int | None:
 
 
 def _below(root: Path, left: Counter[str]) -> Iterator[Path]:
-    """Yield the files below a folder, in no order, and count what is none."""
+    """Yield the files below a folder, in no order, and count everything else."""
 
     def refuse(error: OSError) -> None:
         raise machine_error("list", error.filename or root, error)
@@ -216,7 +216,7 @@ def _no_file(path: Path) -> str:
 
 
 def suffix_of(name: str) -> str:
-    """Return what files are counted by: `.md`, `.txt.gz`, or "no suffix"."""
+    """Return the suffix by which a file is counted: `.md`, `.txt.gz`, or "no suffix"."""
     found = [suffix.lower() for suffix in Path(name).suffixes]
     if not found or len(found[-1]) > 12 or not found[-1][1:].isprintable():
         return NO_SUFFIX
@@ -224,7 +224,7 @@ def suffix_of(name: str) -> str:
 
 
 def _chooser(options: FolderOptions, suffixes: Sequence[str]) -> Callable[[str], str]:
-    """Return what says of the name of a file in a folder why it is not read ("": it is)."""
+    """Return a function: name of a file in a folder → why it is not read ("": it is read)."""
     given = [text if text.startswith(".") else f".{text}" for text in options.suffix]
     endings = tuple(suffix.lower() for suffix in (given or suffixes))
     wanted = [_pattern(text) for text in options.glob if not text.startswith("!")]
@@ -243,7 +243,9 @@ def _chooser(options: FolderOptions, suffixes: Sequence[str]) -> Callable[[str],
 
 
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return a pattern of paths: `*` stays in a folder, `**/` is any depth; no `/`: any folder."""
+    """Return a glob as a regular expression: `*` matches no `/`, `**/` any depth; a glob without
+    `/` matches in any folder.
+    """
     if not text:
         raise UsageError("--glob is empty", hint="such as --glob 'src/**/*.py'")
     text = text.removeprefix("./").removeprefix("/")
@@ -275,7 +277,7 @@ def _distinct(names: Mapping[str, str]) -> dict[str, str]:
     depth = {place: len(Path(name).parts) for place, name in names.items()}
 
     def name(place: str) -> str:
-        # Names stand in files of JSON, which hold text alone.
+        # Names are written to JSON files, so they must be valid text.
         joined = "/".join(parts[place][-depth[place] :]).lstrip("/")
         return joined.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
@@ -294,7 +296,7 @@ def _distinct(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def in_words(left_out: Mapping[str, int], most: int = SHOWN) -> str:
-    """Return what was left out of folders as one line, the most frequent kinds first."""
+    """Return the counts of what was not read as one line, the most frequent kinds first."""
     told: list[str] = []
     suffixes, texts = [], []
     for why, count in in_order(left_out).items():
@@ -321,7 +323,7 @@ def _some(parts: list[str], most: int) -> str:
 
 
 def how_to_read(left_out: Mapping[str, int]) -> str:
-    """Return how to read what was left out by its suffix; "" where nothing was."""
+    """Return how to read files that were left out for their suffix; "" if there were none."""
     kinds = [why for why in in_order(left_out) if why.startswith(".")]
     return f"--suffix {kinds[0]} reads such files" if kinds else ""
 

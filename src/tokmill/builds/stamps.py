@@ -1,8 +1,8 @@
-"""Whether input files are still those that were read, where their sampled digests are equal.
+"""Find input files that changed although their sampled digests are the same.
 
-A store keeps size, times and inode of each file in `cache/stamps.jsonl`: a hint that is part of no
-identity, and may be lost. Where it differs, the file is read again, and its content compared with
-the digests in the receipts.
+A store keeps size, times and inode of each file in `cache/stamps.jsonl`. These stamps are a hint:
+they are part of no identity, and may be lost. If a stamp differs, the file is read again and
+compared with the digests in the receipts.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from tokmill.store.store import read_receipts
 
 FILE = "cache/stamps.jsonl"
 DOUBTED = (-1,)
-"""The stamp of a file that is known to have changed, though nothing shows it."""
+"""The stamp of a file that is known to have changed."""
 
 Stamp = tuple[int, ...]
-"""What `stamp` gives; stores of earlier versions keep its first three numbers alone."""
+"""A result of `stamp`; stores of earlier versions keep only its first three numbers."""
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):
@@ -70,7 +70,7 @@ def stamps_of(planned: Iterable[PlannedItem]) -> dict[str, Stamp]:
 
 
 def read_stamps(store: Path) -> dict[str, Stamp]:
-    """Return the stamps that a store keeps; none where they are lost or damaged."""
+    """Return the stamps of a store; none if they are lost or damaged."""
     try:
         lines = msgspec.json.Decoder(_Line).decode_lines((store / FILE).read_bytes())
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -79,17 +79,17 @@ def read_stamps(store: Path) -> dict[str, Stamp]:
 
 
 def write_stamps(store: Path, stamps: Mapping[str, Stamp]) -> None:
-    """Keep stamps, unless they are there already."""
+    """Write the stamps of a store if they have changed."""
     if read_stamps(store) != stamps:
         lines = [_Line(path_to_text(path), found) for path, found in stamps.items()]
-        # A hint: where it cannot be kept, whatever stands in its way, a build does without.
+        # Only a hint: if it cannot be written, the build goes on without.
         with contextlib.suppress(MachineError):
             make_folder((store / FILE).parent)
             write_file(store / FILE, msgspec.json.Encoder().encode_lines(lines))
 
 
 def doubt(store: Path, planned: Iterable[PlannedItem]) -> None:
-    """Keep in mind that files are not what was read, so that the next build reads them again."""
+    """Mark files as changed, so that the next build reads them again."""
     stamps = read_stamps(store)
     for item in planned:
         stamps |= dict.fromkeys(map(str, files_of(item)), DOUBTED)
@@ -154,7 +154,7 @@ def _same(source: Source, item: PlannedItem, receipts: Sequence[Receipt]) -> boo
     except MachineError:
         raise
     except TokmillError:
-        # It can no longer be read, as it once could.
+        # It cannot be read any more, so it has changed.
         return False
 
 

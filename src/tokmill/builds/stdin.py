@@ -1,8 +1,8 @@
-"""What comes through a pipe: kept once as a file of the store, so that it can be read again.
+"""The input `-`: the content of the pipe is kept in a file of the store, to be read again.
 
-A build reads its input more than once: to plan, to learn a tokenizer, after an interruption, for a
-repair. The file lies in the store's `cache` and is called after its content, so that equal input
-gives an equal plan. It stays as long as the store's plan names it.
+A build reads its input more than once: to plan, to train a tokenizer, after an interruption, for a
+repair. The file lies in the store's `cache`. Its name is a digest of the content, so equal input
+gives an equal plan. It is removed when the store's plan does not name it any more.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from tokmill.store.marks import LOCK
 from tokmill.store.store import read_planned
 
 STDIN = "-"
-"""The INPUT that stands for it."""
+"""The INPUT argument for stdin."""
 NAME = "stdin-"
 MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 @contextlib.contextmanager
 def stdin_kept(chosen: BuildRecipe) -> Iterator[BuildRecipe]:
-    """Give a recipe whose input `-` is a file; one that no plan names in the end is removed.
+    """Yield the recipe with a file in place of the input `-`.
 
-    Raises `UsageError` where nothing can come in, or nobody would know its kind.
+    At the end the file is removed if no plan names it. Raises `UsageError` if nothing is piped in,
+    or the source cannot read from a pipe.
     """
     if STDIN not in chosen.inputs:
         yield chosen
@@ -92,7 +93,7 @@ def _kept(cache: Path, suffix: str) -> Path:
 
 
 def _remove_unplanned(out: Path) -> None:
-    """Remove what was kept and is named by no plan, and a folder that holds nothing else."""
+    """Remove kept files that no plan names, and then the folder if it is empty."""
     named = set()
     planned = (out / layout.PLAN).exists()
     if planned:

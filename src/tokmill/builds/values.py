@@ -28,30 +28,30 @@ from tokmill.store.store import Store
 Per = Literal["record", "token"]
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
 LOOKED_AT = 1 << 22
-"""Values that are looked at in one go."""
+"""Values that are read at a time."""
 
 
 class ValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which values become columns, and what they are called."""
+    """The values that become columns, and their names."""
 
     values: str = ""
     """The file, .npy or .npz: one row a record, or one value a token."""
     name: str = ""
-    """Name of the overlay; without it that of the file."""
+    """Name of the overlay; by default the name of the file."""
     column: str = ""
-    """Name of the column; without it that of the overlay. Of an .npz file the array that is taken;
-    without it all of them are, under their own names."""
+    """Name of the column; by default the name of the overlay. For an .npz file: the array to use;
+    by default all arrays, with their own names."""
     per: Literal["auto", "record", "token"] = "auto"
-    """Whether there is a value a record or a token; auto: the length says it."""
+    """Whether there is a value a record or a value a token; auto: known from the length."""
     refer: tuple[str, ...] = ()
-    """COLUMN=STORE: the numbers of the column are those of records of that store."""
+    """COLUMN=STORE: the values of the column are record numbers of that store."""
 
 
 class ValuesSource(OverlaySource):
     """Columns from a numpy file; nothing is unpickled.
 
-    Whole numbers become the smallest type of a store that holds them, fractions float32. A second
-    axis is a vector's width.
+    Integers get the smallest type of a store that holds them, floats become float32. A second axis
+    is the width of vectors.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = ValuesConfig
@@ -101,11 +101,11 @@ class ValuesSource(OverlaySource):
         return str(config.name or file_of(config).stem)
 
     def identity(self) -> dict[str, Any]:
-        """Return the columns in place of names and paths: the values stand in the items."""
+        """Return the columns in place of names and paths; the items have digests of the values."""
         return {"values": "", "name": "", "column": list(self.schema)}
 
     def references(self) -> dict[str, Reference]:
-        """Return the stores whose records the columns number; a number beyond them is refused."""
+        """Return the stores to which columns refer; a number beyond their records is refused."""
         found: dict[str, Reference] = {}
         path = Path(self.config.values)
         for column, store in self.referred.items():
@@ -121,7 +121,7 @@ class ValuesSource(OverlaySource):
         return found
 
     def items(self) -> Iterator[Item]:
-        """Yield the shards of the store, each named by the digest of its values too."""
+        """Yield the shards of the store; a name includes the digest of the shard's values."""
         for number in range(len(self.base.shards)):
             yield self.item(number, f"/{self.digest_of(number)}")
 
@@ -154,7 +154,7 @@ class ValuesSource(OverlaySource):
         return found
 
     def digest_of(self, number: int) -> str:
-        """Return a digest of what a shard holds, from all of its values."""
+        """Return a digest of all values of a shard."""
         digest = hashlib.sha256()
         for name, values in self.part(number).items():
             column = self.schema[name]
@@ -207,13 +207,13 @@ def file_of(config: Any) -> Path:
 def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
     """Return column → array of a file, mapped; an .npy file has one, called `column` or `name`.
 
-    Raises `TokmillError` for what is no file of numpy, is compressed or damaged, or holds other
-    things than numbers in one or two axes.
+    Raises `TokmillError` for a file that is not numpy's, is compressed or damaged, or holds
+    anything but numbers in one or two axes.
     """
     try:
         with machine_errors("read", path):
             if not path.is_file():
-                what = "it is no file" if path.exists() else "there is no such file"
+                what = "this is no file" if path.exists() else "there is no such file"
                 raise TokmillError(what, where=str(path), hint="check the path")
             with open(path, "rb") as handle:
                 head = handle.read(6)
@@ -249,7 +249,7 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
 
 
 def _members(path: Path, column: str) -> dict[str, Array]:
-    """Return the arrays of an .npz file, mapped; `column`: that one alone."""
+    """Return the arrays of an .npz file, mapped; with `column`, only that array."""
     found = {}
     with zipfile.ZipFile(path) as archive, open(path, "rb") as handle:
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
@@ -267,7 +267,7 @@ def _members(path: Path, column: str) -> dict[str, Array]:
                     where=str(path),
                     hint="numpy.savez and numpy.save write arrays that can",
                 )
-            # A local header: 30 bytes, of which the last four are two lengths; a name, more.
+            # A local header has 30 bytes; the last 4 are the lengths of name and extra field.
             if entry.header_offset < 0:
                 raise ValueError(f"the array {name!r} is misplaced")
             handle.seek(entry.header_offset + 26)
@@ -297,9 +297,9 @@ def _mapped(path: Path, start: int) -> Array:
 
 
 def per_of(base: Store, length: int, per: Literal["auto", "record", "token"], where: str) -> Per:
-    """Return whether so many rows are those of the records or of the tokens of a store.
+    """Return whether an array of some length has a value a record or a value a token of a store.
 
-    Raises `UsageError` with both counts where it is neither, or where it may be both.
+    Raises `UsageError` with both counts if it is neither, or could be both.
     """
     counts: dict[Per, int] = {"record": base.records, "token": base.tokens}
     if per != "auto":
@@ -323,7 +323,7 @@ def per_of(base: Store, length: int, per: Literal["auto", "record", "token"], wh
 
 
 def smallest(path: Path, name: str, array: Array) -> DType:
-    """Return the smallest type of a store that holds an array's numbers; looks at them once."""
+    """Return the smallest type of a store that holds an array's numbers; reads them once."""
     if array.dtype.kind == "b" or array.dtype == np.uint8:
         return "u1"
     if array.dtype.kind == "f":
@@ -350,9 +350,9 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 @lru_cache(maxsize=64)
 def _range(path: Path, name: str, changed: int, size: int) -> tuple[Any, Any]:
-    """Return (smallest, largest) of an array, 0 among them; what is not finite is left out.
+    """Return (smallest, largest) of 0 and the finite values of an array.
 
-    A source is made several times in a process: a file that has not `changed` is read once.
+    Cached by the time of change, as a source is made several times in a process.
     """
     array = open_arrays(path, name, name)[name]
     low = high = 0

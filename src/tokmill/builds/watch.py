@@ -1,4 +1,4 @@
-"""What the machine does while a build runs: for the progress line and for `events.jsonl`."""
+"""CPU, memory and disk while a build runs: for the progress line and for `events.jsonl`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tokmill.store.events import EVENTS, event_line
 
 
 class Watch:
-    """Reads CPU, memory and disk, and logs events of a store.
+    """Measures CPU, memory and disk, and logs events of a store.
 
-    Without psutil (no extra) only the disk is known.
+    Without psutil (no extra installed) only the disk is measured.
     """
 
     def __init__(self, store: Path) -> None:
         self.store = store
         self.started = time.monotonic()
         self.peak_memory = 0
-        """Most bytes that were seen at once."""
+        """Largest memory measured, in bytes."""
         try:
             import psutil
 
@@ -34,7 +34,7 @@ class Watch:
             self._psutil = None
 
     def resources(self) -> dict[str, float]:
-        """Return CPU in percent of the machine, memory of this build and free space, in bytes."""
+        """Return CPU (percent of the machine), memory of this build and free disk (bytes)."""
         found: dict[str, float] = {"disk_free": shutil.disk_usage(self.store).free}
         if self._psutil is not None:
             found["cpu_percent"] = self._psutil.cpu_percent()
@@ -44,7 +44,7 @@ class Watch:
     def memory(self) -> int:
         """Return the resident bytes of this process and its workers."""
         total = 0
-        # psutil's own list of children reads every process of the machine, at each shard.
+        # psutil's `children` would read every process of the machine, for each shard.
         for pid in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
             try:
                 total += self._psutil.Process(pid).memory_info().rss
@@ -54,7 +54,7 @@ class Watch:
         return total
 
     def text(self) -> str:
-        """Return a piece of the progress line."""
+        """Return text for the progress line."""
         found = self.resources()
         text = f"{human_bytes(found['disk_free'])} disk free"
         if "memory" in found:

@@ -1,7 +1,7 @@
 """Entries of several records: pairs in one row, and several rows that belong together.
 
-Which records an entry has is said by columns of references, or follows from their order. An entry
-is a record of the store of references; its tokens come from the store that it refers to.
+The records of an entry are named by columns of references, or follow from the order of the store.
+An entry is a record of the store with these columns; its tokens come from the referred store.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from tokmill.store.spans import Spans
 from tokmill.store.store import Store
 
 LOOKED_AT = 65_536
-"""Entries that are counted at a time."""
+"""Entries that are read at a time, to count their tokens."""
 
 
 class Entries(Rows):
     """Entries of several records each.
 
     Args:
-        store: of the entries, one a record.
-        length: tokens of a row; what is longer is cut off at the end.
-        columns: of `store`, with numbers of records of one and the same other store: each a number
-            or a vector of numbers a record, whose records make the entry in this order; or one
-            column with a value a token, whose tokens name the records. None: an entry is `size`
-            records of `store` that follow one another; those left over at the end are in none.
+        store: the store of the entries, one a record.
+        length: tokens of a row; longer records are cut off at the end.
+        columns: columns of `store` with record numbers of one other store. Either several columns
+            with a number or a vector of numbers a record: the entry has these records, in this
+            order. Or one column with a value a token: the entry has one record for each token.
+            Without columns an entry has `size` consecutive records of `store`; records left over
+            at the end are in no entry.
         size: records of an entry, without `columns`.
-        shards: so many shards of `store` are mixed at a time, drawn by `seed`; 0: all.
-        seed: of that.
+        shards: number of shards of `store` that are mixed at a time, drawn by `seed`; 0: all.
+        seed: seed of this draw.
 
-    `store` is then the store of the tokens, `listed` that of the entries.
+    The attribute `store` is then the store of the tokens, `listed` the store of the entries.
 
     Raises:
-        UsageError: columns that are not as described, or entries that name no records.
-        TokmillError: a reference that leads nowhere (`Store.reference`).
+        UsageError: the columns are not as described, or an entry names no records.
+        TokmillError: a reference cannot be opened (`Store.reference`).
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Entries(Rows):
             raise UsageError(
                 f"{empty:,} records of {store.records:,} name no record in {columns[0]!r}",
                 where=str(store.path),
-                hint="`tokmill build select STORE --min-tokens 1 -o NEW` leaves them out",
+                hint="`tokmill build select STORE --min-length 1 -o NEW` leaves them out",
             )
         # Without columns the last entry that begins in a shard may end in the next one.
         ends = np.cumsum([0, *(part.records for part in store.shards)])
@@ -104,12 +105,12 @@ class Entries(Rows):
 
     @property
     def cut_tokens(self) -> int:
-        """Tokens of an epoch that rows are too short for."""
+        """Tokens of an epoch that are cut off, as rows are too short."""
         return self._counted[1]
 
     @property
     def cut_records(self) -> int:
-        """Records of an epoch that are cut, counted as often as entries name them."""
+        """Records of an epoch that are cut, counted once for each entry that names them."""
         return self._counted[2]
 
     @cached_property
@@ -124,7 +125,7 @@ class Entries(Rows):
         return tokens, cut_tokens, cut_records
 
     def records(self, entries: Array) -> tuple[Array, Array]:
-        """Return (how many records each entry has, the records one entry after the other); int64.
+        """Return (number of records of each entry, the records of all entries in order); int64.
 
         Raises `TokmillError` for a number that the referred store does not have.
         """
@@ -159,7 +160,7 @@ class Entries(Rows):
         return np.zeros(len(rows), np.int64)
 
     def _kept(self, sizes: Array, lengths: Array) -> Array:
-        """Return how many tokens stand in a row of each record's, of records of some entries."""
+        """Return how many tokens of each record are kept in its row."""
         return np.minimum(lengths, self.length)
 
     def _lengths(self, records: Array) -> Array:
@@ -188,7 +189,7 @@ class Tuples(Entries):
         return (self.listed, self.store) if self.columns else (self.store,)
 
     def value_records(self, entries: Array) -> Sequence[Array]:
-        """Return of each row the record of its entry, and its own."""
+        """Return for each row the record of its entry, and its own record."""
         sizes, records = self.records(entries)
         if not self.columns:
             return (records,)
@@ -196,11 +197,11 @@ class Tuples(Entries):
 
 
 class Pairs(Entries):
-    """Entries of one row, which holds two records one behind the other.
+    """Entries of one row with two records, one after the other.
 
-    They are the documents 0 and 1 of the row, so that a task can tell them apart; one that reads
-    them together says so (`tasks.inputs.joined`). Where both are longer than a row, the longer one
-    is cut, and then both to the same length.
+    They are the documents 0 and 1 of the row, so a task can tell them apart; a task that reads them
+    together says so (`tasks.inputs.joined`). If both do not fit into a row, the longer one is cut,
+    and then both to the same length.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Rows as batches: any batch of any step by arithmetic, for any number of processes."""
+"""Batches of rows: the batch of any step is computed directly, for any number of processes."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from tokmill.feed.values import Values, Vectors
 from tokmill.store.gather import Gather
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
+from tokmill.store.strings import ranges
 
 
 @dataclass(slots=True)
 class Batch:
     """B rows of T tokens.
 
-    `columns`: name → (B, T) in the store's dtype, 0 where nothing stands; of vectors (B, T, W).
+    `columns`: name → (B, T) in the store's dtype, 0 at padding; vectors: (B, T, W).
     `document`: (B, T) int32, the number of the token's document within its row, -1 at padding.
-    `key`: (B,) uint64 = hash(seed, epoch, row), of several stores hash(seed, store, epoch, row):
-    all random choices about a row come from it, so they do not depend on the process that makes
-    them. `values`: name → (B,) or (B, width), columns with a value a record. `targets`: put in by
-    the task; name → (B,), or (B, K, …) with values along the positions of a row, K at most T, which
-    are cut with the row; int64 (-1: nothing to learn) or float32. Several values a row that do not
-    go with positions are put into `values`. `shared`: (B,) int64, how many tokens at the beginning
-    of the row another row of the epoch holds too: they are read, and count there. `entry`: (B,)
-    int64, to which entry of the batch a row belongs, rising, -1: to none; rows of an entry are
-    adjacent and stay together. By default each row is one.
+    `key`: (B,) uint64 = hash(seed, epoch, row), with several stores hash(seed, store, epoch, row).
+    All random choices in a row come from its key, so they do not depend on the process.
+    `values`: name → (B,) or (B, width), columns with a value a record.
+    `targets`: set by the task; name → (B,), or (B, K, …) with values along the positions of a row
+    (K at most T), which are cut with the row; int64 (-1: nothing to learn) or float32. Several
+    values a row that do not belong to positions are put into `values`.
+    `shared`: (B,) int64, number of tokens at the beginning of the row that another row of the epoch
+    has too; they are read here and counted there.
+    `entry`: (B,) int64, ascending: the entry of the batch to which a row belongs, -1: none. Rows of
+    an entry are adjacent and stay together. By default each row is an entry.
     """
 
     columns: dict[str, Array]
@@ -53,9 +55,9 @@ class Batch:
         return len(self.key)
 
     def rows(self, which: slice | Array, length: int | None = None) -> Batch:
-        """Return some of the rows, or as much of them as `length` says; views for a slice.
+        """Return some of the rows, cut to `length` tokens; views for a slice.
 
-        Behind `length` there must be padding alone.
+        After `length` there must be only padding.
         """
         return Batch(
             {name: value[which, :length] for name, value in self.columns.items()},
@@ -74,11 +76,11 @@ def _cut(target: Array, which: slice | Array, length: int | None) -> Array:
 
 
 class LaidOut(NamedTuple):
-    """Entries of one source, with all that can be known before they are filled.
+    """Entries of one source, and everything about their rows except the tokens.
 
     `key` and `shared` have a value a row. `begins`: the first row of each entry, and the number of
-    rows; None: each entry is one row. `records`: of each of the source's `value_stores` the record
-    of each row; empty where no values are wanted.
+    rows; None: each entry is one row. `records`: for each of the source's `value_stores`, the
+    record of each row; empty if no values are wanted.
     """
 
     source: int
@@ -90,7 +92,7 @@ class LaidOut(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Entries, and then rows, `first` … `last` - 1 of those laid out; `to`: where in a batch."""
+    """The entries (later: rows) `first` … `last` - 1 of `laid`; `to`: their places in a batch."""
 
     laid: LaidOut
     first: int
@@ -101,15 +103,15 @@ class Piece(NamedTuple):
 class Feed:
     """The batches of a training run: a pure function of the step.
 
-    `rows` are of one store, or of several, which are mixed. `batch_size` is the global number of
-    entries a step (`feed/entries.py`; most often an entry is a row); a process with rank r of w
-    gets its w-th part. `weights` are in proportion to the tokens that come from each store; without
-    them each gives as many as it has, so that all end together. `Order` says in which order the
-    entries of a store come, `Mix` which store is next.
+    `rows`: rows of one store, or of several stores that are mixed. `batch_size`: the number of
+    entries of a step in all processes (`feed/entries.py`; usually an entry is a row); each process
+    gets an equal part. `weights`: relative numbers of tokens from each store; without weights, in
+    proportion to the sizes of the stores, so that all end together. `Order` decides the order of
+    the entries of a store, `Mix` the next store.
 
-    `columns`: with a value a token (`Batch.columns`), or a value a record (`Batch.values`) where
-    each row is of one record; None: all with a value a token. `vectors`: of each source, name →
-    the vectors that stand in `Batch.columns` under that name.
+    `columns`: columns with a value a token (for `Batch.columns`), or with a value a record (for
+    `Batch.values`, if each row has one record); None: all with a value a token. `vectors`: for each
+    source, name → vectors that are put into `Batch.columns` under this name.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Feed:
         columns: Iterable[str] | None = None,
         vectors: Sequence[Mapping[str, Vectors]] = (),
     ) -> None:
-        # A store can be iterated over too, and is refused below.
+        # A store is iterable too, but is refused below.
         if isinstance(rows, Iterable) and not isinstance(rows, Store):
             self.sources: list[Rows] = list(rows)
         else:
@@ -156,7 +158,7 @@ class Feed:
             Order(source.groups, *self._keys(number), shuffle=shuffle)
             for number, source in enumerate(self.sources)
         ]
-        # Of each source the block that is read, and the one before, of which another step may be.
+        # Two blocks a source: the current one, and the one before, which another step may need.
         self._block = lru_cache(maxsize=2 * len(self.sources))(self._make_block)
 
     @property
@@ -166,7 +168,7 @@ class Feed:
         return [*(source.store for source in self.sources), *vectors]
 
     def _is_value(self, name: str) -> bool:
-        """Say whether a column has a value a record and none a token in some source."""
+        """Say whether a column has a value a record in some source (and no value a token)."""
         return any(
             name not in source.store.token_columns
             and any(name in store.schema for store in (source.store, *source.value_stores))
@@ -193,18 +195,18 @@ class Feed:
             )
 
     def _keys(self, number: int) -> tuple[int, ...]:
-        """Return what the random choices of a source depend on besides epoch and row."""
+        """Return the parts of a source's keys besides epoch and row."""
         return (self.seed,) if len(self.sources) == 1 else (self.seed, number)
 
     def __len__(self) -> int:
         """Return the number of whole batches in an epoch (at least 1).
 
-        That is, with weights, until as many tokens were read as all stores hold.
+        With weights, an epoch ends when as many tokens were read as all stores hold.
         """
         return max(1, self.rows_in_all // self.batch_size)
 
     def _slots(self, step: int, rank: int, world: int) -> tuple[int, int]:
-        """Return the first slot of a rank at a step, and the one after the last."""
+        """Return (first, last + 1) of a rank's slots at a step."""
         share = rows_a_process(self.batch_size, world)
         first = step * self.batch_size + rank * share
         return first, first + share
@@ -212,7 +214,7 @@ class Feed:
     def rows_of(self, step: int, rank: int = 0, world: int = 1) -> tuple[Array, Array, Array]:
         """Return (epoch, row, source) of a rank's rows at a step; all int64 (batch_size / world,).
 
-        `source` is the number of the rows, and so of the store, of which a row is.
+        `source` is the number of the store.
         """
         first, last = self._slots(step, rank, world)
         epoch, row, source = np.zeros((3, last - first), np.int64)
@@ -243,7 +245,7 @@ class Feed:
         return self._fill(pieces, last - first)
 
     def make(self, epoch: Array, row: Array, source: Array | None = None) -> Batch:
-        """Return the batch of the given rows; without `source` they are all of the first one."""
+        """Return the batch of the given rows; without `source`, of the first source."""
         source = np.zeros(len(row), np.int64) if source is None else source
         pieces = []
         for number, era in dict.fromkeys(zip(source.tolist(), epoch.tolist(), strict=True)):
@@ -255,13 +257,13 @@ class Feed:
         return self._lay_out(number, epoch, self.orders[number].block(epoch, block))
 
     def _lay_out(self, number: int, epoch: int, row: Array) -> LaidOut:
-        """Return what is to be known of rows of one source before they are filled."""
+        """Compute everything about rows of one source except their tokens."""
         rows, sizes = self.sources[number], self.sources[number].sizes(row)
         parts, begins, shared, count = [row], None, rows.shared(row), len(row)
         if sizes is not None:
             begins = np.concatenate([[0], np.cumsum(sizes)])
             shared, count = np.repeat(shared, sizes), int(begins[-1])
-            # Each row of an entry draws for itself.
+            # Each row of an entry has its own key.
             parts = [np.repeat(row, sizes), np.arange(count) - np.repeat(begins[:-1], sizes)]
         gather = Gather(rows.store, rows.spans(row, epoch), count, self.length)
         records = rows.value_records(row) if self.values.dtypes else ()
@@ -285,7 +287,7 @@ class Feed:
             laid.gather.copy(first, last, columns, to)
             keys[to], shared[to] = laid.key[first:last], laid.shared[first:last]
             documents, mine = laid.gather.documents(first, last), columns
-            # Nearly always a batch is one piece, which need not be put in its place.
+            # Usually a batch is one piece, whose arrays can be used without a copy.
             if len(pieces) == 1:
                 document = documents
             else:
@@ -300,7 +302,7 @@ class Feed:
         return Batch(columns, document, keys, values, shared=shared, entry=entry)
 
     def _check_ids(self, number: int, columns: Mapping[str, Array]) -> None:
-        """Refuse ids that the vocabulary does not have: the store's bytes are damaged."""
+        """Refuse ids that the vocabulary does not have: the store is damaged."""
         for name, size in self.sizes[number].items():
             ids = columns.get(name)
             if ids is None or not ids.size:
@@ -330,15 +332,14 @@ def _as_rows(pieces: Sequence[Piece], size: int) -> tuple[list[Piece], Array]:
     made = []
     for laid, first, last, to in pieces:
         mine = sizes[to]
-        within = np.arange(mine.sum()) - np.repeat(np.cumsum(mine) - mine, mine)
         if laid.begins is not None:
             first, last = int(laid.begins[first]), int(laid.begins[last])
-        made.append(Piece(laid, first, last, np.repeat(begins[to], mine) + within))
+        made.append(Piece(laid, first, last, ranges(begins[to], mine)))
     return made, np.repeat(np.arange(size), sizes)
 
 
 def rows_a_process(batch_size: int, world: int) -> int:
-    """Return how many rows of a batch each of `world` processes has; all must have as many."""
+    """Return the number of rows of a batch in each of `world` processes; all must be equal."""
     if batch_size % world:
         raise UsageError(
             f"a batch of {batch_size} rows cannot be split over {world} processes",
@@ -348,13 +349,13 @@ def rows_a_process(batch_size: int, world: int) -> int:
 
 
 def nearest_sizes(size: int, unit: int) -> str:
-    """Return a hint that names the multiples of `unit` next to a size that is none."""
+    """Return a hint with the multiples of `unit` nearest to a size."""
     below, above = size // unit * unit, -(-size // unit) * unit
     return f"the nearest sizes are {below} and {above}" if below else f"the least size is {above}"
 
 
 def id_counts(store: Store) -> dict[str, int]:
-    """Return column → number of its ids, where a vocabulary or the manifest's range says it."""
+    """Return column → number of its ids, if a vocabulary or the manifest's range states it."""
     sizes: dict[str, int] = {}
     for name, column in store.schema.items():
         if column.per != "token" or column.dtype == "utf8":

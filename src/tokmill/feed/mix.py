@@ -1,9 +1,9 @@
-"""Several stores as one feed: whose turn each slot is, and whether their columns agree.
+"""Mix several stores in one feed: the store of each slot, and checks of their columns.
 
 A slot is the place of a row in the whole training: step · batch size + place in the batch. Slots
-are dealt out by Beatty sequences, so that nothing is stored and every prefix has the right shares.
-Of two sides the left one, with share w, has slot n if floor((n + 1) · w) > floor(n · w), as its
-number floor(n · w). More than two are dealt out to two halves first, each of which does the same.
+are assigned by Beatty sequences: nothing is stored, and every prefix has the right shares. Of two
+stores, the left one with share w gets slot n if floor((n + 1) · w) > floor(n · w); it is then its
+row number floor(n · w). More than two stores are divided into two halves recursively.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
 BITS = 32
-"""A share is a whole number of 2^-32: exact, and one row off in 2^33 slots at most."""
+"""A share is a multiple of 2^-32, so it is at most one row off in 2^33 slots."""
 
 
 class Mix:
-    """Which source each slot is of, for sources with the given shares (above 0) of the slots.
+    """Assigns slots to sources, which have the given shares (above 0) of the slots.
 
-    After any number n of slots, each of m sources has had n · share rows, less or more by fewer
-    than 1 + log2(m), and by n / 2^32 from rounding shares.
+    After any number n of slots, each of m sources has had n · share rows, up to an error of less
+    than 1 + log2(m), and of n / 2^32 from rounding shares.
     """
 
     def __init__(self, shares: Sequence[Fraction]) -> None:
@@ -40,15 +40,15 @@ class Mix:
         if high - low > 1:
             middle = (low + high) // 2
             left = round(sum(shares[low:middle]) / sum(shares[low:high]) * (1 << BITS))
-            # However small, a share is not nothing.
+            # Even the smallest share is above 0.
             self._left[low, high] = min(max(left, 1), (1 << BITS) - 1)
             self._weigh(shares, low, middle)
             self._weigh(shares, middle, high)
 
     def split(self, start: int, stop: int) -> list[tuple[Array, int]]:
-        """Return for each source (its slots of start … stop - 1, the number of the first of them).
+        """Return for each source (its slots among start … stop - 1, row number of the first one).
 
-        Slots (int64) count from `start`. The others of a source have the numbers that follow.
+        Slots (int64) count from `start`. A source's rows have consecutive numbers.
         """
         return list(self._split(0, self.count, np.arange(stop - start), start, stop))
 
@@ -59,7 +59,7 @@ class Mix:
             yield slots, start
             return
         left = self._left[low, high]
-        # floor(n · left / 2^32) by halves of n: a product of 32 bits each fits into 64.
+        # floor(n · left / 2^32), by halves of n, as a product of two 32-bit numbers fits 64 bits.
         n = np.arange(start, stop + 1, dtype=np.uint64)
         upper, lower, share = n >> np.uint64(BITS), n & np.uint64((1 << BITS) - 1), np.uint64(left)
         before = upper * share + (lower * share >> np.uint64(BITS))
@@ -71,10 +71,10 @@ class Mix:
 
 
 def row_shares(rows: Sequence[Rows], weights: Sequence[float] = ()) -> list[Fraction]:
-    """Return each source's rows for every token of the feed, from shares of the tokens.
+    """Return each source's number of rows for each token of the feed, from shares of the tokens.
 
-    A source of long rows has fewer of them. `weights` are in proportion to the wanted shares of
-    tokens; without them each store's share is in proportion to its size.
+    A source with longer rows has fewer of them. `weights`: relative shares of the tokens; without
+    weights, in proportion to the sizes of the stores.
     """
     if weights and len(weights) != len(rows):
         raise UsageError(
@@ -97,11 +97,11 @@ def row_shares(rows: Sequence[Rows], weights: Sequence[float] = ()) -> list[Frac
 
 
 def column_dtypes(stores: Sequence[Store], names: Sequence[str] | None) -> dict[str, np.dtype[Any]]:
-    """Return column → the largest dtype that a store has for it; None: all token columns.
+    """Return column → its largest dtype in all stores; `names` None: all token columns.
 
-    The dtype of a column with a width has that as its shape.
+    The dtype of a column with a width has the width as its shape.
 
-    Raises `UsageError` for a column that a store lacks, or that means something else in it.
+    Raises `UsageError` for a column that a store lacks, or that has another meaning in it.
     """
     dtypes: dict[str, np.dtype[Any]] = {}
     if names is None:

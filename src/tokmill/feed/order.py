@@ -1,6 +1,6 @@
-"""Order is arithmetic: keyed permutations and keyed random numbers, no stored state.
+"""The order of rows, computed without stored state: keyed permutations and keyed random numbers.
 
-A permutation of n things is a Feistel network on the next even number of bits, walked until the
+A permutation of 0 … n - 1 is a Feistel network on the next even number of bits, repeated until the
 value is below n (cycle walking; Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains").
 """
 
@@ -16,9 +16,9 @@ from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
 
 ROUNDS = 6
-"""With 4 the permutations of a few things are visibly uneven."""
+"""With 4 rounds, permutations of few numbers are visibly uneven."""
 BLOCK = 4096
-"""Positions that an order computes at once, so that a batch costs a slice."""
+"""Positions that are computed at once; a batch is then a slice."""
 _GOLDEN = np.asarray(0x9E3779B97F4A7C15, np.uint64)
 
 
@@ -33,7 +33,7 @@ def key(*parts: int | Array) -> Array:
 
 @lru_cache(maxsize=256)
 def _key_of(parts: tuple[int, ...]) -> Array:
-    """Return the key of integers alone (1,); seeds and epochs come again and again."""
+    """Return the key of integers (1,); cached, as seeds and epochs repeat."""
     state = np.zeros(1, np.uint64)
     for part in parts:
         state = _extend(state, np.asarray([part & 0xFFFFFFFFFFFFFFFF], np.uint64))
@@ -46,10 +46,10 @@ def _extend(state: Array, value: Array) -> Array:
 
 
 def permute(positions: Array, n: int | Array, *keys: int | Array) -> Array:
-    """Return where keyed permutations of 0 … n - 1 send `positions` (int64, any shape).
+    """Return the images of `positions` under keyed permutations of 0 … n - 1 (int64, any shape).
 
-    `n` and the keys are one number for all positions, or arrays with one a position: then each
-    stands for a permutation of its own. Every n is at least 1, every position below its n.
+    `n` and the keys are one number for all positions, or arrays with one value a position; then
+    each position has its own permutation. Every n is at least 1, every position below its n.
     """
     values = np.asarray(positions, np.uint64).ravel().copy()
     sizes = np.asarray(n, np.uint64).ravel()
@@ -75,18 +75,18 @@ def permute(positions: Array, n: int | Array, *keys: int | Array) -> Array:
 
 
 class Order:
-    """The rows of a source, one epoch after the other, each in an order of its own.
+    """The rows of a source, epoch after epoch; each epoch has another order.
 
-    Number n is position p = n mod N of epoch e = n div N. An epoch takes one group of rows after
-    the other: a permutation with the keys and the epoch orders the groups, another one with the
-    group's number besides the rows of a group. A single group has only the one of its rows.
+    Number n is position p = n mod N of epoch e = n div N. An epoch reads one group of rows after
+    the other. The keys and the epoch permute the groups; the keys, the epoch and the group's number
+    permute the rows of a group. A single group needs only the permutation of its rows.
     """
 
     def __init__(self, groups: Array, *keys: int, shuffle: bool = True) -> None:
         self.groups, self.keys, self.shuffle = groups, keys, shuffle
         self.count = int(groups.sum())
         self.first = np.cumsum(groups) - groups
-        # The last ones stay at hand. They are functions of their arguments, whoever asks first.
+        # The last results are cached; they depend only on the arguments.
         self.block = lru_cache(maxsize=4)(self._make_block)
         self._epoch = lru_cache(maxsize=2)(self._make_epoch)
 
@@ -116,7 +116,7 @@ class Order:
         group = group_at[place]
         position -= ends[place] - self.groups[group]
         if group[0] == group[-1]:
-            # One permutation: its keys are numbers, which costs less.
+            # One permutation: with numbers as keys it costs less than with arrays.
             number = int(group[0])
             rows = permute(position, int(self.groups[number]), *self.keys, epoch, number)
         else:
@@ -125,7 +125,7 @@ class Order:
         return rows
 
     def _make_epoch(self, epoch: int) -> tuple[Array, Array]:
-        """Return the groups in the order of an epoch, and how many rows there are up to each."""
+        """Return the groups in the order of an epoch, and the cumulative number of their rows."""
         count = len(self.groups)
         order = permute(np.arange(count), count, *self.keys, epoch)
         return order, np.cumsum(self.groups[order])
@@ -134,8 +134,8 @@ class Order:
 def shard_groups(count: int, k: int, seed: int) -> list[Array]:
     """Return which of `count` shards are read together: numbers (int64), `k` a group.
 
-    The seed alone fixes the grouping, so that every epoch has the same number of rows. k = 0: one
-    group of all. Within a group shards stand in store order.
+    The grouping depends only on the seed, so every epoch has the same number of rows. k = 0: one
+    group of all shards. In a group, shards are in the order of the store.
     """
     if k < 0:
         raise UsageError(f"{k} shards cannot be mixed at a time", hint="0 mixes all")

@@ -1,9 +1,9 @@
-"""Best-fit packing in closed form: planned on how many pieces there are of each length.
+"""Best-fit packing, computed from the number of pieces of each length.
 
-Best-fit decreasing takes the longest piece first and puts it where the least room is left that
-holds it, else into an empty bin (Johnson 1973, "Near-Optimal Bin Packing Algorithms"). Pieces of a
-length are interchangeable, and so are bins with the same room: the plan moves whole groups of bins
-and costs what the number of different lengths costs, not that of the pieces.
+Best-fit decreasing takes the longest piece first. It puts a piece into the bin with the least free
+space that is enough, else into an empty bin (Johnson 1973, "Near-Optimal Bin Packing Algorithms").
+Pieces of the same length are interchangeable, and so are bins with the same free space. So the plan
+handles groups of bins; its cost depends on the number of different lengths, not of pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokmill.store.schema import Array
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """What the bins hold; all arrays int64.
+    """The content of the bins; all arrays int64.
 
     Pattern p stands for `repeats[p]` bins with the same content: the entries `offsets[p]` …
     `offsets[p + 1]` - 1, longest pieces first, of which entry e is `counts[e]` pieces of
@@ -32,7 +32,7 @@ class Patterns:
     counts: Array
 
     def used(self) -> Array:
-        """Return for each entry how many pieces of its length the patterns before it use up."""
+        """Return for each entry how many pieces of its length earlier patterns use."""
         pieces = np.repeat(self.repeats, np.diff(self.offsets)) * self.counts
         order = np.argsort(self.lengths, kind="stable")
         before = np.cumsum(pieces[order]) - pieces[order]
@@ -45,17 +45,17 @@ class Patterns:
 def best_fit(lengths: Array, counts: Array, capacity: int) -> Patterns:
     """Pack `counts[i]` pieces of `lengths[i]` each into bins of `capacity`: best-fit decreasing.
 
-    No length comes twice. There are as many bins with each remaining room as piece by piece; which
-    of the bins with equal room takes a piece is free. Raises `UsageError` for a piece that no bin
-    holds.
+    Lengths must be different. The result has as many bins of each remaining space as packing piece
+    by piece; only the choice among bins with equal space may differ. Raises `UsageError` for a
+    piece that is too long for a bin.
     """
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
         raise UsageError(
             f"pieces of {lengths.min()} to {lengths.max()} in bins of {capacity}",
             hint="a piece has 1 to `capacity` tokens: cut longer ones first",
         )
-    # A node is a group of bins that were treated alike: as its parent, then `count` pieces of
-    # `length` each. The root, number 0, is more empty bins than can be needed.
+    # A node is a group of bins with the same content: that of the parent node, then `count` pieces
+    # of `length` each. The root, number 0, stands for more empty bins than can be needed.
     bins, nodes = [int(counts.sum()) + 1], [(0, 0, 0)]
     rooms, with_room = [capacity], {capacity: [0]}
     for index in np.argsort(lengths)[::-1].tolist():
@@ -64,7 +64,7 @@ def best_fit(lengths: Array, counts: Array, capacity: int) -> Patterns:
             place = bisect_left(rooms, length)
             room = rooms[place]
             node = with_room[room][-1]
-            # Best fit stays with a bin for as long as it holds one more.
+            # Best fit fills a bin as long as one more piece fits.
             most = room // length
             full, rest = divmod(left, most)
             if full >= bins[node]:
@@ -88,7 +88,7 @@ def best_fit(lengths: Array, counts: Array, capacity: int) -> Patterns:
 
 
 def _patterns(bins: Array, nodes: Array) -> Patterns:
-    """Return the nodes that bins are left in, each with the pieces on its way from the root.
+    """Return the nodes that still have bins, each with the pieces on its path from the root.
 
     `bins` (n,) and `nodes` (n, 3: parent, length, count) are those of the nodes 1 … n.
     """

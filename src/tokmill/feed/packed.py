@@ -1,4 +1,4 @@
-"""Rows of whole documents side by side: every token once an epoch, next to no padding."""
+"""Rows of whole documents side by side: every token once an epoch, almost no padding."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from tokmill.feed.rows import Rows
 from tokmill.store.schema import Array
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
+from tokmill.store.strings import ranges
 
 PLANS = 8
-"""Groups whose plans are kept; a batch needs those of one or two."""
+"""Plans of groups that are cached; a batch needs one or two."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packs:
     """The plan of a group, and where its pieces come from; all arrays int64.
 
-    `begins`: the first pack of each pattern, and the number of packs. The others have a value an
-    entry of the patterns. `used`: pieces of its length in the patterns before; `pieces`: pieces of
-    its length; `first`: the place of their first among the documents of the store.
+    `begins`: the first pack of each pattern, and the number of packs. The others have a value for
+    each entry of the patterns. `used`: pieces of its length in earlier patterns; `pieces`: pieces
+    of its length; `first`: place of the first such piece among the documents of the store.
     """
 
     patterns: Patterns
@@ -39,15 +40,15 @@ class Packs:
 class Packed(Rows):
     """Documents packed into rows of `length` tokens by best fit; nothing is discarded.
 
-    A document shorter than a row is a piece. A longer one gives full windows, each a row of its
-    own, and a rest, which is a piece; `overlap` tokens, 0 or 1, stand at the end of one and the
-    beginning of the next. Rows of T + 1 tokens with an overlap of 1 make every token but a
-    document's first a target of the next token exactly once. Empty documents are in no row.
+    A document shorter than a row is a piece. A longer document gives full windows, each of them a
+    row, and a rest, which is a piece. Two consecutive windows (and the rest) share `overlap`
+    tokens, 0 or 1. With rows of T + 1 tokens and an overlap of 1, every token except a document's
+    first is a target exactly once. Empty documents are in no row.
 
-    `shards`: of the store, so many at a time are a group that is packed alone, which ones being
-    drawn by `seed`; 0: all are one. Rows are numbered group by group, in a group windows first.
-    The plan is the same in every epoch; among pieces of equal length seed and epoch draw which one
-    stands where. Raises `UsageError` for numbers that cannot be.
+    `shards`: this many shards of the store make a group, drawn by `seed`, and each group is packed
+    by itself; 0: one group of all. Rows are numbered group by group, in a group windows first. The
+    plan is the same in every epoch; seed and epoch permute the pieces of equal length. Raises
+    `UsageError` for impossible numbers.
     """
 
     def __init__(
@@ -96,10 +97,10 @@ class Packed(Rows):
         return Spans(*spans.take(np.argsort(spans[0], kind="stable"), axis=1))
 
     def shared(self, rows: Array) -> Array:
-        """Return how many tokens at the beginning of each row an earlier row holds too.
+        """Return how many tokens at the beginning of each row an earlier row has too.
 
-        Only of windows that go on with a document. A rest that does stands anywhere in its row;
-        there it begins a document, so the token that it shares is no target of the next token.
+        Only windows that continue a document share tokens. A rest may stand anywhere in its row and
+        begins a document there, so its first token is no target anyway.
         """
         _, number, is_window = self._find(rows)
         shared = np.zeros(len(number), np.int64)
@@ -108,7 +109,9 @@ class Packed(Rows):
         return shared
 
     def _find(self, rows: Array) -> tuple[Array, Array, Array]:
-        """Return (group, number, is it a window?): of the store's windows or the group's packs."""
+        """Return (group, number of the window in the store or of the pack in the group, is it a
+        window?).
+        """
         rows = np.asarray(rows, np.int64)
         group = np.searchsorted(self._row_begins, rows, side="right") - 1
         number = rows - self._row_begins[group]
@@ -117,7 +120,7 @@ class Packed(Rows):
         return group, number + first, is_window
 
     def _window(self, number: Array) -> tuple[Array, Array]:
-        """Return (place of the document, number of the window in it) of windows of the store."""
+        """Return (place of the document, number of the window in it) for windows of the store."""
         of = np.searchsorted(self._window_begins, number, side="right") - 1
         document, window = np.divmod(number - self._window_begins[of], self.pieces.windows[of])
         return self._document_begins[of] + document, window
@@ -159,11 +162,10 @@ class Packed(Rows):
 
 
 def _begins(counts: Array) -> Array:
-    """Return where each of several runs begins, and where the last one ends (n + 1)."""
+    """Return where each of several runs begins, and the end of the last one (n + 1)."""
     return np.append(0, np.cumsum(counts))
 
 
 def _spread(counts: Array) -> tuple[Array, Array]:
-    """Return, for each of the things that owners have, its owner and its number there."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    """Return (owner, number within the owner) for `counts[i]` things of each owner i."""
+    return np.repeat(np.arange(len(counts)), counts), ranges(0, counts)

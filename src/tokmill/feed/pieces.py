@@ -1,7 +1,8 @@
-"""Documents in the order of the pieces that packing cuts them into; kept in the store's `cache/`.
+"""The pieces into which packing cuts documents; kept in the store's `cache/`.
 
-A document gives full windows and a rest. Documents with equal windows and an equal rest are
-interchangeable and make a class: a document is found by its class and its number in it.
+A document gives full windows and a rest. Documents with the same number of windows and the same
+rest are interchangeable and form a class. A document is identified by its class and its number
+there.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from tokmill.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The documents of a store, group by group, in a group by rest and then by windows.
+    """The documents of a store, by group, then by length of the rest, then by number of windows.
 
-    `documents`: records of the store, uint32 where that suffices, else uint64. Int64 are `rest`,
-    `windows` and `count`, one value a class in the same order: tokens of the rest (0: none), full
-    windows of a document, and documents; `classes`: the first class of each group and the number
-    of all (groups + 1); `packs`: the rows that the rests of each group fill.
+    `documents`: records of the store, uint32 if that suffices, else uint64. The others are int64.
+    `rest`, `windows`, `count` have a value a class, in the same order: tokens of the rest (0: no
+    rest), full windows of a document, number of documents. `classes`: the first class of each
+    group, and the number of classes (groups + 1). `packs`: rows that the rests of each group fill.
     """
 
     documents: Array
@@ -40,10 +41,11 @@ class Pieces:
 
 
 def cut(lengths: Array, length: int, overlap: int) -> tuple[Array, Array]:
-    """Return the full windows of documents and the tokens of what is left, the rest (both int64).
+    """Return the number of full windows of documents, and the tokens of the rests (both int64).
 
-    Window i begins at token i · (length - overlap), and the rest where the next window would. Its
-    first `overlap` tokens are the last window's; a rest of no others is none.
+    Window i begins at token i · (length - overlap), and the rest where the next window would begin.
+    The first `overlap` tokens of a rest are those of the last window; a rest without other tokens
+    is dropped.
     """
     step = length - overlap
     windows = np.zeros(len(lengths), np.int64)
@@ -55,9 +57,9 @@ def cut(lengths: Array, length: int, overlap: int) -> tuple[Array, Array]:
 
 
 def pieces_of(store: Store, length: int, overlap: int, shards: int, seed: int) -> Pieces:
-    """Return the pieces of a store, groups being `shards` of its shards (0: all), drawn by `seed`.
+    """Return the pieces of a store, in groups of `shards` shards (0: all), drawn by `seed`.
 
-    They are read from `cache/`, or made and kept there where the folder can be written.
+    They are read from `cache/`, or computed and kept there if the folder can be written.
     """
     folder = store.path / "cache"
     mine = f"pieces-{store.fingerprint[:16]}-"
@@ -69,7 +71,7 @@ def pieces_of(store: Store, length: int, overlap: int, shards: int, seed: int) -
         with contextlib.suppress(MachineError):
             make_folder(folder)
             for other in folder.glob("pieces-*"):
-                # The store has grown or was built anew.
+                # Of an earlier state of the store.
                 if not other.name.startswith(mine):
                     remove(other)
             _write(path, pieces)
@@ -77,9 +79,9 @@ def pieces_of(store: Store, length: int, overlap: int, shards: int, seed: int) -
 
 
 def rests(rest: Array, count: Array) -> tuple[Array, Array, Array]:
-    """Return what a group's classes are to best fit (int64): lengths, pieces of each, first ones.
+    """Return the rests of a group for `best_fit`: (lengths, number of each, first of each); int64.
 
-    A first one is the place among the group's documents of the first with a rest of that length.
+    `first`: place among the group's documents of the first one with a rest of this length.
     """
     lengths, first_class = np.unique(rest, return_index=True)
     pieces = np.add.reduceat(count, first_class)
@@ -124,7 +126,7 @@ def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Piece
 
 
 def _read(path: Path, records: int) -> Pieces | None:
-    """Return the pieces in a file, mapped; None where it is not there or not whole."""
+    """Return the pieces in a file, mapped; None if it is missing or damaged."""
     try:
         file = Shard(path)
         pieces = Pieces(*(file[field.name] for field in fields(Pieces)))

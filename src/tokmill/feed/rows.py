@@ -1,8 +1,8 @@
-"""How a store is cut for a task: which spans of which records make row i.
+"""Ways to cut a store into rows: the spans of records that make row i.
 
-A row is one span or several; a span never crosses a record. Rows are made when they are read:
-nothing of this is on disk. Rows that belong together are one entry (`feed/entries.py`): a feed
-numbers and draws entries, of which each is one row here.
+A row has one or more spans; a span never crosses a record. Rows are made when they are read, and
+never stored. Rows that belong together are one entry (`feed/entries.py`). A feed numbers and draws
+entries; here each entry is one row.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tokmill.store.store import Store
 
 
 class Rows(Protocol):
-    """What a store's rows are: `length` tokens each, in entries that are numbered 0 … len - 1.
+    """The rows of a store, `length` tokens each, in entries that are numbered 0 … len - 1.
 
-    `store`: whose tokens they hold. A row is an entry of its own, except where `sizes` says
-    otherwise. `groups`: int64, the number of entries of each group, in the order of the entries. A
-    feed draws from one group after the other, so that only a group's shards need be at hand.
-    `tokens`: those that the rows of an epoch hold, counted once where rows share them.
+    `store`: the store of the tokens. Each row is an entry, unless `sizes` returns otherwise.
+    `groups`: int64, the number of entries of each group, in the order of the entries; a feed reads
+    one group after the other, so only the shards of one group are needed at a time.
+    `tokens`: number of tokens in the rows of an epoch; tokens that rows share count once.
     """
 
     store: Store
@@ -42,9 +42,9 @@ class Rows(Protocol):
         ...
 
     def shared(self, rows: Array) -> Array:
-        """Return how many tokens at the beginning of each row an earlier row holds too (int64).
+        """Return how many tokens at the beginning of each row an earlier row has too (int64).
 
-        One value an entry; rows of entries of several share no tokens.
+        One value an entry; rows of entries with several rows share no tokens.
         """
         ...
 
@@ -54,9 +54,9 @@ class Rows(Protocol):
 
     @property
     def value_stores(self) -> Sequence[Store]:
-        """The stores whose columns with a value a record can be told of a row; the first one wins.
+        """The stores that have a record for each row, to read columns with a value a record.
 
-        None where a row may hold parts of several records.
+        The first store with a column wins. Empty if a row may hold parts of several records.
         """
         return ()
 
@@ -68,10 +68,10 @@ class Rows(Protocol):
 class Windows(Rows):
     """Windows of `length` tokens, each beginning `step` after the last.
 
-    With `across=True` they run over the ribbon of all records end to end (the last one may be
-    short); with `across=False` over each record alone, as sliding windows of a tokenization kit.
-    `shards` above 0 groups the rows: those of so many shards at a time, drawn by `seed`; a window
-    belongs to the shard of its first token.
+    With `across=True` they run over all records end to end (the last window may be short); with
+    `across=False` over each record by itself, like the sliding windows of a tokenization kit.
+    `shards` above 0 makes groups of the rows of this many shards, drawn by `seed`; a window belongs
+    to the shard of its first token.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Windows(Rows):
 
     @property
     def value_stores(self) -> Sequence[Store]:
-        """The store, where a window is of one record."""
+        """The store, if a window is of one record."""
         return () if self.across else (self.store,)
 
     def value_records(self, entries: Array) -> Sequence[Array]:
@@ -140,20 +140,20 @@ class Windows(Rows):
         if self.step >= self.length:
             return np.zeros(len(rows), np.int64)
         windows = self._numbering.in_store_order(np.asarray(rows, np.int64))
-        # The first window of the ribbon, or of its record, has none before it.
+        # The first window (of all records, or of its record) has none before it.
         part = np.searchsorted(self.firsts[1:], windows, side="right")
         return np.where(windows == self.firsts[part], 0, self.length - self.step)
 
 
 class Whole(Windows):
-    """One record a row; what a record has beyond `length` tokens is cut off.
+    """One record a row, cut off at `length` tokens.
 
-    `cut_records` and `cut_tokens` say how many records that shortens, and by how many tokens in
-    all. An empty record is no row.
+    `cut_records` and `cut_tokens`: number of records that are cut, and of tokens cut off. An empty
+    record gives no row.
     """
 
     def __init__(self, store: Store, length: int, *, shards: int = 0, seed: int = 0) -> None:
-        # A second window would begin behind the end of any record.
+        # With this step no record has a second window.
         step = max(length, store.tokens)
         super().__init__(store, length, step, across=False, shards=shards, seed=seed)
         self.cut_records = int(np.count_nonzero(np.diff(self.offsets) > length))
@@ -161,9 +161,9 @@ class Whole(Windows):
 
 
 class Stream(Rows):
-    """Windows that begin anywhere in the ribbon of all records, drawn anew every epoch.
+    """Windows that begin anywhere in all records end to end, drawn anew every epoch.
 
-    An epoch has as many rows as the store has whole windows; tokens may come twice or never.
+    An epoch has as many rows as the store has whole windows; a token may occur twice or never.
     """
 
     def __init__(self, store: Store, length: int, seed: int = 0) -> None:
@@ -188,15 +188,15 @@ class Stream(Rows):
         return ribbon_spans(self.offsets, starts.astype(np.int64), self.length)
 
     def shared(self, rows: Array) -> Array:
-        """Return 0 for each row: rows that begin anywhere count all their tokens."""
+        """Return 0 for each row: all tokens count, even if rows overlap."""
         return np.zeros(len(rows), np.int64)
 
 
 class Numbering:
-    """Rows numbered group by group, for rows that have an order in the store.
+    """Numbers of rows, group by group, for rows that have an order in the store.
 
-    `borders`: how many rows there are before each shard and in all, in store order; `grouping`:
-    the shards of each group. `groups`: the number of rows of each.
+    `borders`: number of rows before each shard, and of all, in the order of the store; `grouping`:
+    the shards of each group. `groups`: the number of rows of each group.
     """
 
     def __init__(self, borders: Array, grouping: list[Array]) -> None:
@@ -242,15 +242,15 @@ def ribbon_spans(offsets: Array, starts: Array, length: int) -> Spans:
 
 
 def _window_count(lengths: Array, length: int, step: int) -> Array:
-    """Return how many windows cover so many tokens: the last one reaches the end, or near it.
+    """Return the number of windows for numbers of tokens: the last window reaches the end.
 
-    With gaps between windows the end may lie in a gap: no window is empty.
+    With gaps between windows (step > length) the end may lie in a gap; no window is empty.
     """
     counts = np.where(lengths <= length, 1, -(-(lengths - length) // step) + 1)
     return np.where(lengths <= 0, 0, np.minimum(counts, -(-lengths // step)))
 
 
 def _covered(lengths: Array, counts: Array, length: int, step: int) -> Array:
-    """Return how many of so many tokens a number of windows hold; all, but for gaps."""
+    """Return how many tokens are in some window: all, except those in gaps."""
     last = np.minimum(length, lengths - (counts - 1) * step)
     return np.where(counts > 0, (counts - 1) * min(length, step) + last, 0)

@@ -1,4 +1,4 @@
-"""What a store says of its records, by their numbers: columns with a value a record."""
+"""Read columns with a value a record, by record numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokmill.store.store import Store
 def values_of(store: Store, name: str, records: Array) -> Array:
     """Return a column with numbers a record at some records, (n,) or (n, width), in its dtype.
 
-    records: int64 (n,), in any order. Only the shards that hold them are touched.
+    records: int64 (n,), in any order. Only the shards that hold them are read.
     """
     column = store.schema[name]
     values = np.zeros((len(records), *([column.width] if column.width else [])), column.numpy())
@@ -33,10 +33,10 @@ def value_columns(store: Store) -> list[str]:
 
 
 class Values:
-    """Columns with a value a record, of the rows of several sources.
+    """Columns with a value a record, for the rows of several sources.
 
     `dtypes`: name → dtype, with the width as its shape. Raises `UsageError` for a column that a
-    source has not, that holds strings, or of which rows cannot be told the record.
+    source does not have, that holds strings, or if rows may have several records.
     """
 
     def __init__(self, sources: Sequence[Rows], names: Sequence[str]) -> None:
@@ -90,10 +90,10 @@ def _store_of(rows: Rows, name: str) -> int:
 
 
 class Vectors:
-    """Vectors of the records that a column of references names, for rows that hold references.
+    """Vectors of referred records, for rows that hold references.
 
-    `column`: of the rows, with the number of a record of `store` a token; `name`: a column of
-    `store`, often of an overlay, with a vector a record. Raises `UsageError` where it has none.
+    `column`: column of the rows, with a record number of `store` for each token; `name`: a column
+    of `store` (often of an overlay) with a vector a record. Raises `UsageError` if there is none.
     """
 
     def __init__(self, column: str, store: Store, name: str) -> None:

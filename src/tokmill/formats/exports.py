@@ -1,4 +1,4 @@
-"""Stores as foreign token files: what all exports share."""
+"""Common parts of all exports of stores to foreign token files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import inside, make_folder
-from tokmill.store.schema import PHRASE_BIT, Array, Phrases
+from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
 BLOCK = 1 << 20
@@ -74,25 +74,11 @@ def blocks(store: Store, name: str, tokens: int = BLOCK) -> Iterator[tuple[Array
             if column.phrase:
                 phrases = shard.records(first, last, {name: column}).phrases
                 assert phrases is not None
-                ids = expand(phrases, name)
+                ids = phrases.expanded(name)
             else:
                 ids = shard[name][int(offsets[first]) : int(offsets[last])]
             yield ids, number, first, last
             first = last
-
-
-def expand(phrases: Phrases, name: str) -> Array:
-    """Return a token column of records that are stored as phrases."""
-    ids = (phrases.ids & ~PHRASE_BIT).astype(np.int64)
-    begins = phrases.table_offsets[ids]
-    counts = phrases.table_offsets[ids + 1] - begins
-    places = np.cumsum(counts) - counts
-    if name == "border":
-        border = np.zeros(int(counts.sum()), np.uint8)
-        border[places[counts > 0]] = 1 + 2 * (phrases.ids[counts > 0] >= PHRASE_BIT)
-        return border
-    flat = np.repeat(begins - places, counts) + np.arange(int(counts.sum()))
-    return phrases.table[name][flat]
 
 
 def pieces(store: Store, name: str, dtype: np.dtype[Any]) -> Iterator[Array]:
@@ -126,7 +112,7 @@ def wide_dtype(store: Store, name: str) -> np.dtype[Any]:
 
 
 class Sink(io.RawIOBase):
-    """Gathers what a writer of another library writes until it is taken; it cannot be sought in."""
+    """A file object without seek that collects the output of another library's writer."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -161,7 +147,7 @@ def output_file(out: Path, suffix: str, name: str = "tokens") -> Path:
 
 
 def summary(files: Iterable[Path], tokens: int, **more: Any) -> dict[str, Any]:
-    """Return what an export says of itself: files, tokens and bytes."""
+    """Return the result of an export: files, tokens and bytes."""
     paths = list(files)
     return {
         "files": [str(path) for path in paths],

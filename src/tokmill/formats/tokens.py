@@ -1,9 +1,9 @@
-"""Foreign token files as sources of builds: what all of them share."""
+"""Common parts of all sources that read foreign token files."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Literal
@@ -13,9 +13,9 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.builds.scan import FolderOptions, InputFile, find_files
-from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.builds.source import Frozen, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError
-from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
+from tokmill.store.schema import Array, Column, Schema, id_dtype
 
 IdType = Literal["u1", "u2", "u4"]
 
@@ -24,21 +24,21 @@ class TokenOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_on
     """Options of all token files."""
 
     vocab_size: int | None = None
-    """Number of ids, where no tokenizer is given; ids are checked against it."""
+    """Number of ids, if no tokenizer is given; ids are checked against it."""
 
 
 class TokenSource(Source):
-    """A source whose input is token ids already.
+    """A source whose input consists of token ids.
 
-    With a tokenizer the store gets the vocabulary `token` and ids are checked against its size;
-    with `vocab_size` they are checked against that. Either decides the width of the store's
-    column; with neither, the store's dtype is the files' own (the widest of them).
+    With a tokenizer the store gets the vocabulary `token`, and ids are checked against its size;
+    with `vocab_size` they are checked against that number. Both determine the dtype of the store's
+    column; with neither, it is the widest dtype of the files.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = TokenOptions
     version: ClassVar[int] = 1
     suffixes: ClassVar[tuple[str, ...]] = ()
-    """What files are called that are read of folders."""
+    """Suffixes of the files that are read in folders."""
 
     def __init__(
         self,
@@ -88,14 +88,14 @@ class TokenSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """The column `token`, and what is carried along."""
+        """The column `token`, and the columns that are kept."""
         dtype = self.file_dtype() if self.size is None else id_dtype(self.size)
         return {"token": Column(dtype, vocab="token" if self.frozen else None), **self.kept()}
 
     def identity(self) -> dict[str, Any]:
         """Return the dtypes of the columns, which follow from the inputs.
 
-        So a store that grows by a file of wider ids is refused instead of holding two widths.
+        So a store cannot grow by a file with wider ids: it would have two dtypes.
         """
         return {"dtypes": {name: column.dtype for name, column in self.schema.items()}}
 
@@ -106,23 +106,15 @@ class TokenSource(Source):
         return found.files
 
     def kept(self) -> Schema:
-        """Return the columns beside the tokens."""
+        """Return the other columns that are kept."""
         return {}
 
     @abstractmethod
     def file_dtype(self) -> IdType:
         """Return the store's dtype for ids of the files' own width."""
 
-    @abstractmethod
-    def items(self) -> Iterator[Item]:
-        """Yield the items of the inputs, ordered by name and start."""
-
-    @abstractmethod
-    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield an item's records in batches."""
-
     def checked(self, ids: Array, place: Callable[[int], str]) -> Array:
-        """Return ids in the store's dtype; `place` says where the i-th of them stands.
+        """Return ids in the store's dtype; `place` returns the place of the i-th id for errors.
 
         Raises `TokmillError` for an id below 0, or outside the vocabulary or the store's dtype.
         """
@@ -146,13 +138,13 @@ class TokenSource(Source):
 
 
 def store_dtype(dtypes: Sequence[np.dtype[Any]]) -> IdType:
-    """Return the narrowest dtype of a store that is as wide as any of the files' (32 bits most)."""
+    """Return the dtype of a store that is as wide as the widest of the files, at most 32 bits."""
     widest = max((dtype.itemsize for dtype in dtypes), default=2)
     return "u1" if widest == 1 else "u2" if widest == 2 else "u4"
 
 
 def at_byte(path: Path | str, start: int, size: int) -> Callable[[int], str]:
-    """Return what says where the i-th id of `size` bytes stands that begin at byte `start`."""
+    """Return a function i → place of the i-th id, for ids of `size` bytes from byte `start` on."""
     return lambda i: f"{path}, byte {start + i * size}"
 
 

@@ -1,4 +1,4 @@
-"""Marked texts of chats to ids and a mask of what is learned, a batch at a time."""
+"""Encode texts of chats with marks: ids, and a mask of the tokens that are learned."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tokmill import plugins
 from tokmill.builds.source import Resources
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
+from tokmill.store.strings import ranges
 from tokmill.text import tokenizer_json as files
 from tokmill.text.chat_templates import BREAK, CLOSE, END, MARKS, OPEN
 from tokmill.text.encoders import make_encoder
@@ -87,9 +88,9 @@ class ChatEncoder:
         return ids, np.concatenate([[0], np.cumsum(lengths)])
 
     def _segments(self, marked: Sequence[str], last: bool) -> Encoded:
-        """Encode what stands between special tokens, all at once, and put the tokens between.
+        """Encode the text between special tokens in one batch, and insert the special tokens.
 
-        The bytes of a chat's tokens are those of its text, so where each begins is a sum.
+        The bytes of a chat's tokens are those of its text, so the place of a token is a sum.
         """
         raw = "".join([text + END for text in marked]).encode()
         found = [(m.start(), m.end(), m.group()) for m in self._events.finditer(raw)]
@@ -106,12 +107,12 @@ class ChatEncoder:
         marks = np.cumsum(np.where(special, 0, width)) - np.where(special, 0, width)
         place, inner = begin - marks, begin - gone
         keep = np.ones(len(raw), bool)
-        keep[_ranges(begin, end)] = False
+        keep[ranges(begin, end - begin)] = False
         content = np.frombuffer(raw, np.uint8)[keep]
         cuts = special | (kinds == _END)
         offsets = np.concatenate([[0], inner[cuts]])
         segment_ids, lengths = self._encoder.encode_utf8(content, offsets)
-        # A segment of tokens and its special token, or the end of the chat, take turns.
+        # Each segment is followed by a special token, or by the end of the chat.
         extra = special[cuts].astype(np.int64)
         stops = np.cumsum(lengths + extra)
         ids = np.empty(int(stops[-1]), np.uint32)
@@ -136,7 +137,7 @@ class ChatEncoder:
         return ids, tokens, learned, np.diff(texts)
 
     def _texts(self, marked: Sequence[str], last: bool) -> Encoded:
-        """Encode whole texts with `tokenizers`, whose encodings say where each token stands."""
+        """Encode whole texts with `tokenizers`, whose encodings have the place of each token."""
         plain = [MARKS.sub("", text) for text in marked]
         encodings = self._whole.encode_batch(plain, add_special_tokens=False)
         ids = [np.array(encoding.ids, np.uint32) for encoding in encodings]
@@ -158,10 +159,11 @@ _KINDS = {
 
 
 def mask(begins: Array, ends: Array, spans: Array) -> Array:
-    """Return which tokens share a place with a span, uint8.
+    """Return which tokens overlap a span, uint8.
 
     Args:
-        begins: where tokens begin, growing; `ends`: where they end.
+        begins: where tokens begin, ascending.
+        ends: where they end.
         spans: (n, 2) places, in order, that do not overlap.
     """
     spans = spans[spans[:, 0] < spans[:, 1]]
@@ -181,7 +183,7 @@ def _last_of(spans: Array, texts: Array) -> Array:
 
 
 def _spans(text: str) -> list[tuple[int, int]]:
-    """Return the characters between marks, counted without them."""
+    """Return the spans of characters between marks; the marks are not counted."""
     spans, begin = [], 0
     for marks, found in enumerate(MARKS.finditer(text)):
         if found.group() == OPEN:
@@ -191,14 +193,8 @@ def _spans(text: str) -> list[tuple[int, int]]:
     return spans
 
 
-def _ranges(starts: Array, stops: Array) -> Array:
-    """Return all numbers of the ranges, end to end."""
-    lengths = stops - starts
-    return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-
-
 def _in_segments(data: Mapping[str, Any], control: Mapping[str, int]) -> bool:
-    """Say whether the text between two special tokens is encoded as if it stood alone."""
+    """Say whether the text between two special tokens gets the same ids as when it is alone."""
     steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
     flags = ("lstrip", "rstrip", "single_word")
     return (

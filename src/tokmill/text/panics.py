@@ -1,4 +1,4 @@
-"""What a library in Rust does when it gives up: an exception that is none, and words on stderr."""
+"""Panics of libraries in Rust: a `BaseException` that is no `Exception`, and lines on stderr."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _one_at_a_time = threading.Lock()
 
 
 class Panic(ValueError):
-    """A library in Rust gave up."""
+    """A library in Rust panicked."""
 
 
 @contextlib.contextmanager
 def no_panic(*, hide: bool = False) -> Iterator[None]:
-    """Turn what a library in Rust raises when it gives up, which is no `Exception`, into one.
+    """Turn a panic of a library in Rust into the exception `Panic`.
 
-    Rust also writes the place in its source to stderr, and a trace where RUST_BACKTRACE is set.
+    Rust also writes the place in its source to stderr, and a trace if RUST_BACKTRACE is set.
 
     Args:
-        hide: drop what is written to stderr where the library gives up. It is held back meanwhile,
-            also that of other threads, so this is for short calls.
+        hide: if the library panics, drop its output on stderr. During the call the stderr of the
+            whole process is held back, also that of other threads, so this is for short calls.
 
     Raises `Panic` with the first line of its message.
     """
@@ -41,7 +41,7 @@ def no_panic(*, hide: bool = False) -> Iterator[None]:
 
 
 class _Held:
-    """Holds back what this process writes to its stderr, the file, until the end."""
+    """Holds back the output of this process on file descriptor 2 until the end."""
 
     def __enter__(self) -> _Held:
         _one_at_a_time.acquire()
@@ -53,7 +53,7 @@ class _Held:
         return self
 
     def drop(self) -> None:
-        """Forget what was written."""
+        """Drop the output."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._held, 0)
 

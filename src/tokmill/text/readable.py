@@ -1,8 +1,8 @@
-"""The readable encoder: what a tokenizer.json means, step by step, in plain Python.
+"""The readable encoder: the steps of a tokenizer.json in plain Python.
 
-It is the twin that the engines of `tokmill.text.encoders` are tested against. It knows byte-level
-BPE (GPT-2, GPT-4, Llama 3 and their like) and SentencePiece BPE with byte fallback (Llama 2); any
-step that it does not know is refused by name, never skipped.
+The engines of `tokmill.text.encoders` are tested against it. It knows byte-level BPE (GPT-2, GPT-4,
+Llama 3 and similar) and SentencePiece BPE with byte fallback (Llama 2). An unknown step is an error
+that names it; no step is ever skipped.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tokmill.text.cutting import segments
 from tokmill.text.patterns import GPT2, compile_pattern, matches, safe_cut, split_words
 
 Normalizer = Callable[[str, bool, bool], str]
-"""(text, begins a stretch between special tokens, ends one) → text."""
+"""(text, is it the first of a stretch between special tokens, is it the last) → text."""
 Splitter = Callable[[str, bool], Iterator[str]]
 
 _CACHED = 1 << 11
-"""Words whose ids are kept: some 0.5 MB, as `encode_iterable` promises constant memory."""
+"""Words whose ids are cached: about 0.5 MB, as `encode_iterable` promises constant memory."""
 
 
 class ReadableEncoder:
@@ -61,8 +61,8 @@ class ReadableEncoder:
     def encode(self, chunks: Iterable[str]) -> Iterator[list[int]]:
         """Yield the ids of text that arrives in chunks, some at a time.
 
-        The ids do not depend on where the text was cut. Added tokens become ids wherever they stand
-        (`tokenizer_json.without_specials` makes a file where special ones do not).
+        The ids do not depend on the chunks. Names of added tokens in the text become these tokens
+        (with a file of `tokenizer_json.without_specials`, names of special tokens do not).
         """
         tokens = self.added
         before_special = True
@@ -104,13 +104,7 @@ class ReadableEncoder:
         return known
 
     def _merged(self, word: str) -> list[int]:
-        try:
-            raw = word.encode()
-        except UnicodeEncodeError as error:
-            raise TokmillError(
-                f"the text holds a lone surrogate {word[error.start]!r}, which no UTF-8 has",
-                hint="read the text with errors='replace'",
-            ) from None
+        raw = utf8(word)
         spelled = files.alias(raw) if self.is_byte_level else word
         if self.ignore_merges and spelled in self.vocab:
             return [self.vocab[spelled]]
@@ -152,8 +146,8 @@ class ReadableEncoder:
     def _safe_places(self, data: Mapping[str, Any]) -> re.Pattern[str] | None:
         steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
         if self.byte_fallback and not steps:
-            # No token goes on behind a space, so nothing is merged across the place before one.
-            # White space that a normalizer joins or takes away is then in one part.
+            # No token has a space inside, so nothing is merged across the place before a space.
+            # Spaces that a normalizer joins or removes are then in the same part.
             inner = re.compile(f"[^{files.SPACE}]{files.SPACE}")
             known = (files.SPACE, " ", "")
             if all(
@@ -162,8 +156,8 @@ class ReadableEncoder:
             ) and not any(map(inner.search, self.vocab)):
                 return re.compile(f"(?<=[^ {files.SPACE}])(?= )")
             return None
-        # The first pre-tokenizer sees the text as it came where there is no normalizer; what it
-        # cuts, later steps see cut. Other stretches are held until their end.
+        # Without a normalizer the first pre-tokenizer sees the original text, and later steps see
+        # its pieces. In other cases there are no safe places.
         if self.normalizers or not steps:
             return None
         if steps[0]["type"] == "Split":
@@ -224,6 +218,17 @@ class ReadableEncoder:
             where=self.where,
             hint="the engine 'tokenizers' may run it: --engine tokenizers",
         )
+
+
+def utf8(text: str) -> bytes:
+    """Return text as UTF-8; raises `TokmillError` for a lone surrogate."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise TokmillError(
+            f"the text holds a lone surrogate {text[error.start]!r}, which no UTF-8 has",
+            hint="read the text with errors='replace'",
+        ) from None
 
 
 def _replacer(pattern: Mapping[str, str], content: str) -> Normalizer:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.text.tokenizer_json import OUTER_SPACES, SPACE
+from tokmill.text.tokenizer_json import OUTER_SPACES, SPACE, added_token
 
 _KINDS = {1: "Unigram", 2: "BPE", 3: "Word", 4: "Char"}
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -28,8 +28,8 @@ class Piece(NamedTuple):
 def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
     """Turn the bytes of a `.model` file into the content of a tokenizer.json with equal ids.
 
-    Raises `TokmillError` for bytes that are no SentencePiece model and for kinds of model that a
-    tokenizer.json cannot say or this reader does not know.
+    Raises `TokmillError` for bytes that are no SentencePiece model, and for models that this reader
+    does not know or a tokenizer.json cannot express.
     """
     library = plugins.require("sentencepiece.sentencepiece_model_pb2")
     broken = plugins.require("google.protobuf.message").DecodeError
@@ -40,7 +40,7 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
         pieces = [Piece(piece.piece, piece.score, piece.type) for piece in model.pieces]
         texts = [trainer.unk_piece, normalizer.name, *(piece.text for piece in pieces)]
         if not all(isinstance(text, str) for text in texts):
-            # What is no UTF-8 comes as bytes.
+            # protobuf gives text that is not UTF-8 as bytes.
             raise ValueError
     except (broken, ValueError):
         raise TokmillError(
@@ -120,15 +120,7 @@ def _tokenizer_json(pieces: list[Piece], trainer: Any, normalizer: Any) -> dict[
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {
-                "id": number,
-                "content": piece.text,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": piece.kind != _USER,
-            }
+            added_token(number, piece.text, special=piece.kind != _USER)
             for number, piece in enumerate(pieces)
             if piece.kind in (_CONTROL, _UNKNOWN, _USER)
         ],
@@ -152,8 +144,8 @@ def _tokenizer_json(pieces: list[Piece], trainer: Any, normalizer: Any) -> dict[
 
 
 def _merges(pieces: list[Piece], vocab: dict[str, int]) -> list[list[str]]:
-    # SentencePiece merges any two neighbours that make a piece, the best score first; a merge list
-    # says the same when it has every split of every piece in that order.
+    # SentencePiece merges any two neighbours that form a piece, best score first. A merge list with
+    # every split of every piece in this order has the same effect.
     mergeable = {p.text for p in pieces if p.kind == _NORMAL}
     ranked = [
         (-piece.score, vocab[piece.text], cut)

@@ -1,4 +1,4 @@
-"""Read tokenizers in the formats that are about, each as the content of a tokenizer.json."""
+"""Read tokenizers in the common formats, each as the content of a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokmill.text.patterns import CL100K_TIKTOKEN, GPT2, O200K, PATTERNS, resolv
 
 
 class RankFile(NamedTuple):
-    """What a tiktoken rank file does not say itself: its pattern and its special tokens."""
+    """Pattern and special tokens, which a tiktoken rank file does not contain."""
 
     pattern: str
     specials: dict[str, int]
@@ -48,32 +48,30 @@ SENTENCEPIECE = re.compile(r"\.model(?:\.v[0-9]\w*)?$")
 def read(
     path: Path | str, *, pattern: str | None = None, specials: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    """Read a tokenizer: its format follows from the file name, what is in it is checked.
+    """Read a tokenizer; the file name determines its format, and its content is checked.
 
     Args:
         path: a tokenizer.json or vocab.json beside merges.txt, or a folder with one of them, or
             a store or run that carries one; a `.tiktoken` rank file; a SentencePiece `.model`;
             Mistral's tekken.json; a `vocab.txt` of WordPiece.
-        pattern: how a rank file cuts words (a name of `PATTERNS` or a pattern), where its own name
-            does not say it.
+        pattern: how a rank file cuts words (a name of `PATTERNS` or a pattern), if its name is not
+            known.
         specials: special token → id, for a rank file.
 
     Raises:
-        TokmillError: there is no such file, or it is not what it should be.
+        TokmillError: there is no such file, or its content is invalid.
         MachineError: it cannot be read.
     """
     path = Path(path)
     if path.is_dir():
-        # Of a store or a run the vocabulary that it carries.
+        # For a store or a run, its vocabulary.
         carried = path / "vocab" / "tokenizer.json"
         path = carried if carried.exists() else _in_folder(path)
     if not path.exists():
         raise TokmillError(
             "there is no such tokenizer file",
             where=str(path),
-            hint="give a tokenizer.json or its "
-            "folder, vocab.json beside merges.txt, a .tiktoken, a .model, a tekken.json or a "
-            "vocab.txt file",
+            hint=f"give {tokenizer_json.FORMATS} file",
         )
     with machine_errors("read", path):
         raw = path.read_bytes()
@@ -123,7 +121,7 @@ def read_pair(path: Path) -> dict[str, Any]:
     specials: dict[str, int] = {}
     for token, number in spelled.items():
         read_back = tokenizer_json.unalias(token)
-        # Names like <|endoftext|> can be spelled as bytes too; no merge makes them.
+        # Names like <|endoftext|> are valid spellings of bytes too, but no merge makes them.
         if read_back is None or (token.startswith("<|") and token.endswith("|>")):
             specials[token] = number
             read_back = token.encode()
@@ -146,9 +144,9 @@ def read_pair(path: Path) -> dict[str, Any]:
 def read_ranks(
     raw: bytes, path: Path, pattern: str | None = None, specials: dict[str, int] | None = None
 ) -> dict[str, Any]:
-    """Read a tiktoken rank file: a line a token, its bytes in base64 and its rank, which is its id.
+    """Read a tiktoken rank file: on each line the bytes of a token in base64, and its rank = id.
 
-    Whole words that are tokens are taken as they are.
+    A whole word that is a token is encoded as this token.
     """
     known = RANK_FILES.get(path.name.removesuffix(".tiktoken"))
     if pattern is None and known is None:
@@ -197,6 +195,5 @@ def _in_folder(folder: Path) -> Path:
     raise TokmillError(
         "this folder holds no tokenizer",
         where=str(folder),
-        hint="it needs tokenizer.json, vocab.json and merges.txt, a .tiktoken, a .model, a "
-        "tekken.json or a vocab.txt file",
+        hint=f"it needs {tokenizer_json.FORMATS} file",
     )

@@ -30,8 +30,14 @@ _BYTES = {alias: byte for byte, alias in ALIASES.items()}
 SPACE = "\u2581"
 """SentencePiece's sign for a space."""
 
+FORMATS = (
+    "a tokenizer.json or its folder, vocab.json beside merges.txt, a .tiktoken, a .model, a "
+    "tekken.json or a vocab.txt"
+)
+"""All files that are read as tokenizers, for hints."""
+
 OUTER_SPACES = f"\\A +|[ {SPACE}]+\\z"
-"""What SentencePiece takes off the ends of a text, as a pattern of Hugging Face's `Replace`."""
+"""The spaces that SentencePiece removes at both ends of a text, as a pattern of `Replace`."""
 
 
 def alias(token: bytes) -> str:
@@ -65,7 +71,7 @@ def byte_level(
         ignore_merges: a whole word that is a token is taken as it is (tiktoken's way).
     """
     special_ids = {number: token for token, number in specials.items()}
-    # In the model's vocabulary too: `tokenizers` numbers added tokens that are not there itself.
+    # Special tokens are in the model's vocabulary too, else `tokenizers` gives them other ids.
     by_id = dict(sorted((vocab | {n: t.encode() for n, t in special_ids.items()}).items()))
     spelled: dict[str, int] = {}
     for number, token in by_id.items():
@@ -96,18 +102,7 @@ def byte_level(
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {
-                "id": number,
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for number, token in sorted(special_ids.items())
-        ],
+        "added_tokens": [added_token(n, token) for n, token in sorted(special_ids.items())],
         "normalizer": None,
         "pre_tokenizer": byte_step
         if pattern == GPT2
@@ -134,6 +129,19 @@ def byte_level(
     }
 
 
+def added_token(number: int, content: str, *, special: bool = True) -> dict[str, Any]:
+    """Return an entry of `added_tokens`."""
+    return {
+        "id": number,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": special,
+    }
+
+
 def pattern_of(data: Mapping[str, Any]) -> str:
     """Return the pattern of a file that `byte_level` made."""
     split = next(
@@ -143,10 +151,10 @@ def pattern_of(data: Mapping[str, Any]) -> str:
 
 
 def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Return the merges that do what ranks do.
+    """Return merges with the same effect as ranks.
 
-    tiktoken merges any two neighbours that make a token, the smallest rank first; a merge list with
-    every split of every token says the same.
+    tiktoken merges any two neighbours that form a token, smallest rank first. A merge list with
+    every split of every token has the same effect.
     """
     merges: list[tuple[bytes, bytes]] = []
     for token, _ in sorted(ranks.items(), key=lambda item: item[1]):
@@ -160,9 +168,9 @@ def merges_of_ranks(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 
 def parse(raw: bytes | str, where: str) -> dict[str, Any]:
-    """Read the content of a tokenizer.json; refuse what is none.
+    """Read and check the content of a tokenizer.json.
 
-    Raises `TokmillError` for bytes that are no JSON, and for a file without model or vocabulary.
+    Raises `TokmillError` for bytes that are not JSON, and for a file without model or vocabulary.
     """
     try:
         data: Any = loads_json(raw)
@@ -171,9 +179,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
         raise TokmillError(
             f"this is no tokenizer.json: {why}",
             where=where,
-            hint="give a tokenizer.json, its "
-            "folder, vocab.json beside merges.txt, a .tiktoken, a .model, a tekken.json or a "
-            "vocab.txt file",
+            hint=f"give {FORMATS} file",
         ) from None
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
@@ -189,7 +195,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
         merges = model.get("merges") or []
         if not isinstance(merges, list):
             raise TokmillError("the merges are no list", where=where, hint="the file is broken")
-        # In comprehensions, as this is a good part of the start of every build.
+        # Comprehensions for speed: this takes much of the start of every build.
         pairs = [merge.split(" ") if type(merge) is str else merge for merge in merges]
         if not all(
             type(pair) is list and len(pair) == 2 and type(pair[0]) is type(pair[1]) is str
@@ -224,13 +230,13 @@ STEPS = {
     "post_processor": "processors",
     "decoder": "decoders",
 }
-"""The steps of a file, and the key of the parts of one that is a `Sequence`."""
+"""Kind of step → key of the list of steps in a `Sequence`."""
 SPARSE, FEW = 16, 1 << 20
-"""Ids that may be left out for each token, and the size up to which nobody looks."""
+"""Largest id / number of tokens that is accepted, and the largest id that is always accepted."""
 
 
 def _check_vocabulary(data: Mapping[str, Any], where: str) -> None:
-    """Refuse tokens without an id, and ids that are no numbers or far beyond the tokens."""
+    """Refuse tokens without an id, and ids that are no numbers or far too large."""
     vocab, added = data["model"]["vocab"], data.get("added_tokens") or []
     if isinstance(vocab, dict):
         ids = list(vocab.values())
@@ -251,7 +257,7 @@ def _check_vocabulary(data: Mapping[str, Any], where: str) -> None:
         raise TokmillError(
             f"the id {low if low < 0 else high} does not fit {len(ids):,} tokens",
             where=where,
-            hint="ids are numbered from 0; tables of them have an entry for each",
+            hint="ids count from 0 with few gaps, as tables have an entry for each id",
         )
 
 
@@ -272,7 +278,7 @@ def _is_pair(merge: object) -> bool:
 
 
 def canonical(data: Mapping[str, Any]) -> bytes:
-    """Write a tokenizer.json in its one form: vocabulary by id, added tokens by id, two spaces."""
+    """Return a tokenizer.json in canonical form: vocabulary and added tokens ordered by id."""
     data = dict(data)
     data["added_tokens"] = sorted(data.get("added_tokens") or [], key=lambda token: token["id"])
     model = dict(data["model"])
@@ -295,10 +301,10 @@ def added_tokens(data: Mapping[str, Any], *, special_only: bool = False) -> dict
 
 
 def without_specials(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a file in which text never becomes a special token; every other id stays.
+    """Return a file with which text never becomes a special token; all other ids stay the same.
 
-    A special token that also stands in the model's vocabulary is taken out there too where the
-    model takes whole words as they are (`ignore_merges`).
+    If the model takes whole words as tokens (`ignore_merges`), special tokens are removed from its
+    vocabulary too.
     """
     special = added_tokens(data, special_only=True)
     data = dict(data)
@@ -319,8 +325,8 @@ def without_specials(data: Mapping[str, Any]) -> dict[str, Any]:
 def template_tokens(tokenizer_json: bytes | str | Mapping[str, Any]) -> tuple[list[int], list[int]]:
     """Return the ids that the file's post-processor puts before and after a single text.
 
-    The encoders never add them; a source that wants them puts them in. Raises `TokmillError` for a
-    post-processor that is not known.
+    The encoders never add them; sources add them if asked. Raises `TokmillError` for an unknown
+    post-processor.
     """
     data = (
         tokenizer_json
@@ -365,7 +371,7 @@ def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def flatten(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    """Return the steps of a normalizer, pre-tokenizer or post-processor, sequences opened."""
+    """Return the steps of a normalizer, pre-tokenizer or post-processor, without sequences."""
     if step is None:
         return []
     if step.get("type") == "Sequence":
@@ -385,16 +391,16 @@ def is_byte_level(data: Mapping[str, Any]) -> bool:
 
 
 def spelling_bytes(spelled: str, *, byte_level: bool) -> bytes:
-    """Return the bytes that a part of a merge stands for; U+2581 is a space in SentencePiece's."""
+    """Return the bytes of a part of a merge; in SentencePiece U+2581 is a space."""
     read = unalias(spelled) if byte_level else spelled.replace(SPACE, " ").encode()
     return spelled.encode() if read is None else read
 
 
 def token_bytes(data: Mapping[str, Any]) -> dict[int, bytes]:
-    """Return id → the bytes that a token stands for, added tokens included.
+    """Return id → the bytes of the token, including added tokens.
 
-    Byte-level spellings are read back; in a model with byte fallback `<0x0A>` is one byte and
-    U+2581 a space; other models give their tokens' UTF-8.
+    Byte-level spellings are converted to bytes; with byte fallback `<0x0A>` is one byte and U+2581
+    a space; in other models a token stands for its UTF-8.
     """
     model = data["model"]
     entries = model["vocab"]

@@ -1,4 +1,4 @@
-"""Train a byte-level BPE tokenizer on records, with the fastest engine that is exact."""
+"""Train a byte-level BPE tokenizer on records, with the fastest exact engine."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tokmill.text.train_child import BORDER, read_spool
 
 ENGINES = ("auto", "gigatoken", "tokenizers", "python")
 MERGES_A_WORD = 0.5
-"""Ids a distinct word above which `tokenizers` trains faster than gigatoken, whose time explodes
-when most pairs have been joined: of 41,412 words it makes 20,000 ids in half the CPU time of the
-other, 26,000 in 1.3 times, 35,000 in 5 times and 50,257 in 24 times; of 161,605 words 35,000 in a
-fifth and 50,257 in half (source code; docs/log/2026-11-22-memory-of-text-builds.md)."""
+"""Ids / distinct words above which `tokenizers` trains faster than gigatoken. CPU time of gigatoken
+relative to `tokenizers` on source code: with 41,412 words 0.5 for 20,000 ids, 1.3 for 26,000, 5 for
+35,000 and 24 for 50,257; with 161,605 words 0.2 for 35,000 and 0.5 for 50,257
+(docs/log/2026-11-22-memory-of-text-builds.md)."""
 _MOST_COUNTED = 2**31 - 1
-"""Pairs that `tokenizers` counts in 32 bits; above that only the Python trainer is exact."""
+"""Bytes of text above which only the Python trainer is exact: `tokenizers` counts in 32 bits."""
 
 
 CHILD = "tokmill.text.train_child"
@@ -54,7 +54,7 @@ def records(
     *,
     unit: str = "documents",
 ) -> Iterator[str]:
-    """Yield what training sees: the documents that a build of this kind would make.
+    """Yield the texts for a training: the documents that a build of this kind would make.
 
     Args:
         inputs: files and folders.
@@ -99,7 +99,7 @@ def train_tokenizer(
             twin), or `auto`. All give equal tokenizers.
 
     Returns:
-        A tokenizer with `vocab_size` ids; fewer where every word has become one token.
+        A tokenizer with `vocab_size` ids; fewer if every word has become one token.
 
     Raises:
         UsageError: an argument is not known, the vocabulary is too small, a special token is given
@@ -137,7 +137,7 @@ def train_tokenizer(
 def assemble(
     merges: Sequence[tuple[bytes, bytes]], specials: Sequence[str], pattern: str
 ) -> Tokenizer:
-    """Make the tokenizer of merges: ids are special tokens, bytes, then merges as learned."""
+    """Make a tokenizer from merges: ids are special tokens, then bytes, then merges in order."""
     tokens = [token.encode() for token in specials]
     tokens += [bytes([byte]) for byte in BYTE_ORDER]
     learned = dict.fromkeys(left + right for left, right in merges)

@@ -1,4 +1,4 @@
-"""Sentences to records: `[CLS] a [SEP] b [SEP]`, segments, and what is cut off."""
+"""Encode sentences as records: `[CLS] a [SEP] b [SEP]`, segments, and cutting to a length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from tokmill.builds.source import Frozen, Resources
 from tokmill.store.probe import Probe
 from tokmill.store.schema import Array, Drops, Records, id_dtype
-from tokmill.store.strings import Strings
+from tokmill.store.strings import Strings, ranges
 from tokmill.text.documents import surround
 from tokmill.text.encoders import make_encoder
 from tokmill.text.prepare import Documents, select
@@ -19,7 +19,7 @@ from tokmill.text.probe import make_probe
 from tokmill.text.tokenizer_json import added_tokens
 
 LABEL = "\tlabel"
-"""What the names of the classes of documents are carried along as; no column is called so."""
+"""Key of the class names in `Documents.kept`; no field can have this name."""
 
 
 class EncodeSentences:
@@ -43,7 +43,7 @@ class EncodeSentences:
         self.dtype = np.dtype(id_dtype(frozen.vocabulary.size)).newbyteorder("<")
 
     def __call__(self, documents: Documents) -> Records:
-        """Return the records of a batch; a sentence of which no token is left makes none."""
+        """Return the records of a batch; records with a sentence without tokens are rejected."""
         if self.specials:
             found = [any(name in text for name in self.specials) for text in documents.texts]
             reasons = ["special token" if one else "" for one in found]
@@ -113,10 +113,7 @@ class EncodeSentences:
         number = np.repeat(np.arange(runs.size), runs.reshape(-1))
         segments = (number % count).astype(np.uint8)
         sizes = kept.reshape(-1)
-        within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        tokens[within + np.repeat(ends - 1 - sizes, sizes)] = ids[
-            within + np.repeat(begins.reshape(-1), sizes)
-        ]
+        tokens[ranges(ends - 1 - sizes, sizes)] = ids[ranges(begins.reshape(-1), sizes)]
         return tokens, segments, offsets
 
 

@@ -20,29 +20,29 @@ from tokmill.files import machine_errors
 from tokmill.headers import loads_json
 from tokmill.text import tokenizer_json as files
 from tokmill.text.panics import no_panic
-from tokmill.text.readable import ReadableEncoder
+from tokmill.text.readable import ReadableEncoder, utf8
 
 INSIDE = "##"
-"""How tokens begin that go on with a word."""
+"""Prefix of tokens inside of a word."""
 LONGEST = 100
 """Characters of a word at most; a longer one is `[UNK]`."""
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """The special tokens of BERT, in the order of their ids in a vocabulary that is trained."""
 BEFORE_SPACE = re.compile(r"(?=[ \n])")
-"""Where a text may be cut: no word holds white space."""
+"""Matches places where a text may be cut: no word holds white space."""
 CLEANED = {
     " .": ".", " ?": "?", " !": "!", " ,": ",", " ' ": "'", " n't": "n't", " 'm": "'m",
     " do not": " don't", " 's": "'s", " 've": "'ve", " 're": "'re",
 }  # fmt: skip
-"""What a decoder with `cleanup` writes otherwise."""
+"""Replacements of a decoder with `cleanup`."""
 
 
 def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
     """Return the content of a tokenizer.json for a `vocab.txt`: a token a line, the line its id.
 
-    The file does not say whether text is put into lower case. A `tokenizer_config.json` beside it
-    does; without one, a vocabulary with capital letters is taken for one that keeps them. Of a
-    token that stands there twice the last line is its id, as in BERT's own reader.
+    The file does not state whether text is converted to lower case. A `tokenizer_config.json`
+    beside it does; without it, capital letters are kept if the vocabulary has some. If a token
+    occurs twice, its last line is its id, as in BERT's own reader.
     """
     try:
         text = raw.decode("utf-8-sig")
@@ -89,15 +89,7 @@ def tokenizer_data(
         more: further special tokens.
     """
     added = [
-        {
-            "id": number,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": True,
-        }
+        files.added_token(number, token)
         for token, number in sorted(vocab.items(), key=lambda item: item[1])
         if token in SPECIALS or token in more
     ]
@@ -175,8 +167,8 @@ class ReadableWordPiece(ReadableEncoder):
     """Text → ids of a tokenizer.json with WordPiece.
 
     Which characters are punctuation, control characters, marks or capitals depends on the version
-    of Unicode, and `tokenizers` has a different one for each. So its own normalizer and
-    pre-tokenizer are asked for the words; what becomes of a word is written out here.
+    of Unicode, and `tokenizers` uses several versions. So words are made by its own normalizer and
+    pre-tokenizer; the ids of a word are computed here.
     """
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
@@ -214,13 +206,7 @@ class ReadableWordPiece(ReadableEncoder):
         self.added = self._added(data)
 
     def _stretch(self, text: str, first: bool, last: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TokmillError(
-                f"the text holds a lone surrogate {text[error.start]!r}, which no UTF-8 has",
-                hint="read the text with errors='replace'",
-            ) from None
+        utf8(text)
         for normalize in self.normalizers:
             text = normalize(text, first, last)
         words = [text] if text else []

@@ -10,7 +10,6 @@ import numpy as np
 
 from tokmill.errors import UsageError, nearest
 from tokmill.files import machine_errors
-from tokmill.formats.exports import expand
 from tokmill.store.schema import PHRASE_BIT, Array, Phrases
 from tokmill.store.store import Store
 from tokmill.store.strings import Strings
@@ -110,7 +109,7 @@ class X86Tokenizer:
             key = Key("", graph.program, "", "", "")
             for batch in records_of(graph, key, self.templates(graph.bits), cutting):
                 assert batch.phrases is not None
-                columns = {name: expand(batch.phrases, name) for name in (*COLUMNS, "border")}
+                columns = {name: batch.phrases.expanded(name) for name in (*COLUMNS, "border")}
                 names = batch.columns["function"]
                 assert isinstance(names, Strings)
                 addresses = np.asarray(batch.columns["address"]).tolist()
@@ -137,7 +136,7 @@ class X86Tokenizer:
             ids[0] |= PHRASE_BIT
         ends = np.array([0, len(ids)])
         phrases = Phrases(ids, ends, table.offsets, table.columns)
-        return {column: expand(phrases, column) for column in (*COLUMNS, "border")}
+        return {column: phrases.expanded(column) for column in (*COLUMNS, "border")}
 
     def decode(self, columns: Mapping[str, Array] | Iterable[int] | Array) -> list[str]:
         """Return instructions as text: the tokens of `asm`, special ones too, an entry each.

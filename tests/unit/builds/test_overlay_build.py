@@ -153,7 +153,7 @@ def test_what_is_refused(store: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"out": "elsewhere"}, "has its place in its store"),
+        ({"out": "elsewhere"}, "lies in its store"),
         ({"tokenizer": "t.json"}, "has no vocabulary"),
         ({"name": "a/b"}, "cannot be called"),
         ({"column": "no-name"}, "cannot be called"),

@@ -153,7 +153,7 @@ def test_names(store: Store) -> None:
     lay(store, "again", np.arange(10) % 3, column="mask")
     with pytest.raises(TokmillError, match="a column 'mask', which the store has already"):
         Store(store.path, ["mask", "again"])
-    with pytest.raises(UsageError, match="the store has a column 'token' itself"):
+    with pytest.raises(UsageError, match="the store has a column 'token' already"):
         lay(store, "token", np.arange(10))
     for name in ("../mask", ".mask", "", "a b"):
         with pytest.raises(UsageError, match="cannot be called"):
