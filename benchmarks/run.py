@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import bert_checkpoint
 import bpe_training
 import corpus
 import decoder_training
@@ -91,6 +92,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
         "rwkv7": ("RWKV-7", rwkv7.main),
         "masked": ("Masked language modelling", masked_head.main),
+        "checkpoint": ("A BERT of TensorFlow", bert_checkpoint.main),
         "x86-models": (
             "RWKV-7 and a decoder on programs",
             lambda: x86_models.main(cache),

@@ -103,12 +103,13 @@ def write_bundle(
     extra: Mapping[bytes, bytes] | None = None,
 ) -> None:
     """Write float32 tensors; `extra`: keys of the index and their values, in place of others."""
-    rows, data = {b"": head or header()}, b""
-    for name in sorted(tensors):
-        part = np.ascontiguousarray(tensors[name], "<f4").tobytes()
-        rows[name.encode()] = entry(1, tensors[name].shape, len(data), len(part), masked(part))
-        data += part
+    rows, offset = {b"": head or header()}, 0
+    shard = prefix.with_name(prefix.name + ".data-00000-of-00001")
+    with open(shard, "wb") as file:
+        for name in sorted(tensors):
+            part = np.ascontiguousarray(tensors[name], "<f4").tobytes()
+            rows[name.encode()] = entry(1, tensors[name].shape, offset, len(part), masked(part))
+            offset += file.write(part)
     rows = dict(sorted({**rows, **(extra or {})}.items()))
     index = prefix.with_name(prefix.name + ".index")
     index.write_bytes(table(rows, each, kind))
-    prefix.with_name(prefix.name + ".data-00000-of-00001").write_bytes(data)

@@ -15,7 +15,8 @@ from tokmill.errors import TokmillError
 from tokmill.models.block import TransformerConfig
 from tokmill.models.public import Public, unlike
 from tokmill.models.public_decoders import GPT2, Llama, Mistral, Qwen3
-from tokmill.models.public_encoders import Bert, DistilBert, ModernBert
+from tokmill.models.public_encoders import Bert, DistilBert
+from tokmill.models.public_modernbert import ModernBert
 from tokmill.models.public_tensors import Head
 
 READ: tuple[type[Public], ...] = (GPT2, Llama, Mistral, Qwen3, Bert, DistilBert, ModernBert)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from tokmill.models import matmul
 from tokmill.models.matmul import linear, product
 
 __all__ = [
@@ -29,6 +30,9 @@ CHUNK = 1 << 22
 32 MiB on the kernel would be asked for fresh pages each time."""
 LEAST_ROWS = 256
 """Rows of a chunk at least, or adding up the weight's gradient would cost as much as making it."""
+MANY_IDS, LEAST_PRODUCT = 8192, 64
+"""With more ids than these a product of so many rows pays the kernel that is compiled for it; a
+chunk of fewer ids has `matmul.ROWS`."""
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
@@ -172,9 +176,10 @@ class LinearCrossEntropy(torch.autograd.Function):
             of_bias = torch.zeros(bias.shape, dtype=wide, device=hidden.device)
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         rows = max(LEAST_ROWS, CHUNK // len(weight))
+        least = LEAST_PRODUCT if len(weight) > MANY_IDS else matmul.ROWS
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
-            logits_NV = product(hidden_ND[part], weight_VD.t()).to(wide)
+            logits_NV = product(hidden_ND[part], weight_VD.t(), least).to(wide)
             if bias is not None:
                 logits_NV += bias
             loss += cross_entropy_with_gradient_(logits_NV, targets[part], pull)
@@ -182,9 +187,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 of_bias += logits_NV.sum(0)
             gradient_NV = logits_NV.to(dtype)
             if of_hidden is not None:
-                of_hidden[part] = product(gradient_NV, weight_VD)
+                of_hidden[part] = product(gradient_NV, weight_VD, least)
             if of_weight is not None:
-                of_weight += product(hidden_ND[part].t(), gradient_NV)
+                of_weight += product(hidden_ND[part].t(), gradient_NV, least)
         ctx.save_for_backward(of_hidden, of_weight, of_bias)
         return loss
 

@@ -38,19 +38,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return a · b from matrices; without a gradient."""
-    return onednn(a, b.t()) if prefers_onednn(a, b) else a @ b
+def product(a: Tensor, b: Tensor, least: int = ROWS) -> Tensor:
+    """Return a · b from matrices; without a gradient. `least`: see `prefers_onednn`."""
+    return onednn(a, b.t()) if prefers_onednn(a, b, least) else a @ b
 
 
-def prefers_onednn(a: Tensor, b: Tensor) -> bool:
-    """Say whether a product of (…, M) with a matrix is left to oneDNN."""
+def prefers_onednn(a: Tensor, b: Tensor, least: int = ROWS) -> bool:
+    """Say whether a product of (…, M) with a matrix is left to oneDNN: from `least` rows on."""
     return (
         ONEDNN
         and bool(torch.backends.mkldnn.enabled)
         and a.dtype == b.dtype == torch.float32
         and a.device.type == b.device.type == "cpu"
-        and a.numel() >= ROWS * a.shape[-1]
+        and a.numel() >= least * a.shape[-1]
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )

@@ -17,7 +17,7 @@ from tokmill.models.huggingface import architecture, public_of, read_config
 from tokmill.models.inputs import Inputs
 from tokmill.models.modernbert import ModernBertConfig
 from tokmill.models.public_decoders import GPT2, Llama, Mistral, Qwen3
-from tokmill.models.public_encoders import layer_types
+from tokmill.models.public_modernbert import layer_types
 from tokmill.models.public_tensors import (
     GPT2_NAMES,
     LLAMA_NAMES,

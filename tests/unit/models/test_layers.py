@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokmill.models import layers
+from tokmill.models import layers, matmul
 from tokmill.models.layers import (
     GATES,
     Activation,
@@ -52,8 +52,9 @@ def test_the_loss_in_chunks_equals_the_plain_one(
         assert one.is_contiguous()
 
 
-def test_the_loss_by_onednn_equals_the_plain_one() -> None:
-    hidden, weight, targets = problem(rows=1500, ids=40)
+@pytest.mark.parametrize(("rows", "ids"), [(1500, 40), (300, 9000), (40, 9000)])
+def test_the_loss_by_onednn_equals_the_plain_one(rows: int, ids: int) -> None:
+    hidden, weight, targets = problem(rows=rows, ids=ids)
     found, expected = (f(hidden, weight, targets) for f in (linear_cross_entropy, plainly))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
     for one, other in zip(
@@ -62,6 +63,25 @@ def test_the_loss_by_onednn_equals_the_plain_one() -> None:
         strict=True,
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "ids", "fast"), [
+    (300, 9000, True), (63, 9000, False), (300, 8192, False), (512, 8192, True),
+])  # fmt: skip
+def test_many_ids_are_multiplied_by_onednn_from_few_rows_on(
+    rows: int, ids: int, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 8,192 ids and fewer it is as it was, to the bit."""
+    asked: list[bool] = []
+
+    def product(a: Tensor, b: Tensor, least: int = matmul.ROWS) -> Tensor:
+        asked.append(len(a) >= least)
+        return a @ b
+
+    monkeypatch.setattr(layers, "product", product)
+    hidden, weight, targets = problem(rows=rows, ids=ids)
+    linear_cross_entropy(hidden.detach(), weight.detach(), targets)
+    assert asked == [fast] * len(asked) and asked
 
 
 def test_the_loss_is_the_plain_one_in_bfloat16() -> None:
