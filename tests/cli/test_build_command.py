@@ -151,7 +151,7 @@ def test_select_and_parts(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
         (["jsonl", "a.jsonl", "-o", "s", "--set", "stirp=true", "--tokenizer", TOKENIZER], "stirp"),
         (["jsonl", "a.jsonl", "-o", "s", "--part", "3/2"], "is not i/n"),
         (["jsonl", "a.jsonl", "-o", "s", "--memory", "lots"], "no amount of memory"),
-        (["jsonl", "a.jsonl", "-o", "s", "--limit-time", "soon"], "is no time"),
+        (["jsonl", "a.jsonl", "-o", "s", "--limit-time", "soon"], "is not a time"),
         (["jsonl", "a.jsonl", "-o", "s", "--preset", "fast"], "preset"),
         (["jsonl", "a.jsonl", "-o", "s", "--workers", "-1"], "workers"),
         (["jsonl", "a.jsonl", "-o", "s", "--train", "a.jsonl"], "go together"),

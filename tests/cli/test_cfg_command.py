@@ -101,7 +101,7 @@ def test_one_program_for_other_tools(here: Here, programs: Path, tmp_path: Path)
 
 def test_one_that_is_refused_is_told_with_its_reason(here: Here, programs: Path) -> None:
     _, error = here("cfg", "programs/notes", "-o", "new/graphs", "-q", code=1)
-    assert "no program file" in error and "notes" in error and "hint:" in error
+    assert "not a program" in error and "notes" in error and "hint:" in error
     # Nothing of it stays, not even the folder.
     assert not Path("new").exists()
     Path("there").mkdir()

@@ -147,7 +147,7 @@ def test_an_end_that_comes_at_once_is_said(folder: Path, here: Any) -> None:
     # Behind a whole chat nothing follows.
     chat_of = ",".join(map(str, Store(folder / "store").record(2)["token"].tolist()))
     ended = (*sample, chat_of, "--chat-template", "chatml")
-    assert "--chat-template says" in here(*ended, code=2)[1]
+    assert "--chat-template needs" in here(*ended, code=2)[1]
     out, err = here(*sample, "1", "--tokens", "0")
     assert out == "1\n" and "empty" not in err
 

@@ -61,10 +61,10 @@ def test_notes_go_to_stderr(root: Path, here: Here) -> None:
     ("arguments", "code", "message"),
     [
         ([], 2, "Missing argument"),
-        (["lm"], 1, "no run lies there"),
+        (["lm"], 1, "the folder holds no run"),
         (["nowhere"], 1, "no such folder"),
         (["runs", "--metric", "val_los"], 2, "did you mean 'val_loss'"),
-        (["runs", "--at", "end"], 2, "--at 'end' is no step"),
+        (["runs", "--at", "end"], 2, "--at 'end' is not a step"),
         (["runs", "--format", "tex"], 2, "no format is called 'tex'"),
     ],
 )

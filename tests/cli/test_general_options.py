@@ -51,8 +51,8 @@ def test_an_option_that_is_no_key(tokmill: Callable[..., Any]) -> None:
     [
         (["validate", "s"], "did you mean `tokmill store validate`?"),
         (["export", "s"], "`tokmill store export` or `tokmill model export`?"),
-        (["build", "here.txt"], "before the path comes one of: bin, chat, "),
-        (["store", "export", "here.txt"], "before the path comes one of: bin, datatrove, "),
+        (["build", "here.txt"], "before the path, name one of: bin, chat, "),
+        (["store", "export", "here.txt"], "before the path, name one of: bin, datatrove, "),
         (["trian", "s"], "did you mean 'train'?"),
     ],
 )
@@ -61,4 +61,4 @@ def test_an_unknown_command_names_the_one_that_was_meant(
 ) -> None:
     (tmp_path / "here.txt").write_text("text")
     _, err = here(*typed, code=2)
-    assert "knows no" in err and hint in err
+    assert "has no command" in err and hint in err

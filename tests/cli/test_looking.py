@@ -150,6 +150,22 @@ def test_recipe_schema() -> None:
     assert "did you mean 'text'?" in wrong.stderr
 
 
+def test_recipe_schema_of_trainings() -> None:
+    shown = json.loads(tokmill("recipe", "schema", "train", "--json").stdout)
+    keys = [(key["key"], key["kinds"]) for key in shown]
+    assert ("data.train", []) in keys and ("run.steps", []) in keys
+    assert ("model.layers", ["rwkv7"]) in keys  # with a default of its own
+    assert ("task.mask_share", ["masked", "sentence_pair"]) in keys
+    assert ("optim.lr", ["adamw", "muon"]) in keys
+    only = ("--kind", "rwkv7", "--kind", "adamw")
+    few = json.loads(tokmill("recipe", "schema", "train", *only, "--json").stdout)
+    kinds = {kind for key in few for kind in key["kinds"]}
+    assert {"rwkv7", "adamw", "masked"} <= kinds and not kinds & {"decoder", "muon"}
+    wrong = tokmill("recipe", "schema", "train", "--kind", "rwkv")
+    assert wrong.returncode == 2 and "did you mean 'rwkv7'?" in wrong.stderr
+    assert tokmill("recipe", "schema", "text", "--kind", "rwkv7").returncode == 2
+
+
 def test_inspect_says_how_many_records_match(store: Path) -> None:
     shown = tokmill("inspect", store, "--where", "length > 0", "--head", "1")
     assert "1 of 3 shown; --head 3 shows all" in shown.stderr

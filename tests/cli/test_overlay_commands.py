@@ -109,7 +109,7 @@ def test_embed_refuses(here: Here, run: Path, tmp_path: Path) -> None:
     make_store(tmp_path / "s", cycles(3))
     for arguments, code, what in (
         ((run, "s", "--pool", "max"), 2, "cannot be pooled by 'max'"),
-        ((run, "s", "--npy", "v.npy", "--name", "v"), 2, "written alone"),
+        ((run, "s", "--npy", "v.npy", "--name", "v"), 2, "takes no name"),
         ((run, "s", "--npy", ""), 2, "an .npy file"),
         ((run, "s", "--at", "best"), 1, "no weights called best"),
         (("s", "s"), 1, "the folder holds no run"),

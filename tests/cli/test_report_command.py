@@ -33,7 +33,7 @@ def test_a_run_whose_store_is_gone_and_one_whose_weights_are(
             "model.layers=1")  # fmt: skip
     store.rename(tmp_path / "elsewhere")
     tokmill("report", "run", "-o", "page.html")
-    assert "From nothing, and behind" in (tmp_path / "page.html").read_text()
+    assert "An empty prompt, and after" in (tmp_path / "page.html").read_text()
     (tmp_path / "run/model/model.safetensors").write_bytes(b"damaged")
     tokmill("report", "run", "-o", "page.html")
     assert "no samples: " in (tmp_path / "page.html").read_text()

@@ -136,7 +136,7 @@ def test_compare(tokmill: Run, tmp_path: Path, trained: Path, corpus: Any) -> No
         (["encode", "-t", "no", "--text", "a"], 1, "no such tokenizer"),
         (["encode", "-t", "a.txt", "--text", "a"], 1, "no tokenizer.json"),
         (["encode", "-t", "TRAINED", "."], 1, "a folder"),
-        (["encode", "-t", "TRAINED", "latin.txt"], 1, "no UTF-8"),
+        (["encode", "-t", "TRAINED", "latin.txt"], 1, "not UTF-8"),
         (["decode", "-t", "TRAINED", "12000"], 1, "no id 12000"),
         (["decode", "-t", "TRAINED", "x"], 2, "whole numbers"),
         (["compare", "TRAINED"], 2, "at least one"),

@@ -96,7 +96,7 @@ def test_train_stop_resume_sample(tokmill: Tokmill, store: Path, tmp_path: Path)
 
     assert "the run is finished" in tokmill("train", "-o", out, "--resume").stderr
     greedy = tokmill("sample", out, "--prompt", "one two th", "--temperature", "0")
-    assert greedy.stderr.startswith("note: 1 of 1 continuation outgrew")
+    assert greedy.stderr.startswith("note: 1 of 1 continuation became longer")
     assert greedy.stdout.startswith("one two three four one")
     drawn = [
         json.loads(tokmill("sample", out, "--tokens", "8", "--seed", str(seed), "--json").stdout)
@@ -194,7 +194,7 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
     [
         (["train", "STORE"], 2, "-o RUN"),
         (["train"], 2, "tokmill train STORE -o RUN"),
-        (["train", "TEXT", "-o", "RUN"], 2, "this is no recipe and no store"),
+        (["train", "TEXT", "-o", "RUN"], 2, "this is neither a recipe nor a store"),
         (["train", "TEXT", "-o", "RUN"], 2, "tokmill build text "),
         (["train", "--resume", "-o", "RUN"], 2, "there is no run to continue"),
         (["train", "STORE", "-o", "RUN", "--set", "data=3"], 2, "expected `object`"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,18 +132,29 @@ def test_instructions(here: Here, program: Path) -> None:
     shown, _ = here("vocab", "instructions", program, "-o", "i.csv", "--workers", 0)
     lines = Path("i.csv").read_text().splitlines()
     assert lines[0] == "text,bytes,code,bits,count,programs"
-    assert f"{len(lines) - 1:,} different" in shown
+    assert f"{len(lines) - 1:,} distinct" in shown
     found = json.loads(
         here("vocab", "instructions", program, "-o", "i.jsonl", "--workers", 0, "--json")[0]
     )
     assert found["encodings"] == len(lines) - 1
 
 
+def test_instructions_of_chosen_files(here: Here, program: Path) -> None:
+    for name in ("x/a.elf", "x/a.old"):
+        Path(name).parent.mkdir(exist_ok=True)
+        shutil.copy(program, name)
+    chosen = ("x", "--suffix", ".elf", "--workers", 0)
+    shown, _ = here("vocab", "instructions", *chosen, "-o", "i.csv")
+    assert "left out" in shown
+    found = json.loads(here("vocab", "instructions", *chosen, "-o", "j.csv", "--json")[0])
+    assert found["programs"] == 1 and sum(found["left_out"].values()) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "error", "hint"),
     [
         ("build text a.txt -o v", 2, "vocabularies of 'text'", "tokenizer train"),
-        ("build x86 -o v", 2, "no program was named", "--closed"),
+        ("build x86 -o v", 2, "no program is named", "--closed"),
         ("build x86 --closed --rules semanticbbv -o v", 2, "--closed means", "leave out"),
         ("build x86 none -o v", 1, "none: there is no such file", "check the path"),
         ("export none -o v", 1, "none: there is no such folder", "check the path"),
@@ -150,8 +162,8 @@ def test_instructions(here: Here, program: Path) -> None:
         ("export . -o v", 1, ".: the folder holds no x86 vocabulary", "COLUMN_tokens.txt"),
         ("import . --column asm -o v", 2, "names the column of one file", "asm mne"),
         ("import one.txt -o v", 1, "one.txt: there is no such file", "check the path"),
-        ("merge one -o v", 2, "one vocabulary was named", "merge A B"),
-        ("instructions a -o i.txt", 2, "suffix says its form", ".csv .jsonl .parquet"),
+        ("merge one -o v", 2, "one vocabulary is named", "merge A B"),
+        ("instructions a -o i.txt", 2, "suffix must name its form", ".csv .jsonl .parquet"),
     ],
 )
 def test_what_cannot_be_done(here: Here, arguments: str, code: int, error: str, hint: str) -> None:
@@ -164,7 +176,7 @@ def test_what_cannot_be_done(here: Here, arguments: str, code: int, error: str, 
 def test_prune_needs_to_know_what_goes(here: Here) -> None:
     write_vocabularies(Path("v"), closed())
     _, said = here("vocab", "prune", "v", "-o", "w", code=2)
-    assert "nothing says which tokens go" in said and "--used-by STORE" in said
+    assert "no option says which tokens to remove" in said and "--used-by STORE" in said
 
 
 def test_two_lists_of_one_column(here: Here) -> None:
@@ -196,4 +208,4 @@ def test_a_folder_of_other_things_is_not_written_into(here: Here, tmp_path: Path
     here("vocab", "build", "x86", "--closed", "-o", "mine")
     (tmp_path / "mine/notes.txt").write_text("mine")
     _, error = here("vocab", "build", "x86", "--closed", "-o", "mine", code=1)
-    assert "something else than a vocabulary: notes.txt" in error
+    assert "other files than a vocabulary: notes.txt" in error

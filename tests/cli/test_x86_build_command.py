@@ -51,7 +51,7 @@ def test_what_cannot_be_built(here: Command, folder: Path) -> None:
     _, error = here("build", "x86", "in", "-o", "s", code=1)
     assert "hint: make graphs of it first: tokmill cfg in/saved_index.pkl -o GRAPHS" in error
     _, error = here("build", "x86", "in/text", "-o", "s", code=1)
-    assert "not one record was found (1 no program file)" in error
+    assert "not one record was found (1 not a program)" in error
     assert not Path("s").exists()
     _, error = here("build", "x86", "in", "-o", "t", "--rules", "semanticbbv", code=2)
     assert "tokmill vocab build x86 INPUT… --rules semanticbbv -o DIR" in error
@@ -74,7 +74,7 @@ def test_the_help_of_a_kind_shows_what_it_takes(here: Command, folder: Path) -> 
     _, error = here("build", "x86", "in", "-o", "s", "--tokenizer", "t.json", code=2)
     assert "x86 code has no tokenizer\nhint: --vocab names vocabularies" in error
     _, error = here("build", "x86", "in", "-o", "s", "--engine", "tokenizers", code=2)
-    assert "--engine chooses what encodes text, and x86 encodes none" in error
+    assert "--engine chooses the encoder of text, but x86 encodes no text" in error
 
 
 def test_many_unknown_tokens_are_a_warning(here: Command, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_commands_tell_what_they_can(
     run = str(runs / "one" / name / "whole")
     if name != "next_token":
         assert command("sample", run, "--prompt", "x") == 1
-        assert "only runs that predict the next token" in capsys.readouterr().err
+        assert "only a run that predicts the next token" in capsys.readouterr().err
     assert command("eval", run, str(stores / "walks-val"), "--device", "cpu") == 0
     assert "loss" in capsys.readouterr().out
     assert command("inspect", run) == 0

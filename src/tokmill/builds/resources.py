@@ -89,7 +89,7 @@ def parse_seconds(text: str) -> float:
     """Return the seconds of a text such as 90s, 10m or 1.5h."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text)
     if not match:
-        raise UsageError(f"{text!r} is no time", hint="such as 90s, 10m or 1.5h")
+        raise UsageError(f"{text!r} is not a time", hint="write it as 90s, 10m or 1.5h")
     return float(match[1]) * TIMES[match[2]]
 
 

@@ -1,4 +1,4 @@
-"""The `tokmill` command: one file a panel, loaded when its command is used."""
+"""The `tokmill` command; the file of a command is imported when the command is used."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tokmill.cli.output import behind_doors
 from tokmill.errors import Interrupted, TokmillError, plain
 from tokmill.files import HINTS, machine_error
 
-# typer carries its own click, whose names are private; these are its public faces.
+# typer has its own copy of click, which is private; this is how its class is reached.
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
 
 TYPER_INTERRUPTED = 130
-"""What typer makes of a KeyboardInterrupt in a command."""
+"""The exit code that typer returns for a KeyboardInterrupt in a command."""
 ERROR, INTERRUPTED = ("error", "31"), ("interrupted", "33")
-"""What stands before a message, and its colour on a terminal: red, yellow."""
+"""Labels of messages, and their colours on a terminal: red, yellow."""
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     # command: (module:attribute, panel, one line of help)
@@ -42,7 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "embed": ("tokmill.cli.embed:embed", "training", "Make vectors of records with a run."),
     "sample": ("tokmill.cli.sample:sample", "training", "Continue prompts with a trained model."),
     "model": ("tokmill.cli.model:app", "training", "Read and write public checkpoints."),
-    "inspect": ("tokmill.cli.looking:inspect", "looking", "Say what a file or folder is."),
+    "inspect": ("tokmill.cli.looking:inspect", "looking", "Describe a file or folder of any kind."),
     "compare": ("tokmill.cli.compare:compare", "looking", "Compare runs, seeds together."),
     "plot": ("tokmill.cli.looking:plot", "looking", "Draw a figure of a store, tokenizer or run."),
     "report": ("tokmill.cli.looking:report", "looking", "Write one HTML page of stores and runs."),
@@ -108,12 +108,12 @@ def _general(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and exit: 0 done, 1 refused, 2 usage, 3 interrupted, 4 extra, 5 machine.
 
-    A bug (70) leaves its traceback in a file and prints the path.
+    For a bug the exit code is 70; the traceback is written to a file and its path is printed.
     """
     signal.signal(signal.SIGTERM, _terminated)
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        # `obj`: a command that starts itself in other processes hands its arguments on.
+        # `obj`: `train` passes its arguments on to the processes that it starts.
         code = application().main(
             arguments, prog_name="tokmill", standalone_mode=False, obj=arguments
         )
@@ -134,14 +134,14 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         code = 0
     except MemoryError:
-        _complain("memory ran out\nhint: give it less to hold, as with --preset memory")
+        _complain("memory ran out\nhint: use less memory, as with --preset memory")
         code = 5
     except Exception as error:
         if isinstance(error, OSError) and error.errno in HINTS:
-            # Nothing of ours went wrong, wherever the machine refused.
-            found = machine_error("work", error.filename or "", error)
-            _complain(str(found))
-            sys.exit(found.exit_code)
+            # The machine refused something: this is no bug.
+            refused = machine_error("work", error.filename or "", error)
+            _complain(str(refused))
+            sys.exit(refused.exit_code)
         with tempfile.NamedTemporaryFile(
             "w",
             prefix="tokmill-bug-",
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
             errors="backslashreplace",
         ) as handle:
             handle.write(" ".join(sys.argv) + "\n\n" + traceback.format_exc())
-        # The names in it may be no UTF-8.
+        # Names of files in it may not be UTF-8 (`_complain` escapes them).
         last = traceback.format_exc().strip().splitlines()[-1]
         _complain(
             f"this is a bug in tokmill: {last}\nhint: please report it with the file {handle.name}"
@@ -162,8 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def entry() -> None:
     """Run the command line as a process of its own."""
-    # Importing makes hundreds of thousands of objects and no garbage; looking for some among them
-    # each time takes a seventh of a short build.
+    # Imports make hundreds of thousands of objects and no garbage. With the default thresholds, the
+    # garbage collector takes a seventh of a short build.
     gc.set_threshold(200_000, 50, 50)
     code: Any = 0
     try:
@@ -173,7 +173,7 @@ def entry() -> None:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-    # All is written and closed by now; taking large packages apart would last 0.1 to 0.3 s.
+    # All files are written by now. A normal exit of large packages would take 0.1 to 0.3 s.
     os._exit(code if isinstance(code, int) else 0)
 
 
@@ -181,7 +181,7 @@ def _usage(error: Any) -> str:
     command = error.ctx.command_path if getattr(error, "ctx", None) else "tokmill"
     option = getattr(error, "option_name", "")
     if command == "tokmill train" and type(error).__name__ == "NoSuchOption":
-        # Keys of recipes are no options, but who comes from another trainer tries them.
+        # Users of other trainers may try keys of the recipe as options.
         name = option.lstrip("-").replace("-", "_")
         key = importlib.import_module("tokmill.training.recipe.key_names").plain_key(name)
         if key:
@@ -201,7 +201,7 @@ def _complain(text: str, kind: tuple[str, str] = ERROR) -> None:
     label, hint = f"{kind[0]}:", "hint:"
     if colour:
         label, hint = f"\x1b[1;{kind[1]}m{label}\x1b[0m", f"\x1b[1;36m{hint}\x1b[0m"
-    # Where stderr cannot be written (a log on the full disk), the exit code still says it.
+    # If stderr cannot be written (a log on a full disk), the exit code still shows the error.
     with contextlib.suppress(OSError):
         print(f"{label} {first}", file=sys.stderr)
         if rest:

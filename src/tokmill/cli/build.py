@@ -19,6 +19,7 @@ from tokmill.builds.stdin import stdin_kept
 from tokmill.cli import build_text
 from tokmill.cli.built import report
 from tokmill.cli.lazy import as_command, lazy_group
+from tokmill.cli.options import Json
 from tokmill.cli.output import print_json, say
 from tokmill.cli.recipe import TRAINING
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
@@ -33,12 +34,12 @@ RUNNING = "how it runs (changes no byte)"
 Inputs = Annotated[
     list[str] | None, typer.Argument(help="Files, folders or stores; - reads a pipe.")
 ]
-# Whether it may be read is found out, and told, by what reads it.
+# readable=False: typer does not check the folder; the build does, with better errors.
 Out = Annotated[
     Path | None, typer.Option("-o", "--out", readable=False, help="Folder of the store.")
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="tokenizer.json, or GPT-2, tiktoken … files.")]
-Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN where names do not say it.")]
+Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN if a token's name is unusual.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")]
 Workers = Annotated[
     int | None,
@@ -46,7 +47,7 @@ Workers = Annotated[
 ]
 Preset = Annotated[str, typer.Option(help="memory, balanced or speed.", rich_help_panel=RUNNING)]
 Memory = Annotated[
-    str | None, typer.Option(help="Memory to hold at most, such as 2GB.", rich_help_panel=RUNNING)
+    str | None, typer.Option(help="Largest memory to use, such as 2GB.", rich_help_panel=RUNNING)
 ]
 Engine = Annotated[
     str, typer.Option(help="Encoder: auto, gigatoken, tokenizers.", rich_help_panel=RUNNING)
@@ -56,7 +57,8 @@ Executor = Annotated[
     typer.Option(help="Where shards are made: auto, here, pool, ray.", rich_help_panel=RUNNING),
 ]
 Address = Annotated[
-    str, typer.Option(help="Of a Ray cluster, such as 10.0.0.1:6379.", rich_help_panel=RUNNING)
+    str,
+    typer.Option(help="Address of a Ray cluster, as 10.0.0.1:6379.", rich_help_panel=RUNNING),
 ]
 Part = Annotated[
     str | None,
@@ -64,11 +66,11 @@ Part = Annotated[
 ]
 LimitTime = Annotated[
     str | None,
-    typer.Option(help="Stop after 10m and project the rest.", rich_help_panel=RUNNING),
+    typer.Option(help="Stop after this time, such as 10m.", rich_help_panel=RUNNING),
 ]
 MaxRejects = Annotated[
     float,
-    typer.Option(help="Share of rejected records that ends it.", rich_help_panel=RUNNING),
+    typer.Option(help="Largest share of rejected records.", rich_help_panel=RUNNING),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start over.", rich_help_panel=RUNNING)]
 Yes = Annotated[
@@ -79,13 +81,12 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the plan, do nothing.", rich_help_panel=RUNNING)
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)]
-Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
 
 
 def load_kind(name: str) -> Any:
     """Return the command of a kind of source, made from its options, or that of a recipe file."""
     if name.endswith(".toml"):
-        return _command(name, None, f"Build what {name} says.")
+        return _command(name, None, f"Build the recipe {name}.")
     if name not in plugins.SOURCES:
         return None
     line = f"Build a store from {plugins.SOURCES[name].help}."
@@ -155,7 +156,7 @@ def _command(
         chosen = _recipe(name, inputs or [], out, tokenizer, role or [], set_ or [], given(more))
         if engine != "auto" and chosen.source not in ENCODING_KINDS:
             raise UsageError(
-                f"--engine chooses what encodes text, and {chosen.source} encodes none",
+                f"--engine chooses the encoder of text, but {chosen.source} encodes no text",
                 hint="leave it out",
             )
         with stdin_kept(chosen) as chosen:
@@ -218,7 +219,7 @@ def _recipe(
         over["roles"] = {key: token for key, _, token in pairs}
     keys = settings(values)
     known = set(BuildRecipe.__struct_fields__)
-    # `--set fields=…` is the option of the source, `--set options.fields=…` says the same in full.
+    # `--set fields=…` is short for `--set options.fields=…`, an option of the source.
     for key in [key for key in keys if key not in known]:
         keys.setdefault("options", {})[key] = keys.pop(key)
     merged = recipe.merge(recipe.merge(stated, over), keys)
@@ -254,7 +255,7 @@ def _print_plan(chosen: BuildRecipe, json: bool) -> None:
 
 
 def _refused(store: Store, chosen: BuildRecipe) -> dict[str, str]:
-    """Return the files that were named and are rejected as a whole, and why."""
+    """Return the named files that are rejected as a whole, and why."""
     if not plugins.load(plugins.SOURCES, chosen.source).rejects_items:
         return {}
     named = {Path(path).name: path for path in chosen.inputs if not Path(path).is_dir()}

@@ -1,6 +1,7 @@
-"""What `tokmill build text|jsonl|chat|parquet` does beyond other builds.
+"""Options of `tokmill build text|jsonl|chat|parquet` that other builds do not have.
 
-A tokenizer learned on the way, a training and a validation store in one command, and `--explain`.
+They train a tokenizer first, make a training and a validation store in one command, or explain how
+a record is encoded (`--explain`).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _option(name: str, kind: Any, help_text: str) -> inspect.Parameter:
 
 
 PARAMETERS = [
-    _option("vocab_size", int, "Train a tokenizer with so many ids on the input first."),
+    _option("vocab_size", int, "First train a tokenizer with this many ids on the input."),
     _option("special", list[str], "Special tokens of that tokenizer [<|endoftext|>]."),
     _option("train", list[str], "Training part: makes OUT/train, OUT/val and OUT/tokenizer.json."),
     _option("val", list[str], "Validation part."),
@@ -65,7 +66,7 @@ PARAMETERS = [
 def before(
     chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
 ) -> BuildRecipe | None:
-    """Do what these flags ask for; return the recipe to build, or None when all is done."""
+    """Carry out these options; return the recipe to build, or None if nothing is left to build."""
     if chosen.options.get("strip"):
         what = "document" if chosen.source == "text" else "field"
         say(f"strip is on: white space around each {what} is removed")
@@ -77,7 +78,7 @@ def before(
     looking = "--dry-run" if dry_run else "--explain" if more.get("explain") else ""
     if looking and (more.get("train") or more.get("val")):
         raise UsageError(
-            f"{looking} looks at one build", hint="name the INPUT instead of --train and --val"
+            f"{looking} is for a single build", hint="name the INPUT instead of --train and --val"
         )
     if more.get("train") or more.get("val"):
         _two_parts(chosen, how, more, json=json)
@@ -91,14 +92,14 @@ def before(
     if more.get("vocab_size") and chosen.tokenizer:
         raise UsageError(
             "--tokenizer and --vocab-size exclude each other",
-            hint="--tokenizer takes one that is there, --vocab-size trains one",
+            hint="--tokenizer uses an existing one, --vocab-size trains one",
         )
     if more.get("explain"):
         _explain(chosen, how, more, json=json)
         return None
     if more.get("vocab_size"):
         if not chosen.out:
-            raise UsageError("no folder for the store was named", hint="-o STORE")
+            raise UsageError("no folder for the store is named", hint="-o STORE")
         check_folder(Path(chosen.out))
         folder = Path(chosen.out) / "vocab"
         if dry_run and not (folder / "tokenizer.json").exists():
@@ -115,7 +116,7 @@ def before(
 
 
 def _explain(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool) -> None:
-    """Print every stage of one record; a tokenizer that is learned for it is kept nowhere."""
+    """Print every stage of one record; a tokenizer that is trained for it is not kept."""
     from tokmill.text.explain import explain
 
     kept = Path(chosen.out, "vocab", "tokenizer.json")
@@ -126,7 +127,7 @@ def _explain(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: bool)
             else:
                 inputs = list(chosen.inputs) or [more["explain"].rpartition(":")[0]]
                 tokenizer = _learn(Path(folder), chosen, inputs, more, how)
-                say("(it is kept nowhere: --explain writes nothing)")
+                say("(it is not kept: --explain writes nothing)")
             chosen = msgspec.structs.replace(chosen, tokenizer=str(tokenizer))
         if chosen.source == "chat" and chosen.tokenizer:
             _say_unknown_marks(chosen, chosen.tokenizer)
@@ -157,7 +158,7 @@ def _learn(
 
 
 def _say_unknown_marks(chosen: BuildRecipe, tokenizer: str) -> None:
-    """Say which marks of a template are no tokens: they are text, which a message can write too."""
+    """Print the marks of a template that are not tokens: a message could contain them as text."""
     from tokmill.text import chat_templates, tokenizer_json
     from tokmill.text.tokenizer import Tokenizer
 
@@ -168,13 +169,13 @@ def _say_unknown_marks(chosen: BuildRecipe, tokenizer: str) -> None:
     text = sorted(marks - tokenizer_json.added_tokens(Tokenizer.from_file(tokenizer).data).keys())
     if text:
         say(
-            f"warning: the template writes {' '.join(text)}, which the tokenizer has not as one "
-            "token: it is text, and a message can write it too"
+            f"warning: {' '.join(text)} in the template are no tokens of the tokenizer: they are "
+            "encoded as text, and a message can contain them too"
         )
 
 
 def _template_tokens(chosen: BuildRecipe) -> tuple[str, ...]:
-    """Return the special tokens that the template of a build of chats writes."""
+    """Return the special tokens of a build's chat template."""
     if chosen.source != "chat":
         return ()
     from tokmill.text.chat_templates import BUILT_IN
@@ -189,11 +190,11 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
         raise UsageError("--train and --val go together", hint="--train FILE --val FILE -o DIR")
     if chosen.inputs:
         raise UsageError(
-            f"with --train and --val there is no other input ({chosen.inputs[0]})",
+            f"--train and --val replace other inputs ({chosen.inputs[0]})",
             hint="repeat --train for more files",
         )
     if not chosen.out:
-        raise UsageError("no folder was named", hint="-o DIR")
+        raise UsageError("no folder is named", hint="-o DIR")
     out = Path(chosen.out)
     flat = _flat_files(out, more)
     for part in ("train", "val"):
@@ -203,11 +204,11 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
     tokenizer = chosen.tokenizer
     if tokenizer is None:
         if not more.get("vocab_size"):
-            raise UsageError("no tokenizer was named", hint="--tokenizer PATH or --vocab-size N")
+            raise UsageError("no tokenizer is named", hint="--tokenizer PATH or --vocab-size N")
         from tokmill.text.learn import check_learned
 
         check_learned(out)
-        # The validation text must not shape the vocabulary that it is measured with.
+        # The tokenizer must not be trained on the validation text.
         with new_folder(out):
             tokenizer = str(_learn(out, chosen, train, more, how))
     facts: dict[str, Any] = {}
@@ -233,7 +234,7 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
 
 
 def _flat_files(out: Path, more: dict[str, Any]) -> dict[str, Path]:
-    """Return part → its .bin file, where such files were asked for."""
+    """Return part → its .bin file; empty if no such files are wanted."""
     names = {part: more.get(f"{part}_bin") for part in ("train", "val")}
     if not more.get("bin") and not any(names.values()):
         return {}
@@ -241,16 +242,16 @@ def _flat_files(out: Path, more: dict[str, Any]) -> dict[str, Path]:
     for part, name in files.items():
         if "/" in name or "\0" in name or not name.endswith(".bin") or name.startswith("."):
             raise UsageError(
-                f"--{part}-bin {name!r} is no name of a .bin file in the folder",
+                f"--{part}-bin {name!r} is not a name of a .bin file",
                 hint=f"such as --{part}-bin tinystories_{part}_tokens.bin; it is written into OUT",
             )
     if files["train"] == files["val"]:
-        raise UsageError("--train-bin and --val-bin are one name", hint="name two files")
+        raise UsageError("--train-bin and --val-bin are the same name", hint="name two files")
     return {part: out / name for part, name in files.items()}
 
 
 def check_bin(path: Path, store: Path) -> None:
-    """Refuse to replace a file that no export wrote, and that is not the store's beside it."""
+    """Refuse to replace a file, unless an export wrote it or it equals the tokens of `store`."""
     if not os.path.lexists(path) or is_written(path):
         return
     if is_store(store):
@@ -262,7 +263,7 @@ def check_bin(path: Path, store: Path) -> None:
             if same and not handle.read(1):
                 return
     raise UsageError(
-        "the file is not one that this build wrote, and it would be replaced",
+        "the file was not written by this build, and would be replaced",
         where=str(path),
         hint="remove it, or choose another folder",
     )

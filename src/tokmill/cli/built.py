@@ -1,4 +1,4 @@
-"""What is said of a store when it is built."""
+"""The report of a finished build."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tokmill.store.store import Store
 
 
 def summary(store: Store) -> dict[str, Any]:
-    """Return what is said of a store when it is built."""
+    """Return the facts of a store for the report."""
     manifest = store.manifest
     return {
         "store": str(store.path),
@@ -31,10 +31,10 @@ def summary(store: Store) -> dict[str, Any]:
 
 
 def report(store: Store, *, json: bool) -> None:
-    """Print it."""
+    """Print the report of a store."""
     facts = summary(store)
     if warning := unknown_warning(store.manifest.notes, store.manifest.tokens):
-        say(f"{warning}\nhint: is it of the same rules, and of such code?")
+        say(f"{warning}\nhint: is the vocabulary for the same rules, and for such code?")
     if json:
         print_json(facts)
         return
@@ -53,7 +53,7 @@ def report(store: Store, *, json: bool) -> None:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
             print(f"{what}: {listed}")
     if rejected := sum(manifest.rejected.values()):
-        # Few records end no build, whatever share of them is bad; so it is said how large that is.
+        # A build with few records never ends because of rejects, so their share is shown.
         seen = rejected + manifest.records
         say(
             f"{rejected:,} of {seen:,} were rejected ({rejected / seen:.1%}): "
@@ -63,4 +63,4 @@ def report(store: Store, *, json: bool) -> None:
         print(f"notes: {notes_in_words(manifest.notes, manifest.tokens)}")
     print(f"fingerprint {manifest.fingerprint}")
     if not manifest.complete:
-        say("the store is not complete: the same command goes on")
+        say("the store is not complete: the same command continues")

@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
+from tokmill.cli.options import Json, Quiet
 from tokmill.cli.programs import (
     MOST_LISTED,
     Glob,
-    Json,
     Levels,
-    Quiet,
     Suffix,
     Workers,
     choice,
@@ -41,8 +40,8 @@ def cfg(
             "-o",
             "--out",
             readable=False,
-            help="Folder that gets a file a program; for one program also a file that ends in "
-            ".parquet, .jsonl or .BinExport.",
+            help="Folder for a file a program; for one program also a file that ends in .parquet, "
+            ".jsonl or .BinExport.",
         ),
     ],
     lifter: Annotated[str, typer.Option(help="native or angr.")] = "native",
@@ -52,7 +51,7 @@ def cfg(
             "--format",
             "--to",
             metavar="FORM",
-            help="parquet, jsonl or binexport; of one file its suffix says it.",
+            help="parquet, jsonl or binexport; a single file has it as its suffix.",
             show_default="parquet",
         ),
     ] = "",
@@ -65,7 +64,7 @@ def cfg(
 ) -> int:
     """Find functions, blocks and edges of programs; the same command again continues.
 
-    Exit code 1 if a file that was named is refused, or all of them are.
+    Exit code 1 if a named file is refused, or all files are.
     """
     from tokmill.x86.graphs.files import SUFFIXES
     from tokmill.x86.graphs.lifting import lift_files

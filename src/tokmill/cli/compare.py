@@ -18,7 +18,7 @@ def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs, and folders of runs.")],
     metric: Annotated[
         str,
-        typer.Option(help="A name in metrics.jsonl.", show_default="val_loss; where none is, loss"),
+        typer.Option(help="A name in metrics.jsonl.", show_default="val_loss, or else loss"),
     ] = "",
     at: Annotated[
         str,
@@ -31,7 +31,7 @@ def compare(
     ] = "table",
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Compare runs; those that differ in seeds alone are one line: mean and 95 % interval."""
+    """Compare runs; runs that differ only in seeds are one line with mean and 95 % interval."""
     from tokmill.report import comparison_table as tables
     from tokmill.report.compare import compare as compare_runs
 

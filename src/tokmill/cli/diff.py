@@ -10,17 +10,9 @@ import typer
 
 from tokmill import plugins
 from tokmill.builds.scan import FolderOptions
+from tokmill.cli.options import At, Json, Quiet
 from tokmill.cli.output import print_json
-from tokmill.cli.programs import (
-    MOST_LISTED,
-    Glob,
-    Json,
-    Quiet,
-    Suffix,
-    Workers,
-    choice,
-    processes,
-)
+from tokmill.cli.programs import MOST_LISTED, Glob, Suffix, Workers, choice, processes
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import sha256_file, write_file
 from tokmill.progress import human_count
@@ -76,9 +68,7 @@ def diff(
         Path | None,
         typer.Option(metavar="RUN", help="Compare vectors by the model of this run, too."),
     ] = None,
-    at: Annotated[
-        str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
-    ] = "last",
+    at: At = "last",
     device: Annotated[str, typer.Option(help="Of the run: cpu, cuda or auto.")] = "auto",
     workers: Workers = None,
     suffix: Suffix = None,

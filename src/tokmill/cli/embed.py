@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from tokmill import plugins
+from tokmill.cli.options import AsJson, At, Device, Quiet, RunFolder
 from tokmill.cli.output import print_json, say
 
 
 def embed(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    run: RunFolder,
     store: Annotated[
         Path, typer.Argument(metavar="STORE", help="A store with the run's vocabularies.")
     ],
@@ -27,26 +28,24 @@ def embed(
         Path | None,
         typer.Option(
             metavar="F",
-            help="Write this .npy file alone, float32, and leave the store as it is. One that is "
-            "there stays, unless --fresh is given.",
+            help="Write this .npy file, float32, and no overlay. An existing file is replaced only "
+            "with --fresh.",
         ),
     ] = None,
-    at: Annotated[
-        str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
-    ] = "last",
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    at: At = "last",
+    device: Device = "auto",
     name: Annotated[
-        str,
-        typer.Option(help="Name of the overlay; if not given, pooling and digest of the model."),
+        str, typer.Option(help="Name of the overlay; by default pooling and digest of the model.")
     ] = "",
     batch_tokens: Annotated[
-        int, typer.Option(min=1, help="Positions that are read at a time.")
-    ] = 16_384,
+        int | None,
+        typer.Option(min=1, help="Positions that are read at a time.", show_default="16384"),
+    ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start the overlay over, or write over the file.")
+        bool, typer.Option("--fresh", help="Start the overlay over, or overwrite the file.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a vector of every record with a trained model: an overlay of the store, or a file."""
     module = plugins.require("tokmill.inference.embed")
@@ -58,7 +57,7 @@ def embed(
         name=name,
         npy=npy,
         device=device,
-        batch_tokens=batch_tokens,
+        batch_tokens=batch_tokens or module.BATCH_TOKENS,
         fresh=fresh,
         quiet=quiet,
     )

@@ -9,22 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from tokmill import plugins
+from tokmill.cli.options import AsJson, At, Device, RunFolder
 from tokmill.cli.output import print_json, print_table, say
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    run: RunFolder,
     store: Annotated[
         Path, typer.Argument(metavar="STORE", help="A store with the run's vocabulary.")
     ],
-    at: Annotated[
-        str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
-    ] = "last",
+    at: At = "last",
     by: Annotated[
         str,
         typer.Option(
             metavar="COLUMN",
-            help="Tell the loss for each value of this record column too, such as project or "
+            help="Also report the loss for each value of this record column, such as project or "
             "program.",
         ),
     ] = "",
@@ -34,13 +33,13 @@ def evaluate(
     batch: Annotated[
         int, typer.Option(min=0, help="Rows at a time; 0: as many as in a step of the run.")
     ] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "auto",
+    device: Device = "auto",
     partial: Annotated[
         bool, typer.Option("--partial", help="Take a store that is not complete.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure the loss of a run on a store, by column, beside that of single ids' frequencies."""
+    """Measure the loss of a run on a store, by column, beside the loss of unigram frequencies."""
     module = plugins.require("tokmill.training.evaluate")
     found = module.evaluate(
         run, store, at=at, rows=rows, batch=batch, device=device, partial=partial, by=by
@@ -71,7 +70,7 @@ def evaluate(
 
 
 def _print_columns(found: Mapping[str, Any]) -> None:
-    """Print a line a column, all of them together where they are several, and instructions."""
+    """Print a line for each column, one for all of several columns, and whole instructions."""
     columns: dict[str, Any] = dict(found.get("columns", {}))
     if not columns:
         return
@@ -88,7 +87,7 @@ def _print_columns(found: Mapping[str, Any]) -> None:
         ],
     )
     if "loss_instruction" in found:
-        print("\nloss above also holds instruction_weight × loss_instruction, the second objective")
+        print("\nloss above includes instruction_weight × loss_instruction, the second objective")
     if "instructions" in found:
         count, share = (found["instructions"][key] for key in ("count", "accuracy"))
         which = "next" if predicted == "next_token" else "hidden"
@@ -96,7 +95,7 @@ def _print_columns(found: Mapping[str, Any]) -> None:
 
 
 def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Return headings and cells of losses, beside the baseline where there is one."""
+    """Return headings and cells of losses, with the baseline if there is one."""
     if any(line["unigram"] is None for line in lines):
         return ["loss"], [[line["loss"]] for line in lines]
     return (

@@ -1,4 +1,4 @@
-"""Print what `inspect` found, for people."""
+"""Prints the results of `inspect` as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tokmill.cli.output import print_table
+from tokmill.cli.output import in_words, print_table
 from tokmill.progress import human_bytes, human_count
 from tokmill.report.records import fact_in_words, input_in_words
 from tokmill.store.stats import Statistics
@@ -14,11 +14,11 @@ from tokmill.store.stats import Statistics
 BAR = 40
 REPLACED = re.compile(r"tokens of (\w+) replaced by unk")
 MUCH = 0.05
-"""A larger share of unknown tokens is no chance: the vocabulary is another code's or rules'."""
+"""A larger share of unknown tokens means that the vocabulary is for other code or other rules."""
 
 
 def print_facts(facts: dict[str, Any]) -> None:
-    """Print facts as name and value, lists of like things as tables below."""
+    """Print facts as name and value, and lists of dicts as tables below."""
     tables = {k: v for k, v in facts.items() if isinstance(v, list) and v and _alike(v)}
     rows = []
     for name, value in facts.items():
@@ -46,13 +46,13 @@ def print_facts(facts: dict[str, Any]) -> None:
 
 
 def note_in_words(note: str, count: int) -> str:
-    """Return a note of a build, which begins with the plural of what it counts."""
+    """Return a note of a build with its count; a note begins with a noun in the plural."""
     nouns, space, rest = note.partition(" ")
     return f"{human_count(count, nouns.removesuffix('s'), nouns)}{space}{rest}"
 
 
 def notes_in_words(notes: Mapping[str, int], tokens: int) -> str:
-    """Return the notes of a build; of unknown tokens also their share of all `tokens`."""
+    """Return the notes of a build; unknown tokens also as a share of all `tokens`."""
     return ", ".join(
         note_in_words(note, count)
         + (f" ({count / tokens:.1%})" if REPLACED.fullmatch(note) else "")
@@ -61,7 +61,7 @@ def notes_in_words(notes: Mapping[str, int], tokens: int) -> str:
 
 
 def unknown_warning(notes: Mapping[str, int], tokens: int) -> str:
-    """Return what to say where many of a column's tokens were unknown; empty: there is none."""
+    """Return a warning if many tokens of a column were unknown, else ""."""
     shares = {m[1]: n / tokens for note, n in notes.items() if (m := REPLACED.fullmatch(note))}
     much = [f"{share:.1%} of {column}" for column, share in shares.items() if share > MUCH]
     return f"warning: unknown to the vocabulary: {', '.join(much)}" if much else ""
@@ -89,7 +89,7 @@ def print_records(records: list[dict[str, Any]]) -> None:
 
 
 def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None:
-    """Print the figures of a store; `tokens`: column → its tokens by id, where they are known."""
+    """Print the statistics of a store; `tokens`: column → its tokens by id, if they are known."""
     lengths = found.lengths
     left_out = {**found.skipped, **{f"{k} (rejected)": n for k, n in found.rejected.items()}}
     rows = [
@@ -145,14 +145,8 @@ def _alike(values: list[Any]) -> bool:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
     if isinstance(value, list):
         return ", ".join(map(_text, value))
-    return str(value)
+    return in_words(value)

@@ -1,9 +1,9 @@
-"""Groups whose commands are imported when they are called, so that `--help` stays fast."""
+"""Groups of commands that are imported only when they are called, so that `--help` is fast."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import typer
@@ -16,7 +16,7 @@ LISTING = "tokmill.listing"
 
 
 class LazyGroup(TyperGroup):
-    """A group made of a table: name → (panel, line of help), and a function that loads one."""
+    """A group made of a table, name → (panel, line of help), and a function to load commands."""
 
     table: Callable[[], dict[str, tuple[str | None, str]]]
     load: Callable[[str], Any]
@@ -26,20 +26,21 @@ class LazyGroup(TyperGroup):
         return list(self.table())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Import and return one command; for a listing a stand-in with its line of help."""
+        """Import and return a command; for a listing, a placeholder with its line of help."""
         if ctx.meta.get(LISTING) and cmd_name in self.table():
             panel, line = self.table()[cmd_name]
             return TyperCommand(cmd_name, short_help=line, help=line, rich_help_panel=panel)
         command = self.load(cmd_name)
         if command is None:
             raise UsageError(
-                f"`{ctx.command_path}` knows no {cmd_name!r}", hint=self._hint(ctx, cmd_name)
+                f"`{ctx.command_path}` has no command {cmd_name!r}",
+                hint=self._hint(ctx, cmd_name),
             )
         command.name = cmd_name
         return command
 
     def _hint(self, ctx: Any, name: str) -> str:
-        """Return what helps: a group that has the command, what comes before a path, or names."""
+        """Return a hint: a group with this command, what is missing before a path, or names."""
         deeper = {inner: self.load(inner) for inner in self.table()}
         groups = {inner: found.list_commands(ctx) for inner, found in deeper.items()
                   if isinstance(found, TyperGroup)}  # fmt: skip
@@ -47,7 +48,7 @@ class LazyGroup(TyperGroup):
             named = (f"`{ctx.command_path} {holder} {name}`" for holder in holders)
             return f"did you mean {' or '.join(named)}?"
         if os.path.exists(name):
-            return f"before the path comes one of: {', '.join(sorted(self.table()))}"
+            return f"before the path, name one of: {', '.join(sorted(self.table()))}"
         return nearest(name, self.table())
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -67,6 +68,23 @@ def lazy_group(
     group = LazyGroup(name=name, help=help_text, no_args_is_help=True, **settings)
     group.table, group.load = table, load
     return group
+
+
+def group_of(
+    name: str,
+    help_text: str,
+    functions: Mapping[str, Callable[..., Any]],
+    groups: Mapping[str, LazyGroup] | None = None,
+) -> LazyGroup:
+    """Return a group of functions, whose docstrings are their help, and of other groups."""
+    inner = groups or {}
+    lines = {key: (None, (f.__doc__ or "").splitlines()[0]) for key, f in functions.items()}
+    lines |= {key: (None, str(group.help)) for key, group in inner.items()}
+
+    def load(key: str) -> Any:
+        return as_command(functions[key], key) if key in functions else inner.get(key)
+
+    return lazy_group(name, help_text, lambda: {**lines}, load)
 
 
 def as_command(function: Callable[..., Any], name: str | None = None) -> Any:

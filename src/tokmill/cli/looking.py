@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import typer
 
 from tokmill.cli.facts import print_facts, print_records, print_statistics
+from tokmill.cli.options import AsJson
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.errors import UsageError
 from tokmill.progress import Progress
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Sample = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Read N shards of a store, not all; names are digests."),
+    typer.Option(metavar="N", help="Read N random shards of a store instead of all."),
 ]
-Width = Annotated[int, typer.Option(help="Row length that padding is reckoned for.")]
+Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
 
 
 def inspect(
@@ -28,12 +28,12 @@ def inspect(
         typer.Option(
             metavar="N",
             min=0,
-            help="Show the first N records of a store (5 with --where), or entries of a pickle "
-            "(3 if not given).",
+            help="Show the first N records of a store (default with --where: 5), or entries of a "
+            "pickle (default: 3).",
         ),
     ] = None,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Read the store, and reckon its figures.")
+        bool, typer.Option("--stats", help="Read the store and compute its statistics.")
     ] = False,
     width: Width = 1024,
     sample: Sample = None,
@@ -41,7 +41,7 @@ def inspect(
         list[str] | None,
         typer.Option(
             metavar="'COLUMN OP VALUE'",
-            help="Show records whose value fits, by = != < <= > >= or ~ (a regular expression). "
+            help="Show records whose value fits; OP: = != < <= > >= or ~ (a regular expression). "
             "May be repeated.",
         ),
     ] = None,
@@ -51,7 +51,7 @@ def inspect(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a file or folder is; of a store show records and figures too."""
+    """Describe a file or folder of any kind; show records and statistics of a store."""
     from tokmill.report.inspect import describe
     from tokmill.report.recogniser import ENTRIES
     from tokmill.store.store import Store
@@ -68,8 +68,7 @@ def inspect(
             hint=f"tokmill inspect {path}",
         )
     if overlay:
-        # Of none of them may anything be shown, and a name that is wrong is told all the same.
-        Store(path, overlay)
+        Store(path, overlay)  # a wrong name is an error even if nothing of it is shown
     if head is None and where:
         head = 5
     if is_store and head is not None:
@@ -112,7 +111,7 @@ def plot(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a figure: lengths of records or tokens, frequency of ids, or loss of runs."""
+    """Draw a figure: lengths of records or tokens, frequency of ids, or the loss of runs."""
     from tokmill.report import plot as plots
 
     written = plots.plot(kind, paths, out, data=data, sample=sample, column=column)
@@ -134,7 +133,7 @@ def report(
     sample: Sample = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page of stores, runs and tokenizers that needs neither network nor script."""
+    """Write one HTML page about stores, runs and tokenizers, without network and scripts."""
     from tokmill.report.page import page
 
     if out.suffix.lower() not in (".html", ".htm"):
@@ -148,7 +147,7 @@ def report(
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Check the machine and what is installed; exit code 1 where a check failed."""
+    """Check the machine and the installed packages; exit code 1 if a check failed."""
     from tokmill.doctor import examine
 
     checks = examine()
@@ -176,7 +175,7 @@ def _records(
         say(reader.talk)
     numbers = matching(store, where)
     shown = [reader.show(n, None if whole else 400) for n in itertools.islice(numbers, most)]
-    # Without a condition all match, which needs no reading.
+    # Without a condition all records match, and need not be read.
     matches = len(shown) + sum(1 for _ in numbers) if where else len(store)
     return shown, matches
 
@@ -186,7 +185,7 @@ def _token_lists(path: Path) -> dict[str, list[str]]:
     from tokmill.store.store import Store
 
     store = Store(path)
-    # A tokenizer is no list, and slow to load.
+    # A tokenizer is not a list of tokens, and loads slowly.
     if any(one.coder == "tokenizer" for one in store.vocabularies.values()):
         return {}
     return Reader(store).lists
@@ -202,8 +201,7 @@ def _statistics(path: Path, overlays: list[str], width: int, sample: int | None)
 
 
 def _store_bytes(path: Path) -> int:
+    from tokmill.store.marks import has_store_files
     from tokmill.store.store import Store
 
-    if not any((path / name).exists() for name in ("manifest.json", "plan.json")):
-        return 0
-    return Store(path).manifest.bytes
+    return Store(path).manifest.bytes if has_store_files(path) else 0

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tokmill import plugins
-from tokmill.cli.lazy import as_command, lazy_group
+from tokmill.cli.lazy import group_of
+from tokmill.cli.options import AsJson, At, RunFolder
 from tokmill.cli.output import print_json, say
 from tokmill.errors import UsageError
 
 FILES = (".pth", ".safetensors", ".pt")
-"""Endings of a name that asks for one file."""
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+"""Suffixes of single files of weights."""
 
 
 def import_(
@@ -51,7 +50,7 @@ def import_(
             "--verify/--no-verify", help="Check the checksums of a checkpoint of TensorFlow."
         ),
     ] = True,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a run of a public checkpoint (GPT-2, Llama, BERT, ModernBERT, RWKV-7, …)."""
     if plugins.require("tokmill.training.runs.find_bundle").is_tensorflow(checkpoint):
@@ -59,7 +58,7 @@ def import_(
         run = import_(checkpoint, out, tokenizer=tokenizer, length=length, verify=verify)
     elif not verify:
         raise UsageError(
-            "--no-verify is for checkpoints of TensorFlow, and this is none",
+            "--no-verify is only for checkpoints of TensorFlow",
             where=str(checkpoint),
             hint="leave it out",
         )
@@ -79,7 +78,7 @@ def import_(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    run: RunFolder,
     out: Annotated[
         Path,
         typer.Option(
@@ -90,10 +89,8 @@ def export(
             "with the run's own (any run).",
         ),
     ],
-    at: Annotated[
-        str, typer.Option(metavar="best|last|average|STEP", help="Which weights of the run.")
-    ] = "last",
-    as_json: Json = False,
+    at: At = "last",
+    as_json: AsJson = False,
 ) -> None:
     """Write the model of a run as a checkpoint that transformers or RWKV's programs read."""
     if out.suffix in FILES:
@@ -111,18 +108,4 @@ def export(
     say(f"{folder}: {exchange.reader(run)}.from_pretrained({str(folder)!r}) reads it")
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {"import": import_, "export": export}
-
-
-def load_command(name: str) -> Any:
-    """Return a command of `tokmill model`."""
-    function = COMMANDS.get(name)
-    return as_command(function, name) if function else None
-
-
-app = lazy_group(
-    "model",
-    "Read and write public checkpoints.",
-    lambda: {name: (None, (f.__doc__ or "").splitlines()[0]) for name, f in COMMANDS.items()},
-    load_command,
-)
+app = group_of("model", "Read and write public checkpoints.", {"import": import_, "export": export})

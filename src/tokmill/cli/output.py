@@ -1,4 +1,4 @@
-"""Results to stdout, talk to stderr; `--json` wherever something is reported."""
+"""Printing: results to stdout, messages to stderr, JSON for `--json`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Door:
-    """A stream that escapes what a terminal would obey: names of files are anybody's text."""
+    """A stream that escapes control characters, which names of files may contain."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-        """The stream itself, for control sequences of our own and for results that are raw text."""
+        """The stream itself, for our own control sequences and for results that are raw text."""
 
     def write(self, text: str) -> int:
         """Write text with control characters escaped."""
@@ -34,21 +34,21 @@ class Door:
 
 @contextlib.contextmanager
 def doors() -> Iterator[None]:
-    """Print through doors, for as long as a command runs."""
+    """Replace stdout and stderr by doors while a command runs."""
     before = sys.stdout, sys.stderr
     mine = Door(before[0]), Door(before[1])
     sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", mine)
     try:
         yield
     finally:
-        # Who put another stream in its place meanwhile keeps it.
+        # A stream that somebody else has replaced in the meantime stays.
         for name, door, stream in zip(("stdout", "stderr"), mine, before, strict=True):
             if getattr(sys, name) is door:
                 setattr(sys, name, stream)
 
 
 def behind_doors(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that prints through doors."""
+    """Return a function that runs `function` with doors."""
 
     @functools.wraps(function)
     def run(*arguments: P.args, **options: P.kwargs) -> T:
@@ -59,19 +59,19 @@ def behind_doors(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def print_text(text: str) -> None:
-    """Print a result that is text to the letter: escaped on a terminal, raw in a pipe or a file."""
+    """Print a text as a result: escaped on a terminal, unchanged in a pipe or a file."""
     stream = sys.stdout if sys.stdout.isatty() else getattr(sys.stdout, "inner", sys.stdout)
     stream.write(text)
     stream.flush()
 
 
 def say(text: str) -> None:
-    """Print talk (not a result) to stderr."""
+    """Print a message (not a result) to stderr."""
     print(text, file=sys.stderr)
 
 
 def say_not_reached(size: int, asked: int) -> None:
-    """Say why a tokenizer that was trained has fewer ids than was asked for, where it has."""
+    """Explain why a trained tokenizer has fewer ids than asked for, if so."""
     if size < asked:
         say(
             f"{size:,} ids, not {asked:,}: every word of the text is one token, no pair is left "
@@ -84,10 +84,10 @@ def print_json(value: Any) -> None:
     try:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:
-        # A name that is no UTF-8 somewhere in it.
+        # It contains a name that is not UTF-8.
         encoded = msgspec.json.encode(_plain_values(msgspec.to_builtins(value)))
     text = msgspec.json.format(encoded, indent=2).decode()
-    # As JSON escapes them, before the door does it in its own way.
+    # Escaped as JSON requires, before the door would escape it in its own way.
     text = UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
     sys.stdout.write(text + "\n")
 
@@ -102,7 +102,7 @@ def _plain_values(value: Any) -> Any:
 
 def print_table(headers: list[str], rows: list[list[Any]]) -> None:
     """Print rows as an aligned plain table to stdout; numbers to the right."""
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [[in_words(value) for value in row] for row in rows]
     widths = [
         max([len(header), *(len(row[i]) for row in cells)]) for i, header in enumerate(headers)
     ]
@@ -121,7 +121,8 @@ def print_table(headers: list[str], rows: list[list[Any]]) -> None:
         print(line(row))
 
 
-def _cell(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """Return a value as people read it: yes or no, 1,234, four digits of a fraction."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Options, messages and the end of the commands that read programs."""
+"""Options and reports of the commands that read programs."""
 
 from __future__ import annotations
 
@@ -30,28 +30,26 @@ Workers = Annotated[
 Out = Annotated[Path, typer.Option("-o", "--out", readable=False, help="Folder to write.")]
 Suffix = Annotated[
     list[str] | None,
-    typer.Option(help="Of folders read the files with this suffix, and no others."),
+    typer.Option(help="In folders, read only files with this suffix."),
 ]
 Glob = Annotated[
     list[str] | None,
-    typer.Option(help="Of folders read the files that fit this, such as 'bin/**'; ! before: not."),
+    typer.Option(help="In folders, read only files that match, as 'bin/**'; '!…' excludes."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
 
 
 def processes(asked: int | None) -> int:
-    """Return how many processes are to work: as many as there are processors, if none is asked."""
+    """Return the number of processes; by default that of the processors."""
     return len(os.sched_getaffinity(0)) if asked is None else asked
 
 
 def choice(suffix: list[str] | None, glob: list[str] | None) -> FolderOptions:
-    """Return what `--suffix` and `--glob` choose of folders."""
+    """Return the choice of files in folders by `--suffix` and `--glob`."""
     return FolderOptions(suffix=tuple(suffix or ()), glob=tuple(glob or ()))
 
 
 def left_out_line(left_out: Mapping[str, int]) -> list[str]:
-    """Return the line that tells what of the folders was not read, if there was some."""
+    """Return a line about the files in folders that were not read, if there are any."""
     return [f"left out of the folders: {in_words(left_out)}"] if left_out else []
 
 
@@ -68,9 +66,9 @@ def end(
     *,
     json: bool,
 ) -> int:
-    """Print the report as JSON, or else what was refused and then the lines.
+    """Print the report as JSON, or the refused programs and then the lines.
 
-    Returns the exit code: 1 if a file that was named is among `refused` (program → why).
+    Returns the exit code: 1 if a named file is among `refused` (program → why).
     """
     if json:
         print_json(report)

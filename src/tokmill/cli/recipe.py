@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from tokmill import plugins
+from tokmill.cli.options import AsJson
 from tokmill.cli.output import print_json, print_table
 from tokmill.cli.structs import field_docs
 from tokmill.errors import TokmillError, UsageError, nearest
@@ -23,16 +24,15 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="A.B=C", help="Set a key of the recipe. May be repeated."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 TRAINING = {"data", "model", "task", "optim", "run"}
 
 
 @app.command("list")
 def list_(as_json: AsJson = False) -> None:
-    """List the recipes that are shipped; `tokmill train NAME` takes one."""
+    """List the recipes that come with tokmill; `tokmill train NAME` uses one."""
     rows = []
     for name, path in shipped().items():
-        # The comment that a recipe begins with says in its first sentence what it is for.
+        # A recipe begins with a comment, whose first sentence says what it is for.
         lines = itertools.takewhile(lambda line: line[:1] == "#", path.read_text().splitlines())
         comment = " ".join(line[1:].strip() for line in lines)
         sentence = re.split(r"[:;.] ", re.sub(r" \([^)]*\)", "", comment))[0]
@@ -50,9 +50,9 @@ def show(
         Path, typer.Argument(metavar="RECIPE", help="A TOML file, or the name of a shipped one.")
     ],
     set_: Settings = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON is what it prints anyhow.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="No effect: it prints JSON.")] = False,
 ) -> None:
-    """Print a recipe as JSON, over what it extends, with --set over both."""
+    """Print a recipe as JSON, merged with the recipe that it extends and with --set."""
     print_json(merge(read_toml(recipe), overrides(set_ or [])))
 
 
@@ -62,7 +62,7 @@ def check(
     set_: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check the keys and types of recipes; exit code 2 where one is wrong."""
+    """Check the keys and types of recipes; exit code 2 if one is wrong."""
     rows, code = [], 0
     for path in recipes:
         row = {"recipe": str(path), "ok": True, "what": "", "hint": ""}
@@ -86,29 +86,45 @@ def check(
 @app.command()
 def schema(
     kind: Annotated[str, typer.Argument(help="`train`, `build`, or a source: text, jsonl, …")],
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="Of `train`: a model, task or optimiser, to leave others out. May be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the keys of a recipe: type, default and meaning."""
+    if only and kind != "train":
+        raise UsageError("--kind is for `tokmill recipe schema train`", hint="leave it out")
     if kind == "train":
-        keys = _training_keys()
+        keys = _training_keys(only or [])
     elif kind == "build":
         keys = keys_of(plugins.require("tokmill.builds.run").BuildRecipe)
     elif kind in plugins.SOURCES:
         keys = keys_of(plugins.load(plugins.SOURCES, kind).Config)
     else:
         raise UsageError(
-            f"no recipe is of the kind {kind!r}",
+            f"there is no recipe of the kind {kind!r}",
             hint=nearest(kind, ["train", "build", *plugins.SOURCES]),
         )
     if as_json:
         print_json(keys)
         return
     rows = [[k["key"], k["type"], _shown(k), k["doc"]] for k in keys]
-    print_table(["key", "type", "default", "meaning"], rows)
+    headers = ["key", "type", "default", "meaning"]
+    if kind == "train":
+        headers = ["key", "kind", *headers[1:]]
+        rows = [
+            [row[0], ", ".join(k["kinds"]), *row[1:]] for k, row in zip(keys, rows, strict=True)
+        ]
+    print_table(headers, rows)
 
 
 def check_recipe(value: dict[str, Any], options: dict[str, Any], where: str) -> str:
-    """Check a recipe and options over it, as nested dicts, and say what it is."""
+    """Check a recipe merged with options, as nested dicts, and return what it is for."""
     if "source" in value:
         value = merge(value, options)
         kind = plugins.require("tokmill.builds.run").BuildRecipe
@@ -131,7 +147,7 @@ def check_recipe(value: dict[str, Any], options: dict[str, Any], where: str) -> 
 
 
 def keys_of(struct: type[msgspec.Struct], prefix: str = "") -> list[dict[str, Any]]:
-    """Return key, type, default and doc of a struct's fields, those of inner structs too."""
+    """Return key, type, default and doc of a struct's fields, also of inner structs."""
     docs, hints = field_docs(struct), typing.get_type_hints(struct)
     keys = []
     for field in msgspec.structs.fields(struct):
@@ -157,7 +173,7 @@ def keys_of(struct: type[msgspec.Struct], prefix: str = "") -> list[dict[str, An
 
 
 def type_name(annotation: Any) -> str:
-    """Return a type as people write it in a recipe."""
+    """Return the name of a type for users of recipes."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return " | ".join(f'"{value}"' if isinstance(value, str) else str(value)
@@ -174,11 +190,32 @@ def type_name(annotation: Any) -> str:
     return " | ".join(inner)
 
 
-def _training_keys() -> list[dict[str, Any]]:
-    keys = keys_of(plugins.require("tokmill.training.recipe.kinds").config_type())
-    for name, key in plugins.require("tokmill.training.recipe.key_names").OTHER_NAMES.items():
-        found = next(one for one in keys if one["key"] == key)
-        found["doc"] += f", {name}" if "Also: " in found["doc"] else f" Also: {name}"
+def _training_keys(only: list[str]) -> list[dict[str, Any]]:
+    """Return the keys of trainings; `kinds`: the models, tasks or optimisers that have a key.
+
+    `only`: kinds that replace all others of their table.
+    """
+    module = plugins.require("tokmill.training.recipe.kinds")
+    known = [kind for table in module.KINDS.values() for kind in table]
+    if wrong := [kind for kind in only if kind not in known]:
+        raise UsageError(f"no kind is called {wrong[0]!r}", hint=nearest(wrong[0], known))
+    keys = []
+    for section, struct in typing.get_type_hints(module.config_type()).items():
+        kinds = module.KINDS.get(section, ())
+        if not kinds:
+            keys += [key | {"kinds": []} for key in keys_of(struct, f"{section}.")]
+        for kind in [kind for kind in kinds if kind in only] or kinds:
+            config = plugins.load(kinds, kind).Config
+            for key in keys_of(config, f"{section}."):
+                same = [one for one in keys if {**one, "kinds": []} == {**key, "kinds": []}]
+                if same:
+                    same[0]["kinds"].append(kind)
+                else:
+                    keys.append(key | {"kinds": [kind]})
+    for name, place in plugins.require("tokmill.training.recipe.key_names").OTHER_NAMES.items():
+        for key in keys:
+            if key["key"] == place:
+                key["doc"] += f", {name}" if "Also: " in key["doc"] else f" Also: {name}"
     return keys
 
 

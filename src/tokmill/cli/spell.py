@@ -7,13 +7,12 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tokmill.cli.options import Json, Quiet
 from tokmill.cli.programs import (
     Glob,
-    Json,
     Levels,
     Out,
     Programs,
-    Quiet,
     Suffix,
     Workers,
     choice,
@@ -48,7 +47,7 @@ def spell(
 ) -> int:
     """Write the functions of programs in the spelling of kTrans or asm2vec.
 
-    Exit code 1 if a file that was named is refused.
+    Exit code 1 if a named file is refused.
     """
     from tokmill.x86.tokens.spelled_files import spell as write
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,8 @@ from msgspec import UNSET
 
 from tokmill import plugins, recipe
 from tokmill.builds.source import places_of
-from tokmill.cli.lazy import as_command, lazy_group
+from tokmill.cli.lazy import as_command, group_of, lazy_group
+from tokmill.cli.options import Json
 from tokmill.cli.output import print_json, say
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
 from tokmill.errors import TokmillError, UsageError
@@ -22,7 +22,6 @@ from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
 
 StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the store.")]
-Json = Annotated[bool, typer.Option("--json", help="Report as JSON.")]
 
 
 def validate(
@@ -30,7 +29,7 @@ def validate(
     deep: Annotated[int, typer.Option(help="Also make N shards again and compare.")] = 0,
     json: Json = False,
 ) -> int:
-    """Check a store, or what an export wrote, wholly; exit code 1 if something is wrong."""
+    """Check a whole store, or the files of an export; exit code 1 if something is wrong."""
     from tokmill.builds.repair import deep_check
     from tokmill.formats import notes
     from tokmill.store import validate as checks
@@ -64,7 +63,7 @@ def validate(
 
 
 def _validate_exports(path: Path, *, json: bool) -> int:
-    """Check what exports wrote into a folder, or a file, against what they wrote down."""
+    """Compare a folder or a file of exports with the notes that the exports wrote."""
     from tokmill.formats.notes import check
 
     found = check(path)
@@ -81,8 +80,8 @@ def _validate_exports(path: Path, *, json: bool) -> int:
         )
     if not found.ok:
         say(
-            "hint: the same `tokmill store export` writes again what is missing or damaged, and "
-            "leaves the rest as it is"
+            "hint: the same `tokmill store export` writes missing or damaged files again, and "
+            "keeps the others"
         )
     return 0 if found.ok else 1
 
@@ -94,7 +93,7 @@ def repair(
     ] = None,
     json: Json = False,
 ) -> int:
-    """Make the bad shards again from their inputs, and only those."""
+    """Make damaged shards again from their inputs."""
     from tokmill.builds.repair import repair as mend
 
     done = mend(store, input_ or (), quiet=False)
@@ -116,7 +115,7 @@ def refer(
     new: Annotated[Path, typer.Argument(help="Where that store is now.")],
     json: Json = False,
 ) -> None:
-    """Say where the store is now that a column refers to; it must be the one that it was."""
+    """Set the new place of a store to which a column refers; it must be the same store."""
     from tokmill.store.references import refer as move
 
     columns = move(store, column, new)
@@ -131,7 +130,7 @@ def locate(
     what: Annotated[str, typer.Argument(help="A record number, or COLUMN=VALUE.")],
     json: Json = False,
 ) -> None:
-    """Say where a record lies on disk and where it came from."""
+    """Show where a record is on disk, and from which input it came."""
     from tokmill.store import locate as places
 
     opened = Store(store)
@@ -169,18 +168,18 @@ def rejects(
     skipped: Annotated[
         bool,
         typer.Option(
-            "--skipped", help="Also what was left out by rule; reads the inputs again, as --each."
+            "--skipped", help="Also records skipped by a rule; reads the inputs again, as --each."
         ),
     ] = False,
     each: Annotated[
-        bool, typer.Option("--each", help="Each record by itself: reads the inputs again.")
+        bool, typer.Option("--each", help="List each record; reads the inputs again.")
     ] = False,
     most: Annotated[int, typer.Option(help="How many to list.")] = 20,
     json: Json = False,
 ) -> None:
     """List the records that were left out: input, line, byte, reason.
 
-    Records that follow one another and were rejected for one reason are listed as one.
+    Successive records that were rejected for the same reason are one line.
     """
     from tokmill.builds.left_out import each_left_out
     from tokmill.store.locate import left_out
@@ -198,7 +197,7 @@ def rejects(
         line = f"line {one.line:,}, " if one.line else ""
         kind = "rejected" if one.rejected else "skipped"
         place = f"{line}{place_in_words(one.byte, places_of(opened.manifest))}"
-        # No code lies at address 0: it is the whole program.
+        # There is no code at address 0: it stands for the whole program.
         whole = one.byte == 0 and "address" in opened.schema
         more = ""
         if one.last is not UNSET:
@@ -247,9 +246,7 @@ def duplicates(
 
 def finish(
     store: StorePath,
-    max_rejects: Annotated[
-        float, typer.Option(help="Share of rejected records that is too much.")
-    ] = 0.01,
+    max_rejects: Annotated[float, typer.Option(help="Largest share of rejected records.")] = 0.01,
     json: Json = False,
 ) -> int:
     """Write the manifest of a store whose parts were built with --part."""
@@ -307,14 +304,6 @@ def load_format(name: str) -> Any:
     return as_command(with_parameters(base, struct_parameters(kind.Config), line), name)
 
 
-def load_command(name: str) -> Any:
-    """Return a command of `tokmill store`."""
-    if name == "export":
-        return export
-    function = COMMANDS.get(name)
-    return as_command(function, name) if function else None
-
-
 export = lazy_group(
     "export",
     "Write a store in a foreign format.",
@@ -322,22 +311,17 @@ export = lazy_group(
     load_format,
 )
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "validate": validate,
-    "repair": repair,
-    "refer": refer,
-    "locate": locate,
-    "rejects": rejects,
-    "duplicates": duplicates,
-    "finish": finish,
-}
-
-app = lazy_group(
+app = group_of(
     "store",
     "Validate, repair, locate, export a store; see what was left out.",
-    lambda: {
-        **{name: (None, (f.__doc__ or "").splitlines()[0]) for name, f in COMMANDS.items()},
-        "export": (None, "Write a store in a foreign format."),
+    {
+        "validate": validate,
+        "repair": repair,
+        "refer": refer,
+        "locate": locate,
+        "rejects": rejects,
+        "duplicates": duplicates,
+        "finish": finish,
     },
-    load_command,
+    {"export": export},
 )

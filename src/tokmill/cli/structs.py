@@ -1,4 +1,4 @@
-"""Flags from structs: each key of a source's options is a flag that says `key = flag`."""
+"""Flags of commands that are made from structs of options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PANEL = "options of the recipe"
 
 
 def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the docstrings that stand below a struct's fields, its parents' included."""
+    """Return the docstrings below a struct's fields, also those of its parents."""
     import ast
     import textwrap
 
@@ -42,8 +42,11 @@ def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
     return docs
 
 
-def struct_parameters(struct: type[msgspec.Struct]) -> list[inspect.Parameter]:
-    """Return one keyword parameter for typer a field; None means that the flag was not given."""
+def struct_parameters(struct: type[msgspec.Struct], panel: str = PANEL) -> list[inspect.Parameter]:
+    """Return a keyword parameter for typer for each field; None: the flag was not given.
+
+    `panel`: of the help; "" for options that are not keys of a recipe.
+    """
     docs, hints = field_docs(struct), typing.get_type_hints(struct)
     parameters = []
     for field in msgspec.structs.fields(struct):
@@ -57,12 +60,15 @@ def struct_parameters(struct: type[msgspec.Struct]) -> list[inspect.Parameter]:
         names = [f"--{name}/--no-{name}"] if kind is bool else [f"--{name}"]
         if many and name.endswith("s"):
             names.insert(0, f"--{name[:-1]}")
-        help_text = f"{docs.get(field.name, '')} Sets {field.name}.{shown}".strip()
-        # In help texts [word] would be taken for markup.
+        sets = f" Sets {field.name}." if panel else ""
+        help_text = f"{docs.get(field.name, '')}{sets}{shown}".strip()
+        # In help texts [word] is markup.
         help_text = help_text.replace("[", "\\[")
         if typing.get_origin(hints[field.name]) is Literal:
             help_text += f" One of: {', '.join(typing.get_args(hints[field.name]))}."
-        option = typer.Option(*names, help=help_text, rich_help_panel=PANEL, show_default=False)
+        option = typer.Option(
+            *names, help=help_text, rich_help_panel=panel or None, show_default=False
+        )
         annotation = (list[kind] | None) if many else (kind | None)  # type: ignore[valid-type]
         parameters.append(
             inspect.Parameter(
@@ -76,7 +82,7 @@ def struct_parameters(struct: type[msgspec.Struct]) -> list[inspect.Parameter]:
 
 
 def flag_type(annotation: Any) -> tuple[Any, bool] | None:
-    """Return (type of the flag, may it be repeated), or None where only a recipe can say it."""
+    """Return (type of a flag, whether it may be repeated), or None if only a recipe can set it."""
     origin = typing.get_origin(annotation)
     if origin is Literal:
         return str, False
@@ -90,7 +96,7 @@ def flag_type(annotation: Any) -> tuple[Any, bool] | None:
 
 
 def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the struct keys among a command's arguments that were given."""
+    """Return the arguments of a command that are fields of a struct and were given."""
     return {
         name.removeprefix("opt_"): value
         for name, value in arguments.items()
@@ -106,7 +112,7 @@ def with_parameters(
 ) -> Callable[..., Any]:
     """Return a function for typer with more parameters than `function`, which takes **options.
 
-    Those of its own that are `hidden` are taken, and left out of the help.
+    `hidden`: names of its own parameters that the help does not show.
     """
     signature = inspect.signature(function, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from tokmill.cli.options import AsJson
 from tokmill.cli.output import print_json, print_table, print_text, say, say_not_reached
+from tokmill.cli.structs import settings
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, make_folder, write_file
 from tokmill.progress import human_bytes, human_count, human_time
@@ -24,7 +26,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Tok = Annotated[
     str,
     typer.Option(
@@ -45,7 +46,7 @@ def train(
     inputs: Annotated[list[str], typer.Argument(help="Files and folders.", metavar="INPUT...")],
     out: Annotated[str, typer.Option("-o", "--out", help="The tokenizer.json, or a folder.")],
     vocab_size: Annotated[
-        int, typer.Option(help="Ids in all, special tokens and bytes or characters too.")
+        int, typer.Option(help="Number of ids, with special tokens and bytes or characters.")
     ],
     model: Annotated[
         str, typer.Option(help="bpe (of bytes), or wordpiece (as BERT's, of lower-case words).")
@@ -66,14 +67,14 @@ def train(
         str, typer.Option(help="text, jsonl, parquet or tsv; default: by suffix.")
     ] = "",
     records: Annotated[
-        str, typer.Option(help="What words may not cross: documents, or lines.")
+        str, typer.Option(help="Words end at the end of these: documents or lines.")
     ] = "documents",
     pattern: Annotated[
         str, typer.Option(help="How words are cut: gpt2, cl100k, o200k or a regular expression.")
     ] = "gpt2",
     tie_break: Annotated[
         str,
-        typer.Option(help="Of equal counts: first (Hugging Face), or greatest-bytes (CS336)."),
+        typer.Option(help="Among equal counts: first (Hugging Face) or greatest-bytes (CS336)."),
     ] = "first",
     engine: Annotated[
         str, typer.Option(help="auto, gigatoken, tokenizers or python; the result is the same.")
@@ -82,7 +83,7 @@ def train(
         bool, typer.Option("--cased", help="wordpiece: keep capital letters and accents.")
     ] = False,
     alphabet: Annotated[
-        int | None, typer.Option(help="wordpiece: characters that are kept at most (1000).")
+        int | None, typer.Option(help="wordpiece: largest number of characters (1000).")
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -91,7 +92,6 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a byte-level BPE or a WordPiece tokenizer on text, JSON Lines, Parquet or TSV files."""
-    from tokmill import recipe
     from tokmill.text.tokenizer import check_beside
     from tokmill.text.train import records as read_records
     from tokmill.text.train import train_tokenizer
@@ -107,7 +107,7 @@ def train(
     check_beside(path)
     make_folder(path.parent)
     begun = time.monotonic()
-    options = recipe.overrides(set_ or []) | ({"fields": field} if field else {})
+    options = settings(set_) | ({"fields": field} if field else {})
     seen = Seen(read_records(inputs, kind or _kind(inputs), options, unit=records))
     if model == "wordpiece":
         most = ALPHABET if alphabet is None else alphabet
@@ -178,7 +178,7 @@ def decode(
     out: Annotated[str | None, typer.Option("-o", "--out", help="Write the exact bytes.")] = None,
     pattern: Pattern = None,
 ) -> None:
-    """Print the text of ids; bytes that are no UTF-8 become U+FFFD (with -o they stay)."""
+    """Print the text of ids; invalid UTF-8 becomes U+FFFD (with -o the bytes stay)."""
     from tokmill.text.tokenizer import Tokenizer
 
     loaded = Tokenizer.from_file(tokenizer, pattern=pattern)
@@ -208,7 +208,7 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare tokenizers on a text: tokens, use of the vocabulary, round trip, speed."""
+    """Compare tokenizers on a text: number of tokens, unused ids, round trip, speed."""
     if len(paths) < 2:
         raise UsageError("give at least one tokenizer and a text", hint="compare A B FILE")
     from tokmill.text import compare as comparing
@@ -240,7 +240,7 @@ def compare(
 
 
 def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bool]) -> None:
-    """Refuse a model that there is not, and options that it has not."""
+    """Refuse an unknown model, and options of the other one."""
     others = {"bpe": of_wordpiece, "wordpiece": of_bpe}
     if model not in others:
         raise UsageError(f"no model is called {model!r}", hint=nearest(model, others))
@@ -252,7 +252,7 @@ def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bo
 
 
 class Seen:
-    """Texts passed on and counted."""
+    """An iterator over texts that counts them."""
 
     def __init__(self, texts: Iterator[str]) -> None:
         self.texts = texts
@@ -313,7 +313,7 @@ def _decoded(handle: Any, where: str) -> Iterator[str]:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise TokmillError(
-            f"the text is no UTF-8: {error.reason}",
+            f"the text is not UTF-8: {error.reason}",
             where=f"{where}: near byte {done + error.start}",
             hint="convert it with iconv",
         ) from None

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tokmill import plugins
+from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.structs import PANEL, settings
 from tokmill.errors import Interrupted, UsageError
@@ -23,7 +24,7 @@ def train(
         typer.Argument(
             metavar="RECIPE|STORE",
             help="A recipe, or a store to train a small decoder on. With --resume it may be left "
-            "out: the run's own recipe is taken.",
+            "out: the run's own recipe is used.",
         ),
     ] = None,
     out: Annotated[
@@ -32,7 +33,7 @@ def train(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Continue from the newest checkpoint; begin where there is none."
+            "--resume", help="Continue from the newest checkpoint; if there is none, begin."
         ),
     ] = False,
     dry_run: Annotated[
@@ -43,8 +44,8 @@ def train(
         typer.Option(
             "--set",
             metavar="A.B=C",
-            help="Set a key of the recipe, with its table (optim.lr=1e-3) or, where it is clear, "
-            "without (lr=1e-3); other trainers' names work too (learning_rate). May be repeated.",
+            help="Set a key of the recipe, with its table (optim.lr=1e-3) or, if it is unique, "
+            "without (lr=1e-3); names of other trainers work too (learning_rate). May be repeated.",
         ),
     ] = None,
     data: Annotated[
@@ -101,18 +102,18 @@ def train(
     processes: Annotated[
         int | None,
         typer.Option(
-            help="Processes on this machine that share each step, one a GPU; 1, or as many as "
-            "--devices names."
+            help="Processes on this machine that share each step, one for each GPU. Default: the "
+            "number of --devices, or 1."
         ),
     ] = None,
     devices: Annotated[
         str,
         typer.Option(
             metavar="N|LIST",
-            help="GPUs of this machine, a process each: 2 for two of them, 0,3 for those two.",
+            help="GPUs of this machine, one for each process: 2 means two GPUs, 0,3 these two.",
         ),
     ] = "",
-    nodes: Annotated[int, typer.Option(help="Machines; the command is given on each of them.")] = 1,
+    nodes: Annotated[int, typer.Option(help="Number of machines; start it on each of them.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Number of this machine, from 0.")] = 0,
     master: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="A free port of machine 0.")
@@ -121,13 +122,13 @@ def train(
         bool,
         typer.Option(
             "--over-memory",
-            help="Begin where the machine has less memory than the training will take. "
+            help="Begin even if the training needs more memory than the machine has. "
             "Sets run.over_memory.",
             rich_help_panel=PANEL,
         ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a model on token stores; --resume continues a stopped run to the last bit."""
     given: dict[str, Any] = {
@@ -170,7 +171,7 @@ def train(
     with launching.one_a_machine():
         config = resolving.resolve(recipe, out or Path("RUN"), options, resume)
     if gpus and config.run.device == "cpu":
-        raise UsageError("--devices names GPUs, and run.device is the CPU", hint="--device cuda")
+        raise UsageError("--devices names GPUs, but run.device is the CPU", hint="--device cuda")
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
         plan = plugins.require("tokmill.training.estimate").estimate(
@@ -179,8 +180,8 @@ def train(
         if not launching.place().rank and not resume:
             for note in plugins.require("tokmill.training.recipe.check").notes(config):
                 say(f"note: {note}")
-        if plan["room"]:
-            say(f"warning: {plan['room']}")
+        if plan["memory_warning"]:
+            say(f"warning: {plan['memory_warning']}")
         more = {"gpus": ",".join(gpus)} if gpus else {}
         _print_plan({**plan, **more, **({"torchrun": line} if line else {})}, as_json)
         return
@@ -192,7 +193,7 @@ def train(
         loop = plugins.require("tokmill.training.session")
         result = loop.train(recipe, out, options=options, resume=resume, quiet=quiet)
     except KeyboardInterrupt:
-        # Where the run has not begun, or a second signal did not wait for the checkpoint.
+        # The run has not begun, or a second signal came before the checkpoint was saved.
         if not (out / resolving.RECIPE).exists():
             raise
         raise Interrupted(
@@ -224,7 +225,7 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     columns = ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
     micro = " rows × ".join(map(str, plan["micro_batch"])) + " positions"
     if plan["rows_kind"] == "whole":
-        micro = f"rows of like lengths, at most {math.prod(plan['micro_batch']):,} positions"
+        micro = f"rows of similar lengths, at most {math.prod(plan['micro_batch']):,} positions"
     print_table(
         ["plan", ""],
         [

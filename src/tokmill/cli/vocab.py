@@ -10,15 +10,14 @@ import msgspec
 import typer
 
 from tokmill.cli import vocab_lists
+from tokmill.cli.options import Json, Quiet
 from tokmill.cli.output import print_table
 from tokmill.cli.programs import (
     PROGRAMS,
     Glob,
-    Json,
     Levels,
     Out,
     Programs,
-    Quiet,
     Suffix,
     Workers,
     choice,
@@ -48,7 +47,7 @@ def build(
     ] = None,
     rules: Annotated[str, typer.Option(help="tokmill or semanticbbv.")] = "tokmill",
     min_count: Annotated[
-        int, typer.Option(min=1, help="Leave out tokens that stood less often than this.")
+        int, typer.Option(min=1, help="Leave out tokens that occur less often than this.")
     ] = 1,
     closed: Annotated[
         bool,
@@ -58,7 +57,7 @@ def build(
     ] = False,
     unknown_on: Annotated[
         list[str] | None,
-        typer.Option(metavar="INPUT", help="Report what is unknown of this. May be repeated."),
+        typer.Option(metavar="INPUT", help="Report the unknown tokens of this. May be repeated."),
     ] = None,
     levels: Levels = None,
     workers: Workers = None,
@@ -69,7 +68,7 @@ def build(
 ) -> int:
     """Count the tokens of programs, and write the vocabularies of the six columns.
 
-    Exit code 1 if a file that was named is refused.
+    Exit code 1 if a named file is refused.
     """
     from tokmill.x86.tokens import vocabulary
     from tokmill.x86.tokens.count import count_programs
@@ -85,7 +84,7 @@ def build(
             hint="leave out --rules and --min-count, or --closed",
         )
     if not inputs and not closed:
-        raise UsageError("no program was named", hint="give programs, or --closed")
+        raise UsageError("no program is named", hint="give programs, or --closed")
     check_target(out, rules)
     how: dict[str, Any] = {"workers": processes(workers), "quiet": quiet}
     how["choice"] = choice(suffix, glob)
@@ -146,9 +145,9 @@ def instructions(
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
-    """Write the different instructions of programs: text, bytes, counts, the frequent ones first.
+    """Write the distinct instructions of programs: text, bytes, counts; the most frequent first.
 
-    Exit code 1 if a file that was named is refused.
+    Exit code 1 if a named file is refused.
     """
     from tokmill.x86.tokens.instructions import collect
 
@@ -157,15 +156,17 @@ def instructions(
         out,
         levels=listed(levels),
         workers=processes(workers),
+        choice=choice(suffix, glob),
         quiet=quiet,
     )
     line = (
-        f"{out}: {found.encodings:,} different among "
+        f"{out}: {found.encodings:,} distinct ones of "
         f"{human_count(found.instructions, 'instruction')} of "
         f"{human_count(found.programs, 'program')}"
     )
     report = {"file": str(out), **msgspec.to_builtins(found)}
-    return end(inputs, found.refused, [line], report, json=json)
+    lines = [line, *left_out_line(found.left_out)]
+    return end(inputs, found.refused, lines, report, json=json)
 
 
 def _elsewhere(kind: str) -> str:
@@ -178,7 +179,7 @@ def _print_columns(made: Mapping[str, Any], own: list[Any], others: list[Any]) -
     rows: list[list[Any]] = [[column, len(tokens)] for column, tokens in made.items()]
     for found, title in ((own, ""), (others, " elsewhere")):
         if found:
-            headers += [f"stood{title}", f"unknown{title}", "share"]
+            headers += [f"occurrences{title}", f"unknown{title}", "share"]
             for row, one in zip(rows, found, strict=True):
                 row += [one.tokens, one.unknown, f"{one.share:.4%}"]
     print_table(headers, rows)

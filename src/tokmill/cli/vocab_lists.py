@@ -1,4 +1,4 @@
-"""`tokmill vocab export|import|prune|compress|merge`: lists of tokens to other lists."""
+"""`tokmill vocab export|import|prune|compress|merge`: changes and conversions of vocabularies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import typer
 
 from tokmill import plugins
 from tokmill.cli.facts import note_in_words
+from tokmill.cli.options import Json, Quiet
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.cli.programs import Json, Out, Quiet, Workers, processes
+from tokmill.cli.programs import Out, Workers, processes
 from tokmill.errors import UsageError, nearest
 from tokmill.files import make_folder, remove, write_file
+from tokmill.store.marks import has_store_files
 
 MAP = "ids.json"
 BECAME = "tokens.json"
@@ -42,7 +44,7 @@ def export(
     if form not in FORMATS:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, FORMATS))
     found = _lists(path)
-    if form == "pkl" and is_store(path):
+    if form == "pkl" and has_store_files(path):
         found = with_counts(found, counts_in(Store(path)))
     write = {
         "txt": files.write_texts,
@@ -63,17 +65,17 @@ def import_(
     ],
     out: Out,
     rules: Annotated[
-        str, typer.Option(help="Rules that made the tokens, where a list does not say it.")
+        str, typer.Option(help="Rules that made the tokens, if a list does not name them.")
     ] = "semanticbbv",
     column: Annotated[
-        str, typer.Option(help="Column of one FILE whose name does not say it.")
+        str, typer.Option(help="Column of a single FILE whose name does not tell it.")
     ] = "",
     json: Json = False,
 ) -> None:
-    """Read lists of tokens that other scripts wrote, and say what was found.
+    """Read lists of tokens that other scripts wrote, and report what was found.
 
-    Ids are kept where the five special tokens come first. Else these are put in front and the
-    others sorted, and ids.json holds the new id of each old one.
+    If the five special tokens come first, ids are kept. Otherwise they are put first, the other
+    tokens are sorted, and ids.json has the new id of each old one.
     """
     from tokmill.x86.tokens.rules import COLUMNS
     from tokmill.x86.tokens.vocabulary_files import Found, find_lists, read_list, write_vocabularies
@@ -100,7 +102,7 @@ def import_(
     if changed:
         _write_map(out / MAP, changed)
     else:
-        # One of an earlier import would be taken for the map of this one.
+        # A map of an earlier import would be taken for the map of this one.
         remove(out / MAP)
     rows = [
         {
@@ -125,7 +127,7 @@ def import_(
     for one in ordered.values():
         if one.repeated:
             shown = ", ".join(map(repr, one.repeated[:5])) + ", …" * (len(one.repeated) > 5)
-            say(f"{one.path}: lines that stood there before were left out: {shown}")
+            say(f"{one.path}: repeated lines were left out: {shown}")
     if missing:
         say(f"{', '.join(missing)}: no list; a store needs all six")
 
@@ -134,14 +136,14 @@ def prune(
     path: Lists,
     out: Out,
     min_count: Annotated[
-        int, typer.Option(min=1, help="Leave out tokens that stood less often than this.")
+        int, typer.Option(min=1, help="Leave out tokens that occur less often than this.")
     ] = 1,
     used_by: Annotated[
         list[str] | None,
-        typer.Option(metavar="STORE", help="Keep what stands in this store. May be repeated."),
+        typer.Option(metavar="STORE", help="Keep tokens of this store. May be repeated."),
     ] = None,
     keep: Annotated[
-        str, typer.Option(metavar="FILE", help="Keep what is in this list, or folder of lists.")
+        str, typer.Option(metavar="FILE", help="Keep tokens of this list, or folder of lists.")
     ] = "",
     map_: Annotated[
         Path | None,
@@ -153,10 +155,10 @@ def prune(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Leave out tokens; of a store make a new one, in which they are [UNK].
+    """Remove tokens from vocabularies; a store becomes a new one, in which they are [UNK].
 
-    A store is pruned by its own counts; without an option what does not stand in it goes. That is
-    `tokmill build recode`, so the same command again continues.
+    A store is pruned by its own counts; by default, tokens that do not occur are removed. It is
+    done by `tokmill build recode`, so the same command again continues.
     """
     from tokmill.store.store import Store
     from tokmill.x86.tokens import vocabulary_changes as changes
@@ -164,7 +166,7 @@ def prune(
 
     old = _lists(path)
     notes: dict[str, int] = {}
-    if is_store(path):
+    if has_store_files(path):
         new_store = _recode(
             path,
             out,
@@ -175,7 +177,7 @@ def prune(
         new, notes = changes.vocabularies_in(new_store), new_store.manifest.notes
     else:
         if min_count == 1 and not used_by and not keep:
-            raise UsageError("nothing says which tokens go", hint=changes.WAYS)
+            raise UsageError("no option says which tokens to remove", hint=changes.WAYS)
         new = changes.pruned(
             old,
             min_count=min_count,
@@ -183,7 +185,7 @@ def prune(
             keep=changes.lists_to_keep(keep) if keep else None,
         )
         write_vocabularies(out, new)
-    place = map_ or (out.with_name(f"{out.name}-{MAP}") if is_store(path) else out / MAP)
+    place = map_ or (out.with_name(f"{out.name}-{MAP}") if has_store_files(path) else out / MAP)
     maps = {column: changes.id_map(old[column], new[column]) for column in new}
     _write_map(place, maps)
     rows = [[name, len(old[name]), len(new[name])] for name in new]
@@ -211,19 +213,18 @@ def compress(
         list[str] | None,
         typer.Option(
             metavar="REGEX=>TEXT",
-            help="What parts of tokens become. May be repeated. Without it numbers become IMM and "
+            help="Replace parts of tokens. May be repeated. By default, numbers become IMM and "
             "memory operands MEM_SIZE[REG+IMM].",
         ),
     ] = None,
     column: Annotated[
-        str, typer.Option(help="Column of one FILE whose name does not say it.")
+        str, typer.Option(help="Column of a single FILE whose name does not tell it.")
     ] = "",
     json: Json = False,
 ) -> None:
-    """Make tokens one that differ in a number or a register alone, or by patterns of your own.
+    """Merge tokens that differ only in a number or a register, or by your own patterns.
 
-    OUT/ids.json holds the new id of each old one, OUT/tokens.json the new token of each that
-    changed.
+    OUT/ids.json has the new id of each old one, OUT/tokens.json the new token of each old one.
     """
     from tokmill.x86.tokens.vocabulary_files import read_list, write_vocabularies
     from tokmill.x86.tokens.vocabulary_patterns import compressed, parse_patterns
@@ -262,12 +263,12 @@ def merge(
     out: Out,
     json: Json = False,
 ) -> None:
-    """Write lists of all tokens that any of the vocabularies has; counts are added."""
+    """Write the union of vocabularies; counts are added."""
     from tokmill.x86.tokens.vocabulary_changes import merged
     from tokmill.x86.tokens.vocabulary_files import write_vocabularies
 
     if len(paths) < 2:
-        raise UsageError("one vocabulary was named", hint="merge A B … -o VOCAB")
+        raise UsageError("only one vocabulary is named", hint="merge A B … -o VOCAB")
     parts = [_lists(path) for path in paths]
     made = merged(parts)
     write_vocabularies(out, made)
@@ -283,18 +284,13 @@ def merge(
     print_table(["column", *names, "all"], rows)
 
 
-def is_store(path: Path) -> bool:
-    """Say whether a folder is a store, finished or not."""
-    return (path / "plan.json").exists() or (path / "manifest.json").exists()
-
-
 def _lists(path: Path) -> Any:
-    """Return the vocabularies that there are in a folder, or those that a store carries."""
+    """Return the vocabularies of a folder or of a store."""
     from tokmill.store.store import Store
     from tokmill.x86.tokens.vocabulary_changes import vocabularies_in
     from tokmill.x86.tokens.vocabulary_files import find_lists
 
-    if is_store(path):
+    if has_store_files(path):
         return vocabularies_in(Store(path))
     return {column: found.tokens for column, found in find_lists(path).items()}
 
@@ -314,7 +310,7 @@ def _check_rules(asked: str, found: set[str]) -> None:
     if len(found) > 1:
         raise UsageError(
             f"the lists are for different rules: {', '.join(sorted(found))}",
-            hint="--rules says it for lists that do not",
+            hint="--rules names those of lists that do not tell",
         )
 
 

@@ -1,4 +1,4 @@
-"""Messages as prompts of a run that learned chats; the domain that wrote the chats writes them."""
+"""Messages as prompts of a run that learned chats; the domain of the chats encodes them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tokmill.training.runs.made import options_of
 from tokmill.training.runs.run import VOCAB
 
 LARGEST = 64 << 20
-"""Bytes of a file of messages at most."""
+"""Largest size of a file of messages in bytes."""
 
 
 class Writer(Protocol):
-    """Writes messages as ids."""
+    """Encodes messages as ids."""
 
     def ids(self, messages: Any, where: str = "") -> list[int]:
-        """Return the ids of messages, and of what begins the answer."""
+        """Return the ids of messages and of the beginning of an answer."""
         ...
 
     def ends(self) -> list[int]:
@@ -31,18 +31,18 @@ class Writer(Protocol):
 
 
 def load_chats(run: Path, facts: Facts, template: str = "") -> Writer:
-    """Return what writes messages for a run of one column of text.
+    """Return the encoder of messages for a run of one column of text.
 
-    `template`: a chat template, in place of that of the store. Raises `TokmillError` where the run
-    has no tokenizer or no template.
+    `template`: a chat template that replaces the store's. Raises `TokmillError` if the run has no
+    tokenizer or no template.
     """
     names = [facts.schema[column].vocab for column in facts.columns]
     vocabulary = facts.vocabularies.get(names[0] or "") if len(names) == 1 else None
     if vocabulary is None or not vocabulary.file.startswith("tokenizer"):
         raise TokmillError(
-            "the run has no tokenizer of text, so it reads no messages",
+            "the run has no tokenizer of text, so it cannot read messages",
             where=str(run),
-            hint="--ids 1,2,3 gives ids, --prompt what the run reads",
+            hint="give ids with --ids 1,2,3, or another kind of prompt with --prompt",
         )
     path = inside(run / VOCAB, vocabulary.file)
     with machine_errors("read", path):
@@ -64,7 +64,7 @@ def read_messages(path: str) -> Any:
         value = loads_json(raw)
     except ValueError as error:
         raise UsageError(
-            f"this is no JSON: {error}",
+            f"this is not JSON: {error}",
             where=path,
             hint='a file with [{"role": "user", "content": "Hi"}]',
         ) from None

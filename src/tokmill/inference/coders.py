@@ -1,4 +1,4 @@
-"""Text of a prompt to ids of a run's columns, and what followed back to text."""
+"""Encodes the text of a prompt as ids of a run's columns, and decodes ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokmill.training.runs.run import VOCAB, check_tokenizer
 
 
 class Coder(Protocol):
-    """What turns text into ids of columns, and ids into text."""
+    """Turns text into ids of columns, and ids into text."""
 
     def encode(self, text: str) -> dict[str, list[int]]:
         """Return column → ids of a prompt."""
@@ -28,13 +28,13 @@ class Coder(Protocol):
 
 
 class Text:
-    """A tokenizer of text as what sampling asks for: one column."""
+    """A tokenizer of text as a `Coder` with one column."""
 
     def __init__(self, tokenizer: Any, column: str) -> None:
         self.tokenizer, self.column = tokenizer, column
 
     def encode(self, text: str) -> dict[str, list[int]]:
-        """Return column → ids; names of special tokens are text like any other."""
+        """Return column → ids; names of special tokens are encoded as plain text."""
         return {self.column: self.tokenizer.encode(text, specials="plain")}
 
     def decode(self, ids: Ids) -> str:
@@ -43,21 +43,21 @@ class Text:
 
 
 class Stops:
-    """Texts of which the first one ends a row."""
+    """Texts that end a row; the first one found counts."""
 
     def __init__(self, texts: Sequence[str], coder: Coder | None) -> None:
         if any(not text for text in texts):
             raise UsageError(
-                "an empty text would end everything", where="--stop", hint="leave it out"
+                "an empty text would end every row at once", where="--stop", hint="leave it out"
             )
         if texts and not isinstance(coder, Text):
             raise UsageError(
-                "only text is ended by a text",
+                "only runs on text can stop at a text",
                 where="--stop",
-                hint="--tokens limits x86 code and bare ids",
+                hint="for x86 code and bare ids, --tokens sets a limit",
             )
         self.texts, self.coder = [text.encode() for text in texts], coder
-        # No token is shorter than a byte; at the front a tokenizer may drop a space.
+        # A token has at least one byte; a tokenizer may drop a space at the front.
         self.longest = max(map(len, self.texts), default=0) + 1
 
     def reached(self, ids: Ids) -> bool:
@@ -77,7 +77,7 @@ class Stops:
 def load_coder(
     run: Path, facts: Facts, columns: Sequence[str]
 ) -> tuple[dict[str, Vocabulary], Coder | None]:
-    """Return the vocabularies of columns, and the coder; none where a column has no vocabulary."""
+    """Return the vocabularies of columns, and their coder; None if a column has no vocabulary."""
     names = {column: facts.schema[column].vocab for column in columns if column in facts.schema}
     found = {
         column: facts.vocabularies[name]
@@ -106,15 +106,15 @@ def prompt_ids(
 ) -> dict[str, list[int]]:
     """Return column → ids of a prompt that is text, ids of the one column, or ids of each.
 
-    An empty text is the token that begins a text. Raises `UsageError` for text where there is no
-    coder, and for ids that are none.
+    An empty text becomes the token that begins a text. Raises `TokmillError` for text without a
+    coder, and `UsageError` for unknown ids.
     """
     if isinstance(prompt, str) and prompt:
         if coder is None:
             raise TokmillError(
-                "the run takes no text: its store or checkpoint was imported without a tokenizer",
+                "the run cannot read text: its store or checkpoint has no tokenizer",
                 where=where,
-                hint="give ids in place of text, and get ids: --ids 1,2,3",
+                hint="give ids in place of text: --ids 1,2,3; the result is ids too",
             )
         prompt = coder.encode(prompt)
     if isinstance(prompt, str) or (not isinstance(prompt, Mapping) and not len(prompt)):
@@ -139,7 +139,7 @@ def prompt_ids(
         wrong = [number for number in ids if not 0 <= number < sizes[name]]
         if wrong:
             raise UsageError(
-                f"{wrong[0]} is no id of {name!r}, whose ids are 0 to {sizes[name] - 1}",
+                f"{wrong[0]} is not an id of {name!r}, whose ids are 0 to {sizes[name] - 1}",
                 where=where,
                 hint="`tokmill inspect RUN` says which vocabulary it has",
             )
@@ -149,7 +149,7 @@ def prompt_ids(
 def first_ids(
     vocabularies: Mapping[str, Vocabulary], sizes: Mapping[str, int], where: str
 ) -> dict[str, list[int]]:
-    """Return the ids that begin a text, or else end one; `UsageError` where there are none."""
+    """Return the ids that begin a text, else those that end one; `UsageError` if there are none."""
     starts = {
         name: vocabulary.roles.get("bos", vocabulary.roles.get("eot"))
         for name, vocabulary in vocabularies.items()
@@ -157,7 +157,7 @@ def first_ids(
     known = {name: [start] for name, start in starts.items() if start is not None}
     if known.keys() != sizes.keys():
         raise UsageError(
-            "the vocabulary has no token that begins a text, so an empty prompt says nothing",
+            "the vocabulary has no token that begins a text, so a prompt is needed",
             where=where,
             hint="give a --prompt" if len(vocabularies) == len(sizes) else "give --ids 1,2,3",
         )
@@ -168,5 +168,5 @@ def parse_ids(text: str, where: str = "--ids") -> list[int]:
     """Return the ids of "1,2,3" or "1 2 3"; raises `UsageError` for anything else."""
     words = text.replace(",", " ").split()
     if not words or not all(word.isascii() and word.isdigit() and len(word) < 19 for word in words):
-        raise UsageError(f"{text[:40]!r} are no ids", where=where, hint="such as: 1,2,3")
+        raise UsageError(f"{text[:40]!r} are not ids", where=where, hint="such as: 1,2,3")
     return [*map(int, words)]

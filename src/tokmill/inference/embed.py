@@ -40,25 +40,25 @@ from tokmill.training.runs.weights import step_of, weights_at
 COLUMN = "embedding"
 EMPTY = "records without tokens have zeros"
 _bar: ContextVar[Progress | None] = ContextVar("bar", default=None)
-"""Counts tokens while the build, whose own bar counts shards, makes its source itself."""
+"""The bar that counts tokens. The build makes the source itself, so it cannot be an argument."""
 
 
 class Embedded(msgspec.Struct, frozen=True):
-    """What `embed` wrote."""
+    """The result of `embed`."""
 
     store: str
     overlay: str
-    """Name of the overlay; empty where a file was written."""
+    """Name of the overlay; "" if a file was written."""
     file: str
-    """The .npy file; empty where an overlay was written."""
+    """The .npy file; "" if an overlay was written."""
     records: int
     width: int
     empty: int
     """Records without tokens, whose vector is 0."""
     model: str
-    """Digest of the weights and of what decides what they compute."""
+    """Digest of the weights and of the settings of the model."""
     step: int
-    """Step of the training after which these were the weights."""
+    """Step of the training at which the weights were saved."""
     pool: str
 
 
@@ -83,22 +83,22 @@ def embed(
         pool: mean; last; or attention, a mean weighted by softmax(q · h / sqrt(D)), where q is the
             query that the run has learned, else the record's last hidden state.
         at: which weights (`weights_at`): "", "last", "best", "average" or a step.
-        name: of the overlay; without it pooling and digest of the model.
-        npy: write this file alone, float32 (records, D), and leave the store as it is.
+        name: of the overlay; by default pooling and digest of the model.
+        npy: write this file, float32 (records, D), and no overlay.
         device: cpu, cuda, or auto.
-        batch_tokens: positions that are read at a time; changes vectors by rounding alone.
-        fresh: make an overlay that is there again from the beginning, or write over a file.
+        batch_tokens: positions that are read at a time; changes vectors only by rounding.
+        fresh: make an existing overlay again from the beginning, or overwrite a file.
         quiet: show no progress.
 
     Raises:
-        TokmillError: there are no such weights, the file is there, the store is not finished, a
-            shard is damaged, or its ids mean something else than the run's.
-        UsageError: an option is not known, a file has a name, or `npy` is no place for one.
-        Interrupted: it was stopped; an overlay goes on when the same is called again.
+        TokmillError: there are no such weights, the file exists, the store is not finished, a
+            shard is damaged, or its ids have another meaning than the run's.
+        UsageError: an option is unknown, `name` is given with `npy`, or `npy` cannot be a file.
+        Interrupted: it was stopped; the same call continues an overlay.
     """
     check_pool(pool)
     if npy is not None and name:
-        raise UsageError("an .npy file is written alone, and no overlay", hint="leave --name out")
+        raise UsageError("--npy writes no overlay, so it takes no name", hint="leave --name out")
     if npy is not None:
         check_target(Path(npy), fresh)
     config = EmbedConfig(
@@ -116,13 +116,13 @@ def embed(
             else:
                 options = msgspec.to_builtins(config)
                 made = BuildRecipe(source="embed", inputs=(str(store),), options=options)
-                # An overlay of a store that has grown follows it without a question.
+                # yes: if the store has grown, its overlay is extended without a question.
                 how = How(amount=Amount(workers=0), fresh=fresh, yes=True, quiet=True)
                 empty = build(made, how).manifest.notes.get(EMPTY, 0)
         finally:
             _bar.reset(token)
     if npy is None and not fresh and done == total and not quiet:
-        print("all vectors are there: nothing was left to do", file=sys.stderr)
+        print("all vectors exist already: there was nothing to do", file=sys.stderr)
     assert isinstance(source.overlay, Overlay)
     return Embedded(
         store=str(store),
@@ -136,7 +136,7 @@ def embed(
 
 
 class EmbedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which model reads the records, and how its hidden states become vectors."""
+    """The model that reads the records, and how its hidden states become vectors."""
 
     run: str = ""
     """Folder of the run."""
@@ -145,11 +145,11 @@ class EmbedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     at: str = ""
     """The weights: best, average, a step, or last."""
     name: str = ""
-    """Name of the overlay; without it pooling and digest of the model."""
+    """Name of the overlay; by default pooling and digest of the model."""
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     batch_tokens: int = BATCH_TOKENS
-    """Positions that are read at a time; changes vectors by rounding alone."""
+    """Positions that are read at a time; changes vectors only by rounding."""
 
 
 class EmbedSource(OverlaySource):
@@ -169,7 +169,9 @@ class EmbedSource(OverlaySource):
         self.model = known_model(config)
         self.config: EmbedConfig = msgspec.structs.replace(config, run=str(self.model.run))
         if config.batch_tokens < 1:
-            raise UsageError(f"{config.batch_tokens} positions are no batch", hint="1 or more")
+            raise UsageError(
+                f"batch_tokens: {config.batch_tokens} is below 1", hint="it must be at least 1"
+            )
         check_store(self.model.facts, self.base)
         width = self.model.width
         self.schema = {COLUMN: Column("f4", per="record", width=width)}
@@ -182,11 +184,11 @@ class EmbedSource(OverlaySource):
 
     @classmethod
     def name_of(cls, config: Any) -> str:
-        """Return the name that is given, or one of the pooling and the model's digest."""
+        """Return the given name, or one made of the pooling and the model's digest."""
         return str(config.name or f"{config.pool}-{known_model(config).digest[:12]}")
 
     def identity(self) -> dict[str, Any]:
-        """Return the model by its digest; a device and the size of a batch only round."""
+        """Return options for the plan: the model's digest; device and batch size only round."""
         return {"run": self.model.digest, "at": "", "name": "", "device": "", "batch_tokens": 0}
 
     def items(self) -> Iterator[Item]:
@@ -202,7 +204,7 @@ class EmbedSource(OverlaySource):
         vectors = self.empty(number, scratch)
         none = np.zeros(0, np.int64)
         for _ in self.fill(number, vectors):
-            # No record is whole before all are, but a time limit may end the shard here.
+            # No record is complete before all are, but a time limit can end the shard here.
             nothing = np.zeros((0, self.model.width), np.float32)
             yield Records(np.zeros(1, np.int64), {COLUMN: nothing}, none, done=0.0)
         for batch in self.records(number, {COLUMN: vectors}):
@@ -211,23 +213,23 @@ class EmbedSource(OverlaySource):
             yield batch
 
     def empty(self, number: int, scratch: Path) -> Array:
-        """Return room for the vectors of one shard's records, (records, D) float32.
+        """Return an array for the vectors of one shard's records, (records, D) float32.
 
-        It is a file in `scratch` that is lost: what a shard needs may be larger than the memory.
+        It is mapped from a temporary file in `scratch`, because it may be larger than the memory.
         """
-        return lost_array(scratch, (self.base.shards[number].records, self.model.width))
+        return scratch_array(scratch, (self.base.shards[number].records, self.model.width))
 
     def fill(self, number: int, vectors: Array) -> Iterator[None]:
         """Fill the vectors of one shard's records; yields after each batch of them.
 
-        Raises `TokmillError` where the shard is not what was built.
+        Raises `TokmillError` if the shard is damaged.
         """
         if self._vectors is None:
             self._vectors = self._load()
         bar = _bar.get()
         watched = [self.base] if self.model.verify else []
-        # The shard is compared with its digest before anybody gets vectors of it: once committed,
-        # they would stay when the shard is repaired.
+        # The shard is compared with its digest before its vectors are committed: they would stay
+        # when the shard is repaired.
         with ShardCheck(watched, shards=[number]):
             for tokens in self._vectors.fill(self.base, number, vectors):
                 if bar:
@@ -235,7 +237,7 @@ class EmbedSource(OverlaySource):
                 yield
 
     def tokens_done(self, folder: Path) -> int:
-        """Return the tokens of the shards whose vectors stand in an overlay's folder."""
+        """Return the number of tokens in shards whose vectors are in the overlay's folder."""
         tokens = {shard_identity(entry): entry.tokens for entry in self.base.shards}
         items = (item for receipt in read_receipts(folder) for item in receipt.items)
         return sum(tokens.get(item.name, 0) for item in items)
@@ -258,7 +260,7 @@ class EmbedSource(OverlaySource):
 
 
 class Known(NamedTuple):
-    """What is known of a run's model without its weights in memory."""
+    """Facts of a run's model that are known without loading its weights."""
 
     run: Path
     digest: str
@@ -270,14 +272,14 @@ class Known(NamedTuple):
 
 
 def known_model(config: EmbedConfig) -> Known:
-    """Return what is known of the model that a recipe names."""
+    """Return the facts of a recipe's model."""
     if not config.run:
-        raise UsageError("no run was named", hint="--run RUN")
+        raise UsageError("no run is named", hint="--run RUN")
     run = Path(config.run).absolute()
     recipe, facts = read_run(run)
     if inputs_of(recipe, facts).vectors:
         raise UsageError(
-            "the model reads vectors of other records, and `tokmill embed` feeds tokens alone",
+            "the model reads vectors of other records, but `tokmill embed` gives it only tokens",
             where=str(run),
             hint="name a run whose model reads tokens",
         )
@@ -307,37 +309,36 @@ def _digest(path: Path, changed: int, size: int) -> str:
     return sha256_file(path)
 
 
-def lost_array(folder: Path, shape: tuple[int, int]) -> Array:
-    """Return zeros, float32, in a file without a name, which is gone when nobody uses it."""
+def scratch_array(folder: Path, shape: tuple[int, int]) -> Array:
+    """Return zeros, float32, mapped from a file without a name, which is freed with the array."""
     if not shape[0]:
         return np.zeros(shape, np.float32)
     with machine_errors("write", folder), tempfile.TemporaryFile(dir=folder) as file:
-        # A full disk is told now; a map of a file with holes would end in a signal.
+        # A full disk is an error now; a later write to a sparse file would end in a signal.
         os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])
         return np.memmap(file, np.float32, "r+", shape=shape)
 
 
 def check_target(path: Path, fresh: bool) -> None:
-    """Refuse a path to which no .npy file is to be written, before hours of work.
+    """Refuse a path to which no .npy file can be written, before hours of work.
 
-    Raises `UsageError` for what can be none, `TokmillError` for a file that is there, unless
-    `fresh`.
+    Raises `TokmillError` for an existing file unless `fresh`, else `UsageError`.
     """
     if path.suffix != ".npy":
         raise UsageError(
             "vectors are written to an .npy file", where=str(path), hint="--npy vectors.npy"
         )
     with machine_errors("read", path):
-        has_folder, is_folder, there = path.parent.is_dir(), path.is_dir(), path.exists()
+        has_folder, is_folder, exists = path.parent.is_dir(), path.is_dir(), path.exists()
     if not has_folder:
         raise UsageError("there is no such folder", where=str(path.parent), hint="make it first")
     if is_folder:
         raise UsageError("it is a folder", where=str(path), hint="name another file")
-    if there and not fresh:
+    if exists and not fresh:
         raise TokmillError(
-            "the file is there already",
+            "the file exists already",
             where=str(path),
-            hint="name another file, or write over it with --fresh",
+            hint="name another file, or overwrite it with --fresh",
         )
 
 
@@ -358,11 +359,10 @@ def write_npy(source: EmbedSource, path: Path) -> int:
         yield head.getvalue()
         for number in range(len(base.shards)):
             empty += int(np.count_nonzero(np.diff(base.shard(number)["offsets"]) == 0))
-            found = source.empty(number, path.parent)
-            for _ in source.fill(number, found):
+            vectors = source.empty(number, path.parent)
+            for _ in source.fill(number, vectors):
                 pass
-            vectors = np.ascontiguousarray(found, "<f4")
-            yield vectors.reshape(-1).view(np.uint8).data
+            yield np.ascontiguousarray(vectors, "<f4").reshape(-1).view(np.uint8).data
 
     try:
         write_file(path, chunks())
@@ -370,6 +370,6 @@ def write_npy(source: EmbedSource, path: Path) -> int:
         raise Interrupted(
             "it was interrupted, and no file was written",
             where=str(path),
-            hint="without --npy an overlay is written, which goes on where it was stopped",
+            hint="without --npy it writes an overlay, which can be continued",
         ) from None
     return empty

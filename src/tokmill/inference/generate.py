@@ -1,4 +1,4 @@
-"""Ids that follow ids: many rows side by side, each as if it were alone."""
+"""Continues many rows of ids in a batch; each result is as if the row were alone."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tokmill.inference.draw import Drawing, choose
+from tokmill.inference.draw import choose
+from tokmill.inference.drawing import Drawing
 from tokmill.inference.reading import Ids, reading, window
 from tokmill.models.matmul import product_for
 from tokmill.tasks.task import Task
 
 End = Literal["eot", "stop", "tokens"]
-"""Why a row ended: the end of a document, a text that ends it, or as many ids as were asked for."""
+"""Why a row ended: the end of a document, a stop text, or the largest number of ids."""
 FEW_PRODUCTS = 1 << 17
-"""Multiplications of a matrix with all rows below which a second thread costs more than it does."""
+"""With fewer multiplications of a matrix with all rows, a second thread costs more than it
+saves."""
 
 
 @dataclass
 class Row:
-    """Ids to continue, and what followed."""
+    """Ids to continue, and the ids that follow."""
 
     prompt: int
     """Number of the prompt."""
     sample: int
-    """Number of this continuation of it."""
+    """Number of this continuation of the prompt."""
     ids: Ids
     made: dict[str, list[int]] = field(default_factory=dict)
     end: End = "tokens"
     out_of_sight: int = 0
-    """Ids at the front that the model no longer saw when it chose the last one."""
+    """Number of first ids that the model no longer saw when it chose the last one."""
 
     @property
     def length(self) -> int:
@@ -52,21 +54,21 @@ def continue_rows(
     ends: Mapping[str, Collection[int] | None],
     stopped: Callable[[Mapping[str, Sequence[int]]], bool] | None = None,
 ) -> None:
-    """Fill `made`, `end` and `out_of_sight` of rows: at most so many ids of each column.
+    """Fill `made`, `end` and `out_of_sight` of rows, with at most `tokens` ids of each column.
 
     Args:
         task: predicts every column that it reads.
-        rows: prompts of any lengths, at least 1; the order makes no difference.
-        tokens: most ids of a row.
-        how: an id is chosen.
-        sizes: column → ids below this are drawn alone, as a model may have more rows than its
+        rows: prompts of any lengths from 1 on; their order makes no difference.
+        tokens: largest number of new ids of a row.
+        how: how an id is chosen.
+        sizes: column → only ids below this are drawn, because a model may have more rows than its
             vocabulary has ids; None: all.
-        ends: column → the ids that end a row, and are not part of it.
-        stopped: says of a row's made ids whether it ends with them.
+        ends: column → the ids that end a row and are not part of it.
+        stopped: whether the new ids of a row end it.
 
-    A recurrent model reads all ids; any other sees the last `window(task)`: as far back as it was
-    trained. Columns are drawn on their own, as each has a head of its own. Raises `TokmillError`
-    where logits are no numbers.
+    A recurrent model reads all ids; any other reads the last `window(task)`, as in training. Each
+    column has its own head and is drawn independently. Raises `TokmillError` if logits are not
+    numbers.
     """
     names = list(task.sizes)
     for row in rows:
@@ -122,26 +124,26 @@ def continue_rows(
             hidden = reader.next({name: ids[:, None] for name, ids in chosen.items()})
     if size := window(task):
         for row in rows:
-            # The last id was chosen from those before it, whether it is kept or ended the row.
+            # The ids before the last choice, whether that id is kept or has ended the row.
             before = row.length + len(row.made[names[0]]) - (row.end != "eot")
             row.out_of_sight = max(0, before - size)
 
 
 def logits_of(task: Task, hidden: Tensor, name: str) -> Tensor:
-    """Return the logits of a column, (B, V) from hidden states (B, D), for shapes that recur."""
+    """Return the logits (B, V) of a column from hidden states (B, D)."""
     weight = task.head(name)
     return product_for(hidden, weight)(hidden, weight)
 
 
 class Seen:
-    """Which ids of a column each row has, where the drawing asks for it."""
+    """Which ids of a column each row has; empty unless they are penalised."""
 
     def __init__(self, mask: Tensor | None) -> None:
         self.mask = mask
 
     @classmethod
     def of(cls, rows: Sequence[Row], name: str, task: Task, how: Drawing) -> Seen:
-        """Return it for the prompts of rows."""
+        """Return the ids in the prompts of rows."""
         if how.repetition_penalty == 1:
             return cls(None)
         mask = torch.zeros(len(rows), task.sizes[name], dtype=torch.bool)
@@ -150,18 +152,18 @@ class Seen:
         return cls(mask.to(next(task.parameters()).device))
 
     def add(self, ids: Tensor) -> None:
-        """Take note of an id of each row (B,)."""
+        """Add an id to each row; ids: (B,)."""
         if self.mask is not None:
             self.mask.scatter_(1, ids[:, None], True)
 
     def keep(self, rows: Tensor) -> Seen:
-        """Return it for some rows."""
+        """Return the ids of some rows."""
         return Seen(None if self.mask is None else self.mask[rows])
 
 
 @contextlib.contextmanager
 def threads_for(task: Task, rows: int) -> Iterator[None]:
-    """Compute in one thread where products are too small to share."""
+    """Compute in a single thread if matrix products are small."""
     before = torch.get_num_threads()
     largest = max(weight.numel() for weight in task.model.parameters() if weight.ndim == 2)
     blocks = [p.numel() for name, p in task.model.named_parameters() if "blocks" in name]

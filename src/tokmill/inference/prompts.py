@@ -1,4 +1,4 @@
-"""Prompts from a file: one a line, or JSON Lines."""
+"""Prompts from a file: a text in each line, or JSON Lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokmill.headers import loads_json
 from tokmill.inference.coders import parse_ids
 
 LONGEST = 1 << 24
-"""Bytes of a line at most: a file without line ends is no list of prompts."""
+"""Largest line in bytes: a file without line ends is not a list of prompts."""
 JSON_SUFFIXES = (".jsonl", ".ndjson")
 
 
@@ -23,19 +23,20 @@ JSON_SUFFIXES = (".jsonl", ".ndjson")
 class Prompts:
     """The prompts of a file, in its order.
 
-    A line of a text file is a prompt, and `as_ids`: ids such as 1,2,3. A line of JSON Lines (by its
-    suffix, or `as_json`) is a string, a list of ids, or an object that has one of these as `key`.
+    A line of a text file is a prompt; with `as_ids` it has ids such as 1,2,3. A line of JSON Lines
+    (by the suffix, or `as_json`) is a string, a list of ids, or an object with one of these under
+    `key`.
     """
 
     path: str
-    """Of a file; - is stdin."""
+    """Path of the file; - is stdin."""
     as_json: bool = False
     as_ids: bool = False
     key: str = "prompt"
     blank: int = field(default=0, init=False)
-    """Blank lines that were left out, so far."""
+    """Number of blank lines so far, which are skipped."""
     taken: list[Any] = field(default_factory=list, init=False)
-    """The prompts as they stand in the file, so far."""
+    """The prompts so far, as in the file."""
 
     def __iter__(self) -> Iterator[str | list[int]]:
         """Yield text or ids; raises `UsageError` for a line that has neither."""
@@ -49,13 +50,13 @@ class Prompts:
                     raise UsageError(
                         f"a line has more than {LONGEST:,} bytes",
                         where=where,
-                        hint="one prompt stands on one line",
+                        hint="write one prompt in each line",
                     )
                 try:
                     text = line.decode().rstrip("\r\n")
                 except UnicodeDecodeError as error:
                     raise UsageError(
-                        f"the line is no UTF-8: byte {error.start} is 0x{line[error.start]:02x}",
+                        f"the line is not UTF-8: byte {error.start} is 0x{line[error.start]:02x}",
                         where=where,
                         hint="convert it first, as with iconv -t UTF-8",
                     ) from None
@@ -79,9 +80,9 @@ class Prompts:
             value = loads_json(text)
         except ValueError as error:
             raise UsageError(
-                f"the line is no JSON: {error}",
+                f"the line is not JSON: {error}",
                 where=where,
-                hint="lines of plain text are read without --jsonl, from a file that is no .jsonl",
+                hint="for lines of plain text, leave --jsonl out and use another suffix",
             ) from None
         if isinstance(value, dict):
             if self.key not in value:

@@ -1,4 +1,5 @@
-"""Rows of ids that a model reads side by side, each as if it were alone (up to rounding).
+"""Rows of ids that a model reads in a batch; each result is as if the row were alone (up to
+rounding).
 
 Shapes: B rows, T positions, D width of the model.
 """
@@ -21,29 +22,29 @@ Ids = Mapping[str, Sequence[int]]
 
 
 class Reading(Protocol):
-    """Rows that are read on."""
+    """Rows of ids that grow while a model reads them."""
 
     def begin(self, rows: Sequence[Ids]) -> Tensor:
         """Read new rows, the longest first; return the hidden states (B, D) of their last ids."""
         ...
 
     def next(self, columns: Mapping[str, Tensor]) -> Tensor:
-        """Return the hidden states (B, D) of the ids (B, 1) that come next in each row."""
+        """Read the next id of each row, (B, 1); return their hidden states (B, D)."""
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone: int64 numbers in rising order; one may come repeatedly."""
+        """Keep only these rows: int64 numbers in rising order, which may be repeated."""
         ...
 
 
 def reading(task: Task) -> Reading:
-    """Return how the model of a task reads on.
+    """Return the way in which the model of a task reads.
 
-    Raises `TokmillError` for a model that looks ahead: it cannot say what comes next.
+    Raises `TokmillError` for a model that is not causal: it cannot predict the next id.
     """
     if not task.model.causal:
         raise TokmillError(
-            "the model looks ahead, so it cannot say what comes next",
+            "the model is not causal, so it cannot predict the next id",
             where="model.kind",
             hint="sample a run of a causal model, such as decoder or rwkv7",
         )
@@ -51,7 +52,7 @@ def reading(task: Task) -> Reading:
 
 
 def window(task: Task) -> int:
-    """Return how many ids a model sees at most, the last ones; 0: all, however many."""
+    """Return the largest number of last ids that a model reads; 0: no limit."""
     if isinstance(task.model, Recurrent):
         return 0
     return min(task.length, task.model.longest or task.length)
@@ -60,7 +61,7 @@ def window(task: Task) -> int:
 def flush_right(
     rows: Sequence[Ids], names: Sequence[str], device: torch.device
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Return name → (B, T) ids with 0 in front of shorter rows, and where each row begins (B,)."""
+    """Return name → (B, T) ids aligned to the right, padded with 0, and the rows' starts (B,)."""
     lengths = [len(row[names[0]]) for row in rows]
     longest = max(lengths)
     columns = {
@@ -72,7 +73,7 @@ def flush_right(
 
 
 class Carried:
-    """Reads with a state: in the same time and memory for each id, however many were before."""
+    """Reads with a recurrent state: time and memory of an id do not depend on its position."""
 
     def __init__(self, task: Task) -> None:
         assert isinstance(task.model, Recurrent)
@@ -107,11 +108,11 @@ class Carried:
 
 
 class Windows:
-    """Reads the last `size` ids of each row: the positions that the model was trained with.
+    """Reads the last `size` ids of each row: as many positions as in training.
 
-    Until a row has more than these, each id is read once where the model can do that (`cached`).
-    From then on the window slides, and all ids in it are read anew each time: what was kept of them
-    depends on ids that are out of sight now.
+    Until a row is longer, each id is read only once if the model has a cache (`cached`). After that
+    the window slides, and all its ids are read again for each new one: the cache depends on ids
+    that are no longer in the window.
     """
 
     def __init__(self, task: Task) -> None:
@@ -119,11 +120,11 @@ class Windows:
         self.device = next(task.parameters()).device
         self.cached = task.model.cached()
         self.seen: dict[str, Tensor] = {}
-        """Name → ids (B, T) of the rows, flush right."""
+        """Name → ids (B, T) of the rows, aligned to the right."""
         self.lengths = torch.zeros(0, dtype=torch.long)
-        """Ids of each row, falling."""
+        """Number of ids of each row, in falling order."""
         self.sliding = 0
-        """How many rows, the first ones, have more ids than the window."""
+        """Number of rows with more ids than the window; they come first."""
 
     def begin(self, rows: Sequence[Ids]) -> Tensor:
         """Read the end of new rows."""
@@ -143,7 +144,7 @@ class Windows:
         return torch.cat(parts)
 
     def next(self, columns: Mapping[str, Tensor]) -> Tensor:
-        """Read on: with what was kept, or the whole window."""
+        """Read the next ids, with the cache or with the whole window."""
         self.seen = {
             name: torch.cat([ids, columns[name]], 1)[:, -self.size :]
             for name, ids in self.seen.items()
@@ -169,11 +170,11 @@ class Windows:
             self.cached.keep(rows[self.sliding :] - before)
 
     def _anew(self, rows: int) -> Tensor:
-        """Return the hidden states of the first rows, all of whose ids are read again."""
+        """Read all ids of the first rows again; return the hidden states of their last ids."""
         lengths = self.lengths[:rows].clamp(max=self.size).to(self.device)
         longest = int(lengths[0])
         place = torch.arange(longest, device=self.device)
-        # Flush left: what stands behind a row's end comes after all that counts.
+        # Aligned to the left, so that padding comes after the row.
         last = next(iter(self.seen.values())).shape[1] - 1
         source = (place + last + 1 - lengths[:, None]).clamp(max=last)
         columns = {name: ids[:rows].gather(1, source) for name, ids in self.seen.items()}

@@ -1,16 +1,17 @@
-"""Continue prompts with a trained model; everything needed lies in the run's folder."""
+"""Continues prompts with a trained model; only the run's folder is needed."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.inference.coders import Stops, load_coder, prompt_ids
-from tokmill.inference.draw import Drawing
+from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import End, Row, continue_rows
 from tokmill.inference.reading import Ids
 from tokmill.training.engines.device import pick_device
@@ -18,25 +19,26 @@ from tokmill.training.runs.run import load_task, read_run
 
 Prompt = str | Sequence[int] | Ids
 """Text, ids of a run's one column, or column → ids."""
+DEFAULT = Drawing()
 BATCHES = 8
-"""Batches whose rows are put in order of length together, so that like goes with like."""
+"""Rows of this many batches are sorted by length together, so that a batch has similar lengths."""
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True):
-    """What followed a prompt."""
+    """A continuation of a prompt."""
 
     number: int
     """Number of the prompt, from 0."""
     sample: int
-    """Number of this continuation of it, from 0."""
+    """Number of this continuation of the prompt, from 0."""
     text: str
-    """What followed; empty where the run has no tokenizer. A stop and what is behind it are cut."""
+    """The new text, up to a stop text; "" if the run has no tokenizer."""
     ids: dict[str, list[int]]
-    """Column → ids of what followed, without the end of the document."""
+    """Column → new ids, without the end of the document."""
     end: End
-    """eot: the document ended; stop: a text of `stop` came; tokens: there were enough."""
+    """eot: the document ended; stop: a text of `stop` came; tokens: the limit was reached."""
     out_of_sight: int
-    """Ids at the front that the model no longer saw when it chose the last one."""
+    """Number of first ids that the model no longer saw when it chose the last one."""
 
 
 def generate(
@@ -45,45 +47,44 @@ def generate(
     tokens: int = 100,
     *,
     samples: int = 1,
-    temperature: float = Drawing().temperature,
-    top_k: int = Drawing().top_k,
-    top_p: float = Drawing().top_p,
-    min_p: float = Drawing().min_p,
-    repetition_penalty: float = Drawing().repetition_penalty,
-    seed: int = 0,
+    temperature: float = DEFAULT.temperature,
+    top_k: int = DEFAULT.top_k,
+    top_p: float = DEFAULT.top_p,
+    min_p: float = DEFAULT.min_p,
+    repetition_penalty: float = DEFAULT.repetition_penalty,
+    seed: int = DEFAULT.seed,
     stop: Sequence[str] = (),
     end_ids: Sequence[int] = (),
     batch: int = 16,
     device: str = "auto",
     at: str = "",
 ) -> Iterator[Continuation]:
-    """Yield how the model of a run continues prompts, in their order, `samples` of each.
+    """Yield continuations of prompts in their order, `samples` of each.
 
-    Rows are read side by side, and each is what it would be alone: a row's draws follow from the
-    seed and the numbers of its prompt and sample. (Products of several rows are rounded otherwise
-    than those of one, by about 1e-6; where two ids are that close, the choice may differ.)
+    Rows are read in batches, and the result of each is as if it were alone: its random numbers
+    depend on the seed and the numbers of prompt and sample. (Products of several rows round
+    differently, by about 1e-6; if two ids are that close, the choice may differ.)
 
-    A decoder keeps keys and values of what it has read. It sees the last `task.length` ids; where a
-    row grows longer, that window slides, and is read anew for each id. RWKV-7 sees all, at the same
-    cost an id.
+    A decoder caches keys and values. It reads the last `task.length` ids; in a longer row this
+    window slides, and is read again for each id. RWKV-7 reads all ids, at a constant cost for each.
 
     Args:
         run: folder of a run of the task `next_token`, on text, on x86 code or on bare ids.
-        prompts: each a text, in which names of special tokens are text like any other (of x86 code:
-            64-bit instructions in hexadecimal); or ids; or, for several columns, column → ids. An
-            empty text is the token that begins a text. They are taken as they are needed.
-        tokens: most ids to make for each; the end of a document ends earlier.
+        prompts: texts, lists of ids, or for several columns dicts of column → ids. Names of special
+            tokens in a text are plain text; a text of x86 code is 64-bit instructions in
+            hexadecimal; an empty text is the token that begins a text. An iterator is read lazily.
+        tokens: largest number of new ids of each; the end of a document ends it earlier.
         samples: continuations of each prompt.
         temperature, top_k, top_p, min_p, repetition_penalty, seed: how an id is drawn (`Drawing`).
-        stop: texts that end a continuation too; only for text.
-        end_ids: ids that end a continuation as the end of the document does.
-        batch: rows that are read side by side.
+        stop: texts that end a continuation; only for runs on text.
+        end_ids: further ids that end a continuation, as the end of the document does.
+        batch: rows in a batch.
         device: cpu, cuda, or auto: cuda where there is one.
         at: the weights: "best", "average", a step, or "last".
 
     Raises:
         UsageError: an option is out of its range, or a prompt cannot be read.
-        TokmillError: the run cannot be sampled, or its logits are no numbers.
+        TokmillError: the run cannot be sampled, or its logits are not numbers.
     """
     how = Drawing(
         temperature=temperature,
@@ -111,9 +112,9 @@ def generate(
     task = load_task(run, at)
     if not task.continues:
         raise TokmillError(
-            "only runs that predict the next token of each column that they read can be sampled",
+            "only a run that predicts the next token of all its columns can be sampled",
             where=str(run),
-            hint="train on the task `next_token`, without task.column where several are read",
+            hint="train on the task `next_token`; with several columns, without task.column",
         )
     task.to(pick_device(device))
     vocabularies, coder = load_coder(run, read_run(run)[1], list(task.sizes))
@@ -157,35 +158,14 @@ def generate(
     return made()
 
 
-def sample(
-    run: Path | str,
-    prompt: str = "",
-    tokens: int = 100,
-    *,
-    temperature: float = Drawing().temperature,
-    top_k: int = Drawing().top_k,
-    top_p: float = Drawing().top_p,
-    seed: int = 0,
-    device: str = "auto",
-    at: str = "",
-) -> str:
-    """Return the text with which the model of a run continues a prompt; see `generate`."""
-    (made,) = generate(
-        run,
-        [prompt],
-        tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        device=device,
-        at=at,
-    )
+def sample(run: Path | str, prompt: str = "", tokens: int = 100, **options: Any) -> str:
+    """Return the text that follows a prompt; `options` as for `generate`, but `samples`."""
+    (made,) = generate(run, [prompt], tokens, **options)
     return made.text
 
 
-def pieces(things: Iterable[Row], size: int) -> Iterator[list[Row]]:
-    """Yield so many at a time; the last ones may be fewer."""
-    rest = iter(things)
+def pieces(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """Yield lists of `size` rows; the last one may be shorter."""
+    rest = iter(rows)
     while piece := list(itertools.islice(rest, size)):
         yield piece

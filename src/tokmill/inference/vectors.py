@@ -1,6 +1,6 @@
-"""Records to vectors: hidden states of a model, pooled over all tokens of a record.
+"""Vectors of records: hidden states of a model, pooled over all tokens of a record.
 
-Names of tensors carry their shape: B rows, T positions, D width of the model.
+Shapes: B rows, T positions, D width of the model.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ BATCH_TOKENS = 16_384
 """Positions that are read at a time."""
 
 Segment = tuple[Tensor, Tensor]
-"""Hidden states (B, T, D) of the rows that a segment reaches, and how many of each count (B,)."""
+"""Hidden states (B, T, D) of the rows that reach a segment, and the number of tokens (B,)."""
 
 
 class Vectors:
     """Makes the vectors of records with the model of a task.
 
-    A record that is longer than `task.length` is read in segments of that many tokens. A model with
-    a state hands it on from one to the next; for another each is processed independently. Records
-    are read side by side in the order of their lengths, in groups of at most `batch_tokens`
-    positions, or one that is longer alone: vectors do not depend on that, up to rounding.
+    A record longer than `task.length` is read in segments of that many tokens. A recurrent model
+    carries its state from one segment to the next; other models read each segment independently.
+    Records are sorted by length and read in groups of at most `batch_tokens` positions, or one by
+    one if they are longer; up to rounding, vectors do not depend on this.
 
     With pool = "attention" the query is the one that the task has learned, if it has an
-    `AttentionPooling`; else a record's own last state, for which longer records are read twice.
-    Records that lack the special tokens with which the task was trained (`Task.frame`) get them
+    `AttentionPooling`. Otherwise it is the record's last state, and longer records are read twice.
+    Records without the special tokens with which the task was trained (`Task.frame`) get them
     around each segment; the pooling leaves those out. Columns that a task makes, such as `segment`,
     are 0 everywhere, or as the store has them.
 
@@ -57,8 +57,8 @@ class Vectors:
     ) -> None:
         if task.reads.vectors:
             raise UsageError(
-                f"the model reads the vectors {', '.join(task.reads.vectors)}, and only a model "
-                "that reads ids makes vectors of records",
+                f"the model reads the vectors {', '.join(task.reads.vectors)}, but only a model "
+                "that reads ids can make vectors of records",
                 where="task",
                 hint="embed with a run of another task",
             )
@@ -71,10 +71,10 @@ class Vectors:
         self.query: Tensor | None = learned[0].query.detach() if learned else None
 
     def fill(self, store: Store, number: int, vectors: Array) -> Iterator[int]:
-        """Fill the vectors of a shard's records, (records, D) float32; of one without tokens: 0.
+        """Fill the vectors of a shard's records, (records, D) float32; of empty records with 0.
 
-        Yields the tokens of each batch of records that is done, the longest first. Raises
-        `TokmillError` where the shard holds ids that the model does not know: it is damaged.
+        Yields the number of tokens of each finished batch of records, the longest first. Raises
+        `TokmillError` if the shard has ids that the model does not know, so that it is damaged.
         """
         first = sum(entry.records for entry in store.shards[:number])
         lengths = np.diff(store.shard(number)["offsets"].astype(np.int64))
@@ -92,10 +92,10 @@ class Vectors:
     def pooled(self, columns: dict[str, Array], lengths: Array) -> Tensor:
         """Return the vectors (B, D) of rows, from name → (B, longest) ids.
 
-        `lengths`: int64 (B,), falling, at least 1.
+        `lengths`: int64 (B,), in falling order, at least 1.
         """
         shape = len(lengths), self.width, self.precision.device
-        # What fits into one segment is read once, whatever is asked of it.
+        # Rows of a single segment are read once, even if their states are used twice.
         one = [*self.segments(columns, lengths)] if lengths[0] <= self.held else None
 
         def run(pooling: Running) -> Tensor:
@@ -112,7 +112,7 @@ class Vectors:
         return run(RunningAttention(run(RunningLast(*shape))))
 
     def segments(self, columns: dict[str, Array], lengths: Array) -> Iterator[Segment]:
-        """Yield the hidden states of rows, a segment at a time; rows that have ended drop out."""
+        """Yield the hidden states of rows, a segment at a time, without rows that have ended."""
         device, length = self.precision.device, self.held
         model = self.model if isinstance(self.model, Recurrent) else None
         state = model.start(len(lengths)) if model else None
@@ -177,9 +177,8 @@ def with_frame(
 def side_by_side(columns: dict[str, Tensor], lengths: Array, causal: bool) -> Tensors:
     """Return rows (B, T), each from its first position on, as a batch for a model.
 
-    `lengths`: (B,) int64, of each row; what stands behind it is padding. For a `causal` model that
-    is after all that counts, so rows pass as whole ones, which need no mask. Another model would
-    look at it: there it is marked.
+    `lengths`: (B,) int64; positions after it are padding. A `causal` model does not read padding
+    that comes after a row, so no mask is needed. For other models padding is masked.
     """
     first = next(iter(columns.values()))
     place = torch.arange(first.shape[1], device=first.device).expand_as(first)
@@ -194,8 +193,8 @@ def side_by_side(columns: dict[str, Tensor], lengths: Array, causal: bool) -> Te
 def groups(lengths: Array, batch_tokens: int) -> Iterator[Array]:
     """Yield the numbers of records that are read together (int64), the longest first.
 
-    A group has at most `batch_tokens` positions, padding counted, or is one record. Records without
-    tokens are in none.
+    A group has at most `batch_tokens` positions including padding, or is a single record. Records
+    without tokens are in no group.
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[: np.count_nonzero(lengths)]
@@ -207,7 +206,7 @@ def groups(lengths: Array, batch_tokens: int) -> Iterator[Array]:
 
 
 def read_rows(store: Store, records: Array, lengths: Array, names: list[str]) -> dict[str, Array]:
-    """Return the token columns of records as rows, (records, longest), 0 where nothing stands."""
+    """Return the token columns of records as rows, (records, longest), padded with 0."""
     count = len(records)
     columns: dict[str, Array] = {}
     nothing = np.zeros(count, np.int64)

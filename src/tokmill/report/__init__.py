@@ -1,1 +1,1 @@
-
+"""Descriptions, comparisons, figures and pages of stores, runs and tokenizers."""

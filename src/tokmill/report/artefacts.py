@@ -1,4 +1,4 @@
-"""Recognise what tokmill itself writes: stores, their files, runs, checkpoints."""
+"""Recognises files and folders of tokmill: stores, their files, runs, checkpoints."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from tokmill.report.recogniser import Facts, Look, read_header, shorten
 from tokmill.report.runs import is_run, read_run
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Overlay, Plan, Receipt
+from tokmill.store.marks import has_store_files
 from tokmill.store.overlay import find_overlays, overlay_names
 from tokmill.store.store import Store
 
 
 def store(look: Look) -> Facts | None:
     """A token store, complete or partial."""
-    if not any((look.path / name).exists() for name in ("manifest.json", "plan.json")):
+    if not has_store_files(look.path):
         return None
     opened = Store(look.path)
     facts: Facts = {
         "kind": "store" if not opened.partial else "partial store",
         "what": "a token store"
         if not opened.partial
-        else "a token store whose build has not finished; the figures are those of what is there",
+        else "a token store whose build has not finished; figures are of the finished part",
         **_manifest_facts(opened.manifest),
     }
     if (look.path / "plan.json").exists():
@@ -96,7 +97,7 @@ def checkpoint(look: Look) -> Facts | None:
 
 
 def shard(look: Look) -> Facts | None:
-    """A safetensors file; a shard of a store if it has what each shard has."""
+    """A safetensors file; a shard of a store if it has the tensors of every shard."""
     if look.suffix != ".safetensors" or len(look.head) < 8:
         return None
     facts: Facts = {"kind": "safetensors", "what": "a safetensors file", "bytes": look.size}
@@ -115,7 +116,7 @@ def shard(look: Look) -> Facts | None:
         facts["committed"] = look.path.with_suffix(".json").exists()
     facts["tensors"] = shorten(tensors)
     if 8 + length + end != look.size:
-        facts["problem"] = f"{look.size:,} bytes where {8 + length + end:,} are promised"
+        facts["problem"] = f"it has {look.size:,} bytes, and its header says {8 + length + end:,}"
     return facts
 
 
@@ -159,7 +160,7 @@ LOGS = {
     "events.jsonl": ("plan.json", "the log of the builds of a store"),
     "metrics.jsonl": ("recipe.json", "the metrics of a run, a line a step that was logged"),
 }
-"""Name → the file that lies beside it where it is ours, and what it is."""
+"""Name → the file that must be beside it in a folder of tokmill, and a description."""
 
 
 def log(look: Look) -> Facts | None:
@@ -189,7 +190,7 @@ def _as(look: Look, kind: Any, keys: set[str]) -> Any:
 
 
 def _refers_to(found: Manifest, ref: str | None) -> Facts:
-    """Return the store that a column refers to, as the manifest says it."""
+    """Return the store to which a column refers, from the manifest."""
     if ref is None or not isinstance(found.references, dict) or ref not in found.references:
         return {}
     stated = found.references[ref]

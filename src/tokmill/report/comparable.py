@@ -1,4 +1,4 @@
-"""Whether the values of several runs measure the same thing."""
+"""Whether the metrics of several runs can be compared."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tokmill.report.runs import RunSummary
 from tokmill.store.store import Store
 
 PER_TOKEN = ("loss", "perplexity", "accuracy")
-"""Metrics whose unit is a token: another vocabulary has others."""
+"""Metrics for each token, which depend on the vocabulary."""
 
 
 @dataclass(frozen=True)
 class ValidationStore:
-    """The validation store of a run. It is known from its place, where it may have been removed."""
+    """The validation store of a run, which may have been removed since."""
 
     path: str
     fingerprint: str
-    """Of the store; of one that cannot be opened its path."""
+    """Fingerprint of the store; if it cannot be opened, its path."""
 
     def text(self) -> str:
-        """Return a digest of its documents' lengths in bytes, which are equal for any vocabulary.
+        """Return a digest of the lengths of its documents in bytes; "": they are not known.
 
-        It is empty where they are not known.
+        These lengths do not depend on the vocabulary.
         """
         if self.path == self.fingerprint:
             return ""
@@ -40,9 +40,9 @@ class ValidationStore:
 
 
 def validation(run: RunSummary) -> ValidationStore:
-    """Return the validation store of a run; path and fingerprint are empty where it has none."""
+    """Return the validation store of a run; path and fingerprint are "" if there is none."""
     path = str(run.flat["data.val"])
-    # Of a store that is gone the path is all that is known.
+    # If the store is gone, only its path is known.
     with contextlib.suppress(TokmillError):
         if path:
             return ValidationStore(path, Store(path).fingerprint)
@@ -52,9 +52,9 @@ def validation(run: RunSummary) -> ValidationStore:
 def doubts(
     metric: str, runs: Sequence[tuple[RunSummary, ValidationStore | None]]
 ) -> tuple[bool, list[str]]:
-    """Say whether values must not be compared, and what has to be known of them.
+    """Return whether values must not be compared, and notes on them.
 
-    `runs`: those that have the metric, with their validation stores (None: not a metric of one).
+    `runs`: runs with the metric, and their validation stores (None: it is no validation metric).
     """
     notes = []
     several_vocabularies = len({tuple(sorted(run.vocabularies.items())) for run, _ in runs}) > 1
@@ -66,8 +66,8 @@ def doubts(
     if several_vocabularies and per_token:
         doubtful = True
         notes.append(
-            f"the runs have different vocabularies: {metric} is a token's and does not compare; "
-            "--metric val_bits_per_byte does, on the same text"
+            f"the runs have different vocabularies: {metric} is for each token, so it cannot be "
+            "compared; --metric val_bits_per_byte can, on the same text"
         )
     elif several_vocabularies and several_stores and "bits_per_byte" in metric:
         texts = {on.text() for on in set(measured_on)}
@@ -76,14 +76,14 @@ def doubts(
             notes.append(f"not known to be validated on the same text: {_places(measured_on)}")
         elif rows != [0]:
             notes.append(
-                "the vocabularies differ, so the rows that were evaluated hold other parts of the "
-                "text; run.eval_rows=0 takes all of it"
+                "the vocabularies differ, so different parts of the text were evaluated; "
+                "run.eval_rows=0 evaluates all of it"
             )
     elif several_stores:
         doubtful = True
         notes.append(
             f"the runs were validated on different stores: {_places(measured_on)}; "
-            "`tokmill eval` measures each on one"
+            "`tokmill eval` measures each run on the same one"
         )
     elif not measured_on and len({run.known.fingerprint for run, _ in runs}) > 1 and per_token:
         doubtful = True

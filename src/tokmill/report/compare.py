@@ -1,4 +1,4 @@
-"""Runs side by side: those that differ in seeds alone are one line, with a mean and an interval."""
+"""Comparison of runs; runs that differ only in seeds form a group with a mean and an interval."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tokmill.training.recipe.changes import is_free
 
 SEEDS = ("data.seed", "run.seed")
 HIGHER = ("accuracy", "f1", "mfu", "mrr", "per_second", "precision", "recall")
-"""A metric whose name holds one of these is the better the higher it is; others, the lower."""
+"""For a metric with one of these in its name, higher is better; for all others, lower."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run has of the metric: `value` None where it has none, nan where it is not finite.
+    """The metric of a run: `value` is None if it has none, nan if it is not finite.
 
-    `tokens`, `seconds` and `tokens_per_second` (the median) are of the steps up to `step`.
+    `tokens`, `seconds` and `tokens_per_second` (the median) are for the steps up to `step`.
     """
 
     run: RunSummary
@@ -42,45 +42,45 @@ class Measured:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one recipe, a seed each, measured at one step (with "best": each at its own)."""
+    """Runs of one recipe with different seeds, at one step (with "best": each at its own)."""
 
     name: str
     settings: dict[str, Any]
-    """Recipe keys that decide weights or what is measured; of stores the fingerprint."""
+    """Keys of the recipe that decide weights or the measurement; stores as fingerprints."""
     members: list[Measured]
     mean: float | None
     half: float | None
-    """Half the width of the 95 % interval of the mean; None: of one seed there is none."""
+    """Half the width of the 95 % interval of the mean; None for a single seed."""
     again: bool = False
-    """Whether its seeds stand in another group of the same settings too."""
+    """Whether another group has the same settings and the same seeds."""
     best: bool = False
 
     @property
     def first(self) -> Measured:
-        """What all members share can be read from this one."""
+        """A member, from which shared facts are read."""
         return self.members[0]
 
     @property
     def finished(self) -> bool:
-        """Whether all its runs are finished."""
+        """Whether all runs are finished."""
         return all(member.run.finished for member in self.members)
 
     def average(self, name: str) -> float | None:
         """Return the mean of `tokens`, `seconds` or `tokens_per_second`; None: one run lacks it."""
-        found = [getattr(member, name) for member in self.members]
-        return None if None in found else statistics.fmean(found)
+        values = [getattr(member, name) for member in self.members]
+        return None if None in values else statistics.fmean(values)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Groups, the best first; `columns` are the recipe keys that differ between them."""
+    """Groups in the order of the metric, the best first; `columns`: recipe keys that differ."""
 
     metric: str
     at: str
     higher: bool
     """Whether higher is better."""
     comparable: bool
-    """Whether all values measure the same."""
+    """Whether the values can be compared."""
     columns: list[str]
     groups: list[Group]
     notes: list[str]
@@ -91,12 +91,12 @@ def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Compar
 
     Args:
         paths: runs, and folders of runs.
-        metric: a name in metrics.jsonl; empty: val_loss, or loss where no run has that.
-        at: "last"; "best" (each run's best value); or a step: the newest value up to there, of the
-            runs that have come so far.
+        metric: a name in metrics.jsonl; "": val_loss, or loss if no run has it.
+        at: "last"; "best" (each run's best value); or a step: the newest value up to that step, of
+            the runs that have reached it.
 
     Raises:
-        UsageError: `at` is no step, or no run has the metric.
+        UsageError: `at` is not a step, or no run has the metric.
         TokmillError: a path holds no run, or a run is damaged.
     """
     check_at(at)
@@ -115,26 +115,26 @@ def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Compar
     )
     notes += more
     if any(one.again for one in groups):
-        notes.append("a recipe with the same seeds is there more than once: a line for each time")
+        notes.append("several runs have the same recipe and seeds: each has its own line")
     late = [one.name for one in found if at.isdecimal() and one.run.step < int(at)]
     if late:
-        notes.append(f"not come to step {int(at):,}: {', '.join(late)}")
+        notes.append(f"did not reach step {int(at):,}: {', '.join(late)}")
     devices = {str(run.checkpoint.get("machine", "")).partition(",")[0] for run in runs} - {""}
     if len(devices) > 1:
-        notes.append(f"speeds are of different devices: {', '.join(sorted(devices))}")
+        notes.append(f"speeds were measured on different devices: {', '.join(sorted(devices))}")
     groups = mark_best(groups, higher, not doubtful)
     columns = differing([g.settings for g in groups])
     return Comparison(metric, at, higher, not doubtful, columns, groups, notes)
 
 
 def check_at(at: str) -> None:
-    """Refuse what is neither a step nor one of the two words."""
+    """Raise `UsageError` unless `at` is "last", "best" or a step."""
     if at not in ("last", "best") and not (at.isdecimal() and int(at) > 0):
-        raise UsageError(f"--at {at!r} is no step", hint="give a step such as 1000, or best")
+        raise UsageError(f"--at {at!r} is not a step", hint="give a step such as 1000, or best")
 
 
 def choose_metric(metric: str, runs: Sequence[RunSummary]) -> tuple[str, list[str]]:
-    """Return the metric to compare by and what is to be said of it."""
+    """Return the metric to compare by, and notes on it."""
     known = {name for run in runs for entry in run.entries for name in entry} - {"step"}
     if metric and metric not in known:
         raise UsageError(f"no run has a metric {metric!r}", hint=nearest(metric, known))
@@ -148,7 +148,7 @@ def choose_metric(metric: str, runs: Sequence[RunSummary]) -> tuple[str, list[st
 
 
 def measure(run: RunSummary, name: str, metric: str, at: str, higher: bool) -> Measured:
-    """Return a run's value of the metric, and what it took to come there."""
+    """Return the metric of a run, with the tokens and seconds up to that step."""
     points = run.points(metric)
     limit = int(at) if at.isdecimal() else run.step
     points = [point for point in points if point[0] <= limit] if limit <= run.step else []
@@ -172,9 +172,9 @@ def measure(run: RunSummary, name: str, metric: str, at: str, higher: bool) -> M
 
 
 def settings_of(run: RunSummary, measured_on: ValidationStore | None = None) -> dict[str, Any]:
-    """Return the recipe keys that tell groups apart, of stores their fingerprints.
+    """Return the recipe keys that distinguish groups; stores as fingerprints.
 
-    `measured_on` is the validation store, where the metric is of one.
+    `measured_on`: the validation store, if it is a validation metric.
     """
     kept = {k: v for k, v in run.flat.items() if not is_free(k) and k not in SEEDS}
     kept["data.train"] = run.known.fingerprint
@@ -186,7 +186,7 @@ def settings_of(run: RunSummary, measured_on: ValidationStore | None = None) -> 
 def group(found: Sequence[Measured], settings: Sequence[dict[str, Any]], at: str) -> list[Group]:
     """Return runs of equal settings as groups.
 
-    Values of different steps have no mean, so an unfinished run stands apart from finished ones.
+    Values at different steps have no mean, so unfinished runs are not grouped with finished ones.
     """
     keys = []
     for one, kept in zip(found, settings, strict=True):
@@ -205,9 +205,9 @@ def group(found: Sequence[Measured], settings: Sequence[dict[str, Any]], at: str
 def seeds_together(
     runs: Sequence[RunSummary], keys: Sequence[Hashable]
 ) -> list[tuple[list[int], int]]:
-    """Return (numbers of runs with equal keys, how many such lists came before).
+    """Return (numbers of runs with equal keys, number of earlier lists with this key).
 
-    A list has each pair of seeds once: a run with the seeds of another is no second sample.
+    A list has each pair of seeds once, because a repeated run is not an independent sample.
     """
     groups: dict[tuple[Hashable, int], list[int]] = {}
     seen: Counter[tuple[Any, ...]] = Counter()
@@ -219,7 +219,7 @@ def seeds_together(
 
 
 def common_name(numbers: Sequence[int], names: Sequence[str]) -> str:
-    """Return one name for some of all names: what they alone begin with and three dots."""
+    """Return a name for some names: their prefix and "…", if no other name has this prefix."""
     mine = [names[number] for number in numbers]
     if len(mine) == 1:
         return mine[0]
@@ -229,7 +229,7 @@ def common_name(numbers: Sequence[int], names: Sequence[str]) -> str:
 
 
 def mark_best(groups: Sequence[Group], higher: bool, comparable: bool) -> list[Group]:
-    """Return the groups in the order of their means, the best one marked if they compare."""
+    """Return the groups in the order of their means; if `comparable`, the best one is marked."""
     sign = -1 if higher else 1
 
     def rank(one: Group) -> tuple[bool, float]:
@@ -246,7 +246,7 @@ def mark_best(groups: Sequence[Group], higher: bool, comparable: bool) -> list[G
 def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
     """Return the keys that differ, in the order of the recipe.
 
-    A key that only another kind of model or task has is told by the kind.
+    A key that only another kind of model or task has is left out, because the kind is shown.
     """
 
     def differs(key: str) -> bool:

@@ -20,12 +20,12 @@ SPECIAL = {
     "…": r"\dots{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
 }  # fmt: skip
-"""Signs that LaTeX takes for commands."""
+"""Characters with a special meaning in LaTeX → how they are escaped."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table for people; what is not known is "-"."""
+    """A column of a table for people; "-" is an unknown value."""
 
     header: str
     cells: list[str]
@@ -34,7 +34,7 @@ class Column:
 
 
 def columns(found: Comparison) -> list[Column]:
-    """Return what differs between groups, the metric, its interval, and what it took."""
+    """Return the keys that differ, the metric with its interval, and tokens, speed and time."""
     groups = found.groups
     digits = decimals([one.mean for one in groups])
 
@@ -56,7 +56,7 @@ def columns(found: Comparison) -> list[Column]:
         numbers("tokens/s", lambda one: one.average("tokens_per_second"), ",.0f"),
         numbers("seconds", lambda one: one.average("seconds"), ",.1f"),
     ]
-    # The column of steps shows that key.
+    # The column "steps" shows this key already.
     keys = [key for key in found.columns if key != "run.steps"]
     taken = ["run", *(column.header for column in after), *(k.split(".")[-1] for k in keys)]
     shown = settings(found)
@@ -108,12 +108,12 @@ def write_latex(found: Comparison) -> str:
 
 
 def escape(text: str) -> str:
-    """Return a text in which LaTeX sees no command."""
+    """Return a text with all special characters of LaTeX escaped."""
     return "".join(SPECIAL.get(sign, sign) for sign in text)
 
 
 def write_csv(found: Comparison) -> str:
-    """Return a line a group with numbers in full; what is not known is empty."""
+    """Return CSV with a line a group and numbers in full; unknown values are empty."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(
@@ -149,7 +149,7 @@ def as_row(one: Group) -> dict[str, Any]:
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
-    """Return all of a comparison, with the value of each seed."""
+    """Return a comparison as plain values, with the value of each seed."""
     groups = []
     for one, shown in zip(found.groups, settings(found), strict=True):
         runs = [
@@ -180,28 +180,28 @@ def as_json(found: Comparison) -> dict[str, Any]:
 
 
 def settings(found: Comparison) -> list[dict[str, Any]]:
-    """Return the keys that differ for each group; a store by its name, None where a key lacks."""
+    """Return the keys that differ for each group; stores as names, None for a missing key."""
     shown = [{key: one.settings.get(key) for key in found.columns} for one in found.groups]
     for key in {"data.train", "data.val"} & set(found.columns):
         digests = [str(one.settings[key] or "") for one in found.groups]
         places = {d: _place(one, key) for d, one in zip(digests, found.groups, strict=True) if d}
         names = dict(zip(places, short_names(list(places.values())), strict=True))
         for digest, values in zip(digests, shown, strict=True):
-            # Two stores of one place: it was built again between the runs.
+            # Two stores with the same place: it was built again between the runs.
             twice = list(names.values()).count(names.get(digest, "")) > 1
             values[key] = f"{names[digest]} {digest[:8]}" if twice else names.get(digest)
     return shown
 
 
 def _place(one: Group, key: str) -> Path:
-    """Return where a store lies; several have one name together."""
+    """Return the place of a store; several stores have one joined name."""
     place = one.first.run.flat[key]
     paths = [Path(path) for path in ([place] if isinstance(place, str) else place)]
     return paths[0].parent / " + ".join(path.name for path in paths)
 
 
 def decimals(values: list[float | None]) -> int:
-    """Return decimals that give the largest of the values five digits, at most six."""
+    """Return the number of decimals with which the largest value has five digits, at most 6."""
     finite = [abs(value) for value in values if value is not None and math.isfinite(value)]
     largest = max(finite, default=0.0)
     return min(max(4 - math.floor(math.log10(largest)), 0), 6) if largest else 4

@@ -1,4 +1,4 @@
-"""What the figures show, as numbers: nothing here draws."""
+"""The numbers of figures; `plot.py` draws them."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from tokmill.report.pickles import PICKLES, lengths_of_pickle
 from tokmill.report.recogniser import short_names
 from tokmill.report.runs import RunSummary, read_runs
 from tokmill.store.manifest import canonical_digest
+from tokmill.store.marks import has_store_files
 from tokmill.store.schema import Array
 from tokmill.store.stats import count, id_columns, length_figures
 from tokmill.store.store import Store
 
 POINTS = 600
-"""Most points of a rank-frequency curve: more cannot be told apart on a log axis."""
+"""Largest number of points of a rank-frequency curve: more would not be visible on a log axis."""
 COVERED = (90, 95, 99, 99.9)
-"""Shares of the tokens, in per cent, of which is said how many ids cover them."""
+"""Shares of the tokens, in per cent, for which the number of ids that cover them is shown."""
 LOWEST, HIGHEST = "lowest", "highest"
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve or histogram: x and y (bars: x are edges, one more than y)."""
+    """One curve or histogram: x and y (of bars, x are edges, one more than y)."""
 
     label: str
     x: Array
     y: Array
     colour: int
     line: str = "-"
-    """How a curve is drawn: whole, dashed (--) or dotted (:)."""
+    """Style of a curve: solid (-), dashed (--) or dotted (:)."""
     more: dict[str, Array] = field(default_factory=dict)
-    """Columns that the CSV has besides; `LOWEST` and `HIGHEST` are drawn as a band."""
+    """Further columns of the CSV; `LOWEST` and `HIGHEST` are drawn as a band."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +81,12 @@ def lengths(paths: Sequence[Path], sample: int | None = None, column: str = "") 
 def length_figure(
     labels: Sequence[str], tables: Sequence[tuple[Array, Array]], unit: str = "tokens"
 ) -> Figure:
-    """Return the histogram of lengths (rising) that so many things have."""
+    """Return the histogram of tables (lengths in rising order, number of each)."""
     edges, base = length_edges(np.concatenate([found for found, _ in tables]))
     thing = "tokens" if unit == "bytes" else "records"
     series, marks = [], []
     for i, (label, (found, times)) in enumerate(zip(labels, tables, strict=True)):
-        # Length 0 has no place on a logarithmic axis and is counted where its bin is drawn.
+        # Length 0 is not on a logarithmic axis, so it is counted in its bin from 0.5.
         heights, _ = np.histogram(np.maximum(found, edges[0]), edges, weights=times)
         share = heights / max(times.sum(), 1) * 100
         alone = len(tables) == 1
@@ -110,8 +111,8 @@ def length_figure(
 def length_edges(found: Array) -> tuple[Array, int]:
     """Return the edges of bins for lengths, and the base of their axis (0: linear).
 
-    Lengths within a factor of 32 get at most 60 bins of equal width, others two bins an octave
-    with whole edges; length 0 then lies in a bin of its own, 0.5 … 1.
+    Lengths within a factor of 32 get at most 60 bins of equal width. Otherwise there are two bins
+    an octave with whole edges, and length 0 has its own bin, 0.5 … 1.
     """
     if not len(found):
         return np.asarray([0.0, 1.0]), 0
@@ -128,10 +129,10 @@ def length_edges(found: Array) -> tuple[Array, int]:
 
 
 def frequency(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
-    """Return the share of each id of a column, by rank, of stores and counted vocabularies."""
+    """Return the share of each id by rank, for a column of stores or for counted vocabularies."""
     parts, names = [], set()
     for path in paths:
-        if _is_store(path) or not _is_vocabulary(path):
+        if has_store_files(path) or not _is_vocabulary(path):
             store = Store(path)
             name = column_of(store, column)
             parts.append(count(store, sample).ids[name])
@@ -148,7 +149,7 @@ def _is_vocabulary(path: Path) -> bool:
 
 
 def _counts_of_list(path: Path, column: str) -> Array:
-    """Return how often each token of a list stood; of a folder the list of `column`, or of asm."""
+    """Return the counts of a list; in a folder, of the list of `column`, else of the first."""
     files = plugins.require("tokmill.x86.tokens.vocabulary_files")
     if path.is_dir():
         lists = files.find_lists(path)
@@ -158,19 +159,19 @@ def _counts_of_list(path: Path, column: str) -> Array:
             )
         tokens = lists[column or next(iter(lists))].tokens
     else:
-        # Of a file only the counts matter, whatever column its name speaks of.
+        # Only the counts of a file matter, so any column will do.
         tokens = files.read_list(path, column="asm").tokens
     if tokens.counts is None:
         raise TokmillError(
             "the list has no counts",
             where=str(path),
-            hint="`tokmill vocab build x86` counts, and the tokens of a store can be counted",
+            hint="use a list of `tokmill vocab build x86`, or a store",
         )
     return np.asarray(tokens.counts, np.int64)
 
 
 def column_of(store: Store, column: str = "") -> str:
-    """Return a countable column: the one that is named, else the first."""
+    """Return the named column of ids, else the first one."""
     known = id_columns(store)
     if column and column not in known:
         raise UsageError(
@@ -188,7 +189,7 @@ def column_of(store: Store, column: str = "") -> str:
 
 
 def frequency_figure(labels: Sequence[str], tables: Sequence[Array], column: str = "") -> Figure:
-    """Return the rank-frequency curves of tables id → tokens, of a column if it is named."""
+    """Return the rank-frequency curves of tables id → number of tokens; `column`: for the title."""
     series = []
     for i, (label, table) in enumerate(zip(labels, tables, strict=True)):
         order = np.lexsort((np.arange(len(table)), -table))
@@ -204,7 +205,7 @@ def frequency_figure(labels: Sequence[str], tables: Sequence[Array], column: str
         series.append(Series(label, rank, share, i, more=more))
     marks = []
     if len(tables) == 1 and tables[0].any():
-        # Several curves would drown in such lines; their CSV has the column `covered`.
+        # With several curves these lines would hide them; the CSV has the column `covered`.
         marks = [
             (f"{share:g}% of tokens: {human_count(n, 'id')}", float(n), 0)
             for share, n in coverage(tables[0])
@@ -217,7 +218,7 @@ def frequency_figure(labels: Sequence[str], tables: Sequence[Array], column: str
 
 
 def coverage(table: Array) -> list[tuple[float, int]]:
-    """Return (per cent, ids): how many of the most frequent ids cover so much of the tokens.
+    """Return (per cent, number of most frequent ids that cover this share of the tokens).
 
     `table`: id → tokens, with at least one token.
     """
@@ -231,13 +232,13 @@ LOSSES = {
     "val_loss": ("validation", "--"),
     "val_loss_ema": ("validation of averaged weights", ":"),
 }
-"""Metrics of a run that are drawn → what they are called, and how (`Series.line`)."""
+"""Metric of a run → label and style (`Series.line`) of its curve."""
 
 
 def loss(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
     """Return the loss of runs by step, on training and on validation rows.
 
-    Runs that differ in seeds alone are one curve, their mean, with a band from the lowest to the
+    Runs that differ only in seeds form one curve: their mean, with a band from the lowest to the
     highest, over the steps that all of them have.
     """
     _refuse("loss", column=column, sample=sample)
@@ -264,7 +265,7 @@ def loss(paths: Sequence[Path], sample: int | None = None, column: str = "") -> 
 
 
 def loss_unit(runs: Sequence[RunSummary]) -> str:
-    """Return the label of the loss, with its unit where all runs have the same."""
+    """Return the label of the loss, with its unit if all runs have the same."""
     units = {run.measures.loss for run in runs}
     if len(units) == 1:
         unit = units.pop()
@@ -276,9 +277,9 @@ def loss_unit(runs: Sequence[RunSummary]) -> str:
 
 def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
     """Return the steps (n) at which all runs have a finite metric, and its values (runs, n)."""
-    found = [{x: y for x, y in run.points(metric) if np.isfinite(y)} for run in runs]
-    steps = sorted(set(found[0]).intersection(*found[1:]))
-    return np.asarray(steps, float), np.asarray([[one[x] for x in steps] for one in found])
+    values = [{x: y for x, y in run.points(metric) if np.isfinite(y)} for run in runs]
+    steps = sorted(set(values[0]).intersection(*values[1:]))
+    return np.asarray(steps, float), np.asarray([[one[x] for x in steps] for one in values])
 
 
 def make(kind: str, paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
@@ -290,14 +291,14 @@ def make(kind: str, paths: Sequence[Path], sample: int | None = None, column: st
 
 
 def _refuse(kind: str, **options: Any) -> None:
-    """Refuse options that a figure takes no notice of."""
+    """Refuse options that have no effect on a figure."""
     for name, value in options.items():
         if value:
             raise UsageError(f"the figure {kind} takes no {name}", hint=f"leave out --{name}")
 
 
 def write_csv(figure: Figure) -> str:
-    """Return the numbers of a figure as CSV: series, x (bars: from, to), y, and what is more."""
+    """Return the numbers of a figure as CSV: series, x (of bars: from, to), y, further columns."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     extra = sorted({name for s in figure.series for name in s.more})
@@ -313,7 +314,7 @@ def write_csv(figure: Figure) -> str:
 
 
 def token_lengths(path: Path) -> tuple[Array, Array]:
-    """Return the lengths of a tokenizer's tokens in bytes, and how many have each."""
+    """Return the lengths of a tokenizer's tokens in bytes, and the number of each length."""
     tokenizer: Any = plugins.require("tokmill.text.tokenizer").Tokenizer.from_file(path)
     found, times = np.unique([len(token) for token in tokenizer.vocab.values()], return_counts=True)
     return found, times
@@ -323,14 +324,10 @@ def _length_table(path: Path, sample: int | None) -> tuple[str, Array, Array]:
     if path.suffix.lower() in PICKLES and path.is_file():
         unit, found = lengths_of_pickle(path)
         return unit, *np.unique(found, return_counts=True)
-    if _is_store(path) or not path.exists() or (path.is_dir() and not _tokenizer_in(path)):
+    if has_store_files(path) or not path.exists() or (path.is_dir() and not _tokenizer_in(path)):
         counts = count(Store(path), sample)
         return "tokens", counts.lengths, counts.records
     return "bytes", *token_lengths(path)
-
-
-def _is_store(path: Path) -> bool:
-    return any((path / name).exists() for name in ("manifest.json", "plan.json"))
 
 
 def _tokenizer_in(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Recognise what other programs write: token files, arrays, text, pickles."""
+"""Recognises files of other programs: token files, arrays, text, pickles."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ MEGATRON_TYPES = {
 """Codes of Megatron-LM's `.idx` (`megatron/core/datasets/indexed_dataset.py`)."""
 
 LEARN = "--vocab-size 8192"
-"""How a tokenizer is had where there is none yet."""
+"""Option of a build that trains a tokenizer first."""
 STRINGS = ("string", "large_string")
 USUAL = ("content", "body", "document", "raw_content", "code", "story")
-"""Names that data sets have for their texts."""
+"""Usual names of text fields in data sets."""
 
 
 def empty(look: Look) -> Facts | None:
@@ -43,7 +43,7 @@ def empty(look: Look) -> Facts | None:
 
 
 def pickle(look: Look) -> Facts | None:
-    """A pickle, read as data; one inside PyTorch's zip is not looked at."""
+    """A pickle, read as data; a pickle inside a zip of PyTorch is not read."""
     proto = look.head[1] if look.head[:1] == b"\x80" and len(look.head) > 2 else 0
     named = look.suffix in (".pkl", ".pickle")
     if 2 <= proto <= 5 and tail(look) == b"." and (named or proto < 4 or look.head[2] == 0x95):
@@ -103,7 +103,7 @@ def llmc(look: Look) -> Facts | None:
         "next": f"tokmill build bin {look.quoted} -o STORE",
     }
     if there != promised:
-        facts["problem"] = f"the header promises {promised:,} tokens, the file holds {there:,}"
+        facts["problem"] = f"the header says {promised:,} tokens, but the file has {there:,}"
     return facts
 
 
@@ -126,19 +126,19 @@ def megatron_index(look: Look) -> Facts | None:
     if data.exists():
         facts["next"] = f"tokmill build megatron {look.quoted} -o STORE"
     else:
-        facts["problem"] = "the .bin file that belongs to it is not there"
+        facts["problem"] = "its .bin file is missing"
     return facts
 
 
 def datatrove(look: Look) -> Facts | None:
-    """Tokens of datatrove, whose borders stand in `.ds.index`."""
+    """Tokens of datatrove; the file `.ds.index` has the ends of documents."""
     if look.suffix != ".ds":
         return None
     index = look.path.with_name(look.path.name + ".index")
     facts: Facts = {"kind": "datatrove tokens", "what": "a token file of datatrove"}
     facts["bytes"] = look.size
     if not index.exists():
-        return {**facts, "problem": f"its index {index.name} is not there"}
+        return {**facts, "problem": f"its index {index.name} is missing"}
     with machine_errors("read", index):
         ends = np.frombuffer(index.read_bytes()[: (index.stat().st_size // 8) * 8], "<u8")
     tokens = int(ends[-1]) if len(ends) else 0
@@ -183,7 +183,7 @@ def parquet(look: Look) -> Facts | None:
 
 
 def compressed(look: Look) -> Facts | None:
-    """A gzip or zstd stream, and what its first bytes are."""
+    """A gzip or zstd stream, and the kind of its content."""
     inner, name = b"", ""
     if look.head[:2] == b"\x1f\x8b":
         name = "gzip"
@@ -211,7 +211,7 @@ def compressed(look: Look) -> Facts | None:
         (f for f in (r(hidden) for r in (jsonl, text)) if f), {"kind": "binary data"}
     )
     facts: Facts = {"kind": name, "what": f"a {name} stream of {held['kind']}", "bytes": look.size}
-    # Builds read it as it is, so that the next command is the same.
+    # Builds read compressed files, so the next command is the same.
     return facts | {key: held[key] for key in ("fields", "first_record", "next") if key in held}
 
 
@@ -266,18 +266,18 @@ def text(look: Look) -> Facts | None:
         "kind": "text",
         "what": "text in UTF-8",
         "bytes": look.size,
-        "separators": "<|endoftext|> stands in it" if len(documents) > 1 else "none seen",
+        "separators": "<|endoftext|>" if len(documents) > 1 else "none seen",
         "first_record": shorten(documents[0]),
         "next": f"tokmill build text {look.quoted} {LEARN} -o STORE",
     }
 
 
 def raw_tokens(look: Look) -> Facts | None:
-    """A headerless token file: what its bytes would be as uint16 and as uint32."""
+    """A token file without header: its bytes are read as uint16 or as uint32."""
     if look.suffix not in (".bin", ".npy"):
         return None
-    facts: Facts = {"kind": "raw tokens", "what": "no header that is known; by its name a file of "
-                    "bare tokens", "bytes": look.size}  # fmt: skip
+    facts: Facts = {"kind": "raw tokens", "what": "a file of bare tokens by its name; it has no "
+                    "known header", "bytes": look.size}  # fmt: skip
     if look.path.with_suffix(".idx").exists():
         facts["what"] = "the tokens of a Megatron-LM pair"
         index = shlex.quote(str(look.path.with_suffix(".idx")))
@@ -286,7 +286,7 @@ def raw_tokens(look: Look) -> Facts | None:
     if look.size % 2:
         return {**facts, "problem": "an odd number of bytes holds neither uint16 nor uint32 tokens"}
     short = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2")
-    # Small numbers in 32 bits leave the upper half of each empty.
+    # The upper half of small 32-bit numbers is 0.
     wide = look.size % 4 == 0 and len(short) and np.mean(short[1::2] < 16) > 0.99
     dtype = "uint32" if wide else "uint16"
     ids = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u4" if wide else "<u2")
@@ -305,7 +305,7 @@ def _strings(fields: Facts) -> list[str]:
 
 
 def _field(strings: Sequence[str]) -> str:
-    """Return the option that names the field of the documents, where it is not the usual one."""
+    """Return the option that names the field of the documents, if it is not the default one."""
     if {"title", "text"} & set(strings):
         return ""
     usual = [name for name in USUAL if name in strings]
@@ -336,5 +336,5 @@ def _array_header(stream: IO[bytes]) -> Facts:
 FOREIGN: list[Recogniser] = [
     empty, npz, npy, pickle, llmc, megatron_index, datatrove, graph, parquet, program, compressed,
 ]  # fmt: skip
-"""By their first bytes; `LOOSE` comes last, as much could be text or bare tokens."""
+"""Recognised by first bytes. `LOOSE` is tried last, because many files could be text or tokens."""
 LOOSE: list[Recogniser] = [raw_tokens, jsonl, text]

@@ -1,4 +1,4 @@
-"""Say what a file or folder is: one recogniser a kind, in a table."""
+"""Describes a file or folder of any kind: a table of recognisers, one for each kind."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ KINDS = {
     **dict.fromkeys([".parquet", ".arrow", ".feather"], "parquet"),
     **dict.fromkeys([".txt", ".md", ".rst", ".py", ".c", ".h", ".rs", ".go", ".js"], "text"),
 }
-"""Suffix of most files in a folder → what builds from it."""
+"""Suffix of most files in a folder → the kind of build that reads them."""
 
 
 def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) -> Facts:
-    """Return what a path is: `kind`, `what` in words, and the facts of that kind.
+    """Return the description of a path: `kind`, `what` in words, and the facts of that kind.
 
-    `problem` is there where something is wrong with it, `next` where a command takes it. Of a
-    pickle so many entries are shown. Nothing is changed, and nothing of a pickle is run. Unless
-    `quiet`, progress through a long one is shown.
+    `problem` is present if something is wrong, `next` if a command can use it. `entries`: number of
+    entries of a pickle that are shown. Nothing is changed, and no code of a pickle is run. Unless
+    `quiet`, progress is shown for long pickles.
 
     Raises:
         TokmillError: there is no such path, or a store or run in it is damaged.
@@ -50,7 +50,7 @@ def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) ->
         raise TokmillError(
             "is neither a file nor a folder",
             where=str(path),
-            hint="what comes out of a pipe or a device is looked at in a file",
+            hint="write the data of a pipe or a device to a file first",
         )
     look = replace(Look(path) if path.is_dir() else open_look(path), entries=entries, quiet=quiet)
     for recogniser in FOLDERS if path.is_dir() else FILES:
@@ -60,7 +60,7 @@ def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) ->
     return {
         "kind": "unknown",
         "path": str(path),
-        "what": "nothing that tokmill knows: neither text nor one of the token formats",
+        "what": "unknown to tokmill: neither text nor one of the token formats",
         "bytes": look.size,
         "first_bytes": look.head[:16].hex(" "),
     }
@@ -77,7 +77,7 @@ def tokenizer_folder(look: Look) -> Facts | None:
 
 
 def tokenizer_in(folder: Path) -> Facts | None:
-    """Say what the tokenizer of a folder is; None: there is none."""
+    """Describe the tokenizer in a folder; None: there is none."""
     if (folder / "tokenizer.json").is_file():
         return tokenizer(open_look(folder / "tokenizer.json"))
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -86,7 +86,7 @@ def tokenizer_in(folder: Path) -> Facts | None:
 
 
 def contents(folder: Path) -> Facts:
-    """Return what the folders in a folder are: lists `stores`, `tokenizers` and `runs`, if any."""
+    """Return lists `stores`, `tokenizers` and `runs` of what is in a folder, without empty ones."""
     with machine_errors("read", folder):
         inside = sorted(entry for entry in folder.iterdir() if entry.is_dir())
     stores, tokenizers = [], []
@@ -105,7 +105,7 @@ def contents(folder: Path) -> Facts:
 
 
 def in_words(inside: Facts) -> str:
-    """Return "2 stores, 1 tokenizer" for lists of such things."""
+    """Return a text such as "2 stores, 1 tokenizer" for these lists."""
     return ", ".join(human_count(len(rows), name[:-1]) for name, rows in inside.items())
 
 
@@ -218,7 +218,7 @@ def recipe(look: Look) -> Facts | None:
     """A recipe, or other TOML."""
     if look.suffix != ".toml":
         return None
-    facts: Facts = {"kind": "toml", "what": "TOML, but no recipe", "bytes": look.size}
+    facts: Facts = {"kind": "toml", "what": "TOML, but not a recipe", "bytes": look.size}
     try:
         with machine_errors("read", look.path):
             value = loads_toml(look.path.read_text())
@@ -243,4 +243,4 @@ FILES: list[Recogniser] = [
     log, *FOREIGN, shard, receipt, manifest, plan, tokenizer, other_tokenizer, vocabulary,
     other_json, recipe, *LOOSE,
 ]  # fmt: skip
-"""The first that does not answer None is believed."""
+"""The first recogniser that does not return None decides."""

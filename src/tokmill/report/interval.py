@@ -1,4 +1,4 @@
-"""The mean over seeds, and how far it is known."""
+"""The mean over seeds and its confidence interval."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def student_t(freedom: int) -> float:
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean of independent values, and half the width of its 95 % interval.
 
-    Of n values it is t · s / √n, where s is their standard deviation and t the quantile with n - 1
-    degrees of freedom (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2). One value has
-    none, and neither have values that are not finite.
+    For n values it is t · s / √n, where s is their standard deviation and t the quantile with n - 1
+    degrees of freedom (NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.5.2). There is no
+    interval for a single value, or if values are not finite.
     """
     count = len(values)
     mean = math.fsum(values) / count

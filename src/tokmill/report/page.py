@@ -1,4 +1,4 @@
-"""One HTML page of stores, runs and tokenizers: readable without network or script."""
+"""One HTML page about stores, runs and tokenizers, which needs no network and no scripts."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def page(
     """Write a page about stores, runs and tokenizers, and return its path.
 
     Args:
-        paths: what it is about, in this order; a folder of runs stands for the runs in it.
+        paths: stores, runs and tokenizers in this order; a folder of runs means the runs in it.
         out: the `.html` file.
-        title: its heading; empty: made of the names.
-        width: row length for the figures of padding.
-        sample: read so many shards of each store; None: all.
+        title: its heading; "": made of the names.
+        width: length of the rows for which padding is computed.
+        sample: read this many shards of each store; None: all.
         advance: called with the bytes of each shard that was counted.
 
     Raises:
-        UsageError: a path is none of these kinds, or none was named.
+        UsageError: there is no path, or one is of another kind.
     """
     if not paths:
-        raise UsageError("nothing was named to report on", hint="give stores, runs or tokenizers")
+        raise UsageError("nothing is named to report on", hint="give stores, runs or tokenizers")
     jinja = plugins.require("jinja2")
     plugins.require("matplotlib")
     paths = [one for path in paths for one in _expand(path)]
@@ -105,6 +105,6 @@ def page(
 
 
 def _expand(path: Path) -> list[Path]:
-    """Return the runs in a folder that is nothing itself; else the path."""
+    """Return the runs in a plain folder, or else the path."""
     is_plain = path.is_dir() and describe(path)["kind"] in ("runs", "folder")
     return (find_runs(path) if is_plain else []) or [path]

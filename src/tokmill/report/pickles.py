@@ -1,4 +1,4 @@
-"""What a pickle holds: its structure and its figures, read as data; nothing of it is run."""
+"""The structure and content of a pickle, read as data; none of its code is run."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from tokmill.unpickle import Budget, Instance, Name, Pickle, array_of
 
 PICKLES = (".pkl", ".pickle")
 MOST_BYTES = 1 << 30
-"""Pickles beyond this are not read only to say what they are."""
+"""Larger pickles are not read for a description."""
 LONG = 16 << 20
-"""Pickles beyond this take long enough that progress is shown."""
+"""For larger pickles progress is shown."""
 DEPTH, LINES = 6, 80
-"""How deep values are shown, and lines in all."""
+"""Depth to which values are shown, and largest number of lines."""
 WIDTH, WHOLE = 3, 6
-"""Entries of a value that are shown, unless there are so few that all are."""
+"""Entries of a value that are shown; of at most `WHOLE` entries all are shown."""
 SHOWN = 60
 """Characters of a string that are shown."""
 FREQUENT = 20
 LOOK = 4
-"""What a look at a value is counted as."""
+"""Cost of looking at a value, in units of the budget."""
 SAMPLE = 1000
-"""Entries whose types are looked at."""
+"""Entries whose types are checked."""
 
 
 def read_pickle(look: Look, what: str) -> Facts:
-    """Return the facts of a pickle, of which the first `look.entries` are shown.
+    """Return the facts of a pickle, with its first `look.entries` entries.
 
-    Raises `MachineError` where it cannot be read; damage is a `problem`.
+    Raises `MachineError` if it cannot be read; damage is reported as a `problem`.
     """
     path, size = look.path, look.size
     facts: Facts = {"kind": "pickle", "what": what, "bytes": size}
@@ -79,9 +79,9 @@ def read_pickle(look: Look, what: str) -> Facts:
 
 
 def lengths_of_pickle(path: Path) -> tuple[str, Array]:
-    """Return what the lengths of the sequences in a pickle count, and the lengths (int64).
+    """Return (unit, lengths) of the sequences in a pickle; lengths are int64.
 
-    Raises `TokmillError` where it holds no sequences, or is damaged.
+    Raises `TokmillError` if it has no sequences, or is damaged.
     """
     with machine_errors("read", path):
         size = path.stat().st_size
@@ -101,7 +101,7 @@ def lengths_of_pickle(path: Path) -> tuple[str, Array]:
 
 
 class _Found:
-    """What was seen of a pickle, entry by entry."""
+    """Collects facts of a pickle, entry by entry."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -130,7 +130,7 @@ class _Found:
         else:
             for length, unit in sequence_lengths(value, 2, budget):
                 self.lengths.append(length)
-                # What an empty one would count cannot be seen.
+                # An empty sequence does not show its unit.
                 self.unit = unit if length else self.unit
 
     def kind(self) -> str:
@@ -186,7 +186,7 @@ class _Found:
 
 
 def programs_of(value: Any) -> int:
-    """Return of how many programs a value holds one function each, as BinaryCorp does; 0: none."""
+    """Return the number of programs of which a value has a function each (BinaryCorp); 0: none."""
     rows = value if isinstance(value, list) and value and isinstance(value[0], list) else [value]
     for row in rows:
         if not isinstance(row, list) or len(row) < 4 or not isinstance(row[3], Instance):
@@ -208,9 +208,10 @@ def sequence_lengths(value: Any, deep: int, budget: Budget) -> Iterator[tuple[in
 
 
 def sequence_length(value: Any) -> tuple[int, str] | None:
-    """Return the length of a sequence and what it counts; None for what is no sequence.
+    """Return the length of a sequence and its unit; None for other values.
 
-    Token dicts count their `asm`, instructions with `opnd_ids` 1 and their operands.
+    For token dicts the tokens in `asm` are counted, for instructions with `opnd_ids` 1 and the
+    operands.
     """
     if isinstance(value, dict):
         asm = value.get("asm")
@@ -258,12 +259,12 @@ def outline(label: str, value: Any, deep: int) -> list[str]:
 
 
 def shown_of(count: int) -> int:
-    """Return how many of some entries are shown."""
+    """Return how many of `count` entries are shown."""
     return count if count <= WHOLE else WIDTH
 
 
 def describe_value(value: Any) -> str:
-    """Return a value's type and size, and where it is small the value."""
+    """Return a value's type and size, and the value itself if it is small."""
     if isinstance(value, dict):
         if is_instruction(value):
             return f"token dict: {short(' '.join(map(str, value['asm'])))}"
@@ -298,12 +299,12 @@ def is_instruction(value: Any) -> bool:
 
 
 def type_of(value: Any) -> str:
-    """Return the name of a value's type, of an instance its class."""
+    """Return the name of a value's type; for an instance, of its class."""
     return printable(value.kind) if isinstance(value, Instance) else type(value).__name__
 
 
 def short(value: Any) -> str:
-    """Return a small value as Python writes it, cut where it is long."""
+    """Return a value as Python writes it, cut if it is long."""
     if isinstance(value, str):
         return repr(value) if len(value) <= SHOWN else f"{value[:SHOWN]!r}…"
     if isinstance(value, int) and value.bit_length() > 64:
@@ -322,12 +323,12 @@ def _short_tuple(value: tuple[Any, ...]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that cannot trouble a terminal."""
+    """Return a text without control characters."""
     return text if text.isprintable() and len(text) < 200 else repr(text[:200])
 
 
 def cut(lines: list[str], entries: int = 0) -> list[str]:
-    """Return lines, but not more than can be read."""
+    """Return lines, cut to a readable number."""
     most = LINES // WIDTH * max(WIDTH, entries)
     return lines if len(lines) <= most else [*lines[:most], "…"]
 

@@ -1,4 +1,4 @@
-"""Draw figures with matplotlib; the one door to it."""
+"""Draws figures with matplotlib; no other file imports it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tokmill.formats.notes import write_noted
 from tokmill.report.figures import HIGHEST, LOWEST, Figure, Series, make, write_csv
 
 COLOURS = ("#3b7dd8", "#d9822b", "#2e9e6b", "#c2455f", "#8a63d2", "#7f8a93")
-"""Of middling lightness, so that they stand out from white and from black."""
+"""Colours of medium lightness, which are visible on white and on black."""
 INK = "#0a0b0c"
-"""Ink of axes and text; unlike any other colour, as a page puts its own in its place."""
+"""Colour of axes and text; a page replaces it by its own, so no other colour is equal."""
 SIZE = (7.2, 4.2)
 WIDER = 2.6
-"""Points by which a line that others cover is wider than they are."""
+"""Additional width, in points, of a line that is covered by others."""
 NEAR, NEAR_LOG = 0.005, 0.05
-"""How near that is: a share of the axis, and of the value where the axis is logarithmic."""
+"""Largest distance of covered lines: a share of the axis, or of the value if it is logarithmic."""
 FEW, FEWEST = 40, 1
-"""Points of a curve up to which each is marked; so few that the marks are all that is seen."""
+"""Curves with at most so many points have marks; a curve of one point has a large one."""
 UNSAID: dict[str, dict[str, None]] = {
     "svg": {"Date": None},
     "png": {"Software": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-"""What would make equal figures different files."""
+"""Metadata that are left out, because they would differ between equal figures."""
 SUFFIXES = (".svg", ".png", ".pdf")
 
 
@@ -53,8 +53,8 @@ def plot(
         paths: stores, runs or tokenizers, as the kind wants.
         out: an `.svg`, `.png` or `.pdf` file.
         data: also write the numbers as CSV beside it; no CSV of another program is replaced.
-        sample: read so many shards of each store; None: all.
-        column: the column of `frequency`; empty: the first.
+        sample: read this many shards of each store; None: all.
+        column: the column of `frequency`; "": the first.
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(
@@ -63,14 +63,14 @@ def plot(
             hint=f"such as -o {kind}.svg",
         )
     if not paths:
-        raise UsageError("nothing was named to draw", hint="give stores, runs or tokenizers")
+        raise UsageError("nothing is named to draw", hint="give stores, runs or tokenizers")
     plugins.require("matplotlib")
     figure = make(kind, paths, sample, column)
     make_folder(out.parent)
     image = render(figure, out.suffix.lower()[1:])
     numbers: list[Path] = []
     if data:
-        # First, as it is refused where its name is that of another file.
+        # Written first: it is refused if a file of another program has its name.
         name = out.with_suffix(".csv").name
         numbers = write_noted(out.parent, name, "figure", {name: write_csv(figure)})
     return [write_file(out, image), *numbers]
@@ -79,8 +79,8 @@ def plot(
 def render(figure: Figure, form: str, *, page: str = "") -> bytes:
     """Return a figure as the bytes of an `svg`, `png` or `pdf`; equal figures give equal bytes.
 
-    With `page` (a word that is new for each figure of a page) the SVG is made to stand in HTML:
-    without header, on no ground, in the page's own colour and font.
+    With `page` (a unique word for each figure of a page) the SVG is for HTML: without header and
+    background, in the colour and font of the page.
     """
     matplotlib = plugins.require("matplotlib")
     backend = plugins.require("matplotlib.backends.backend_agg")
@@ -99,7 +99,7 @@ def render(figure: Figure, form: str, *, page: str = "") -> bytes:
     }
     out = io.BytesIO()
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        # Names of files may hold signs that the font lacks; a box for one is no reason to stop.
+        # Names of files may have characters that the font lacks; they are drawn as boxes.
         warnings.simplefilter("ignore", UserWarning)
         canvas = plugins.require("matplotlib.figure").Figure(figsize=SIZE, layout="constrained")
         backend.FigureCanvasAgg(canvas)
@@ -109,7 +109,7 @@ def render(figure: Figure, form: str, *, page: str = "") -> bytes:
 
 
 def inline(svg: str, figure: Figure) -> str:
-    """Make an SVG document a part of a page."""
+    """Return an SVG document as an element of a page."""
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace("'DejaVu Sans'", "sans-serif").replace("DejaVu Sans", "sans-serif")
@@ -130,7 +130,7 @@ def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
     for label, x, colour in figure.marks:
         ink = INK if len(figure.series) == 1 else _colour(colour)
         axes.axvline(x, color=ink, linestyle=":", linewidth=width, label=_safe(label))
-    # matplotlib refuses a logarithmic axis on which nothing stands.
+    # matplotlib refuses an empty logarithmic axis.
     drawn = figure.form == "bars" or any(len(series.x) for series in figure.series)
     if figure.log_x and drawn:
         axes.set_xscale("log", base=figure.log_x)
@@ -151,7 +151,7 @@ def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
 
 
 def _hides(upper: Series, lower: Series, figure: Figure) -> bool:
-    """Say whether a curve lies upon most of another, so that this one has to be wider."""
+    """Say whether a curve covers most of another one, which is then drawn wider."""
     count = len(lower.y)
     if not count or not len(upper.y):
         return False
@@ -196,7 +196,7 @@ def _ticks(figure: Figure, axes: Any) -> None:
     ticker = plugins.require("matplotlib.ticker")
     plain = ticker.FuncFormatter(lambda value, _: "0" if value == 0.5 else f"{value:,.10g}")
     if figure.log_x == 2:
-        # matplotlib would leave out the bin of length 0, which begins at a half.
+        # matplotlib would not label the bin of length 0, which begins at 0.5.
         low, high = figure.series[0].x[0], figure.series[0].x[-1]
         powers = [1 << k for k in range(int(high).bit_length() + 1) if low <= 1 << k <= high]
         powers = powers[:: -(-len(powers) // 12)]
@@ -221,6 +221,6 @@ def _colour(number: int) -> str:
 
 
 def _safe(label: str) -> str:
-    """Return a label that matplotlib neither reads as a formula nor hides."""
+    """Return a label that matplotlib shows as it is: "$" begins a formula, "_" hides a label."""
     label = label.replace("$", r"\$")
     return f" {label}" if label.startswith("_") else label

@@ -1,4 +1,4 @@
-"""Recognise programs, graphs of their control flow, and vocabularies of x86 columns."""
+"""Recognises programs, graphs of their control flow, and vocabularies of x86 columns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tokmill.report.recogniser import Facts, Look
 
 PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
 GRAPH, GRAPH_LINES = b"PAR1", b'{"graph":'
-"""How graphs of `tokmill cfg` begin, in Parquet and in JSON Lines."""
+"""First bytes of graphs of `tokmill cfg`, in Parquet and in JSON Lines."""
 FORMS = {".jsonl": "JSON Lines", ".BinExport": "BinExport"}
-"""Ending of a graph file that no build reads → what it is."""
+"""Suffix of a graph file that no build reads → its format."""
 SHOWN = 20
 
 
 def program(look: Look) -> Facts | None:
-    """A program, which a build reads if it is x86."""
+    """A program; builds read it if it is x86."""
     for magic, what in PROGRAMS.items():
         if look.head.startswith(magic):
             facts: Facts = {"kind": "program", "what": what, "bytes": look.size}

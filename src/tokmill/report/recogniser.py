@@ -1,4 +1,4 @@
-"""What a recogniser is given, and helpers that several of them use."""
+"""The argument of recognisers, and helpers that several of them use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tokmill.headers import loads_json, tensor_header
 
 HEAD = 1 << 16
 MAX_JSON = 256 << 20
-"""JSON files beyond this are not read whole only to say what they are."""
+"""Larger JSON files are not read for a description."""
 ENTRIES = 3
-"""Entries of a pickle that are shown, if nobody says how many."""
+"""Entries of a pickle that are shown by default."""
 SHOWN = 300
 """Characters of a text that are shown."""
 
@@ -34,9 +34,9 @@ class Look:
     json: Any = field(default=None)
     """Content of a file that is one JSON value, read once for all recognisers."""
     entries: int = ENTRIES
-    """How many entries are to be shown of what is shown by entries."""
+    """Number of entries of a pickle to show."""
     quiet: bool = True
-    """Whether nothing is said while a long file is read."""
+    """Whether no progress is shown while a long file is read."""
 
     @property
     def quoted(self) -> str:
@@ -50,11 +50,11 @@ class Look:
 
 
 Recogniser = Callable[[Look], Facts | None]
-"""Returns what it knows (`kind` and `what` first), or None for what is not of its kind."""
+"""Returns facts (`kind` and `what` first), or None for a file or folder of another kind."""
 
 
 def open_look(path: Path) -> Look:
-    """Read the beginning of a file, and the whole of it where it may be one JSON value."""
+    """Read the beginning of a file, and all of it if it may be a JSON value."""
     with machine_errors("read", path), open(path, "rb") as handle:
         head = handle.read(HEAD)
         size = handle.seek(0, 2)
@@ -90,7 +90,7 @@ def read_header(path: Path) -> tuple[int, dict[str, Any]]:
 
 
 def short_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that tell them apart."""
+    """Return the shortest ends of paths that are distinct."""
     parts = [path.absolute().parts for path in paths]
     for deep in range(1, max(map(len, parts), default=1) + 1):
         ends = ["/".join(p[-deep:]) for p in parts]

@@ -1,4 +1,4 @@
-"""Records of a store as people read them: text where there is a tokenizer, tokens, else ids."""
+"""Records of a store for people: text if there is a tokenizer, else tokens, else ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tokmill.store.schema import Array, place_in_words
 from tokmill.store.store import Store
 
 SOME = 4096
-"""Records whose strings are read in one go."""
+"""Records whose strings are read at a time."""
 
 
 def matching(store: Store, conditions: Sequence[str] = ()) -> Iterator[int]:
@@ -38,20 +38,20 @@ def matching(store: Store, conditions: Sequence[str] = ()) -> Iterator[int]:
 
 
 def input_in_words(record: Mapping[str, Any]) -> str:
-    """Return the input of a record that was shown, and its place there, if no column tells it."""
-    told = "address" in record and str(record["at"]).startswith("address")
-    return str(record["from"]) if told else f"{record['from']} {record['at']}"
+    """Return the input of a shown record, with its place unless the column `address` shows it."""
+    shown = "address" in record and str(record["at"]).startswith("address")
+    return str(record["from"]) if shown else f"{record['from']} {record['at']}"
 
 
 def fact_in_words(name: str, value: Any) -> str:
-    """Return a column's value of a record that was shown."""
+    """Return the value of a column in a shown record."""
     return f"{name}: {value:#x}" if name == "address" else f"{name}: {value}"
 
 
 class Reader:
-    """Shows records of a store: `text` where its tokenizer can be loaded.
+    """Shows records of a store, as `text` if its tokenizer can be loaded.
 
-    `talk` is what the user should know, when it cannot.
+    `talk`: a message for the user if it cannot.
     """
 
     def __init__(self, store: Store) -> None:
@@ -72,7 +72,7 @@ class Reader:
             for name in store.token_columns
             if (tokens := self._tokens(store.schema[name].vocab or ""))
         }
-        """Column → its tokens by id, where the vocabulary is a list."""
+        """Column → its tokens by id, if its vocabulary is a list."""
 
     def _tokens(self, vocabulary: str) -> list[str]:
         """Return the tokens of a vocabulary that is a JSON object with a list of them."""
@@ -85,7 +85,7 @@ class Reader:
                 found: list[str] = loads_json(path.read_bytes(), _TokenList).tokens
                 return found
         except (MachineError, ValueError):
-            self.talk = f"ids instead of tokens: {path} is no list of tokens"
+            self.talk = f"ids instead of tokens: {path} is not a list of tokens"
             return []
 
     def _load(self) -> Any:
@@ -100,7 +100,7 @@ class Reader:
         return None
 
     def show(self, number: int, most: int | None = None) -> dict[str, Any]:
-        """Return a record as plain values; of token columns the first `most` (None: all)."""
+        """Return a record as plain values; `most`: tokens of each column, None: all."""
         record = self.store.record(number)
         lengths = [len(record[name]) for name in self.store.token_columns]
         shown: dict[str, Any] = {"record": number, "tokens": lengths[0] if lengths else 0}
@@ -120,14 +120,14 @@ class Reader:
         return shown
 
     def text(self, ids: Array) -> str:
-        """Return the text of ids; where an id is unknown to the tokenizer, that is said."""
+        """Return the text of ids, or in brackets why there is none."""
         try:
             return str(self.tokenizer.decode(ids.tolist()))
         except TokmillError as error:
             return f"({error.what})"
 
     def origin(self, number: int) -> dict[str, Any]:
-        """Return the input of a record and its place there in words, if its receipt is there."""
+        """Return the input of a record and its place there in words; {} without a receipt."""
         shard_number, local = self.store.find(number)
         shard = self.store.shard(shard_number)
         try:
@@ -139,7 +139,7 @@ class Reader:
 
 
 class _TokenList(msgspec.Struct):
-    """The part of a vocabulary's file that tells tokens by id."""
+    """The part of a vocabulary's file that lists tokens by id."""
 
     tokens: list[str]
 
@@ -149,7 +149,7 @@ def _named(ids: list[int], tokens: list[str]) -> list[str]:
 
 
 def _lines(tokens: list[str], border: list[int]) -> str:
-    """Return instructions one a line; bit 0 of `border` is where one begins, bit 1 a block."""
+    """Return one instruction a line; `border`: bit 0 begins an instruction, bit 1 a block."""
     parts = [
         ("\n\n" if bits & 2 else "\n" if bits & 1 else " ") + token
         for token, bits in zip(tokens, border, strict=False)

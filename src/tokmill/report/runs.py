@@ -1,4 +1,4 @@
-"""Runs as tables and figures need them: read from their folders, without torch."""
+"""Summaries of runs for tables and figures, read from their folders without torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tokmill.training.runs.track import METRICS, read_metrics
 
 FACTS = "schema.json"
 DEPTH = 3
-"""A folder of runs holds them so deep: an experiment, a setting, a seed."""
+"""Depth to which a folder is searched for runs: an experiment, a setting, a seed."""
 DEFAULTS = msgspec.to_builtins(
     {"data": DataConfig(), "optim": OptimConfig(), "run": RunConfig()}
     | {name: {"kind": kind} for name, kind in DEFAULT_KINDS.items() if name in LEARNED}
@@ -37,7 +37,7 @@ DEFAULTS = msgspec.to_builtins(
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What a run keeps of the store that it learns from, as far as it is shown."""
+    """Facts of the store that a run learned from, as far as they are shown."""
 
     fingerprint: str = ""
     columns: dict[str, int] = {}
@@ -47,31 +47,31 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Final(msgspec.Struct, frozen=True):
-    """What the final weights of a run say of themselves, as far as it is shown."""
+    """Facts of the final weights of a run, as far as they are shown."""
 
     step: int
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run, as far as its files tell without its weights."""
+    """Facts of a run that are known without its weights."""
 
     path: Path
     recipe: dict[str, Any]
     flat: dict[str, Any]
-    """Its keys, such as "optim.lr" → values; what an older run does not say has its default."""
+    """Key of the recipe, such as "optim.lr" → value; missing keys have their defaults."""
     known: Known
     entries: list[Facts]
     """The lines of its metrics."""
     checkpoints: list[str]
-    """Names, oldest first."""
+    """Names of checkpoints, oldest first."""
     final: Final | None
 
     @property
     def finished(self) -> bool:
-        """Whether it has done all its steps; weights at its end may be from before it had more.
+        """Whether all steps are done. Final weights may be older than a larger number of steps.
 
-        An imported run has no store, and so no steps to do.
+        An imported run has no store, so it has no steps.
         """
         if self.final is None:
             return False
@@ -85,13 +85,13 @@ class RunSummary:
 
     @property
     def steps(self) -> int:
-        """Steps in all; 0: a damaged recipe does not say."""
+        """Number of steps; 0: the recipe is damaged."""
         steps = self.flat["run.steps"]
         return steps if isinstance(steps, int) else 0
 
     @property
     def state(self) -> str:
-        """In words: finished, at which step, or not begun."""
+        """The state in words: finished, at which step, or not begun."""
         if self.finished:
             return "finished"
         return f"step {self.step:,} of {self.steps:,}" if self.step else "not begun"
@@ -108,7 +108,7 @@ class RunSummary:
 
     @property
     def measures(self) -> Measures:
-        """What its task measures; of runs that do not say, which all predict the next token."""
+        """The measures of its task; older runs do not record them and predict the next token."""
         if self.known.measures is not None:
             return self.known.measures
         column, count = self.flat.get("task.column"), len(self.known.columns) or 1
@@ -118,7 +118,7 @@ class RunSummary:
 
     @property
     def sampling(self) -> str:
-        """The command that samples it; empty: it cannot be sampled (`inference.sample`)."""
+        """The command that samples it; "": it cannot be sampled (`inference.sample`)."""
         columns, known = self.known.columns, self.known
         if not self.measures.continues:
             return ""
@@ -133,7 +133,7 @@ class RunSummary:
 
     @property
     def parameters(self) -> int | None:
-        """Numbers in the weights; None: there are none yet, or their file cannot be read."""
+        """Number of weights; None: there are none yet, or their file cannot be read."""
         place = self.path / "checkpoints" / self.checkpoints[-1] if self.checkpoints else None
         place = self.path / "model" if self.final is not None else place
         if place is None:
@@ -147,7 +147,7 @@ class RunSummary:
 
     @property
     def best(self) -> Facts:
-        """The lowest validation loss, its step, and whether its weights are kept; empty: none."""
+        """The lowest validation loss, its step, and whether its weights are kept; {}: none."""
         points = [point for point in self.points("val_loss") if math.isfinite(point[1])]
         if not points:
             return {}
@@ -157,9 +157,9 @@ class RunSummary:
 
     @property
     def checkpoint(self) -> Facts:
-        """What the newest checkpoint says of itself; empty: there is none."""
+        """The state of the newest checkpoint; {}: there is none."""
         for name in self.checkpoints[-1:]:
-            # A run that goes on may have dropped it since.
+            # A running training may have removed it in the meantime.
             with contextlib.suppress(TokmillError):
                 file = self.path / "checkpoints" / name / "state.json"
                 found: Facts = read_json(file, dict[str, Any])
@@ -168,13 +168,13 @@ class RunSummary:
 
     @property
     def changed(self) -> float:
-        """When its metrics (before them: its recipe) last changed, in seconds since 1970."""
+        """When its metrics, or else its recipe, last changed, in seconds since 1970."""
         file = self.path / (METRICS if self.entries else RECIPE)
         with machine_errors("read", file):
             return file.stat().st_mtime
 
     def points(self, metric: str) -> list[tuple[int, float]]:
-        """Return (step, value) where a metric is logged; nan where it was not finite."""
+        """Return (step, value) of each logged value of a metric; nan if it was not finite."""
         return [
             (int(entry["step"]), math.nan if entry[metric] is None else float(entry[metric]))
             for entry in self.entries
@@ -188,22 +188,22 @@ def is_run(path: Path) -> bool:
 
 
 def find_runs(path: Path, depth: int = DEPTH) -> list[Path]:
-    """Return the runs in a folder by name: itself, else those in it and in the folders below it."""
+    """Return the folder if it is a run, else the runs in it and in folders below, by name."""
     if is_run(path):
         return [path]
     inside: list[str] = []
     if depth:
-        # What may not be read holds no run that could be shown.
+        # Unreadable folders are skipped.
         with contextlib.suppress(OSError), os.scandir(path) as entries:
             inside = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
     return [run for name in inside for run in find_runs(path / name, depth - 1)]
 
 
 def read_run(path: Path) -> RunSummary:
-    """Return what the files of a run say.
+    """Return the summary of a run.
 
     Raises:
-        TokmillError: its recipe or what it keeps of its store is damaged.
+        TokmillError: its recipe or its facts of the store are damaged.
         MachineError: a file cannot be read.
     """
     recipe = read_recipe(path)
@@ -225,14 +225,14 @@ def read_runs(paths: Sequence[Path]) -> list[RunSummary]:
     """Return the runs that paths name, each a run or a folder of runs, each run once.
 
     Raises:
-        TokmillError: a path is not there, or holds no run; or a run is damaged.
+        TokmillError: a path does not exist or holds no run, or a run is damaged.
     """
     found: dict[Path, Path] = {}
     for path in paths:
         runs = find_runs(path)
         if not runs:
             raise TokmillError(
-                "there is no such folder" if not path.exists() else "no run lies there",
+                "there is no such folder" if not path.exists() else "the folder holds no run",
                 where=str(path),
                 hint="give the folder of a run, or one that holds runs; "
                 "`tokmill train STORE -o RUN` makes one",
@@ -243,7 +243,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunSummary]:
 
 
 def metrics(path: Path) -> list[Facts]:
-    """Return the lines of a run's metrics.jsonl; none where there is no such file."""
+    """Return the lines of a run's metrics.jsonl; [] without the file."""
     file = path / METRICS
     if not file.is_file():
         return []
@@ -253,7 +253,7 @@ def metrics(path: Path) -> list[Facts]:
 
 
 def listing(folder: Path) -> list[Facts]:
-    """Return a row of facts for each run in a folder, the one that changed last at the end."""
+    """Return a row of facts for each run in a folder, in the order of their last change."""
     rows: list[tuple[float, Facts]] = []
     for path in find_runs(folder):
         row: Facts = {"name": str(path.relative_to(folder))}

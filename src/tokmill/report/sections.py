@@ -1,4 +1,4 @@
-"""What a page says of a store, a run, a tokenizer: tables, figures, samples, provenance."""
+"""The sections of a page about a store, run or tokenizer: tables, figures, samples, provenance."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SAMPLES = 3
 SAMPLE_TOKENS = 200
 PROMPT_TOKENS = 24
 SHAPE = ("model.dim", "model.layers", "model.heads", "task.length")
-"""Keys of a run's recipe that say how large its model is."""
-UNTOLD = ("step", "seconds_left")
-"""Metrics that say nothing at the end."""
+"""Keys of a run's recipe that describe the size of its model."""
+HIDDEN = ("step", "seconds_left")
+"""Metrics without meaning at the end of a run."""
 
 
 @dataclass
 class Table:
-    """Rows of text; `numbers` are the columns that are set to the right."""
+    """Rows of text; `numbers`: columns that are aligned to the right."""
 
     rows: list[list[str]]
     headers: list[str] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Table:
 
 @dataclass
 class Picture:
-    """A figure as inline SVG, and what stands below it."""
+    """A figure as inline SVG with its caption."""
 
     title: str
     svg: Any
@@ -52,7 +52,7 @@ class Picture:
 
 @dataclass
 class Sample:
-    """A record as text, and where it came from."""
+    """A record as text, with its origin as title."""
 
     title: str
     text: str
@@ -60,7 +60,7 @@ class Sample:
 
 @dataclass
 class Section:
-    """What the page says of one store, run or tokenizer."""
+    """The part of a page about one store, run or tokenizer."""
 
     name: str
     what: str
@@ -128,7 +128,7 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
         ],
         [
             f"in rows of {found.width:,}{scope}",
-            f"{human_count(found.rows, 'row')}, {found.padding:.1%} of their positions padding; "
+            f"{human_count(found.rows, 'row')} with {found.padding:.1%} padding; "
             f"{found.longer:.1%} of the records are longer",
         ],
         [f"empty records{scope}", f"{found.empty:,}"],
@@ -162,8 +162,8 @@ def store_figures(store: Store, counts: Counts, section: Section) -> list[Pictur
         if table.any():
             figure = figures.frequency_figure([section.name], [table], name)
             caption = (
-                f"Ids of the column “{name}”, the most frequent first. Dotted: so many ids are so "
-                "much of the tokens."
+                f"Ids of the column “{name}”, the most frequent first. Dotted lines: the number of "
+                "ids that cover a share of the tokens."
             )
             pictures.append(picture(figure, section, caption))
     return pictures
@@ -193,7 +193,7 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
     rows = [
         [name.replace("_", " "), metric_in_words(name, value)]
         for name, value in facts["metrics"].items()
-        if isinstance(value, int | float) and name not in UNTOLD
+        if isinstance(value, int | float) and name not in HIDDEN
     ]
     section.tables.append(Table(rows, title="Last metrics"))
     if any(entry.get("loss") is not None for entry in run.entries):
@@ -204,7 +204,7 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
     try:
         section.samples += run_samples(run)
     except TokmillError as error:
-        # The page is about much else; that it lacks them is said.
+        # The rest of the page is still useful.
         section.problem = f"no samples: {error.what}"
     section.provenance = Table(
         [
@@ -217,10 +217,10 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
 
 
 def run_samples(run: RunSummary) -> list[Sample]:
-    """Return beginnings of records as the model continues them; none of a run without weights.
+    """Return beginnings of records that the model continues; [] for a run without weights.
 
-    The records are the first of the validation store, or else of the one that was learned from; of
-    a run whose stores are gone, texts from nothing.
+    The records are the first of the validation store, or else of the training store. If both are
+    gone, the prompt is empty.
     """
     if not run.sampling or run.final is None or find_spec("torch") is None:
         return []
@@ -232,7 +232,7 @@ def run_samples(run: RunSummary) -> list[Sample]:
             break
     numbers = range(min(SAMPLES, reader.store.records)) if reader is not None else range(0)
     prompts: list[Any] = [""]
-    texts, titles = [""], ["From nothing"]
+    texts, titles = [""], ["An empty prompt"]
     if reader is not None and numbers:
         records = [reader.store.record(number) for number in numbers]
         prompts = [
@@ -245,14 +245,14 @@ def run_samples(run: RunSummary) -> list[Sample]:
     made = generate(run.path, prompts, SAMPLE_TOKENS // 2, temperature=0.8, seed=0)
     return [
         Sample(
-            f"{title}, and behind ▶ what the model adds (temperature 0.8)", f"{text} ▶{one.text}"
+            f"{title}, and after ▶ the text of the model (temperature 0.8)", f"{text} ▶{one.text}"
         )
         for title, text, one in zip(titles, texts, made, strict=True)
     ]
 
 
 def metric_in_words(name: str, value: float) -> str:
-    """Return the value of a metric as people read it, without powers of ten where it is large."""
+    """Return the value of a metric for people; large values have no powers of ten."""
     if name == "seconds":
         return human_time(value)
     if name == "mfu":
@@ -300,8 +300,8 @@ def _sample(record: Facts, token_columns: Sequence[str]) -> Sample:
 
 
 def picture(figure: figures.Figure, section: Section, caption: str) -> Picture:
-    """Return a figure for a section, drawn as SVG that stands in the page."""
-    # SVG ids are drawn from this word: those of one page must differ.
+    """Return a figure for a section as inline SVG."""
+    # The ids in an SVG are made from this word, and must be unique in a page.
     word = f"{section.anchor}-{len(section.figures)}-{caption}"
     markup = plugins.require("markupsafe").Markup(render(figure, "svg", page=word).decode())
     return Picture(figure.title, markup, caption)

@@ -37,6 +37,11 @@ def is_store(folder: Path) -> bool:
     return any(_is_marked(folder / name) for name in STORE_FILES)
 
 
+def has_store_files(folder: Path) -> bool:
+    """Say, by names alone, whether a folder holds a store; its files may be damaged."""
+    return any((folder / name).exists() for name in ("manifest.json", "plan.json"))
+
+
 def is_run(folder: Path) -> bool:
     """Say whether a folder holds a run."""
     return all(keys <= _keys(folder / name) for name, keys in RUN_FILES.items())

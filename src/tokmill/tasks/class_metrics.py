@@ -1,4 +1,4 @@
-"""Metrics of labels that were found, beside those that are right."""
+"""Metrics that compare predicted labels with the right ones."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from tokmill.store.schema import Array
 
 MOST_SHOWN = 20
-"""Classes of which each is told."""
+"""With more classes, metrics of single classes are left out."""
 
 
 def class_metrics(found: Array, label: Array, names: Sequence[str]) -> dict[str, float]:
     """Return F1 and counts by class.
 
     Args:
-        found: (N,) integers, the class that was found of each record.
-        label: (N,) integers, the one that is right.
+        found: (N,) integers, the predicted class of each record.
+        label: (N,) integers, the right class.
         names: of the classes.
 
     Returns:
-        `f1_macro`, the mean over the classes that occur in either; `f1`, of two classes that of the
-        second one, as GLUE has it of MRPC, else the same mean. Of at most `MOST_SHOWN` classes also
-        `f1_NAME`, `count_NAME` (records of the class) and `found_NAME`.
+        `f1_macro`, the mean over the classes that occur in either; `f1`, with two classes the F1 of
+        the second one, as in GLUE's MRPC, else the same mean. With at most `MOST_SHOWN` classes
+        also `f1_NAME`, `count_NAME` (records of the class) and `found_NAME` (predicted records).
     """
     size = max(len(names), int(max(found.max(initial=0), label.max(initial=0))) + 1)
     right = np.bincount(label[found == label], minlength=size)
@@ -41,7 +41,7 @@ def class_metrics(found: Array, label: Array, names: Sequence[str]) -> dict[str,
 
 
 def pearson(found: Array, label: Array) -> float:
-    """Return the correlation of numbers with those that are right; 0 where one side is constant."""
+    """Return the correlation of predicted and right numbers; 0 if one side is constant."""
     known = ~np.isnan(label)
     x, y = (side[known].astype(np.float64) for side in (found, label))
     if len(x) < 2:

@@ -1,4 +1,4 @@
-"""The classes of a column of labels: their names, as a run keeps them."""
+"""The names of the classes of a label column, which are saved in the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokmill.tasks.inputs import MOST_CLASSES
 
 
 def label_column(store: Store, name: str) -> Column:
-    """Return a column of labels: one number a record, in the store or one of its overlays."""
+    """Return a label column: one number for each record, in the store or one of its overlays."""
     column = store.schema.get(name)
     known = [
         n
@@ -21,9 +21,9 @@ def label_column(store: Store, name: str) -> Column:
         if c.per == "record" and c.dtype != "utf8" and not c.width
     ]
     if column is None or name not in known:
-        what = "is no number a record" if column else "is not there"
+        what = "does not have one number for each record" if column else "is not there"
         raise UsageError(
-            f"the column of labels {name!r} {what}",
+            f"the label column {name!r} {what}",
             where=str(store.path),
             hint=nearest(
                 name,
@@ -37,13 +37,13 @@ def label_column(store: Store, name: str) -> Column:
 def classes_of(store: Store, name: str) -> tuple[str, ...]:
     """Return the names of the classes of a column, by number.
 
-    They stand in the column's vocabulary. Of whole numbers without one, the classes are 0 to the
-    largest that there is. Raises `UsageError` for a column that holds no classes.
+    They are in the column's vocabulary. Without a vocabulary, the classes are the whole numbers
+    from 0 to the largest in the column. Raises `UsageError` for a column that holds no classes.
     """
     column = label_column(store, name)
     if column.dtype.startswith("f"):
         raise UsageError(
-            f"the column {name!r} holds fractions, which are no classes",
+            f"the column {name!r} holds fractions, not classes",
             where=str(store.path),
             hint='--set task.target="number" learns the numbers themselves',
         )
@@ -67,10 +67,10 @@ def _names(store: Store, vocabulary: str) -> tuple[str, ...]:
     try:
         names = loads_json(raw)["tokens"]
         if not all(isinstance(name, str) for name in names) or not names:
-            raise ValueError("its tokens are no names")
+            raise ValueError("its tokens are not names")
     except (ValueError, TypeError, KeyError) as error:
         raise TokmillError(
-            f"this is no list of classes: {error}",
+            f"this is not a list of classes: {error}",
             where=str(path),
             hint=f"`tokmill store repair {store.path}` makes it again",
         ) from None
@@ -78,9 +78,9 @@ def _names(store: Store, vocabulary: str) -> tuple[str, ...]:
 
 
 def same_classes(parts: Sequence[tuple[Store, tuple[str, ...]]]) -> tuple[str, ...]:
-    """Return the classes of several stores, which must be the same; of numbers the most.
+    """Return the classes of several stores; the longest list, of which the others are a beginning.
 
-    Raises `UsageError` where a number is one class here and another there.
+    Raises `UsageError` if a number means different classes in two stores.
     """
     longest = max((names for _, names in parts), key=len)
     for store, names in parts:
@@ -89,7 +89,7 @@ def same_classes(parts: Sequence[tuple[Store, tuple[str, ...]]]) -> tuple[str, .
 
 
 def check_classes(store: Store, names: Sequence[str], known: Sequence[str], who: str) -> None:
-    """Refuse a store whose classes are not those of a run, or the first of them."""
+    """Refuse a store whose classes are not the known classes or the first of them."""
     if list(names) != list(known[: len(names)]):
         shown = [", ".join(some[:8]) + ", …" * (len(some) > 8) for some in (names, known)]
         raise UsageError(

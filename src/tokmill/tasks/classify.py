@@ -1,4 +1,4 @@
-"""Tell the class of a record, or a number that it has: fine-tuning (Devlin et al. 2018).
+"""Predict the class of a record, or a number: fine-tuning (Devlin et al. 2018).
 
 Shapes: B rows, T positions, D width of the model, C classes.
 """
@@ -35,31 +35,31 @@ LABEL = "label"
 
 
 class ClassifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How a record is told."""
+    """How the labels of records are learned."""
 
     kind: Literal["classify"] = "classify"
     """Which task this is."""
     length: int = 128
-    """Positions T of a row, special tokens counted; what is longer is cut off."""
+    """Positions T of a row, including special tokens; longer records are cut off."""
     column: str = "label"
-    """The column of labels, with a value a record, in the store or an overlay."""
+    """The label column, with one value for each record, in the store or an overlay."""
     target: Literal["class", "number"] = "class"
-    """class: labels are numbers of classes; number: numbers, whose squared error is the loss."""
+    """class: labels are numbers of classes; number: any numbers, with squared error as the loss."""
     sentences: tuple[str, ...] = ()
     """Two columns that name records of another store: a row is a pair of them. Without these a row
     is a record."""
     pool: Literal["first", "mean", "last"] = "first"
-    """Whose hidden state a row is told by: the first token's ([CLS]), the mean, the last one's."""
+    """The hidden state to predict from: of the first token ([CLS]), the mean, of the last token."""
     pooler: Literal["tanh", "relu", "none"] = "tanh"
-    """What this state passes: a linear map and tanh, as in BERT, or ReLU, as in DistilBERT."""
+    """Layer after this state: linear and tanh, as in BERT, or linear and ReLU, as in DistilBERT."""
     dropout: float = 0.1
-    """Share of values dropped in front of the last linear map, while training."""
+    """Dropout before the last linear map, in training."""
     segment: bool = True
-    """Whether the model reads which sentence each token is of, where there are two."""
+    """Whether the model reads which of two sentences each token belongs to."""
 
 
 class Classify(Task):
-    """A class or a number a record. Its evaluation sees all rows at once."""
+    """Predicts a class or a number for each record. Its evaluation sees all rows at once."""
 
     Config = ClassifyConfig
     collects = True
@@ -68,18 +68,18 @@ class Classify(Task):
         super().__init__(config, model, inputs)
         if config.pool == "first" and model.causal:
             raise UsageError(
-                "the first state of a model that does not look ahead knows one token",
+                "the first state of a causal model has seen only one token",
                 where="task.pool",
                 hint="--set task.pool=last, or --set model.kind=encoder",
             )
         if not 0 <= config.dropout < 1:
             raise UsageError(
-                f"dropout: {config.dropout} is not from 0 to below 1",
+                f"dropout must be at least 0 and below 1, not {config.dropout}",
                 where="task.dropout",
                 hint="--set task.dropout=0.1",
             )
         self.names = tuple(inputs.classes.get(config.column, ()))
-        """Of the classes, by number."""
+        """Names of the classes, by number."""
         self.pooler = None if config.pooler == "none" else Pooler(model.dim, config.pooler)
         self.output: Classes | Numbers
         if config.target == "class":
@@ -89,7 +89,7 @@ class Classify(Task):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        """Return the columns of ids, the segment of each token where there are two sentences."""
+        """Return the columns of ids, and for two sentences the segment of each token."""
         found = store_inputs(facts)
         column = facts.schema.get(SEGMENT)
         two = bool(config.sentences) or (column is not None and column.per == "token")
@@ -106,7 +106,7 @@ class Classify(Task):
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        """Return the unit of the loss, and which metrics are the better the higher they are."""
+        """Return the unit of the loss, and the metrics for which higher is better."""
         unit = "nats a record" if config.target == "class" else "squared error"
         names = inputs.classes.get(config.column, ())
         each = [f"f1_{name}" for name in names]
@@ -114,7 +114,7 @@ class Classify(Task):
 
     @classmethod
     def token_store(cls, config: Any, store: Store) -> Store:
-        """Return the store itself, or that of the pairs' records."""
+        """Return the store itself, or the store of the pairs' records."""
         if len(config.sentences) not in (0, 2):
             raise UsageError(
                 f"a pair has two columns, not {len(config.sentences)}",
@@ -125,11 +125,11 @@ class Classify(Task):
 
     @property
     def frame(self) -> Frame:
-        """`[CLS]` and `[SEP]`, where the vocabularies have them."""
+        """`[CLS]` and `[SEP]`, if the vocabularies have them."""
         return frame_of(self.reads)
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
-        """Return rows of one record or of two."""
+        """Return rows of one record or two."""
         found = self.label_classes(self.config, store).get(self.config.column, ())
         check_classes(store, found, self.names, "the run has learned")
         names = self.config.sentences
@@ -146,17 +146,17 @@ class Classify(Task):
         return Whole(store, self.length - short, shards=shards, seed=seed)
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return the labels, and the segment where the store has it."""
+        """Return the label column, and the segment if the store has it."""
         segment = self.reads.made if SEGMENT in schema and not self.config.sentences else ()
         return [self.config.column, *segment]
 
     @property
     def target_names(self) -> list[str]:
-        """The labels, which `example` puts in."""
+        """None: `example` adds the labels."""
         return []
 
     def prepare(self, batch: Batch) -> Batch:
-        """Put special tokens around records that have none, and the labels among the targets."""
+        """Put special tokens around records without them, and add the labels as targets."""
         values = dict(batch.values)
         label = values.pop(self.config.column)
         if self.config.target == "number":
@@ -166,10 +166,10 @@ class Classify(Task):
             wrong = targets[(targets < 0) | (targets >= len(self.names))]
             if len(wrong):
                 raise TokmillError(
-                    f"a record has the label {wrong[0]}, and the classes are 0 to "
+                    f"a record has the label {wrong[0]}, but the classes are 0 to "
                     f"{len(self.names) - 1}",
                     where=f"column {self.config.column!r}",
-                    hint="`tokmill store validate STORE` tells whether it is damaged",
+                    hint="`tokmill store validate STORE` shows whether it is damaged",
                 )
         pair = bool(self.config.sentences)
         if batch.document.shape[1] < self.length and self.frame:
@@ -187,13 +187,13 @@ class Classify(Task):
         return int(np.count_nonzero(batch.entry >= 0))
 
     def example(self, rows: int) -> Tensors:
-        """Return a batch with a label a row."""
+        """Return a batch with a label for each row."""
         made = super().example(rows)
         kind = torch.float32 if self.config.target == "number" else torch.int64
         return dataclasses.replace(made, targets={LABEL: torch.zeros(rows, dtype=kind)})
 
-    def told(self, batch: Tensors) -> Tensor:
-        """Return what the last linear map gives of each row, (B, C) or (B, 1)."""
+    def predicted_values(self, batch: Tensors) -> Tensor:
+        """Return the output of the last linear map for each row, (B, C) or (B, 1)."""
         inside = batch.document >= 0
         if self.config.pool == "mean":
             weight = inside / inside.sum(1, keepdim=True).clamp(min=1)
@@ -208,8 +208,8 @@ class Classify(Task):
         return found
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the summed loss, and how many rows were right."""
-        found, label = self.told(batch), batch.targets[LABEL]
+        """Return the summed loss and the number of right rows."""
+        found, label = self.predicted_values(batch), batch.targets[LABEL]
         if self.config.target == "number":
             known = ~label.isnan()
             loss = ((found[:, 0] - label.nan_to_num()).square() * known).sum()
@@ -219,20 +219,20 @@ class Classify(Task):
         return loss, {"loss": loss.detach(), "accuracy": right}
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
-        """Return what was found and what is right."""
-        found = self.told(batch)
+        """Return the predicted labels and the right ones."""
+        found = self.predicted_values(batch)
         found = found[:, 0] if self.config.target == "number" else found.argmax(1)
         return {"found": found, "label": batch.targets[LABEL]}
 
     def measure(self, results: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return F1, and of each class how often it is right and how often it was found."""
+        """Return F1, and for each class the numbers of its records and of its predictions."""
         found, label = results["found"].numpy(), results["label"].numpy()
         if self.config.target == "number":
             return {"pearson": pearson(found, label)}
         return class_metrics(found, label, self.names)
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model and of what tells the class."""
+        """Return the groups of the model and of the layers after it."""
         own = [*self.output.parameters()]
         own += [] if self.pooler is None else self.pooler.parameters()
         return super().param_groups(weight_decay) + decay_groups(own, weight_decay)

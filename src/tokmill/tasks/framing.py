@@ -1,4 +1,4 @@
-"""`[CLS]` and `[SEP]` around what stands in a row: `[CLS] a [SEP]`, or `[CLS] a [SEP] b [SEP]`.
+"""Puts `[CLS]` and `[SEP]` around the tokens of a row: `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`.
 
 Shapes: B rows, W positions before and T positions after.
 """
@@ -19,11 +19,11 @@ from tokmill.tasks.scores import BORDER
 Frame = Mapping[str, tuple[int, int]]
 """Column of ids → its `[CLS]` and `[SEP]`; empty: there is no frame."""
 LOOKED_AT = 100
-"""Records of a store of which one that is not empty is looked for."""
+"""Records among which the first one that is not empty is looked for."""
 
 
 def frame_of(inputs: Inputs) -> dict[str, tuple[int, int]]:
-    """Return the special tokens that stand around a row; none where a column lacks them."""
+    """Return the special tokens around a row; none if a column lacks them."""
     roles = {name: inputs.roles.get(name, {}) for name in inputs.ids}
     if not roles or any(not {"cls", "sep"} <= found.keys() for found in roles.values()):
         return {}
@@ -31,7 +31,7 @@ def frame_of(inputs: Inputs) -> dict[str, tuple[int, int]]:
 
 
 def is_framed(store: Store, frame: Frame) -> bool:
-    """Say whether the records of a store have their special tokens already; the first one tells."""
+    """Say whether the records of a store already have special tokens; the first record decides."""
     for number in range(min(store.records, LOOKED_AT) if frame else 0):
         record = store.record(number)
         if all(len(record[name]) for name in frame):
@@ -40,10 +40,10 @@ def is_framed(store: Store, frame: Frame) -> bool:
 
 
 def framed(batch: Batch, frame: Frame, length: int, *, pair: bool = False) -> Batch:
-    """Return rows of `length` positions with special tokens around what stands in them.
+    """Return rows of `length` positions with special tokens around their tokens.
 
-    The document 0 of a row is a, with `pair` all others are b, and both become one document; b is
-    in segment 1. A special token begins an instruction of its own, and is 0 in other columns.
+    The document 0 of a row is a. With `pair` all others are b, in segment 1. Both become one
+    document. A special token is an instruction of its own, and is 0 in columns without a frame.
     """
     document = batch.document
     first, all_ = (document == 0).sum(1), (document >= 0).sum(1)

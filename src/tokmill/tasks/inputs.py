@@ -1,4 +1,4 @@
-"""What is known of the stores that a task learns from, and which inputs follow from it."""
+"""Facts about the training stores of a task, and the inputs of a model that follow from them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.measures import Measures
 
 MOST_CLASSES = 10_000
-"""Classes above which a column is no label."""
+"""Largest number of classes of a label column."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run remembers of the store that it learns from; a run opens by it, without the store.
+    """Facts about the training store. A run keeps them, and opens without its store.
 
-    `columns`: what a model can read (`column_sizes`), and the number of ids of each. `roles` of
-    vocabularies and widths of columns stand in `vocabularies` and `schema`.
+    `columns`: the columns that a model can read (`column_sizes`) → the number of their ids. Roles
+    of vocabularies are in `vocabularies`, widths of columns in `schema`.
     """
 
     fingerprint: str
@@ -37,7 +37,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_CLASSES)]] = {}
     """Columns of labels (`Task.label_classes`) → the names of their classes, by number."""
     measures: Measures | None = None
-    """What the task measures; None: the run is older than this."""
+    """The metrics of the task; None in runs of older versions."""
 
 
 def store_inputs(facts: Facts) -> Inputs:
@@ -50,7 +50,7 @@ def store_inputs(facts: Facts) -> Inputs:
 
 
 def roles_of(facts: Facts, columns: Iterable[str]) -> dict[str, Mapping[str, int]]:
-    """Return column → role → id, for columns whose vocabulary says roles."""
+    """Return column → role → id, for columns whose vocabulary is known."""
     vocabularies = {
         name: facts.schema[name].vocab or "" for name in columns if name in facts.schema
     }
@@ -62,22 +62,22 @@ def roles_of(facts: Facts, columns: Iterable[str]) -> dict[str, Mapping[str, int
 
 
 def column_sizes(store: Store) -> dict[str, int]:
-    """Return the columns that a model can read, with the number of their ids.
+    """Return the columns that a model can read → the number of their ids.
 
-    These are the columns with a vocabulary and a value a token; and a column `token` without one
-    (imported from bare ids), whose largest id then says how many there are.
+    These are the columns with a vocabulary and one value for each token. A column `token` without a
+    vocabulary (imported from bare ids) counts too: its largest id gives the number of ids.
     """
     return {name: n for name, n in id_counts(store).items() if not store.schema[name].width}
 
 
 SEGMENT = "segment"
-"""A column that tells the spans of a pair apart: 0, 1; 0 at padding. It is made, of 2 ids."""
+"""A made column with 2 ids: 0 in the first span of a pair and at padding, 1 in the second span."""
 
 
 def joined(batch: Batch) -> Batch:
-    """Return rows of pairs (`feed.entries.Pairs`) that are read together, with a `SEGMENT`.
+    """Return rows of pairs (`feed.entries.Pairs`) with both documents joined, and a `SEGMENT`.
 
-    What were two documents of a row is one, so that a model sees both at once.
+    Both are then one document, so that the model sees them together.
     """
     segment = np.maximum(batch.document, 0).astype(np.int64)
     return dataclasses.replace(

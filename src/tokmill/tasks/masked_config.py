@@ -1,4 +1,4 @@
-"""Keys of the task masked, what they may be, and which tokens of a vocabulary make words."""
+"""Keys of the task masked, their checks, and the tokens that continue a word."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tokmill.tasks.rows import RowKind
 
 
 class HiddenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which tokens are hidden, and what is predicted of them."""
+    """Which tokens are hidden, and which columns of them are predicted."""
 
     length: int = 128
-    """Positions T of a row, special tokens counted."""
+    """Positions T of a row, including special tokens."""
     columns: tuple[str, ...] = ()
-    """The columns to predict; without any all that the model reads. All are hidden together."""
+    """The columns to predict; empty: all that the model reads. All are hidden together."""
     whole: Literal["token", "word", "instruction"] = "token"
-    """What is hidden whole: a token; a word, of a tokenizer that tells which tokens go on with one
-    (## of WordPiece); an instruction, of a store with borders."""
+    """The unit that is hidden as a whole: a token; a word, if the tokenizer marks tokens that
+    continue a word (## of WordPiece); an instruction, if the store has borders."""
     share: float = 0.15
-    """Share of the tokens that are hidden; of each row the rounded number, at least 1."""
+    """Share of the tokens that are hidden; rounded in each row, at least one token."""
     most: int = 0
-    """Most tokens of a row that are hidden; 0: any number."""
+    """Most hidden tokens of a row; 0: no limit."""
     mask_share: float = 0.8
     """Share of the hidden tokens that become [MASK]."""
     random_share: float = 0.1
@@ -47,17 +47,17 @@ class MaskedConfig(HiddenConfig, frozen=True, forbid_unknown_fields=True, kw_onl
     step: int = 0
     """Tokens from one window to the next; 0: `length`."""
     segment: bool = True
-    """Whether the model reads the segment of each token, where the store has it."""
+    """Whether the model reads the segment of each token, if the store has it."""
 
 
 def check_shares(config: HiddenConfig) -> None:
-    """Refuse shares that hide nothing, or that are none."""
+    """Refuse shares that hide nothing or are not from 0 to 1."""
     shares = {"share": config.share, "mask_share": config.mask_share}
     shares["random_share"] = config.random_share
     for name, value in shares.items():
         if not 0 <= value <= 1:
             raise UsageError(
-                f"{name}: {value} is no share",
+                f"{name}: {value} is not a share",
                 where=f"task.{name}",
                 hint=f"from 0 to 1: --set task.{name}={getattr(MaskedConfig(), name)}",
             )
@@ -72,7 +72,7 @@ def check_shares(config: HiddenConfig) -> None:
         raise UsageError(
             f"{config.mask_share} and {config.random_share} are more than all hidden tokens"
             if shown
-            else "all hidden tokens stay as they are, so the model sees what it is to tell",
+            else "all hidden tokens stay as they are, so the model sees what it has to predict",
             where="task.mask_share",
             hint="--set task.mask_share=0.8 --set task.random_share=0.1",
         )
@@ -83,13 +83,13 @@ def check_shares(config: HiddenConfig) -> None:
 
 
 def inside_words(store: Store, columns: list[str]) -> Array:
-    """Return (V,) bool: which ids of the one column of a store go on with a word."""
+    """Return (V,) bool: which ids of a store's only column continue a word."""
     vocabulary = store.schema[columns[0]].vocab if len(columns) == 1 else None
     if vocabulary not in store.vocabularies or (
         store.vocabularies[vocabulary].coder != "tokenizer"
     ):
         raise UsageError(
-            "only the tokenizer of a text tells which tokens go on with a word",
+            "only a text tokenizer knows which tokens continue a word",
             where="task.whole",
             hint='--set task.whole="instruction" is for programs, "token" for all',
         )

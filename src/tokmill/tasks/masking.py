@@ -1,7 +1,7 @@
-"""Which tokens of a row are hidden, and what the model sees in their place (Devlin et al. 2018).
+"""Chooses the hidden tokens of a row and their replacements (Devlin et al. 2018).
 
-All choices are hashes of a row's key and of positions in it. So they are the same for any number of
-processes and micro-batches, and others in every epoch.
+All choices are hashes of a row's key and of positions in it. So they do not depend on the number of
+processes and micro-batches, and they differ in every epoch.
 
 Shapes: B rows, T positions.
 """
@@ -16,16 +16,18 @@ from tokmill.feed.order import key
 from tokmill.store.schema import Array
 
 CHOICE, ACTION, REPLACEMENT = 0, 1, 2
-"""What a hash decides: which tokens are hidden, what stands there, and which random token."""
+"""What a hash decides: which tokens are hidden, how they are replaced, and by which random token.
+"""
 LAST = np.iinfo(np.uint64).max
 
 
 def wanted(maskable_BT: Array, share: float, most: int = 0) -> Array:
-    """Return how many tokens of each row are hidden, (B,) int64.
+    """Return the number of hidden tokens of each row, (B,) int64.
 
-    It is `share` of those that may be, rounded (a half to the even number), at least 1, and at most
-    `most` unless that is 0; 0 in a row in which none may be. BERT rounds so too, of all tokens of a
-    row, special ones counted. The number is exact: tokens are not drawn one by one.
+    It is `share` of the maskable tokens, rounded (a half to the even number), at least 1, and at
+    most `most` unless that is 0; it is 0 in a row without maskable tokens. BERT rounds in the same
+    way, but takes the share of all tokens with special ones. The number is exact: tokens are not
+    drawn one by one.
     """
     there = maskable_BT.sum(1)
     count = np.maximum(np.rint(share * there), 1).astype(np.int64)
@@ -40,12 +42,12 @@ def choose(keys_B: Array, maskable_BT: Array, count_B: Array, begins_BT: Array |
     Args:
         keys_B: uint64, of each row (`Batch.key`).
         maskable_BT: bool, which tokens may be hidden.
-        count_B: how many tokens of a row are hidden (`wanted`).
-        begins_BT: bool, where a word or an instruction begins, which is hidden whole; None: tokens
-            are hidden one by one.
+        count_B: the number of tokens to hide in each row (`wanted`).
+        begins_BT: bool, where a unit (a word or an instruction) begins, which is hidden as a whole;
+            None: tokens are hidden one by one.
 
-    Of whole ones, those are hidden that come first in a random order and fit into what is left of
-    the count; where not even one fits, the first of the order is.
+    Units are tried in a random order, and each that fits into the rest of the count is hidden. If
+    none fits, the first of the order is hidden.
     """
     places = np.arange(maskable_BT.shape[1], dtype=np.uint64)
     scores = key(keys_B[:, None], places, CHOICE)
@@ -69,9 +71,9 @@ def choose(keys_B: Array, maskable_BT: Array, count_B: Array, begins_BT: Array |
 
 
 def units(begins_BT: Array) -> Array:
-    """Return the number of the word or instruction of each position within its row, (B, T) int64.
+    """Return for each position the number of its unit in the row, (B, T) int64.
 
-    The first position of a row begins one.
+    The first position of a row begins a unit.
     """
     begins = begins_BT.copy()
     begins[:, 0] = True
@@ -88,7 +90,7 @@ def unit_sums(number_BT: Array, values_BT: Array) -> Array:
 
 
 def _fitting(sizes_BU: Array, count_B: Array) -> Array:
-    """Return which units are taken, from their sizes in the order in which they are tried."""
+    """Return which units are hidden, from their sizes in the order in which they are tried."""
     taken, left = np.zeros(sizes_BU.shape, bool), count_B.copy()
     for place in range(sizes_BU.shape[1]):
         size = sizes_BU[:, place]
@@ -112,19 +114,19 @@ def replaced(
     specials: Collection[int],
     shares: tuple[float, float],
 ) -> Array:
-    """Return what the model sees, (B, T) int64.
+    """Return the ids that the model sees, (B, T) int64.
 
     Args:
         ids_BT: the ids of a column, int64.
         chosen_BT: which tokens are hidden.
         keys_B: of the rows.
-        column: number of the column. At a position all columns get their mask, all a random id, or
-            all stay as they are; the random ids of columns are drawn each for itself.
-        mask: the id of the token for hidden ones.
+        column: number of the column. At a position all columns get their mask, or all a random id,
+            or all stay as they are; each column draws its own random id.
+        mask: the id of the mask token.
         size: number of ids.
-        specials: ids that no random token is.
-        shares: of the hidden tokens, how many become `mask`, and how many a random id; the others
-            stay. Each token is drawn by itself, also those of a whole word.
+        specials: ids that are never drawn as a random id.
+        shares: the shares of hidden tokens that become `mask` and that become a random id; the
+            others stay. Each token is drawn by itself, also in a hidden word.
     """
     row, place = np.nonzero(chosen_BT)
     keys, places = keys_B[row], place.astype(np.uint64)

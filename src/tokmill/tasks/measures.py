@@ -1,4 +1,4 @@
-"""What a task measures, as reports are told: they read a run's files and load no model."""
+"""The metrics of a task, saved in the run: reports read them without loading the model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is to be known of a task's metrics, and what can be done with its model."""
+    """Facts about a task's metrics, and what its model can be used for."""
 
     loss: str = ""
-    """Unit of the loss, such as "nats a token"; empty: it has none that says much."""
+    """Unit of the loss, such as "nats a token"; empty: no useful unit."""
     higher: tuple[str, ...] = ()
-    """Metrics of which more is better; of others less is, unless their names tell."""
+    """Metrics for which higher is better. For others lower is, unless their names say otherwise."""
     continues: bool = False
     """Whether rows can be continued: `tokmill sample`."""

@@ -1,4 +1,4 @@
-"""Predict the next token of one column, or of all, from all columns up to here.
+"""Predict the next token of one column, or of all, from the tokens of all columns so far.
 
 Shapes: B rows, T positions, D width of the model, V ids of the column.
 """
@@ -30,7 +30,7 @@ from tokmill.tasks.scores import BORDER, Scores, token_scores, whole_instruction
 from tokmill.tasks.task import Task, perplexity
 
 Instruction = Literal["none", "border", "last"]
-"""Whether the next instruction is learned too, and which."""
+"""Which second objective predicts the next instruction."""
 
 
 class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -44,31 +44,31 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """windows: of all records end to end; stream: that begin anywhere; packed: whole documents side
     by side; whole: one record a row."""
     step: int = 0
-    """Tokens from one window to the next; 0: `length`. What two share is a target once."""
+    """Tokens from one window to the next; 0: `length`. A token in two windows is a target once."""
     column: str = ""
-    """The column to predict; without one all that the model reads, each by a head of its own."""
+    """The column to predict; empty: all that the model reads, each with its own head."""
     tied: bool = True
     """Whether the head of a column is its embedding."""
     instruction: Instruction = "none"
-    """A second objective, where the store has borders: the tokens of the next instruction, all from
-    the state at its border (border); or those of a document's last instruction alone, from as many
-    states before it (last)."""
+    """A second objective, for stores with borders. border: all tokens of the next instruction, from
+    the state at its border. last: the tokens of a document's last instruction only, from as many
+    states before it."""
     pull: float = 0.0
     """Adds this times the highest logit to its gradient, so that logits stay near 0; RWKV trains
     with 1e-4 (its L2Wrap)."""
     instruction_weight: float = 1.0
-    """How often a token of the second objective counts."""
+    """Weight of a token of the second objective."""
 
 
 SOURCE, PLACE = "instruction_source", "instruction_place"
-"""Among targets: the position whose state the second objective predicts a token from, and where the
-target of that stands; -1: none."""
+"""Targets of the second objective: the position of the state that predicts a token, and the
+position of that token; -1: none."""
 
 
 def targets_of(batch: Batch, column: str) -> Array:
     """Return the next token of each position, (B, T) int64, from rows of T + 1 tokens.
 
-    It is -1 where there is nothing to learn (`nothing_to_learn`).
+    Tokens that are no targets are -1 (`nothing_to_learn`).
     """
     targets = batch.columns[column][:, 1:].astype(np.int64)
     targets[nothing_to_learn(batch)] = -1
@@ -78,12 +78,12 @@ def targets_of(batch: Batch, column: str) -> Array:
 def nothing_to_learn(batch: Batch) -> Array:
     """Return (B, T) bool: which next tokens of rows of T + 1 tokens are no targets.
 
-    They are padding; a new document's first, as what is in front says nothing about it; what
-    another row counts; and where `loss` is 0.
+    These are padding; the first token of a new document, which nothing before it predicts; tokens
+    that are targets of another row; and tokens whose `loss` is 0.
     """
     here, ahead = batch.document[:, :-1], batch.document[:, 1:]
     skipped: Array = here != ahead
-    # Rows are filled from the left: without padding at the end of a row there is none.
+    # Rows are filled from the left: a row without padding at its end has none.
     if (ahead[:, -1] < 0).any():
         skipped |= ahead < 0
     if batch.shared.max(initial=0) > 1:
@@ -94,11 +94,11 @@ def nothing_to_learn(batch: Batch) -> Array:
 
 
 def instruction_targets(batch: Batch, skipped: Array, kind: Instruction) -> tuple[Array, Array]:
-    """Return `SOURCE` and `PLACE`, (B, K) int64 each: K = T, or of "last" as many as a row needs.
+    """Return `SOURCE` and `PLACE`, (B, K) int64 each: K = T, or for "last" as many as a row needs.
 
-    `skipped`: which next tokens are no targets. "border": from the last position before the
-    instruction that the token belongs to. "last": tokens 0 … n - 1 of a document's last instruction
-    from the n positions before it. Positions are of the same document.
+    `skipped`: which next tokens are no targets. "border": a token is predicted from the last
+    position before its instruction. "last": tokens 0 … n - 1 of a document's last instruction are
+    predicted from the n positions before it. Both positions are in the same document.
     """
     document, length = batch.document, batch.document.shape[1]
     place = np.arange(length)
@@ -123,17 +123,17 @@ def instruction_targets(batch: Batch, skipped: Array, kind: Instruction) -> tupl
     place = np.where(inside, place[:-1], -1)
     source = np.where(inside, source[:, 1:], -1)
     if kind == "last":
-        # Few places of a row: put in front, and what is behind left out.
+        # A row has few targets: move them to the front, and cut off the rest.
         order = np.argsort(~inside, axis=1, kind="stable")[:, : max(1, inside.sum(1).max())]
         place, source = (np.take_along_axis(x, order, axis=1) for x in (place, source))
     return source.astype(np.int64), place.astype(np.int64)
 
 
 def choose_column(column: str, sizes: Mapping[str, int], where: str = "") -> str:
-    """Return the column to predict: the one that is named, or the only one of `sizes`."""
+    """Return the column to predict: the named one, or the only one of `sizes`."""
     if column and column not in sizes:
         raise UsageError(
-            f"the store has no column of tokens that is called {column!r}",
+            f"the store has no token column {column!r}",
             where=f"{where}column",
             hint=nearest(
                 column,
@@ -159,7 +159,7 @@ class NextToken(Task):
         sizes = self.sizes
         if not model.causal:
             raise UsageError(
-                "a model that looks ahead sees the token that it is to predict",
+                "a model that looks ahead sees the token that it has to predict",
                 where="model.kind",
                 hint="the task next_token takes causal models, such as decoder and rwkv7",
             )
@@ -168,7 +168,7 @@ class NextToken(Task):
         if config.column:
             choose_column(config.column, sizes, "task.")
         self.columns = {config.column: sizes[config.column]} if config.column else dict(sizes)
-        """The columns that are predicted, and the number of their ids."""
+        """The predicted columns → the number of their ids."""
         self.heads = Heads(model, self.columns, config.tied)
         self.instruction_heads: Heads | None = None
         if config.instruction != "none":
@@ -176,7 +176,7 @@ class NextToken(Task):
 
     @classmethod
     def measures(cls, config: NextTokenConfig, inputs: Inputs) -> Measures:
-        """Return the unit of the loss; it continues rows where it predicts all that it reads."""
+        """Return the unit of the loss, and whether rows can be continued."""
         count = 1 if config.column else len(inputs.ids)
         unit = "nats a token" if count == 1 else f"nats, sum over {count} columns"
         return Measures(
@@ -187,19 +187,19 @@ class NextToken(Task):
 
     @property
     def column(self) -> str:
-        """The column that is predicted, the first of several."""
+        """The predicted column; of several the first."""
         return next(iter(self.columns))
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
-        """Return rows of T + 1 tokens, as the recipe asks."""
+        """Return rows of T + 1 tokens, cut as the recipe says."""
         return cut_rows(store, self.config.rows, self.length + 1, self.config.step, seed, shards)
 
     def evaluation_rows(self, store: Store) -> Rows:
-        """Return windows, so that losses can be compared however a run cut its rows."""
+        """Return windows for every kind of rows, so that the losses of runs can be compared."""
         return Windows(store, self.length + 1, self.config.step or self.length)
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return `loss`, where a store has one, and `border` where the next instruction is learned.
+        """Return `loss`, if the store has it, and `border` for the second objective.
 
         Tokens whose `loss` is 0 are no targets.
         """
@@ -216,7 +216,7 @@ class NextToken(Task):
 
     @property
     def target_names(self) -> list[str]:
-        """The columns, and the places of the second objective."""
+        """The columns, and the positions of the second objective."""
         return [*self.columns, *([] if self.instruction_heads is None else [SOURCE, PLACE])]
 
     def prepare(self, batch: Batch) -> Batch:
@@ -235,7 +235,7 @@ class NextToken(Task):
         )
 
     def count(self, batch: Batch) -> int:
-        """Return the number of next tokens; one of several columns counts once."""
+        """Return the number of next tokens; a token of several columns counts once."""
         return int(np.count_nonzero(batch.targets[self.column] >= 0))
 
     def head(self, column: str) -> Tensor:
@@ -263,7 +263,7 @@ class NextToken(Task):
     def summed(
         self, parts: Mapping[str, Tensor], hidden_BTD: Tensor, batch: Tensors
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return what `forward` does, from the summed cross-entropy of each column."""
+        """Return the loss and sums of `forward`, from the summed cross-entropy of each column."""
         loss = torch.stack(list(parts.values())).sum()
         sums = {f"loss_{name}": part.detach() for name, part in parts.items()}
         if len(parts) == 1:
@@ -304,9 +304,9 @@ class NextToken(Task):
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
     ) -> dict[str, float]:
-        """Return loss in nats a token, over all columns and the second objective.
+        """Return the loss in nats per token, over all columns and the second objective.
 
-        With one column alone also perplexity, and bits a byte where bytes are known.
+        With one column and one objective also perplexity, and bits per byte if they are known.
         """
         metrics = super().report(sums, count)
         if len(metrics) == 1:
@@ -316,14 +316,14 @@ class NextToken(Task):
         return metrics
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of the model, and of the heads that are not tied."""
+        """Return the groups of the model and of the heads that are not tied."""
         groups = super().param_groups(weight_decay) + self.heads.param_groups(weight_decay)
         if self.instruction_heads is not None:
             groups += self.instruction_heads.param_groups(weight_decay)
         return groups
 
     def flops_per_token(self, length: int) -> float:
-        """Return those of the model, and 6 · D · V for each head."""
+        """Return the operations of the model, plus 6 · D · V for each head."""
         heads = 1 if self.instruction_heads is None else 2
         ids = heads * sum(self.columns.values())
         return super().flops_per_token(length) + 6.0 * self.model.dim * ids

@@ -1,4 +1,4 @@
-"""How the recipe of a task cuts a store into rows."""
+"""Cuts a store into rows, as the recipe of a task says."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tokmill.feed.rows import Rows, Stream, Whole, Windows
 from tokmill.store.store import Store
 
 RowKind = Literal["windows", "stream", "packed", "whole"]
-"""How a store is cut into rows."""
+"""The ways to cut a store into rows."""
 
 
 def check_cut(kind: RowKind, length: int, step: int, where: str = "") -> None:
-    """Refuse rows of `length` positions, every `step` tokens, that cannot be or lose tokens."""
+    """Refuse lengths and steps of rows that are impossible or lose tokens."""
     if kind not in get_args(RowKind):
         raise UsageError(
             f"rows cannot be cut as {kind!r}",
@@ -35,7 +35,7 @@ def check_cut(kind: RowKind, length: int, step: int, where: str = "") -> None:
         raise UsageError(
             f"windows of {length} targets cannot come every {step} tokens",
             where=f"{where}step",
-            hint=f"1 to {length}: with more, tokens would never be learned",
+            hint=f"1 to {length}: with more, some tokens would never be learned",
         )
 
 
@@ -51,9 +51,9 @@ def cut_rows(
 ) -> Rows:
     """Return rows of `length` tokens.
 
-    What is cut shares `overlap` tokens with its neighbour (a `step` of 0 is `length` - `overlap`).
-    Where the next token is learned that is one: the last target of a row is the next one's first
-    input. `shards`: so many are mixed at a time; 0: all.
+    Rows that are cut from one record share `overlap` tokens (a `step` of 0 is `length` -
+    `overlap`). For the next token this is 1: the last target of a row is the first input of the
+    next row. `shards`: how many are mixed at a time; 0: all.
     """
     if kind == "stream":
         if shards:

@@ -1,4 +1,4 @@
-"""How well each single token was predicted, for evaluations that look closer than at a sum.
+"""The score of each predicted token, for the tables of an evaluation.
 
 Shapes: B rows, T positions, N positions of a chunk, D width of the model, V ids of a column.
 """
@@ -21,7 +21,7 @@ BORDER = "border"
 
 
 class Scores(NamedTuple):
-    """Of one column, for each position; where there is no target, 0 and False."""
+    """Scores of one column at each position; 0 and False without a target."""
 
     loss: Tensor
     """(B, T) float32 or wider: -log p(target), in nats."""
@@ -34,8 +34,8 @@ def token_scores(
 ) -> Scores:
     """Return the scores of the logits hidden · weightᵀ + bias, without a gradient.
 
-    targets int64, -1 where there is nothing to learn. As in `linear_cross_entropy`, a chunk of the
-    logits is there at a time, and the products are in autocast's type where it is on.
+    `targets_BT`: int64, -1 for no target. As in `linear_cross_entropy`, only a chunk of the logits
+    is in memory at a time, and products have autocast's type if it is on.
     """
     dtype = product_dtype(hidden_BTD)
     hidden, targets = hidden_BTD.flatten(0, -2).to(dtype), targets_BT.flatten()
@@ -60,14 +60,14 @@ def token_scores(
 
 
 def whole_instructions(batch: Batch, begins: Array, learned: Array) -> Array:
-    """Return (B, T) int64: the number within its row of the instruction of each next token.
+    """Return (B, T) int64: for each next token the number of its instruction in the row.
 
-    It is -1 where not all tokens of the instruction are targets, or where the row ends before it
-    shows where the instruction does. `batch`: rows of T + 1 tokens; `begins`: (B, T + 1) bool,
-    where an instruction begins; `learned`: (B, T) bool, which next tokens are targets.
+    It is -1 if not all tokens of the instruction are targets, or if the row ends before the end of
+    the instruction is seen. `batch`: rows of T + 1 tokens; `begins`: (B, T + 1) bool, where an
+    instruction begins; `learned`: (B, T) bool, which next tokens are targets.
     """
     edges = begins.copy()
-    # Padding ends an instruction too, and so does another document.
+    # Padding and another document end an instruction too.
     edges[:, 1:] |= batch.document[:, 1:] != batch.document[:, :-1]
     number = np.cumsum(edges, axis=1)
     missed = np.ones(begins.shape, bool)

@@ -1,7 +1,6 @@
-"""Tell whether one half follows another, beside predicting hidden tokens: BERT's pre-training.
+"""Predict whether one half follows another, and hidden tokens: BERT's pre-training.
 
-Shapes: B rows, T positions, M positions that are predicted in the row that has most of them, D
-width of the model.
+Shapes: B rows, T positions, M most hidden tokens of a row, D width of the model.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from tokmill.tasks.measures import Measures
 from tokmill.tasks.scores import Scores
 
 RELATION = "relation"
-"""Among targets: 0 where the second half is the first one's own, 1 where it is another's, as in
-BERT."""
+"""A target: 0 if the second half follows the first one, 1 if it is of another record, as in BERT.
+"""
 
 
 class SentencePairConfig(HiddenConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How pairs of halves are learned, and hidden tokens with them."""
+    """How pairs of halves and their hidden tokens are learned."""
 
     kind: Literal["sentence_pair"] = "sentence_pair"
     """Which task this is."""
     group: str = "auto"
-    """The column of records within whose values another half is found; auto: `program` where the
-    store has it; none: any record."""
+    """Record column: another half is drawn from records with the same value; auto: `program` if
+    the store has it; none: from any record."""
     apart: str = "auto"
-    """The column of records of which another half has another value, where it can; auto: `function`
-    where the store has it; none: any."""
+    """Record column: another half is drawn from records with another value, if there are any; auto:
+    `function` if the store has it; none: any value."""
     pair_weight: float = 1.0
-    """How often the loss of a pair counts, beside the mean loss of hidden tokens."""
+    """Weight of the loss of pairs; the mean loss of hidden tokens has weight 1."""
 
 
 class SentencePair(Masked):
-    """Rows are `[CLS] a [SEP] b [SEP]`: b is what follows a in its record, or in another one."""
+    """Rows are `[CLS] a [SEP] b [SEP]`: b follows a in its record, or is of another record."""
 
     Config = SentencePairConfig
 
@@ -63,7 +62,7 @@ class SentencePair(Masked):
                     inputs.role(name, role)
         if model.causal:
             raise UsageError(
-                "the state of [CLS] knows nothing of what stands behind it",
+                "in a causal model the state of [CLS] has not seen the tokens after it",
                 where="model.kind",
                 hint="the task sentence_pair takes models that look both ways, such as encoder",
             )
@@ -71,7 +70,7 @@ class SentencePair(Masked):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        """Return the columns of ids, and the segment, which this task makes."""
+        """Return the columns of ids, and the segment that this task makes."""
         return dataclasses.replace(store_inputs(facts), made={SEGMENT: 2})
 
     @classmethod
@@ -94,14 +93,14 @@ class SentencePair(Masked):
         return frame_of(self.reads)
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
-        """Return rows of two halves, three tokens shorter than the model's."""
+        """Return rows of two halves, without their three special tokens."""
         self._look_at(store)
         if is_framed(store, self.frame):
             raise UsageError(
-                "the records of the store begin with [CLS], and no halves are made of such",
+                "the records of the store begin with [CLS], so they cannot be cut into halves",
                 where=str(store.path),
-                hint="--set task.kind=masked learns from them as they are; --template none builds "
-                "text without [CLS]",
+                hint="--set task.kind=masked reads them as they are; --template none builds text "
+                "without [CLS]",
             )
         group, apart = (
             (name if name in store.schema else "") if chosen == "auto" else chosen
@@ -123,26 +122,27 @@ class SentencePair(Masked):
 
     @property
     def target_names(self) -> list[str]:
-        """The places and columns, and the relation."""
+        """The positions and columns of hidden tokens, and the relation."""
         return [*super().target_names, RELATION]
 
     def prepare(self, batch: Batch) -> Batch:
-        """Put special tokens around the halves, hide tokens, and say which halves belong."""
+        """Put special tokens around the halves, hide tokens, and add the relation of the halves."""
         relation = (batch.document == OTHER).any(1).astype(np.int64)
         return super().prepare(
             dataclasses.replace(self.framed(batch), targets={RELATION: relation})
         )
 
     def example(self, rows: int) -> Tensors:
-        """Return a batch with a relation a row."""
+        """Return a batch with a relation for each row."""
         made = super().example(rows)
         relation = torch.zeros(rows, dtype=torch.int64)
         return dataclasses.replace(made, targets={**made.targets, RELATION: relation})
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the summed loss: of hidden tokens, and of each pair as often as its row has some.
+        """Return the summed loss of hidden tokens and of pairs.
 
-        So the mean over hidden tokens holds the mean over pairs once, however a step is cut.
+        The loss of a pair is multiplied by the number of hidden tokens of its row. So it is part of
+        the mean over hidden tokens, and does not depend on the cut into micro-batches.
         """
         if not self.training:
             sums, _ = self.scored(batch)
@@ -155,7 +155,7 @@ class SentencePair(Masked):
         return self.with_pairs(loss, sums, hidden, batch)
 
     def states(self, batch: Tensors) -> Tensor:
-        """Return the states of `[CLS]` and of the places that are predicted, (B, 1 + M, D)."""
+        """Return the states of `[CLS]` and of the hidden tokens, (B, 1 + M, D)."""
         places = batch.targets[PLACES]
         hidden: Tensor = self.model(batch, torch.cat([places[:, :1] * 0, places], 1))
         return hidden
@@ -163,7 +163,7 @@ class SentencePair(Masked):
     def with_pairs(
         self, loss: Tensor, sums: dict[str, Tensor], hidden: Tensor, batch: Tensors
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return loss and sums with those of the pairs."""
+        """Return the loss and the sums with the pairs added."""
         relation = batch.targets[RELATION]
         logits = self.relation(self.pooler(hidden)).float()
         each = F.cross_entropy(logits, relation, ignore_index=-1, reduction="none")
@@ -178,7 +178,7 @@ class SentencePair(Masked):
         }
 
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
-        """Return sums, and the scores of each column at the places that are predicted."""
+        """Return the sums, and the scores of each column at the hidden tokens."""
         hidden = self.states(batch)
         sums, scores = self.scored_states(self.heads.states(hidden[:, 1:]), batch)
         loss = sums.pop("loss")
@@ -187,7 +187,7 @@ class SentencePair(Masked):
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
     ) -> dict[str, float]:
-        """Return the losses, and the share of pairs that was right: `pair_accuracy`."""
+        """Return the losses, and the share of pairs predicted right: `pair_accuracy`."""
         pair = {name: sums[f"{name}_pair"] for name in ("right", "known")}
         rest = {k: v for k, v in sums.items() if k not in ("right_pair", "known_pair")}
         metrics = super().report(rest, count, bytes_per_token)

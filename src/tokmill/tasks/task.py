@@ -1,11 +1,12 @@
-"""What is learned: inputs, rows, targets, head, loss and metrics around a model.
+"""The training objective around a model: inputs, rows, targets, head, loss and metrics.
 
 A task runs in two places. `rows`, `prepare`, `count` and `nothing` are numpy and run in the
-loader's thread; `forward`, `act` and `compare` are torch and run where the engine says.
+loader's thread; `forward`, `act` and `compare` are torch and run on the engine's device.
 
-A batch holds entries, of one row or of several that belong together (`Batch.entry`). Most tasks
-have a loss that is a sum over entries: `forward`. One that compares the entries of a step with each
-other sets `compares`; its loss is `compare`, of what `act` gives for all entries of the step.
+A batch holds entries. An entry is one row, or several rows that belong together (`Batch.entry`).
+Most tasks have a loss that is a sum over entries: `forward`. A task that compares the entries of a
+step with each other sets `compares`. Its loss is `compare`, which gets the results of `act` for all
+entries of the step.
 """
 
 from __future__ import annotations
@@ -33,31 +34,31 @@ from tokmill.tasks.scores import Scores
 
 
 class TaskConfig(Protocol):
-    """What the configuration of every task says."""
+    """The common part of the configuration of all tasks."""
 
     @property
     def length(self) -> int:
-        """Positions T that the model sees of a row."""
+        """Positions T of a row that the model sees."""
         ...
 
 
 class Task(nn.Module):
     """Wraps a model. Shapes: B rows, T positions, D width of the model, N rows of a whole step.
 
-    `reads`: what the model reads. `sizes`: its columns of the store and the number of their ids.
+    `reads`: the inputs of the model. `sizes`: its columns of the store → the number of their ids.
     """
 
     Config: ClassVar[type[msgspec.Struct]]
     compares: ClassVar[bool] = False
     """Whether entries of a step are compared with each other: the loss is then `compare`."""
     loop: ClassVar[str] = "rows"
-    """What it learns from: a line of `plugins.LOOPS`."""
+    """The training loop: a line of `plugins.LOOPS`."""
     predicts_tokens: ClassVar[bool] = False
-    """Whether `scored` tells how well each token was predicted, for an evaluation taken apart."""
+    """Whether `scored` gives the score of each predicted token, for the tables of an evaluation."""
     predicted: ClassVar[str] = "next_token"
-    """What the tokens are called that are predicted, where they are."""
+    """The name of the predicted tokens in the tables of an evaluation."""
     collects: ClassVar[bool] = False
-    """Whether an evaluation keeps what `act` gives for every row, and hands it to `measure`."""
+    """Whether an evaluation keeps the results of `act` of all rows and gives them to `measure`."""
 
     def __init__(self, config: TaskConfig, model: Model, inputs: Inputs) -> None:
         super().__init__()
@@ -67,56 +68,55 @@ class Task(nn.Module):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        """Return what the model reads; by default every column of ids of the store.
+        """Return the inputs of the model; by default every column of ids of the store.
 
-        config: of this task; `facts`: of the store that a run learns from. A run opens by these
-        two, without its store.
+        `facts`: of the training store. A run is opened from `config` and `facts`, without its
+        store.
         """
         return store_inputs(facts)
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        """Return what reports are told of its metrics; a run keeps it."""
+        """Return the description of the task's metrics for reports; it is saved in the run."""
         return Measures()
 
     @classmethod
     def token_store(cls, config: Any, store: Store) -> Store:
         """Return the store whose tokens the model reads: `store`, or one that it refers to.
 
-        What a run remembers of columns and vocabularies (`Facts`) is of that one, so that a run
-        that has learned from entries reads any store with the same vocabularies.
+        The columns and vocabularies that a run remembers (`Facts`) are those of this store. So a
+        run that was trained on entries can read any store with the same vocabularies.
         """
         return store
 
     @classmethod
     def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:
-        """Return name → the vectors that the model reads under that name, of referred records."""
+        """Return input name → the vectors of referred records that the model reads."""
         return {}
 
     @classmethod
     def label_classes(cls, config: Any, store: Store) -> dict[str, tuple[str, ...]]:
-        """Return the columns of labels that are learned → the names of their classes; a run keeps
-        them."""
+        """Return column of labels → the names of its classes; they are saved in the run."""
         return {}
 
     @classmethod
     def entry_rows(cls, config: Any) -> int:
-        """Return the rows of an entry, of entries of several sizes about the most."""
+        """Return the number of rows of an entry; if sizes differ, about the largest."""
         return 1
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
-        """Return how a store is cut for training; `shards`: so many are mixed at a time, 0: all."""
+        """Return the rows for training; `shards`: how many are mixed at a time, 0: all."""
         raise NotImplementedError
 
     def evaluation_rows(self, store: Store) -> Rows:
-        """Return how a store is cut for evaluation: every token once."""
+        """Return the rows for an evaluation: every token once."""
         return self.rows(store)
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return the columns that `prepare` wants to see besides those that the model reads.
+        """Return the columns that `prepare` needs besides the inputs of the model.
 
-        One with a value a token comes in `Batch.columns`, one with a value a record in
-        `Batch.values`. `schema`: of the store, and of that of its tokens.
+        Columns with a value for each token come in `Batch.columns`, columns with a value for each
+        record in `Batch.values`. `schema`: of the store and of its token store.
         """
         return []
 
@@ -128,21 +128,21 @@ class Task(nn.Module):
     def prepare(self, batch: Batch) -> Batch:
         """Return the batch with its targets; random choices come from `batch.key`.
 
-        Targets are what the task says: a value a position or a row, several a row, ids or
-        fractions (`Batch.targets`).
+        The task decides what its targets are: one for each position, one or several for each row,
+        ids or fractions (`Batch.targets`).
         """
         raise NotImplementedError
 
     def count(self, batch: Batch) -> int:
-        """Return what the summed loss of a prepared batch will be divided by."""
+        """Return the divisor of the summed loss of a prepared batch."""
         return sum(int(np.count_nonzero(target >= 0)) for target in batch.targets.values())
 
     def nothing(self, batch: Batch, rows: Array) -> Batch:
-        """Return a prepared batch of which some rows teach nothing; `rows`: (B,) bool.
+        """Return a prepared batch with some rows ignored by the loss; `rows`: (B,) bool.
 
-        They fill up a batch where another process has more rows. They are in no entry (-1), and
-        their targets are -1, fractions NaN; a task for which that is something to learn says
-        otherwise.
+        Such rows fill up a batch if another process has more rows. They are in no entry (-1), and
+        their targets are -1, or NaN for fractions. A task that learns from these values overrides
+        this.
         """
         targets = {name: target.copy() for name, target in batch.targets.items()}
         for target in targets.values():
@@ -150,9 +150,9 @@ class Task(nn.Module):
         return dataclasses.replace(batch, targets=targets, entry=np.where(rows, -1, batch.entry))
 
     def idle(self, like: Tensors) -> Tensors:
-        """Return a batch of one position that teaches nothing, in the form of another.
+        """Return a batch of one ignored position, with the inputs and targets of another batch.
 
-        A pass may be one of all processes, so a process that has no more rows passes this on.
+        All processes may have to take part in a pass. A process without more rows then passes this.
         """
         return Tensors(
             columns={name: value[:1, :1] for name, value in like.columns.items()},
@@ -165,9 +165,9 @@ class Task(nn.Module):
         )
 
     def example(self, rows: int) -> Tensors:
-        """Return a prepared batch of whole rows, of zeros, with which `--dry-run` finds the memory.
+        """Return a prepared batch of whole rows of zeros, with which `--dry-run` measures memory.
 
-        A task whose targets are not (B, T) ids puts in its own.
+        A task overrides this if its targets are not (B, T) ids.
         """
         ids = torch.zeros(rows, self.length, dtype=torch.int64)
         columns = dict.fromkeys(self.reads.embedded, ids)
@@ -179,7 +179,7 @@ class Task(nn.Module):
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the summed loss and sums for `report`, detached; one forward of the model.
 
-        Of a task that compares: the loss of these entries among themselves.
+        If the task compares entries, it compares these entries only.
         """
         if not self.compares:
             raise NotImplementedError
@@ -191,8 +191,8 @@ class Task(nn.Module):
     def act(self, batch: Tensors) -> dict[str, Tensor]:
         """Return results of each row by name, (B, …), without a loss; one forward of the model.
 
-        A task that compares gives `vectors` (B, …), which carry a gradient, and beside them what
-        else `compare` wants to know of the rows.
+        A task that compares entries returns `vectors` (B, …) with a gradient, and all other values
+        of the rows that `compare` needs.
         """
         raise NotImplementedError
 
@@ -201,25 +201,25 @@ class Task(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a whole step, summed over entries, and sums for `report`, detached.
 
-        vectors: (N, …), what `act` gave of all micro-batches and processes, without the rows that
-        teach nothing. `results`: its other results (N, …), and `entry` (N,) int64, which numbers
-        the entries of the step from 0; rows of an entry are adjacent.
+        `vectors`: (N, …), from `act`, of all micro-batches and processes, without ignored rows.
+        `results`: the other results of `act`, (N, …), and `entry` (N,) int64, which numbers the
+        entries of the step from 0; rows of an entry are adjacent.
         """
         raise NotImplementedError
 
     def measure(self, results: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return metrics that are no sums, such as ranks, of all rows of an evaluation.
+        """Return metrics that are not sums, such as ranks, of all rows of an evaluation.
 
-        results: as of `compare`, `vectors` among them, on the CPU; (N, …) of N rows in the order of
-        the evaluation. Called where the task `collects`.
+        `results`: as in `compare`, with `vectors`, on the CPU; (N, …) of N rows in the order of the
+        evaluation. Called only if the task `collects`.
         """
         return {}
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of this process beside weights and random states.
+        """Return the state of this process for a checkpoint, besides weights and random states.
 
-        Name → a small tensor, or what JSON can hold: copies, which later steps do not change. With
-        another number of processes a run goes on without it.
+        Name → a small tensor or a JSON value. They are copies, which later steps do not change. A
+        run that continues with another number of processes does not get this state.
         """
         return {}
 
@@ -232,44 +232,44 @@ class Task(nn.Module):
         return {}
 
     def at_targets(self, batch: Batch, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return values (B, T) of the positions of a prepared batch as values of its targets.
+        """Return values (B, T) of the positions of a prepared batch, as values of its targets.
 
-        For evaluations that are taken apart; by default targets stand at positions.
+        For the tables of an evaluation; by default there is a target at each position.
         """
         return dict(values)
 
     def whole_units(self, raw: Batch, batch: Batch) -> Array | None:
-        """Return of each target the number of its instruction in its row; -1: it is not whole.
+        """Return for each target the number of its instruction in its row; -1: it is not whole.
 
-        `raw`: what the batch was prepared from, with the column `border`. None: it is not told.
+        `raw`: the batch before `prepare`, with the column `border`. None: the task does not know.
         """
         return None
 
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
-        """Return the sums of `forward`, and the scores of each column that tokens are predicted of.
+        """Return the sums of `forward`, and the scores of each predicted column.
 
-        Without a gradient; for `tokmill eval`, where the task `predicts_tokens`.
+        Without a gradient; for `tokmill eval` of a task that `predicts_tokens`.
         """
         raise NotImplementedError
 
     @property
     def continues(self) -> bool:
-        """Whether rows can be continued (`tokmill sample`): by the next token of all that it reads.
+        """Whether the task can continue rows (`tokmill sample`): it predicts all that it reads.
 
         `measures` says so, and such a task has a `head`.
         """
         return self.measures(self.config, self.reads).continues
 
     def head(self, column: str) -> Tensor:
-        """Return the matrix (V, D) that makes logits of the next token's ids of hidden states."""
+        """Return the matrix (V, D) that maps hidden states to logits of the next token."""
         raise NotImplementedError
 
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
     ) -> dict[str, float]:
-        """Return metrics from what `forward` or `compare` returned, added up over batches.
+        """Return metrics from the sums of `forward` or `compare`, added up over batches.
 
-        `loss` is one of them. `bytes_per_token`: of the store, for tasks that measure in bits a
+        `loss` is one of them. `bytes_per_token`: of the store, for tasks that report bits per
         byte; 0: not known.
         """
         return {name: value / max(count, 1) for name, value in sums.items()}
@@ -279,11 +279,11 @@ class Task(nn.Module):
         return self.model.param_groups(weight_decay)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the floating point operations of a training step a token, heads included."""
+        """Return the floating point operations of a training step per token, heads included."""
         return self.model.flops_per_token(length)
 
     def parameter_count(self) -> int:
-        """Return the number of weights; one that is used twice counts once."""
+        """Return the number of weights; shared weights count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
@@ -293,9 +293,9 @@ def _no_target(target: Tensor) -> Tensor:
 
 
 def borders(document: Array) -> Array:
-    """Return (documents + 1,) int64: where documents begin in the rows end to end, and B · T.
+    """Return (documents + 1,) int64: where documents begin in the concatenated rows, and B · T.
 
-    A run of padding counts as one. This is what attention kernels call `cu_seqlens`.
+    A run of padding counts as a document. Attention kernels call this `cu_seqlens`.
     """
     first = np.ones(document.shape, bool)
     np.not_equal(document[:, 1:], document[:, :-1], out=first[:, 1:])
@@ -303,9 +303,9 @@ def borders(document: Array) -> Array:
 
 
 def positions(document: Array, ends: Array | None = None) -> Array:
-    """Return (B, T) int64: how far each token is from its document's first token in the row.
+    """Return (B, T) int64: the distance of each token from its document's first token in the row.
 
-    `ends`: the `borders` of the rows, where they are known.
+    `ends`: the `borders` of the rows, if they are known already.
     """
     length, ends = document.shape[1], borders(document) if ends is None else ends
     begins = np.repeat(ends[:-1] % length, np.diff(ends)).reshape(document.shape)
@@ -315,7 +315,7 @@ def positions(document: Array, ends: Array | None = None) -> Array:
 
 def is_whole(document: Array) -> bool:
     """Say whether every row is one document without padding."""
-    # Documents are numbered from left to right, and padding is on the right: the ends tell.
+    # Documents are numbered from left to right, and padding is on the right: both ends suffice.
     first, last = document[:, 0], document[:, -1]
     return bool((first == last).all() and (first >= 0).all())
 
@@ -323,7 +323,7 @@ def is_whole(document: Array) -> bool:
 def to_tensors(batch: Batch, device: torch.device) -> Tensors:
     """Return a prepared batch as tensors for a device; numbers become int64, fractions float32.
 
-    They lie in the memory of the CPU, pinned where a CUDA device will copy them.
+    They are in CPU memory, which is pinned if a CUDA device will copy them.
     """
 
     def tensor(values: Array, integer: type[np.integer[Any]] = np.int64) -> Tensor:
@@ -348,5 +348,5 @@ def to_tensors(batch: Batch, device: torch.device) -> Tensors:
 
 
 def perplexity(loss: float) -> float:
-    """Return e^loss, infinite where a float cannot hold it."""
+    """Return e^loss, or infinity if it is too large for a float."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -1,6 +1,6 @@
-"""An evaluation taken apart: by column, by instruction, by what records are called.
+"""The breakdown of an evaluation: by column of tokens, by instruction, by a column of records.
 
-Beside each loss stands that of a baseline which knows how often each id occurs and nothing else.
+Each loss is shown with that of a baseline that knows only how often each id occurs (unigram).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import facts_from
 
 GROUP, INSTRUCTION = ".group", ".instruction"
-"""Among the targets of a batch, so that they go where its rows go; no column is called so."""
+"""Names among the targets of a batch, so that they are cut with its rows; no column has a dot."""
 
 
 class Groups:
-    """The values of a record column, numbered as they are met.
+    """The values of a record column, numbered in the order in which they are read.
 
     Raises `UsageError` where the store has no such column.
     """
@@ -73,8 +73,8 @@ class Groups:
 class Breakdown:
     """Sums over the predicted tokens of an evaluation.
 
-    `unigram`: column → nats of each of its ids, of the baseline; empty: there is none. `predicted`:
-    what the tokens are called that are predicted.
+    `unigram`: column → the baseline's loss of each id in nats; empty: there is no baseline.
+    `predicted`: the name of the predicted tokens in the tables.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class Breakdown:
         self.unigram, self.groups, self.predicted = unigram, groups, predicted
         self.tokens = self.right = self.instructions = self.instructions_right = 0
         self.columns: dict[str, Array] = {}
-        """Column → loss, loss of the baseline, right ones."""
+        """Column → loss, loss of the baseline, right predictions."""
         self.by = np.zeros((0, 3))
-        """Of each group tokens, loss and loss of the baseline."""
+        """For each group: tokens, loss, loss of the baseline."""
 
     def mark(self, task: Task, rows: Array, raw: Batch, batch: Batch) -> None:
-        """Put into a prepared batch what tells its tokens apart; `raw` is what it was made of."""
+        """Add the groups and instructions of tokens to a prepared batch, made from `raw`."""
         marks = {GROUP: np.zeros(batch.document.shape, np.int64)}
         if self.groups is not None:
             marks[GROUP] = self.groups.of(rows, batch.document)
@@ -142,7 +142,7 @@ class Breakdown:
         self.instructions_right += int(np.count_nonzero(there & (bad == 0)))
 
     def report(self) -> dict[str, Any]:
-        """Return all of it as means: nats a token, shares."""
+        """Return all results as means: nats a token, shares."""
         if not self.columns:
             return {}
         found: dict[str, Any] = {
@@ -181,23 +181,23 @@ class Breakdown:
 
 
 def unigram(config: TrainConfig, facts: Facts) -> dict[str, Array]:
-    """Return column → nats of each id (V,), from the stores that a run has learned from.
+    """Return column → nats of each id (V,), from the training stores of a run.
 
     An id has the probability (n + 1) / (N + V): it occurs n times among N tokens, and there are V
-    ids (add-one, Laplace's rule of succession). Raises `TokmillError` where a store is not there
-    any more, or is another one.
+    ids (add-one, Laplace's rule of succession). Raises `TokmillError` if a store is missing or is
+    not the one of the run.
     """
     if not config.data.train:
         raise TokmillError(
-            "the run has learned from no store",
-            hint="losses of single tokens are told without those of their frequencies",
+            "the run was not trained on a store",
+            hint="losses are reported without the baseline",
         )
     stores = open_stores(config.data)
     if facts_from(config, stores).fingerprint != facts.fingerprint:
         raise TokmillError(
-            "it is not the store that the run has learned from",
+            "this is not the training store of the run",
             where=str(stores[0].path),
-            hint="put the old store back to its place to see the unigram losses",
+            hint="put the old store back in its place to see the unigram losses",
         )
     tables = {name: np.ones(size) for name, size in facts.columns.items()}
     for store in stores:
@@ -207,7 +207,7 @@ def unigram(config: TrainConfig, facts: Facts) -> dict[str, Array]:
                 raise TokmillError(
                     f"ids of {name!r} are too large to be counted",
                     where=str(store.path),
-                    hint="losses of this column are told without those of its frequencies",
+                    hint="losses are reported without the baseline",
                 )
             seen = ids[name][: len(table)]
             table[: len(seen)] += seen

@@ -36,13 +36,13 @@ def open_stores(config: DataConfig) -> list[Store]:
 
 def open_to_evaluate(path: str, config: DataConfig) -> Store:
     """Open a store to evaluate on, with those of the recipe's overlays that it has."""
-    there = overlay_names(Path(path))
-    return open_store(path, config, [name for name in config.overlays if name in there])
+    known = overlay_names(Path(path))
+    return open_store(path, config, [name for name in config.overlays if name in known])
 
 
 def overlay_notes(store: Store, config: DataConfig) -> list[str]:
-    """Return what a store to evaluate on is read with, and what that leaves out."""
-    found = [
+    """Return notes on the overlays of a store to evaluate on, and on the tokens they leave out."""
+    notes = [
         f"the store has no overlay {name!r}, with which the run has learned"
         for name in config.overlays
         if name not in store.overlays
@@ -55,8 +55,8 @@ def overlay_notes(store: Store, config: DataConfig) -> list[str]:
         if "bytes" in store.schema:
             left_out += ", so there are no bits_per_byte: the bytes of the rest are not known"
     if read or left_out:
-        found.append(": ".join(filter(None, (read, left_out))))
-    return found
+        notes.append(": ".join(filter(None, (read, left_out))))
+    return notes
 
 
 def make_feed(
@@ -81,7 +81,7 @@ def make_feed(
 def columns_to_read(task: Task, stores: Sequence[Store], more: Sequence[str] = ()) -> list[str]:
     """Return the model's columns, those that the task wants to see in any of the stores, and more.
 
-    Raises `TokmillError` for a column `loss` that is no mask, or leaves nothing of a store.
+    Raises `TokmillError` for a column `loss` that is no mask, or masks every token of a store.
     """
     extra: list[str] = []
     for store in stores:
@@ -96,8 +96,8 @@ def entries_a_step(data: DataConfig, length: int, world: int = 1) -> int:
     """Return the entries of a step over all processes, from `data.batch` or `data.batch_tokens`.
 
     An entry is a row, unless the task says otherwise. `length`: positions of an entry. Raises
-    `UsageError` with the nearest sizes where `world` processes cannot have whole entries, as many
-    each; in tokens where tokens are asked for.
+    `UsageError` with the nearest possible sizes if `world` processes cannot get equal numbers of
+    whole entries.
     """
     if not data.batch_tokens:
         rows_a_process(data.batch, world)
@@ -105,7 +105,8 @@ def entries_a_step(data: DataConfig, length: int, world: int = 1) -> int:
     if data.batch_tokens % (length * world):
         each = f" for each of {world} processes" if world > 1 else ""
         raise UsageError(
-            f"{data.batch_tokens} tokens a step are no whole rows of {length} positions{each}",
+            f"{data.batch_tokens} tokens a step cannot be cut into whole rows of {length} "
+            f"positions{each}",
             where="data.batch_tokens",
             hint=nearest_sizes(data.batch_tokens, length * world),
         )

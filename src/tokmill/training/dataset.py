@@ -1,6 +1,6 @@
 """Stores in other people's training loops: a torch Dataset, and batches in our own order.
 
-Both follow the rules of the task next_token for what is learned (`targets_of`).
+Both learn the same targets as the task next_token (`targets_of`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tokmill.tasks.rows import RowKind, check_cut, cut_rows
 from tokmill.tasks.task import positions
 
 IGNORED = -100
-"""The label of a token that is not learned: what torch's cross-entropy leaves out by itself."""
+"""The label of a token that is not learned: torch's cross-entropy ignores it by default."""
 AHEAD = 2
 """Batches that are made ahead."""
 
@@ -219,12 +219,12 @@ def opened(store: Store | Path | str) -> Store:
             hint="torch.utils.data.ConcatDataset joins the datasets of several; "
             "`tokmill build select A B -o C` makes one store of them",
         )
-    found = Store(store)
-    if found.partial:
+    made = Store(store)
+    if made.partial:
         raise TokmillError(
             "the store is not complete",
             where=str(store),
             hint="finish it with the same `tokmill build`, or give tokmill.Store(folder) to read "
             "what is there",
         )
-    return found
+    return made

@@ -1,4 +1,4 @@
-"""What a training will be, without doing it: shapes, sizes, work and memory."""
+"""What `--dry-run` reports of a training: shapes, sizes, work and memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,16 @@ from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_typ
 from tokmill.training.runs.warm_start import start_facts
 
 SAMPLE = 1000
-"""Rows of a store that are looked at for the share that is padding."""
+"""Rows of a store from which the share of padding is estimated."""
 
 
 def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[str, Any]:
     """Return the facts that `--dry-run` prints; weights are never made.
 
-    `tensor_bytes` is what the tensors of one process take at most, reckoned for whole rows of one
-    document; `memory.tensor_bytes` has the formula, with what engines split over `processes`.
-    `memory_bytes` is an estimate of all that the process takes, or of its GPU's memory. A
-    micro-batch of shorter rows has more of them, and no more positions. `room` says what is
-    remarkable beside the memory that is there, for the `local` processes of this machine (0: all).
+    `tensor_bytes`: the most that the tensors of one process take, for whole rows of one document
+    (formula: `memory.tensor_bytes`, with what engines split over `processes`). `memory_bytes`: an
+    estimate of all that the process takes, or of its GPU's memory. `memory_warning`: a text if
+    that is much for the `local` processes of this machine (0: all), else "".
     """
     kind = plugins.load(plugins.LOOPS, task_type(config).loop)
     stores = open_stores(config.data) if kind.reads_stores else []
@@ -68,12 +67,12 @@ def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[st
         "flops": flops * a_step * config.run.steps,
         "tensor_bytes": tensors,
         "memory_bytes": round(one),
-        "room": judge(config, needed)[1],
+        "memory_warning": judge(config, needed)[1],
     }
 
 
 def stores_of(feed: Feed, weights: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Return what a training takes of each store, and how much of its rows is padding."""
+    """Return each store's share of a training, and how much of its rows is padding."""
     parts = weights or [source.tokens for source in feed.sources]
     return [
         {
@@ -90,7 +89,7 @@ def stores_of(feed: Feed, weights: tuple[float, ...]) -> list[dict[str, Any]]:
 
 
 def padding(source: Rows) -> float:
-    """Return the share of the positions of rows at which nothing stands; of a sample, if many."""
+    """Return the share of positions that are padding, from a sample if there are many rows."""
     count = min(len(source), SAMPLE)
     sample = np.arange(count) * len(source) // count
     spans, sizes = source.spans(sample, 0), source.sizes(sample)

@@ -1,4 +1,4 @@
-"""The loss of a run on any store, measured as the training loop measures it, and taken apart."""
+"""The loss of a run on any store, measured as in the training loop, with a breakdown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def evaluate(
         batch: rows at a time; 0: as many as in a step of the run.
         device: cpu, cuda, or auto.
         partial: take a store whose build has not finished.
-        by: a column of the store with a value a record; the loss is told for each of its values.
+        by: a column of the store with a value a record; the loss of each value is reported.
 
     Returns:
         run, store, fingerprint, step, rows, tokens (targets), and the task's metrics: loss in nats
@@ -84,7 +84,7 @@ def evaluate(
             found, tokens = taken_apart(config, task, validation, apart, place)
         else:
             refuse_by(by, config)
-            # The loop measures so too.
+            # Measured as in the training loop.
             engine = Single(replace(config.run, device=str(place), compile=False))
             engine.prepare(task, OptimConfig())
             found, tokens = validation.measure(task, engine, config.run.micro_tokens)
@@ -101,10 +101,10 @@ def evaluate(
 
 
 def refuse_by(by: str, config: TrainConfig) -> None:
-    """Raise `UsageError` where a loss is to be taken apart that is not one of tokens."""
+    """Raise `UsageError` for a breakdown of a task that does not predict tokens."""
     if by:
         raise UsageError(
-            f"the task {config.task.kind} predicts no tokens, so its loss is not told by a column",
+            f"the task {config.task.kind} predicts no tokens, so it has no breakdown by column",
             where="--by",
             hint="leave it out",
         )
@@ -118,14 +118,14 @@ def breakdown_of(
     by: str,
     notes: list[str],
 ) -> Breakdown:
-    """Return what takes the evaluation apart; `notes` gets why there is no baseline."""
+    """Return the breakdown of an evaluation; if it has no baseline, `notes` gets the reason."""
     groups = Groups(validation.feed.sources[0], by) if by else None
     baseline: dict[str, Array] = {}
     try:
         baseline = unigram(config, facts)
     except TokmillError as error:
         where = f" ({error.where})" if error.where else ""
-        notes.append(f"without unigram losses, which the training store tells: {error.what}{where}")
+        notes.append(f"no unigram losses, which need the training store: {error.what}{where}")
     return Breakdown(baseline, groups, task.predicted)
 
 

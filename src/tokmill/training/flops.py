@@ -1,4 +1,4 @@
-"""What a device can do: the most floating point operations a second, for MFU.
+"""The peak of a device: the most floating point operations a second, for MFU.
 
 Figures are the makers' data sheets: dense products, no sparsity, at the board's full power.
 """
@@ -27,18 +27,17 @@ PEAKS: dict[str, dict[str, float]] = {
     "RTX 4090": {"half": 165.2, "single": 82.6},
     "RTX 3090": {"half": 71, "single": 35.6},
 }
-"""Words of a GPU's name → its peak; the first that fits counts, so longer names stand first."""
+"""Words of a GPU's name → its peak. The first line that fits counts, so longer names come first."""
 
 OTHER_BOARDS = {"laptop", "ti", "super", "d"}
-"""Words that make a GPU another one than the rest of its name says."""
+"""A GPU with one of these words in its name is another board, of which no peak is known."""
 
 
 def peak_flops(config: RunConfig, device: torch.device) -> float:
     """Return the operations a second that a device can do in a recipe's precision; 0: not known.
 
-    `run.peak_flops` wins, then the table. Of a CPU nothing is known: what a product of matrices
-    reaches at the start depends on what else the machine does then, and steps were measured at more
-    than twice that.
+    `run.peak_flops` wins over the table. Nothing is known of a CPU: a short measurement at the
+    start depends on what else the machine does, and steps have reached more than twice its result.
     """
     if config.peak_flops:
         return config.peak_flops

@@ -29,26 +29,28 @@ from tokmill import plugins
 from tokmill.errors import MachineError, TokmillError, UsageError
 
 LAUNCHED = "TOKMILL_LAUNCHED"
-"""Is set for the processes of `--processes`: their launcher says what they cannot."""
+"""Environment variable of processes that `--processes` started: their launcher reports a lost
+one."""
 LOST = 75
-"""Exit code of a launched process whose peers are gone: its launcher knows more."""
+"""Exit code of a launched process that lost its peers. The launcher knows which one ended first."""
 FLAGS = ("--processes", "--nodes", "--node-rank", "--master", "--devices")
-"""What `Launch` holds, as it stands on the command line; the processes do without."""
+"""Flags of the launcher, which are not passed on to the processes."""
 STANDALONE = "--standalone"
 SUPERVISED = "TORCHELASTIC_RUN_ID"
-"""Is set where torchrun looks after the processes."""
+"""Environment variable that torchrun sets for its processes."""
 PATIENCE = 20.0
-"""Seconds that a process which says nothing leaves to the one that tells the error."""
+"""Seconds that a process waits before it exits, while the first one of its machine reports an
+error."""
 HERE = "127.0.0.1"
-"""This machine, by an address that needs no name."""
+"""The address of this machine; no name has to be looked up."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The variable by which CUDA knows which GPUs a process may use."""
+"""Environment variable that says which GPUs a process may use."""
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Place:
-    """One process among `world`: its number in all, and on its machine."""
+    """One of `world` processes: its number among all of them, and among those of its machine."""
 
     rank: int = 0
     world: int = 1
@@ -57,7 +59,7 @@ class Place:
 
 
 def place() -> Place:
-    """Return where this process stands, as its starter said; one process where none did."""
+    """Return the place that the environment gives this process; a single process by default."""
     world = _number("WORLD_SIZE", 1)
     if world < 2:
         return Place()
@@ -71,7 +73,7 @@ def place() -> Place:
 
 
 def resume_flags() -> str:
-    """Return " --processes N" where the processes of this run are all on this machine."""
+    """Return " --processes N" if all processes of this run are on this machine, else ""."""
     here = place()
     return f" --processes {here.world}" if here.world == here.local_world > 1 else ""
 
@@ -84,8 +86,8 @@ def resume_command(run: Path) -> str:
 def gpus_of(text: str) -> tuple[str, ...]:
     """Return the GPUs that `--devices` names, as CUDA_VISIBLE_DEVICES wants them.
 
-    "2" is so many, "0,3" are those with these numbers and "3," is one of them. They are numbered
-    among those that CUDA_VISIBLE_DEVICES shows already. Raises `UsageError` for what is neither.
+    "2" means two GPUs, "0,3" the GPUs 0 and 3, and "3," GPU 3 alone. If CUDA_VISIBLE_DEVICES is
+    set, the numbers count within it. Raises `UsageError` for any other text.
     """
     if not text:
         return ()
@@ -99,8 +101,8 @@ def gpus_of(text: str) -> tuple[str, ...]:
         numbers = [int(one) for one in text.split(",") if one]
     if not numbers:
         raise UsageError(
-            f"--devices: {text!r} is a number of GPUs, so it names none",
-            hint="--devices 0, with its comma takes GPU 0 alone; for the CPU, leave --devices out",
+            f"--devices: {text!r} is a number of GPUs, and it is 0",
+            hint="--devices 0, (with the comma) takes GPU 0; for the CPU, leave --devices out",
         )
     if len(set(numbers)) < len(numbers):
         raise UsageError(
@@ -110,8 +112,8 @@ def gpus_of(text: str) -> tuple[str, ...]:
     shown = [one for one in os.environ.get(VISIBLE, "").split(",") if one]
     if VISIBLE in os.environ and max(numbers) >= len(shown):
         raise UsageError(
-            f"--devices: the variable {VISIBLE} shows {len(shown)} GPUs, and number {max(numbers)} "
-            "is none of them",
+            f"--devices: the variable {VISIBLE} shows {len(shown)} GPUs, so there is no number "
+            f"{max(numbers)}",
             hint="they are numbered from 0",
         )
     return tuple(shown[number] if shown else str(number) for number in numbers)
@@ -130,15 +132,15 @@ class Launch:
     node_rank: int = 0
     master: str = ""
     gpus: tuple[str, ...] = ()
-    """One for each process of this machine (`gpus_of`); none: as they are found."""
+    """One for each process of this machine (`gpus_of`); empty: the GPUs that torch finds."""
 
     @property
     def several(self) -> bool:
-        """Whether there is anything to start."""
+        """Whether there is more than one process."""
         return self.processes > 1 or self.nodes > 1
 
     def check(self) -> None:
-        """Refuse numbers that start nothing."""
+        """Raise `UsageError` for numbers that do not fit together."""
         for flag, value in (("--processes", self.processes), ("--nodes", self.nodes)):
             if value < 1:
                 raise UsageError(f"{flag}: {value} is below 1", hint=f"{flag} 1 is the least")
@@ -166,7 +168,7 @@ class Launch:
             )
 
     def torchrun(self, arguments: Sequence[str]) -> list[str]:
-        """Return torchrun's arguments that start `tokmill` with the rest of its own."""
+        """Return torchrun's arguments, which start `tokmill` with all `arguments` but `FLAGS`."""
         kept, skip = [], False
         for argument in arguments:
             name, given, _ = argument.partition("=")
@@ -186,7 +188,7 @@ class Launch:
         return first + shlex.join(["torchrun", *self.torchrun(arguments)])
 
     def take_gpus(self) -> None:
-        """Let this process, and those that it starts, see these GPUs alone.
+        """Hide all other GPUs from this process and from those that it starts.
 
         Raises `UsageError` where the machine does not have them.
         """
@@ -199,8 +201,8 @@ class Launch:
         if found < len(self.gpus):
             raise UsageError(
                 f"--devices: torch sees {found} of the {len(self.gpus)} GPUs {','.join(self.gpus)}",
-                hint="`tokmill doctor` says which there are; without --devices, the CPU is taken "
-                "where there is none",
+                hint="`tokmill doctor` lists them; without --devices, a machine without GPUs uses "
+                "its CPU",
             )
 
     def run(self, arguments: Sequence[str]) -> int:
@@ -213,46 +215,46 @@ class Launch:
             MachineError: one of them was killed.
         """
         self.take_gpus()
-        # torchrun would take one thread a process.
+        # torchrun would set one thread a process.
         threads = max(1, len(os.sched_getaffinity(0)) // self.processes)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         os.environ[LAUNCHED] = "1"
-        # At a signal that is left to it, torchrun gives the processes 30 seconds and forgets their
-        # exit codes.
-        ours, given = ["--signals-to-handle=SIGQUIT"], self.torchrun(arguments)
+        # When torchrun handles a signal, it kills the processes after 30 seconds and loses their
+        # exit codes. So it gets a signal that nobody sends.
+        options, command = ["--signals-to-handle=SIGQUIT"], self.torchrun(arguments)
         if self.nodes == 1:
-            # The machine's name need not be known anywhere.
-            ours += [f"--local-addr={HERE}", "--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:0"]
-            # It says the same of localhost, a name that a small system may not know.
-            given.remove(STANDALONE)
+            # Addresses in place of names: a small system may know neither its own name nor
+            # localhost, which --standalone uses.
+            options += [f"--local-addr={HERE}", "--rdzv-backend=c10d", f"--rdzv-endpoint={HERE}:0"]
+            command.remove(STANDALONE)
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            # torch asks which name an address has, for its messages: where nobody answers, the
-            # default is to wait for half a minute, and to warn.
+            # For its messages torch looks up the name of an address. Without an answer it would
+            # wait for half a minute and warn.
             os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         else:
             check_host(self.master.rpartition(":")[0], "--master")
-        with _quiet(), _handing_on() as signals:
-            codes = _torchrun([*ours, *given])
-        told = [code for code in codes.values() if code > 0 and code != LOST]
-        if told or not codes:
-            return told[0] if told else 0
+        with _quiet(), _forward_signals() as signals:
+            codes = _torchrun([*options, *command])
+        reported = [code for code in codes.values() if code > 0 and code != LOST]
+        if reported or not codes:
+            return reported[0] if reported else 0
         if signals:
             raise KeyboardInterrupt
-        rank, code = min(codes.items(), key=lambda found: (found[1] == LOST, found[1] == -15))
+        rank, code = min(codes.items(), key=lambda item: (item[1] == LOST, item[1] == -15))
         name = signal.Signals(-code).name if code < 0 else ""
         raise MachineError(
             f"process {rank} was killed by {name}" if name else "a process elsewhere ended",
-            hint="where memory ran out, a smaller run.micro_tokens needs less of it; "
+            hint="if memory ran out, a smaller run.micro_tokens needs less of it; "
             "the same command with --resume continues from the newest checkpoint",
         )
 
 
 def begin_worker() -> None:
-    """Make a process that was started as one of several end with its starter, and quietly.
+    """Make one of several processes end when its launcher ends, and at once at a signal.
 
-    Before the first step there is nothing to save, and while it waits for the others Python could
-    not see a signal: so a signal simply ends it, until the loop takes signals over.
+    Before the first step there is nothing to save, and Python sees no signal while torch waits for
+    the other processes. The training loop handles signals later.
     """
     if place().world > 1:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -263,35 +265,35 @@ def begin_worker() -> None:
 
 @contextlib.contextmanager
 def one_a_machine() -> Iterator[None]:
-    """Let the first process of a machine tell what all of them find wrong."""
+    """Let only the first process of a machine report an error that all of them find."""
     try:
         yield
     except TokmillError as error:
         if place().local_rank:
             if SUPERVISED in os.environ:
-                # torchrun ends all when one has ended, and the first may not have spoken yet. It
-                # ends this one too, before the time is over.
+                # torchrun ends all processes when one has ended, perhaps before the first one has
+                # reported the error. So this one waits; torchrun ends it before the time is over.
                 time.sleep(PATIENCE)
             sys.exit(error.exit_code)
         raise
 
 
 def check_host(host: str, where: str) -> None:
-    """Refuse the name of a machine that this one cannot find; torch would try for minutes."""
+    """Raise `MachineError` for a name that is unknown here: torch would try for minutes."""
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise MachineError(
             f"the machine {host!r} cannot be found: {error.strerror}",
             where=where,
-            hint=f"give its address in numbers, such as {HERE} for this machine, or write the name "
-            "into the hosts file of each machine",
+            hint=f"give its address in numbers, such as {HERE} for this machine, or add the name "
+            "to the hosts file of each machine",
         ) from error
 
 
 @contextlib.contextmanager
 def told_when_waiting(what: str, seconds: float = 5.0) -> Iterator[None]:
-    """Say on stderr what is waited for, if it takes longer than some seconds."""
+    """Print what the process waits for, if it takes longer than some seconds."""
     timer = threading.Timer(seconds, lambda: print(f"waiting for {what}", file=sys.stderr))
     timer.daemon = True
     timer.start()
@@ -302,7 +304,7 @@ def told_when_waiting(what: str, seconds: float = 5.0) -> Iterator[None]:
 
 
 def _torchrun(arguments: list[str]) -> dict[int, int]:
-    """Run torchrun here; return the exit code of each process that failed (-n: by signal n)."""
+    """Run torchrun in this process; return the exit codes of failed processes (-n: signal n)."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
@@ -315,7 +317,7 @@ def _torchrun(arguments: list[str]) -> dict[int, int]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence torchrun, which logs tracebacks of its own; the processes speak for themselves."""
+    """Silence torchrun, which logs tracebacks; the processes report their errors themselves."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -325,8 +327,11 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handing_on() -> Iterator[list[int]]:
-    """Hand the first signal on to the processes, kill them on a second; yield those that came."""
+def _forward_signals() -> Iterator[list[int]]:
+    """Send the first signal on to the processes, and kill them at the second one.
+
+    Yields the list of signals that have come.
+    """
     psutil = plugins.require("psutil")
     came: list[int] = []
 
@@ -351,5 +356,5 @@ def _handing_on() -> Iterator[list[int]]:
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, str(default))
     if not re.fullmatch(r"-?\d+", text):
-        raise UsageError(f"the variable {name} is {text!r}", hint="it is set by torchrun, a number")
+        raise UsageError(f"the variable {name} is {text!r}", hint="torchrun sets it to a number")
     return int(text)

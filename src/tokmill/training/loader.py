@@ -16,14 +16,14 @@ from tokmill.store.schema import Array
 from tokmill.tasks.task import Task, to_tensors
 
 STEP = 16
-"""Rows are trimmed to a multiple of so many positions: few shapes, whose kernels are made once."""
+"""Rows are trimmed to a multiple of this length: there are few shapes, so few kernels are made."""
 
 
 class Micro(NamedTuple):
     """A micro-batch, in the memory of the CPU; pinned where the device is CUDA."""
 
     entries: Array
-    """int64: the entry of the batch of each row; none: it teaches nothing (`evened`)."""
+    """int64: the number of each row's entry; empty in a micro-batch without targets (`evened`)."""
     tensors: Tensors
 
 
@@ -49,11 +49,11 @@ class Loader:
     ) -> None:
         self._feed, self._task = feed, task
         self._steps, self._rank, self._world = steps, rank, world
-        self._micro_tokens, self._device, self._most = micro_tokens, device, ahead
+        self._micro_tokens, self._device, self._ahead = micro_tokens, device, ahead
         self._trim = trim
 
     def __enter__(self) -> Loader:
-        self._batches = prefetch(self._make(), self._most)
+        self._batches = prefetch(self._make(), self._ahead)
         return self
 
     def __exit__(
@@ -81,11 +81,11 @@ def to_micro(part: Batch, device: torch.device) -> Micro:
 
 
 def micro_batches(batch: Batch, tokens: int, *, trim: bool = True) -> Iterator[Batch]:
-    """Cut a prepared batch into parts of at most so many positions, of whole entries, one at least.
+    """Cut a prepared batch into parts of at most `tokens` positions.
 
-    Entries with rows that end in padding are ordered by their longest row, the longest first, and a
-    part is as long as its longest row, rounded up to a multiple of `STEP`: little that is computed
-    is padding. `trim`: whether that is done.
+    A part has whole entries, at least one. With `trim`, entries are ordered by their longest row,
+    the longest first, and a part is as long as its longest row without padding, rounded up to a
+    multiple of `STEP`: so little padding is computed.
     """
     length = batch.document.shape[1]
     lengths = np.full(len(batch), length)
@@ -135,9 +135,9 @@ def _rows_of(first: Array, sizes: Array) -> Array:
 
 
 def evened(task: Task, parts: list[Micro], number: int) -> list[Micro]:
-    """Return so many micro-batches: those given, and others that teach nothing (`Task.idle`).
+    """Return `number` micro-batches: those given, then some without targets (`Task.idle`).
 
-    A forward or a backward pass may be one of all processes, so each does as many.
+    Processes may exchange data in each forward or backward pass, so all must do equally many.
     """
     lacking = number - len(parts)
     if not lacking:

@@ -23,7 +23,7 @@ from tokmill.training.session import Session
 from tokmill.training.validation import validation_of
 
 CHECKED = "checked.json"
-"""In a run: which shards of its stores were right when they were read."""
+"""File of a run: the shards of its stores whose digests were right when they were read."""
 
 
 class RowLoop:
@@ -56,9 +56,9 @@ class RowLoop:
 
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:
-        """Make batches ahead, and compare the stores with their digests meanwhile."""
+        """Make batches ahead, and meanwhile compare the stores with their digests."""
         run, engine = self.config.run, self.engine
-        # One of the processes that share a machine's files looks at them.
+        # One process of each machine is enough.
         watched = self.read if self.config.data.verify and place().local_rank == 0 else []
         self.loader = Loader(
             self.feed,

@@ -1,7 +1,7 @@
-"""How much memory a step takes, found by running it without numbers.
+"""How much memory a step takes, measured by a step on tensors without data.
 
-Tensors without data (torch's fake tensors) go through forward and backward as real ones would,
-while what is alive at each moment is added up. So no formula has to follow the models.
+Torch's fake tensors go through the forward and backward pass as real ones would, and the bytes that
+are alive at each moment are added up. So no formula has to follow the models.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tokmill.tasks.task import Task
 from tokmill.training.engines.optim import make_optimizer, moment_bytes
 from tokmill.training.engines.precision import DTYPES
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.deepspeed_config import settings, stage_of
+from tokmill.training.recipe.deepspeed_config import all_settings, stage_of
 from tokmill.training.runs.run import make_task
 
 FIXED = {"cpu": 0.42e9, "cuda": 0.6e9}
 """Bytes of Python, torch and its libraries; of CUDA the size of a context."""
 HELD, HELD_RECOMPUTING = {"cpu": 1.45, "cuda": 1.1}, {"cpu": 1.75, "cuda": 1.1}
-"""Bytes held for each byte of tensors. On a CPU, measured with glibc 2.36, which keeps blocks that
-are let go and seldom finds a use for them; of CUDA's caching allocator, a guess."""
+"""Bytes held for each byte of tensors. On a CPU: measured with glibc 2.36, which keeps freed blocks
+and seldom uses them again. For CUDA's caching allocator: a guess."""
 
 
 class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def count(self, tensor: Tensor) -> None:
-        """Count the memory of a tensor until it is let go; views share theirs."""
+        """Count the memory of a tensor until it is freed; views share memory."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self.alive:
@@ -66,9 +66,9 @@ class Peak(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def process_bytes(tensors: float, device: str, recompute: bool) -> float:
-    """Return about how much memory a process takes whose tensors take so many bytes.
+    """Return an estimate of the memory of a process whose tensors take `tensors` bytes.
 
-    `device`: "cpu" is the memory of the process, "cuda" that of the GPU.
+    `device`: "cpu" for the memory of the process, "cuda" for that of the GPU.
     """
     return FIXED[device] + (HELD_RECOMPUTING if recompute else HELD)[device] * tensors
 
@@ -82,13 +82,13 @@ class Shares(NamedTuple):
 
 
 def stage_of_run(config: TrainConfig) -> int:
-    """Return what an engine splits, as ZeRO counts it; `fsdp2` splits as much as stage 3."""
+    """Return the stage of ZeRO that says what an engine splits; `fsdp2` splits as stage 3 does."""
     stages = {"fsdp2": 3, "deepspeed": stage_of(config.engine.deepspeed)}
     return stages.get(config.run.engine, 0)
 
 
 def shares_of(config: TrainConfig, world: int) -> Shares:
-    """Return what each of `world` processes holds: moments are split first, weights last."""
+    """Return what each of `world` processes holds: stage 1 splits moments, 3 also weights."""
     stage, part = stage_of_run(config), 1 / world
     return Shares(*(part if stage >= least else 1.0 for least in (3, 2, 1)))
 
@@ -139,9 +139,9 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
 
 
 def example_loss(task: Task, batch: Tensors) -> tuple[Tensor, Any]:
-    """Return a loss with the memory of the task's own, and what else is alive with it.
+    """Return a loss that takes about the memory of the task's own, and the other results.
 
-    What compares vectors takes little beside what makes them, and may depend on numbers.
+    A comparison of vectors takes little memory beside the vectors, and may need real numbers.
     """
     if not task.compares:
         loss, sums = task(batch)
@@ -151,12 +151,12 @@ def example_loss(task: Task, batch: Tensors) -> tuple[Tensor, Any]:
 
 
 def let_go(weight: Tensor) -> None:
-    """Forget the gradient of a weight, of which the process keeps a part."""
+    """Drop the gradient of a weight: the process keeps only a part of it."""
     weight.grad = None
 
 
 def extra_bytes(config: TrainConfig, task: Task, world: int) -> int:
-    """Return what a process holds because others hold parts: E of `tensor_bytes`."""
+    """Return the bytes that a process holds because weights are split: E of `tensor_bytes`."""
     stage = stage_of_run(config)
     if stage == 0 or world == 1:
         return 0
@@ -166,7 +166,7 @@ def extra_bytes(config: TrainConfig, task: Task, world: int) -> int:
         extra += 2 * (size_of(task) - sum(within) + max(within, default=0))
     if config.run.engine == "deepspeed":
         count = task.parameter_count()
-        zero = settings(config.engine.deepspeed, 0.0, count)["zero_optimization"]
+        zero = all_settings(config.engine.deepspeed, 0.0, count)["zero_optimization"]
         extra += size_of(task) / world + 4 * zero["reduce_bucket_size"]
     return math.ceil(extra)
 

@@ -1,4 +1,4 @@
-"""Whether a training fits into the memory of the machine, told before it begins."""
+"""Whether a training fits into the memory of the machine, checked before it begins."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import make_task
 
 MUCH = 0.8
-"""Share of the memory from which on a training is warned about."""
+"""A training that takes more than this share of the memory gets a warning."""
 SURE = 0.2
-"""Share of the memory below which a rough bound is believed."""
+"""Below this share of the memory the rough bound is enough, and nothing is measured."""
 DEEP = (3, 6)
-"""Of models with more blocks than the second, two so deep are looked at in their place."""
+"""A model with more than 6 blocks is estimated from models with 3 and with 6."""
 BATCH_ARRAYS = 2
-"""Arrays of a batch that are no column: documents and positions."""
+"""Arrays of a batch beside its columns: documents and positions."""
 
 
 def parameter_count(config: TrainConfig, inputs: Inputs) -> int:
-    """Return the number of weights of a model, by arithmetic from two that have few blocks.
+    """Return the number of weights of a model, computed from two models with few blocks.
 
     All blocks but the first are alike. `inputs`: what the model reads.
     """
@@ -42,7 +42,7 @@ def parameter_count(config: TrainConfig, inputs: Inputs) -> int:
 
 
 def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world: int = 1) -> int:
-    """Return `tensor_bytes`; of deep models by arithmetic from two that are less so.
+    """Return `tensor_bytes`; for deep models computed from two models with fewer blocks.
 
     Raises `TokmillError` for a task that cannot be run without numbers.
     """
@@ -55,10 +55,10 @@ def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world
         )
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise TokmillError(
-            f"the memory of the task {config.task.kind} is not known: what it does depends on "
-            f"the numbers of a batch ({error})",
+            f"the memory of the task {config.task.kind} cannot be estimated: its computation "
+            f"depends on the values of a batch ({error})",
             where="task.kind",
-            hint="a fault of the task: docs/tasks.md says what it may not do",
+            hint="this is a fault of the task: docs/tasks.md says what it may not do",
         ) from error
     except (RuntimeError, OverflowError):
         # Sizes of which torch cannot even count the bytes.
@@ -67,7 +67,7 @@ def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world
 
 
 def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int, world: int = 1) -> float:
-    """Return more than `tensor_bytes` would, in no time; infinite for models of unknown sizes.
+    """Return a quick upper bound of `tensor_bytes`; infinite for models of unknown sizes.
 
     16 bytes a weight, 4 more with an average, and for each position of `rows` and each block 400
     values of the width, 10 of the hidden width, and attention as a whole matrix.
@@ -85,14 +85,14 @@ def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int, world: int = 1) 
 
 
 def batch_bytes(config: TrainConfig, columns: int, share: int) -> int:
-    """Return what the batches of `share` rows take that a process makes ahead."""
+    """Return the bytes of the batches that a process makes ahead, of `share` rows each."""
     arrays = 8 * (2 * columns + BATCH_ARRAYS)
     positions: int = share * config.task.length
     return (config.run.prefetch + 2) * positions * arrays
 
 
 def memory_of(config: TrainConfig) -> tuple[int, str]:
-    """Return the bytes of the memory that a training would be in, and what it is; 0: not known."""
+    """Return (bytes, name) of the memory that a training would use; 0 bytes: not known."""
     if on_gpu(config):
         if not torch.cuda.is_available():
             return 0, "the GPU"
@@ -111,10 +111,10 @@ def on_gpu(config: TrainConfig) -> bool:
 def whole_bytes(
     config: TrainConfig, tensors: float, columns: int, share: int, local: int
 ) -> tuple[float, float]:
-    """Return what one process takes whose tensors take so much, and what must fit into one memory.
+    """Return (bytes of one process, bytes that must fit into one memory).
 
-    `share`: rows of a step that the process learns from; `local`: processes of this machine, which
-    have a GPU each, or the machine's memory together.
+    `tensors`: bytes of the process's tensors; `share`: rows of a step that it learns from;
+    `local`: processes of this machine, which have a GPU each, or share the machine's memory.
     """
     device = "cuda" if on_gpu(config) else "cpu"
     one = process_bytes(tensors, device, config.run.recompute)
@@ -125,7 +125,7 @@ def whole_bytes(
 
 
 def judge(config: TrainConfig, needed: float) -> tuple[bool, str]:
-    """Return whether so many bytes are too many, and what is to be said of them; "": nothing."""
+    """Return whether a training that needs so many bytes is too large, and a warning or ""."""
     total, what = memory_of(config)
     if not total or needed <= MUCH * total:
         return False, ""
@@ -134,9 +134,10 @@ def judge(config: TrainConfig, needed: float) -> tuple[bool, str]:
 
 
 def check_memory(config: TrainConfig, inputs: Inputs, rows: int, world: int, local: int) -> None:
-    """Refuse a training that does not fit into the machine's memory or its cgroup's; warn of much.
+    """Refuse a training that does not fit into the memory of the machine or of its cgroup.
 
-    `rows`: of a step, over all of `world` processes, `local` of them on this machine.
+    One that nearly fills it gets a warning. `rows`: of a step over all `world` processes, of which
+    `local` are on this machine.
 
     Raises `MachineError`, unless the recipe says `run.over_memory`.
     """

@@ -28,7 +28,7 @@ class Meter:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Leave out of the rates what happens inside."""
+        """Exclude the time of this context from the rates."""
         begun = time.monotonic()
         try:
             yield
@@ -49,10 +49,10 @@ class Meter:
 
     @property
     def mfu(self) -> float:
-        """Share of the peak that the model's own operations were; 0: not known.
+        """Model FLOPs utilisation: the model's operations as a share of the peak; 0: not known.
 
-        Model FLOPs utilisation (Chowdhery et al. 2022, PaLM, appendix B). The tokens are those
-        that are learned from: padding, and blocks that run twice, do not count as use.
+        Defined by Chowdhery et al. 2022, PaLM, appendix B. Only tokens that are learned from
+        count: padding does not, nor do blocks that run twice.
         """
         return self.flops_per_token * self.tokens_per_second / self.peak if self.peak else 0.0
 

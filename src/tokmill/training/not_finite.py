@@ -1,4 +1,4 @@
-"""A step that is not finite: which rows, which micro-batches, which weights."""
+"""The error of a step that is not finite: it names rows, micro-batches or weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokmill.tasks.task import Task
 from tokmill.training.engines.engine import Engine
 
 PartLoss = tuple[Array, Tensor]
-"""The entry of each row of a micro-batch, a number within the process's share; its summed loss."""
+"""The entry of each row of a micro-batch (a number within the process's share); its summed loss."""
 
 
 def not_finite(
@@ -29,12 +29,12 @@ def not_finite(
 ) -> TokmillError:
     """Return the error of a step whose loss or gradient is not finite; every process calls this.
 
-    It names the micro-batches whose loss is not finite, with their rows. Where all losses are, it
-    names all rows, and the weights whose gradients are not. `step`: how many are done, so that of
-    the feed; metrics and the message count from 1. `losses`: of this process.
+    It names the micro-batches whose loss is not finite, with their rows. If all losses are finite,
+    it names all rows, and the weights whose gradients are not finite. `step`: the number of steps
+    that are done; metrics and the message count from 1. `losses`: of this process.
     """
-    # The first process speaks, so it has to know what the others found: the micro-batch of each row
-    # of which the loss is not finite.
+    # The first process reports, so it needs the results of all: for each row the number of its
+    # micro-batch, if the loss of that is not finite.
     flags = np.zeros((engine.world, feed.batch_size // engine.world))
     for number, (entries, loss) in enumerate(losses, 1):
         if not math.isfinite(loss.item()):

@@ -1,7 +1,7 @@
-"""A training, from top to bottom: what each one needs, whatever it learns from.
+"""A training from start to end: all that every training needs, whatever it learns from.
 
 A session has the folder and its lock, an engine, the task, checkpoints, trackers, the clock and
-what stops it. What is learned from, step after step, is a loop's (`plugins.LOOPS`): rows of stores
+the conditions to stop. The data of each step come from a loop (`plugins.LOOPS`): rows of stores
 (`loop.py`), or an environment that the task acts in.
 """
 
@@ -52,10 +52,10 @@ from tokmill.training.stop import Stop
 
 
 class Loop(Protocol):
-    """What a session learns from, step after step. Every process has one.
+    """The source of a session's data, step after step. Every process has one.
 
-    It is made of the recipe, the task, the stores (none, if it reads none), their facts, the engine
-    and the run's folder, before the engine has the task.
+    Its arguments are the recipe, the task, the stores (none, if it reads none), their facts, the
+    engine and the run's folder. It is made before the engine gets the task.
     """
 
     reads_stores: ClassVar[bool]
@@ -64,25 +64,26 @@ class Loop(Protocol):
 
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
-        """Return the rows of a step over all processes; for an estimate of the memory."""
+        """Return the rows of a step over all processes, for an estimate of the memory."""
         ...
 
     def steps(self, steps: range) -> AbstractContextManager[None]:
-        """Enter what it takes to do these steps, until the end of a block."""
+        """Return a context in which these steps are done."""
         ...
 
     def next(self) -> float:
-        """Get ready for a step; return what its loss will be divided by, of this process.
+        """Get ready for a step; return this process's part of what its loss is divided by.
 
-        The run may be stopped between this and `learn`: nothing that a checkpoint keeps changes.
+        The run may be stopped between this and `learn`, so nothing may change here that a
+        checkpoint keeps.
         """
         ...
 
     def learn(self, session: Session, total: int) -> tuple[dict[str, float], int]:
         """Do a step, with `Session.update` once or several times.
 
-        total: what `next` returned, of all processes together. Returns what `Task.report` makes
-        metrics of: sums over all processes, and what they count.
+        total: what `next` returned, summed over all processes. Returns the arguments of
+        `Task.report`: sums over all processes, and what they count.
         """
         ...
 
@@ -111,7 +112,7 @@ def train(
         out: folder of the run.
         options: nested dicts over the recipe, such as `{"run": {"steps": 100}}`.
         resume: continue the run in `out` from its newest checkpoint; begin where there is none.
-        quiet: print nothing but notes on what is seldom meant in a recipe.
+        quiet: print nothing but notes on doubtful settings of the recipe.
 
     Raises:
         Interrupted: a signal or the time limit came; a checkpoint was saved.
@@ -126,7 +127,7 @@ def train(
         Stop(seconds(config.run.max_time)) as stop,
         engine.lead(runs.open_run(out, config, resume)),
     ):
-        kind: type[Loop] = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
+        kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
         stores = open_stores(config.data) if kind.reads_stores else []
         facts = runs.facts_of(out, config, stores)
         newest = newest_whole(out, engine)
@@ -142,7 +143,7 @@ def train(
         if start:
             for note in start_from(task, start, facts, config):
                 say_once(engine, note)
-        loop = make_loop(kind, config, task, stores, facts, engine, out)
+        loop: Loop = kind(config, task, stores, facts, engine, out)
         engine.prepare(task, config.optim)
         if engine.rank == 0:
             runs.begin(out, config, stores, facts, engine.files)
@@ -153,12 +154,6 @@ def train(
         ):
             Session(config, out, task, loop, engine, state, trackers, stop, quiet).run()
         return Run(out, state.step, runs.last_metrics(out))
-
-
-def make_loop(kind: Any, *given: Any) -> Loop:
-    """Return a loop of a kind; the protocol says of what it is made."""
-    made: Loop = kind(*given)
-    return made
 
 
 @dataclass
@@ -211,7 +206,7 @@ class Session:
         self.write(FINAL)
 
     def greet(self) -> None:
-        """Say how the run begins, and put away final weights that will not be final any more."""
+        """Say how the run begins, and remove final weights if more steps follow."""
         steps, state = self.config.run.steps, self.state
         if state.step >= steps:
             self.say("the run is finished: nothing is left to do")
@@ -239,13 +234,13 @@ class Session:
         sums, losses = self.gradients(parts, 1 / max(total, 1))
         skipped = self.engine.skipped
         self.norm = self.engine.step(self.lr)
-        found = over_processes(self.engine, sums)
-        self.loss = found["loss"] / max(total, 1)
+        summed = over_processes(self.engine, sums)
+        self.loss = summed["loss"] / max(total, 1)
         overflowed = self.engine.skipped > skipped
         if not (math.isfinite(self.loss) and (overflowed or math.isfinite(self.norm))):
             self.refuse(losses)
         self.changed = True
-        return found
+        return summed
 
     def gradients(
         self, parts: Sequence[Micro], scale: float
@@ -262,10 +257,10 @@ class Session:
         return sums, losses
 
     def refuse(self, losses: Sequence[PartLoss]) -> None:
-        """Leave with the weights as they were before an update that is not finite."""
+        """Raise the error of an update that is not finite; save the state from before it."""
         error = self.loop.not_finite(self.state.step, self.norm, losses)
         if not self.changed:
-            # Of the middle of a step there is no checkpoint.
+            # A checkpoint is never taken in the middle of a step.
             set_torch_states(self.random)
             self.task.load_extra_state(self.extra)
             self.save()
@@ -281,21 +276,17 @@ class Session:
     def evaluate(self) -> None:
         """Measure the weights, and their average too; keep the best weights."""
         with self.meter.aside():
-            report = self.measure()
+            report = self.loop.measure()
             if self.engine.average:
                 with self.engine.averaged():
-                    found = self.measure()
-                report |= {f"{name}_ema": value for name, value in found.items()}
+                    averaged = self.loop.measure()
+                report |= {f"{name}_ema": value for name, value in averaged.items()}
             self.log({f"val_{name}": value for name, value in report.items()})
             best = math.inf if self.state.best_loss is None else self.state.best_loss
             if self.config.run.best and report["loss"] < best:
                 self.state.best_step, self.state.best_loss = self.state.step, report["loss"]
                 self.write(BEST, report["loss"])
         self.say("validation " + ", ".join(f"{name} {value:.4f}" for name, value in report.items()))
-
-    def measure(self) -> dict[str, float]:
-        """Return the metrics of an evaluation of the weights as they are now."""
-        return self.loop.measure()
 
     def write(self, name: str, loss: float | None = None) -> None:
         """Write the weights as they are now under a name in the run."""
@@ -327,7 +318,7 @@ class Session:
         )
 
     def say(self, text: str) -> None:
-        """Print talk to stderr."""
+        """Print a line of progress on stderr."""
         if not self.quiet and self.engine.rank == 0:
             spent = human_time(self.meter.seconds)
             print(f"step {self.state.step}: {text} ({spent})", file=sys.stderr)
@@ -335,7 +326,7 @@ class Session:
 
 @contextlib.contextmanager
 def say_how_to_go_on(out: Path) -> Iterator[None]:
-    """Where a disk is full, name the command that goes on once there is room."""
+    """Add to the error of a full disk the command that continues the run."""
     try:
         yield
     except MachineError as error:
@@ -347,11 +338,11 @@ def say_how_to_go_on(out: Path) -> Iterator[None]:
 
 
 def say_once(engine: Engine, note: str) -> None:
-    """Print a note on stderr, in one of several processes; in quiet runs too."""
+    """Print a note on stderr in the first process, in quiet runs too."""
     if engine.rank == 0:
         print(f"note: {note}", file=sys.stderr)
 
 
 def due(step: int, every: int) -> bool:
-    """Say whether something that comes every so many steps comes now; 0: never."""
+    """Say whether something that is done every `every` steps is due; 0: never."""
     return every > 0 and step % every == 0

@@ -12,13 +12,13 @@ from tokmill.training.launch import place
 
 
 class Stop:
-    """`reason` says why to stop, "" to go on. A second signal works as it did before.
+    """Notes a signal or the end of the time. A second signal acts as it did before the training.
 
-    One of several processes ignores a second one: its starter kills it when told twice, and the
-    kernel reports the death of that starter once for each of its threads.
+    One of several processes ignores a second signal: its launcher kills it at the second one, and
+    the kernel sends one signal for each thread of a launcher that dies.
 
-    Signals are only taken over in the main thread, where Python allows it, and given back at the
-    end of the `with` block.
+    Signals are handled only in the main thread, where Python allows it, until the end of the
+    `with` block.
     """
 
     def __init__(self, max_seconds: float) -> None:
@@ -28,7 +28,7 @@ class Stop:
 
     @property
     def reason(self) -> str:
-        """Why to stop; empty: go on."""
+        """Why the training should stop; "": it should go on."""
         return self._signal or ("the time limit" if time.monotonic() >= self._until else "")
 
     def __enter__(self) -> Stop:

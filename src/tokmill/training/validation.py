@@ -18,7 +18,7 @@ from tokmill.tasks.task import Task
 from tokmill.training.data import columns_to_read, open_to_evaluate
 from tokmill.training.engines.compare import results_of_all
 from tokmill.training.engines.engine import Engine
-from tokmill.training.engines.reduce import add, most, over_processes
+from tokmill.training.engines.reduce import add, most, on_first, over_processes
 from tokmill.training.loader import evened, micro_batches, to_micro
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import check_store
@@ -26,14 +26,14 @@ from tokmill.training.runs.run import check_store
 
 @dataclass(frozen=True)
 class Validation:
-    """The feed of a store. `rows`: how many entries are taken, evenly spaced; 0: all of them."""
+    """The feed of a store. `rows`: number of entries that are taken, evenly spaced; 0: all."""
 
     feed: Feed
     rows: int
     bytes_per_token: float
-    """Bytes of input a token; 0 where that is not known, as of tokens that a mask chose."""
+    """Bytes of input a token; 0: not known, as for tokens that a mask selects."""
     trim: bool = True
-    """Whether rows are trimmed to what stands in them (`micro_batches`)."""
+    """Whether padding is trimmed (`micro_batches`)."""
 
     @property
     def size(self) -> int:
@@ -42,9 +42,10 @@ class Validation:
         return min(self.rows or available, available)
 
     def numbers(self, rank: int = 0, world: int = 1) -> Iterator[Array]:
-        """Yield the entries of one process (int64), a batch at a time, the last one may be smaller.
+        """Yield the numbers of one process's entries (int64), a batch at a time.
 
-        Each process gets as many; where they are too few, -1 stands for one that teaches nothing.
+        Every process gets equally many; -1 fills up a share that is too small. The last batch may
+        be smaller.
         """
         entries = (np.arange(self.size) * len(self.feed.sources[0]) // self.size)[rank::world]
         share = -(-self.size // world)
@@ -53,9 +54,9 @@ class Validation:
             yield entries[start : start + self.feed.batch_size]
 
     def shared_numbers(self, rank: int = 0, world: int = 1) -> Iterator[Array]:
-        """Yield as `numbers` does, for batches that are the same for any number of processes.
+        """Yield numbers as `numbers` does, of batches that do not depend on `world`.
 
-        A batch is of all processes together, the first entries of the first process.
+        All processes share a batch; the first process gets its first entries.
         """
         entries = np.arange(self.size) * len(self.feed.sources[0]) // self.size
         for start in range(0, self.size, self.feed.batch_size):
@@ -83,12 +84,12 @@ class Validation:
             count += task.count(batch)
             cut = micro_batches(batch, micro_tokens, trim=self.trim)
             parts = [to_micro(part, engine.device) for part in cut]
-            # A forward may be one of all processes: each does as many.
+            # Processes may exchange data in a forward pass, so all must do equally many.
             tensors = [part.tensors for part in evened(task, parts, most(engine, len(parts)))]
             if task.compares or task.collects:
                 kept.append(results_of_all(engine, tensors))
             if task.compares:
-                add(sums, of_first(engine, compared(task, kept[-1])))
+                add(sums, on_first(engine, compared(task, kept[-1])))
             else:
                 for part in tensors:
                     add(sums, engine.evaluate(part))
@@ -98,18 +99,13 @@ class Validation:
 
 
 def compared(task: Task, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the sums of the entries of a batch among themselves (`Task.compare`)."""
+    """Return the sums of a comparison of the entries of a batch (`Task.compare`)."""
     rest = dict(results)
     return task.compare(rest.pop("vectors"), rest)[1]
 
 
-def of_first(engine: Engine, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return sums of all processes so that they can be added up over these."""
-    return {name: value if engine.rank == 0 else value * 0 for name, value in sums.items()}
-
-
 def joined(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the results of several batches as those of one, with entries numbered through."""
+    """Return the results of several batches as those of one; entries are renumbered."""
     ends = np.cumsum([0, *(int(one["entry"].max()) + 1 for one in batches)]).tolist()
     numbered = [
         {**one, "entry": one["entry"] + end} for one, end in zip(batches, ends[:-1], strict=True)
@@ -130,7 +126,7 @@ def open_validation(
         columns=columns,
         vectors=[task.vectors(task.config, store)],
     )
-    # Bytes are known of whole documents, not of the tokens in them that a mask leaves.
+    # The bytes of whole documents are known, not those of the tokens that a mask selects.
     bytes_ = 0.0 if leaves_out(store) else store.bytes_per_token() or 0.0
     return Validation(feed, rows, bytes_)
 

@@ -268,7 +268,7 @@ def test_given_vocabularies(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="no x86 vocabulary"):
         quick_build("token-dicts", other, tmp_path / "u", vocab=str(tmp_path))
     (tmp_path / "asm.json").write_text("{}")
-    with pytest.raises(TokmillError, match="no vocabulary of an x86 column"):
+    with pytest.raises(TokmillError, match="not a vocabulary of an x86 column"):
         quick_build("token-dicts", other, tmp_path / "u", vocab=str(tmp_path))
     with pytest.raises(UsageError, match="have no tokenizer"):
         quick_build("token-dicts", other, tmp_path / "u", tokenizer="t.json")

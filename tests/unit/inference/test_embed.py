@@ -276,11 +276,11 @@ def test_what_is_refused(folder: Path, store: Path, tmp_path: Path) -> None:
         embed(run, other)
     with pytest.raises(UsageError, match="pooled by 'max'"):
         embed(run, store, pool="max")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="written alone"):
+    with pytest.raises(UsageError, match="takes no name"):
         embed(run, store, npy=tmp_path / "v.npy", name="v")
     with pytest.raises(UsageError, match="no such folder"):
         embed(run, store, npy=tmp_path / "nowhere/v.npy")
-    with pytest.raises(UsageError, match="0 positions"):
+    with pytest.raises(UsageError, match="batch_tokens: 0 is below 1"):
         embed(run, store, batch_tokens=0)
     with pytest.raises(TokmillError, match="no weights of step 77"):
         embed(run, store, at="77")
@@ -314,7 +314,7 @@ def test_a_file_is_there_whole_or_not_at_all(
 def test_a_file_that_is_there_stays(folder: Path, store: Path, tmp_path: Path) -> None:
     run, target = folder / "decoder", tmp_path / "v.npy"
     target.write_bytes(b"hours of work")
-    with pytest.raises(TokmillError, match="there already") as error:
+    with pytest.raises(TokmillError, match="exists already") as error:
         embed(run, store, npy=target)
     assert "--fresh" in error.value.hint and target.read_bytes() == b"hours of work"
     assert embed(run, store, npy=target, fresh=True).file == str(target)
@@ -343,7 +343,7 @@ def test_what_is_done_is_said(
     embed(folder / "decoder", store, quiet=False)
     assert "nothing was left" not in capsys.readouterr().err
     embed(folder / "decoder", store, quiet=False)
-    assert "nothing was left to do" in capsys.readouterr().err
+    assert "there was nothing to do" in capsys.readouterr().err
     embed(folder / "decoder", store)
     embed(folder / "decoder", store, fresh=True, quiet=False)
     assert "nothing was left" not in capsys.readouterr().err
@@ -369,8 +369,8 @@ def test_a_full_disk_is_told_before_the_map(
     def full(*arguments: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    assert module.lost_array(tmp_path, (3, 2)).sum() == 0 and not list(tmp_path.iterdir())
+    assert module.scratch_array(tmp_path, (3, 2)).sum() == 0 and not list(tmp_path.iterdir())
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(TokmillError, match="No space left") as error:
-        module.lost_array(tmp_path, (3, 2))
+        module.scratch_array(tmp_path, (3, 2))
     assert error.value.exit_code == 5

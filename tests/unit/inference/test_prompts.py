@@ -45,10 +45,10 @@ def test_stdin_and_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b"\xff\n", "no UTF-8: byte 0 is 0xff"),
-        (b"{'prompt': 1}\n", "no JSON"),
-        (b"{" * 100_000, "no JSON"),
-        (b"[" * 100_000, "no JSON"),
+        (b"\xff\n", "not UTF-8: byte 0 is 0xff"),
+        (b"{'prompt': 1}\n", "not JSON"),
+        (b"{" * 100_000, "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b'{"promt": "x"}', "no key 'prompt'; its keys: 'promt'"),
         (b"{}", "its keys: none"),
         (b'{"prompt": 3}', "a text or a list of ids"),
@@ -92,6 +92,6 @@ def test_any_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> Non
 
 @pytest.mark.parametrize("text", ["", "a", "1,-2", "1.5", "١", "9" * 19, "1;2", ","])
 def test_what_are_no_ids(text: str) -> None:
-    with pytest.raises(UsageError, match="no ids"):
+    with pytest.raises(UsageError, match="not ids"):
         parse_ids(text)
     assert parse_ids("1, 2 3,") == [1, 2, 3]

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.inference.draw import Drawing, choose
+from tokmill.inference.draw import choose
+from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import Row, continue_rows
 from tokmill.inference.reading import Carried, reading, window
 from tokmill.models.decoder import Decoder, DecoderConfig
@@ -334,7 +335,7 @@ def test_logits_that_are_no_numbers_are_told(wrong: float) -> None:
     with torch.no_grad():
         task.model.embedding("asm")[3] = wrong
     for how in (GREEDY, DRAWN):
-        with pytest.raises(TokmillError, match="no numbers") as error:
+        with pytest.raises(TokmillError, match="not numbers") as error:
             follow(task, [{"asm": [1, 2]}], 3, how)
         assert "--at best" in error.value.hint
 

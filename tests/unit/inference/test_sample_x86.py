@@ -67,7 +67,7 @@ def test_a_model_of_one_column_reads_more_than_it_says(store: Path, tmp_path: Pa
     with pytest.raises(TokmillError, match="can be exported") as error:
         export_model(run, tmp_path / "out")
     assert "-o F.pt" in (error.value.hint or "")
-    with pytest.raises(TokmillError, match="each column that they read"):
+    with pytest.raises(TokmillError, match="all its columns"):
         tokmill.sample(run, "55")
 
 

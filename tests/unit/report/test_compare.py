@@ -108,7 +108,7 @@ def test_an_unfinished_run_has_a_line_of_its_own(root: Path, tmp_path: Path) -> 
     assert [len(one.members) for one in together.groups] == [2]
     late = compare(runs, at="10")
     assert next(one for one in late.groups if one.name == "x").mean is None
-    assert late.notes == ["not come to step 10: x"]
+    assert late.notes == ["did not reach step 10: x"]
     assert len(compare(runs, at="best").groups) == 2
 
 
@@ -118,10 +118,13 @@ def test_the_same_seeds_are_no_second_sample(root: Path, tmp_path: Path) -> None
     found = compare([*sorted((root / "runs/lr-0.01").iterdir()), run])
     assert sorted(len(one.members) for one in found.groups) == [1, 3]
     assert found.columns == []
-    assert len(found.notes) == 1 and "the same seeds" in found.notes[0]
+    assert len(found.notes) == 1 and "the same recipe and seeds" in found.notes[0]
     state = next(run.glob("checkpoints/*/state.json"))
     state.write_text(state.read_text().replace('"cpu, torch', '"cuda, torch'))
-    assert compare([root / "runs", run]).notes[1] == "speeds are of different devices: cpu, cuda"
+    assert (
+        compare([root / "runs", run]).notes[1]
+        == "speeds were measured on different devices: cpu, cuda"
+    )
 
 
 def test_a_key_that_an_older_run_lacks_has_its_default(root: Path, tmp_path: Path) -> None:
@@ -208,9 +211,9 @@ def test_other_validation_stores_and_rows_are_said(root: Path, tmp_path: Path) -
 def test_refusals(root: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'val_loss'"):
         compare([root / "runs"], "val_los")
-    with pytest.raises(UsageError, match="--at '0' is no step"):
+    with pytest.raises(UsageError, match="--at '0' is not a step"):
         compare([root / "runs"], at="0")
-    with pytest.raises(TokmillError, match="no run lies there"):
+    with pytest.raises(TokmillError, match="the folder holds no run"):
         compare([root / "lm"])
     with pytest.raises(TokmillError, match="no such folder"):
         compare([tmp_path / "x"])

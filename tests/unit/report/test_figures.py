@@ -194,7 +194,7 @@ def test_refusals(tmp_path: Path) -> None:
         plot("frequency", [store.path], tmp_path / "a.svg", column="tokn")
     with pytest.raises(TokmillError, match="no such store"):
         plot("lengths", [tmp_path / "x"], tmp_path / "a.svg")
-    with pytest.raises(TokmillError, match="no run lies there"):
+    with pytest.raises(TokmillError, match="the folder holds no run"):
         plot("loss", [store.path], tmp_path / "a.svg")
     assert not (tmp_path / "a.svg").exists()
 

@@ -99,5 +99,5 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="no such") as missing:
         page([tmp_path / "b"], tmp_path / "p.html")
     assert caught.value.hint and missing.value.hint
-    with pytest.raises(UsageError, match="nothing was named"):
+    with pytest.raises(UsageError, match="nothing is named"):
         page([], tmp_path / "p.html")

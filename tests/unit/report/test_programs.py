@@ -62,7 +62,7 @@ def test_a_list_of_tokens(vocabulary: Path) -> None:
     assert (facts["rules"], facts["tokens"], facts["occurrences"]) == ("semanticbbv", 7, 4)
     assert facts["first"][-2:] == ["a", "b"]
     (vocabulary / "reg.json").write_text('{"column": "reg", "rules": "tokmill", "tokens": ["a"]}')
-    assert "no vocabulary of an x86 column" in describe(vocabulary / "reg.json")["problem"]
+    assert "not a vocabulary of an x86 column" in describe(vocabulary / "reg.json")["problem"]
 
 
 @pytest.mark.parametrize(
@@ -77,4 +77,4 @@ def test_a_folder_of_lists(vocabulary: Path, form: str, found: str, occurrences:
 
 def test_a_folder_of_damaged_lists(vocabulary: Path) -> None:
     (vocabulary / "asm.json").write_text("{}")
-    assert "asm.json: no vocabulary" in describe(vocabulary)["problem"]
+    assert "asm.json: not a vocabulary" in describe(vocabulary)["problem"]

@@ -82,5 +82,5 @@ def test_columns_with_a_list_of_tokens_are_shown_as_tokens(tmp_path: Path) -> No
     assert Reader(store).show(0, 3)["text"] == "PUSH RBP\nRET"
     (tmp_path / "vocab/asm.json").write_text("{}")
     reader = Reader(store)
-    assert "asm.json is no list of tokens" in reader.talk
+    assert "asm.json is not a list of tokens" in reader.talk
     assert reader.show(0)["asm"] == [0, 1, 2, 0, 1] and reader.show(0)["reg"][0] == "RSP"

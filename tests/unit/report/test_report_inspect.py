@@ -150,9 +150,9 @@ def test_arbitrary_bytes_never_raise(
 
 def test_promises_that_are_not_kept(tmp_path: Path) -> None:
     llmc(tmp_path / "a.bin", promised=11)
-    assert "promises 11" in describe(tmp_path / "a.bin")["problem"]
+    assert "header says 11" in describe(tmp_path / "a.bin")["problem"]
     (tmp_path / "b.ds").write_bytes(b"123")
-    assert "is not there" in describe(tmp_path / "b.ds")["problem"]
+    assert "is missing" in describe(tmp_path / "b.ds")["problem"]
 
 
 def test_the_parts_of_a_store(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_damaged_shard(tmp_path: Path) -> None:
     store = write_store(tmp_path, [[[2, 0]]])
     path = store.path / f"shards/{store.shards[0].name}.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    assert "are promised" in describe(path)["problem"]
+    assert "its header says" in describe(path)["problem"]
     path.write_bytes(path.read_bytes()[:40])
     assert "cannot be read" in describe(path)["problem"]
 

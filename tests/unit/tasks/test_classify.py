@@ -164,13 +164,13 @@ def test_it_begins_from_masked_and_tells_what_begins_anew(
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"task": {"column": "labl"}}, "the column of labels 'labl' is not there"),
-        ({"task": {"column": "token"}}, "is no number a record"),
+        ({"task": {"column": "labl"}}, "the label column 'labl' is not there"),
+        ({"task": {"column": "token"}}, "does not have one number for each record"),
         ({"task": {"column": "number"}}, "holds fractions"),
         ({"task": {"sentences": ["a"]}}, "a pair has two columns"),
-        ({"task": {"dropout": 1.0}}, "from 0 to below 1"),
+        ({"task": {"dropout": 1.0}}, "at least 0 and below 1"),
         ({"task": {"length": 3}}, "no room for tokens"),
-        ({"model": {"kind": "decoder"}}, "knows one token"),
+        ({"model": {"kind": "decoder"}}, "has seen only one token"),
     ],
 )
 def test_what_is_no_label_is_told(

@@ -147,11 +147,11 @@ def test_masks_are_new_each_epoch_and_fixed_in_evaluations(store: Path) -> None:
     ("keys", "said"),
     [
         ({"share": 0.0}, "no token is hidden"),
-        ({"share": 1.5}, "is no share"),
+        ({"share": 1.5}, "is not a share"),
         ({"mask_share": 0.0, "random_share": 0.0}, "stay as they are"),
         ({"mask_share": 0.8, "random_share": 0.3}, "more than all"),
         ({"most": -1}, "cannot be hidden"),
-        ({"columns": ["tokn"]}, "no column of tokens"),
+        ({"columns": ["tokn"]}, "has no token column"),
         ({"whole": "instruction"}, "where instructions begin"),
         ({"rows": "whole", "length": 2}, "no room between"),
         ({"rows": "packed", "step": 3}, "take no step"),
@@ -191,7 +191,7 @@ def test_whole_words_are_those_of_wordpiece(tmp_path: Path) -> None:
             after = place + 1 < 32 and raw.document[row, place + 1] >= 0
             after = after and words[ids[row, place + 1]].startswith("##")
             assert not after or place + 1 in hidden
-    with pytest.raises(UsageError, match="only the tokenizer of a text"):
+    with pytest.raises(UsageError, match="only a text tokenizer"):
         task_on(special_store(tmp_path / "x", walks(8)), whole="word").rows(Store(tmp_path / "x"))
 
 

@@ -249,9 +249,9 @@ def test_places_are_changed_and_changed_back() -> None:
 def test_a_failed_evaluation_leaves_the_weights(
     made: Path, store: Path, val: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokmill.training.session import Session
+    from tokmill.training.loop import RowLoop
 
-    plain, calls = Session.measure, [0]
+    plain, calls = RowLoop.measure, [0]
 
     def failing(self: Any) -> Any:
         calls[0] += 1
@@ -264,7 +264,7 @@ def test_a_failed_evaluation_leaves_the_weights(
         return plain(self)
 
     engines: list[Any] = []
-    monkeypatch.setattr(Session, "measure", failing)
+    monkeypatch.setattr(RowLoop, "measure", failing)
     with pytest.raises(MemoryError):
         tokmill.train(averaging(store, val), tmp_path / "run", quiet=True)
     (engine,) = engines

@@ -190,7 +190,9 @@ def test_without_the_training_store_there_is_no_baseline(
     # Another store in its place is not counted.
     shutil.copytree(val, train)
     found = evaluate(run, val, device="cpu")
-    assert found["columns"]["asm"]["unigram"] is None and "not the store" in found["notes"][0]
+    assert (
+        found["columns"]["asm"]["unigram"] is None and "not the training store" in found["notes"][0]
+    )
     shutil.rmtree(train)
     shutil.move(away, train)
     assert evaluate(run, val, device="cpu")["columns"]["asm"]["unigram"] > 0
@@ -207,7 +209,7 @@ def test_what_else_the_loss_of_the_run_holds_is_said(
 ) -> None:
     command(run, stores[1], device="cpu")
     said = capsys.readouterr().out.partition("all of them")[2].splitlines()[2]
-    assert said.startswith("loss above also holds instruction_weight × loss_instruction")
+    assert said.startswith("loss above includes instruction_weight × loss_instruction")
 
 
 def test_phrases_that_were_damaged_are_told_wherever_they_are_read(

@@ -21,14 +21,21 @@ from tokmill.training.recipe.config import TrainConfig
         ("optim.decay", 1.5, "1.5 is above 1"),
         ("optim.decay", -0.1, "-0.1 is below 0"),
         ("optim.floor", 2.0, "2.0 is above 1"),
-        ("optim.lr", float("nan"), "nan is above inf"),
+        ("optim.lr", float("nan"), "optim.lr: nan is not a finite number"),
+        ("optim.lr", float("inf"), "optim.lr: inf is not a finite number"),
+        ("optim.lr", -1.0, "optim.lr: -1.0 is below 0"),
+        ("optim.eps", -1e-8, "-1e-08 is below 0"),
+        ("optim.betas", [0.9, 1.0], "optim.betas: [0.9, 1.0] are not both from 0 to below 1"),
+        ("optim.betas", [float("nan"), 0.9], "are not both from 0"),
+        ("run.peak_flops", float("inf"), "is not a finite number"),
+        ("data.weights", [1.0, float("inf")], "a weight must be a finite number above 0"),
         ("data.batch_tokens", -1, "-1 is below 0"),
         ("data.shards", -1, "-1 is below 0"),
         ("run.peak_flops", -1.0, "-1.0 is below 0"),
         ("data.weights", [1.0], "1 weights for 2 stores"),
-        ("data.weights", [1.0, 0.0], "a weight must be above 0"),
+        ("data.weights", [1.0, 0.0], "a weight must be a finite number above 0"),
         ("run.track", ["tensorbord"], "no tracker is called 'tensorbord'"),
-        ("run.max_time", "soon", "'soon' is no time"),
+        ("run.max_time", "soon", "'soon' is not a time"),
     ],
 )
 def test_numbers_that_make_no_training(key: str, value: Any, what: str) -> None:
@@ -65,8 +72,8 @@ def test_engines_are_told_what_they_alone_know() -> None:
     # Another stage, or another engine, is the same training.
     assert not differences(as_saved(config), from_dict({"run": {"engine": "fsdp2"}}))
     for table, what in (
-        ({"optimizer": {"type": "Adam"}}, "deepspeed.optimizer: the table [optim] says this"),
-        ({"gradient_clipping": 2.0}, "engine.deepspeed.gradient_clipping: optim.clip says"),
+        ({"optimizer": {"type": "Adam"}}, "deepspeed.optimizer: the table [optim] decides this"),
+        ({"gradient_clipping": 2.0}, "engine.deepspeed.gradient_clipping: optim.clip decides"),
         ({"zero_optimization": {"stage": 4}}, "it is 0, 1, 2 or 3"),
         ({"zero_optimization": 2}, "it is 0, 1, 2 or 3"),
         ({"zero_optimization": {"compute_grad_norm": False}}, "a run records the norm"),

@@ -18,6 +18,7 @@ from tokmill.store.manifest import read_json
 from tokmill.training.engines.rng import RandomStates, random_states, set_random_states
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate
+from tokmill.training.runs.checkpoint import digest_of
 from tokmill.training.runs.intact import check_checkpoint, find_whole
 from tokmill.training.runs.run import load_task
 from toy import recipe, weights
@@ -88,7 +89,7 @@ def test_a_resume_goes_on_from_the_one_before(
         assert f"{run / NEWEST} is no checkpoint" in said
         aside = run / "checkpoints/foreign-1-step-00000006"
     else:
-        assert str(path) in said and "goes on from step 4" in said
+        assert str(path) in said and "continues from step 4" in said
         aside = run / "checkpoints/damaged-1-step-00000006"
     # What was damaged is still there, and the steps were done again to the same bits.
     assert aside.is_dir()
@@ -101,7 +102,7 @@ def test_none_is_whole(run: Path) -> None:
     for folder in (NEWEST, BEFORE):
         flip(run / folder / "optimizer.safetensors", 80_000)
     before = sorted(os.listdir(run / "checkpoints"))
-    with pytest.raises(TokmillError, match="no checkpoint of the run is whole, and 2 are") as found:
+    with pytest.raises(TokmillError, match=r"no checkpoint of the run can be used \(2 ") as found:
         tokmill.train(None, run, resume=True, quiet=True)
     assert "--from" in found.value.hint and "step-00000006" in found.value.where
     assert sorted(os.listdir(run / "checkpoints")) == before
@@ -158,7 +159,7 @@ def test_checkpoints_of_older_versions(
         older(run / folder)
     shutil.rmtree(run / NEWEST)
     tokmill.train(None, run, resume=True, quiet=True)
-    assert "holds no digests" in capsys.readouterr().err
+    assert "without digests" in capsys.readouterr().err
     assert all(torch.equal(value, weights(made)[key]) for key, value in weights(run).items())
 
 
@@ -259,3 +260,31 @@ def test_a_seal_is_of_all_bytes(tmp_path: Path) -> None:
     assert torch.equal(read_tensors(path, seal)["a"], tensors["a"])
     with pytest.raises(TokmillError, match="comes from elsewhere"):
         read_tensors(path, "0" * 64)
+
+
+def test_a_checkpoint_of_another_run_is_not_resumed(
+    run: Path, store: Path, val: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = recipe(store, 8, run={"checkpoint_every": 2, "seed": 9}, data={"val": str(val)})
+    another = tokmill.train(other, tmp_path / "other", quiet=True).path
+    copied = run / "checkpoints/step-00000008"
+    shutil.copytree(another / "checkpoints/step-00000008", copied)
+    with pytest.raises(TokmillError, match="written by another run") as found:
+        load_task(run, "8")
+    assert "run-id" in found.value.hint
+    assert find_whole(run) == run / NEWEST
+    said = capsys.readouterr().err
+    assert "written by another run" in said and "continues from step 6" in said
+    assert (run / "checkpoints/foreign-1-step-00000008").is_dir() and not copied.exists()
+
+
+def test_a_run_of_an_older_version_has_no_id_and_is_resumed(run: Path) -> None:
+    (run / "run-id").unlink()
+    for folder in (NEWEST, BEFORE):
+        path = run / folder / "state.json"
+        state = json.loads(path.read_text())
+        del state["run"]
+        path.write_text(json.dumps(state | {"digest": digest_of(json.dumps(state).encode())}))
+    assert find_whole(run) == run / NEWEST
+    assert tokmill.train(None, run, resume=True, quiet=True).step == 6
+    assert not (run / "run-id").exists()

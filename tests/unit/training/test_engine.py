@@ -135,7 +135,7 @@ def test_each_process_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="8 processes need a GPU each, and torch sees 4") as found:
         pick_device("cuda", Place(0, 8, 0, 8))
     assert "--processes 4" in found.value.hint
-    with pytest.raises(UsageError, match="cuda:1 is one"):
+    with pytest.raises(UsageError, match="cuda:1 is a single one"):
         pick_device("cuda:1", Place(0, 2, 0, 2))
 
 

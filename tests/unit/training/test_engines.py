@@ -25,7 +25,7 @@ from tokmill.models.inputs import Inputs
 from tokmill.tasks.next_token import NextToken
 from tokmill.training.data import make_feed, open_stores
 from tokmill.training.engines.choose import make_engine
-from tokmill.training.engines.fsdp2 import local_part
+from tokmill.training.engines.optim import local_part
 from tokmill.training.engines.single import Single
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.launch import place

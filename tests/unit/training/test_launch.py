@@ -131,9 +131,9 @@ def test_gpus_are_those_that_are_shown(
         ("two", None, "'two' is neither"),
         ("-1", None, "'-1' is neither"),
         (",", None, "',' is neither"),
-        ("0", None, "'0' is a number of GPUs, so it names none"),
+        ("0", None, "'0' is a number of GPUs, and it is 0"),
         ("1,1", None, "names a GPU twice"),
-        ("3", "4,7", "shows 2 GPUs, and number 2 is none"),
+        ("3", "4,7", "shows 2 GPUs, so there is no number 2"),
         ("1", "", "shows 0 GPUs"),
     ],
 )

@@ -236,8 +236,8 @@ def test_other_stores_are_refused(store: Path, tmp_path: Path) -> None:
         ({"model": {"kind": "decodr"}}, "no model is called 'decodr'"),
         ({"run": {"steps": 0}}, "run.steps: 0 is below 1"),
         ({"run": {"steps": "many"}}, "run.steps: expected"),
-        ({"run": {"max_time": "soon"}}, "'soon' is no time"),
-        ({"run": {"device": "abacus"}}, "no device"),
+        ({"run": {"max_time": "soon"}}, "'soon' is not a time"),
+        ({"run": {"device": "abacus"}}, "not a device"),
         ({"data": {"train": ""}}, "names no store"),
     ],
 )
@@ -320,15 +320,15 @@ def test_sampling_has_the_same_defaults_everywhere() -> None:
     import inspect
 
     from tokmill.cli.sample import sample as command
-    from tokmill.inference.draw import Drawing
+    from tokmill.inference.drawing import Drawing
     from tokmill.inference.sample import generate
 
+    options = inspect.signature(command).parameters
     for name in Drawing.__struct_fields__:
-        for function in (command, generate):
-            assert inspect.signature(function).parameters[name].default == getattr(Drawing(), name)
-    for name in ("temperature", "top_k", "top_p", "seed", "tokens"):
-        given = [inspect.signature(f).parameters[name].default for f in (command, tokmill.sample)]
-        assert given[0] == given[1]
+        assert inspect.signature(generate).parameters[name].default == getattr(Drawing(), name)
+        assert options[f"opt_{name}"].default is None
+    for function in (generate, tokmill.sample):
+        assert inspect.signature(function).parameters["tokens"].default == options["tokens"].default
 
 
 def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_bare_ids_are_learned_too(tmp_path: Path) -> None:
     (bare / "manifest.json").write_text(json.dumps(manifest))
     run = tokmill.train(recipe(bare, 1), tmp_path / "run", quiet=True)
     assert run.task().sizes == {"token": 23}
-    with pytest.raises(TokmillError, match="imported without a tokenizer") as caught:
+    with pytest.raises(TokmillError, match="has no tokenizer") as caught:
         tokmill.sample(run.path, "x")
     assert caught.value.exit_code == 1 and "--ids 1,2,3" in caught.value.hint
     wider = make_store(tmp_path / "wider", cycles(9, size=40), size=40)

@@ -95,7 +95,7 @@ def test_the_largest_that_may_be_said_is_estimated(store: Path) -> None:
     begun = time.process_time()
     sizes = {"dim": 1 << 18, "layers": 1_000, "heads": 1 << 10, "hidden": 1 << 22}
     found = estimate(from_dict(recipe(store, 5, model=sizes, task={"length": 64})))
-    assert found["parameters"] > 10**14 and "and the machine has" in found["room"]
+    assert found["parameters"] > 10**14 and "and the machine has" in found["memory_warning"]
     assert time.process_time() - begun < 300  # not for ever
 
 

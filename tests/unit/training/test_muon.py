@@ -171,7 +171,7 @@ def test_numbers_and_models_that_make_no_training(store: Path, tmp_path: Path) -
     with pytest.raises(UsageError, match="no optimiser is called 'muun'") as caught:
         from_dict({"optim": {"kind": "muun"}})
     assert "muon" in caught.value.hint
-    with pytest.raises(UsageError, match="no matrices inside blocks"):
+    with pytest.raises(UsageError, match="Muon updates matrices inside blocks"):
         Muon(groups(nn.Linear(2, 2)), MuonConfig())
     deepspeed = {"run": {"engine": "deepspeed"}, "optim": {"kind": "muon"}}
     with pytest.raises(UsageError, match="stage 2") as caught:

@@ -41,7 +41,7 @@ def test_the_scale_rises_after_many_good_steps_and_falls_at_each_bad_one() -> No
     for _ in range(16):
         scale.update(False)
     assert scale.value == 1.0
-    with pytest.raises(TokmillError, match="overflow fp16 even where the loss is not scaled"):
+    with pytest.raises(TokmillError, match="overflow fp16 even if the loss is not scaled"):
         scale.update(False)
 
 

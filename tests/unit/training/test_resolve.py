@@ -76,4 +76,4 @@ def test_notes_on_what_is_seldom_meant(tmp_path: Path) -> None:
     assert notes(resolve(None, tmp_path / "run", fair, False)) == []
     idle = fair | {"engine": {"deepspeed": {"zero_optimization": {"stage": 3}}}}
     (said,) = notes(resolve(None, tmp_path / "run", idle, False))
-    assert said.startswith("[engine.deepspeed] is not used: run.engine is 'auto'")
+    assert said.startswith("[engine.deepspeed] is not used, because run.engine is 'auto'")

@@ -234,7 +234,7 @@ def test_commands_tell_what_they_can(
 ) -> None:
     run = str(runs / "one" / name / "whole")
     assert command("sample", run, "--prompt", "x") == 1
-    assert "only runs that predict the next token" in capsys.readouterr().err
+    assert "only a run that predicts the next token" in capsys.readouterr().err
     assert command("eval", run, recipe(stores, name)["data"]["val"], "--device", "cpu") == 0
     shown = capsys.readouterr().out
     assert "loss" in shown and ("mrr" in shown) == (name == "triplet")
@@ -275,7 +275,7 @@ def test_what_depends_on_numbers_has_no_dry_run(
         return forward(self, batch)
 
     monkeypatch.setattr(Label, "forward", choosing)
-    with pytest.raises(TokmillError, match="depends on the numbers of a batch"):
+    with pytest.raises(TokmillError, match="depends on the values of a batch"):
         estimate(from_dict(recipe(stores, "label")))
 
 

@@ -85,7 +85,7 @@ def test_files_that_are_no_rwkv(tmp_path: Path) -> None:
     refused("also holds the tensors blocks.1.more", {**tensors, "blocks.1.more": torch.zeros(3)})
     lacking = {name: t for name, t in tensors.items() if name != "blocks.1.att.w0"}
     refused(r"lacks the tensors blocks\.1\.att\.w0", lacking)
-    refused("not fractions of", {**tensors, "ln_out.bias": torch.zeros(5)})
+    refused("not floats of", {**tensors, "ln_out.bias": torch.zeros(5)})
     refused("holds more than tensors", {"emb.weight": print})
 
 

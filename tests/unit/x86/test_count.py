@@ -184,7 +184,7 @@ def test_large_tables_are_merged(
 
 
 def test_files_that_no_instructions_go_to(tmp_path: Path, program: Path) -> None:
-    with pytest.raises(UsageError, match="suffix says its form"):
+    with pytest.raises(UsageError, match="suffix must name its form"):
         collect([str(program)], tmp_path / "i.txt")
     (tmp_path / "text").write_text("no program")
     with pytest.raises(TokmillError, match="no program was read"):

@@ -195,7 +195,7 @@ def test_bytes_that_are_no_instruction_as_a_token() -> None:
 
 
 def test_bytes_left_over() -> None:
-    with pytest.raises(DecodeError, match="2 instructions where one was asked for: 55 c3"):
+    with pytest.raises(DecodeError, match="2 instructions, not one: 55 c3"):
         tokens("55c3")
     with pytest.raises(DecodeError, match="no instruction of 64-bit code: 0f ff") as caught:
         tokenize_bytes(b"\x55\x0f\xff", 0x1000)

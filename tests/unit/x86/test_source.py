@@ -364,7 +364,7 @@ def test_other_rules_need_vocabularies(tmp_path: Path, program: Path, graph: Gra
         ({"min_tokens": 5}, "--unit walk"),
         ({"unit": "walk", "walk_tokens": 80}, "100 \\(min_tokens\\)"),
         ({"unit": "walk", "walks": 0}, "at least 1"),
-        ({"layout": "{projct}/x"}, "no template"),
+        ({"layout": "{projct}/x"}, "not a template"),
         ({"layout": "{project}/{program}"}, "no path fits"),
     ],
 )

@@ -91,7 +91,7 @@ def test_two_programs_never_go_to_one_file(tmp_path: Path, loop: Path) -> None:
     (tmp_path / "in/a").mkdir(parents=True)
     for name in ("a/b", "a_b"):
         (tmp_path / "in" / name).write_bytes(loop.read_bytes())
-    with pytest.raises(UsageError, match="a/b and a_b would go to one file"):
+    with pytest.raises(UsageError, match="a/b and a_b would be written to the same file"):
         spell([str(tmp_path / "in")], tmp_path / "out", "ktrans")
 
 

@@ -105,14 +105,14 @@ def test_counted() -> None:
 def test_other_files_are_refused(change: dict[str, object]) -> None:
     good = {"column": "asm", "rules": "tokmill", "tokens": [*SPECIALS, "a"]}
     TokenList.from_json(json.dumps(good).encode())
-    with pytest.raises(TokmillError, match="no vocabulary of an x86 column") as caught:
+    with pytest.raises(TokmillError, match="not a vocabulary of an x86 column") as caught:
         TokenList.from_json(json.dumps(good | change).encode(), "asm.json")
     assert caught.value.where == "asm.json" and caught.value.hint
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{}", b"\xff", b'{"tokens": null}'])
 def test_what_is_no_vocabulary_at_all(raw: bytes) -> None:
-    with pytest.raises(TokmillError, match="no vocabulary"):
+    with pytest.raises(TokmillError, match="not a vocabulary"):
         TokenList.from_json(raw)
 
 

@@ -87,9 +87,9 @@ def test_pickles_hold_what_stood_and_python_reads_them(tmp_path: Path) -> None:
         ([*SPECIALS, "b", "a"], "five special tokens first", [0, 1, 2, 3, 4, 5, 6]),
         (["[PAD]", "b", "a"], "[PAD] alone first", [0, 6, 5]),
         (["b", "a"], "no special tokens", [6, 5]),
-        (["[PAD]", "[UNK]", "b"], "[PAD] [UNK] elsewhere than in front", [0, 3, 5]),
+        (["[PAD]", "[UNK]", "b"], "[PAD] [UNK] not at the beginning", [0, 3, 5]),
         (["[SEP]", "[PAD]", "[CLS]", "[UNK]", "[MASK]"],
-         "[PAD] [SEP] [CLS] [UNK] [MASK] elsewhere than in front", [1, 0, 2, 3, 4]),
+         "[PAD] [SEP] [CLS] [UNK] [MASK] not at the beginning", [1, 0, 2, 3, 4]),
     ],
 )  # fmt: skip
 def test_how_a_text_was_arranged(
@@ -138,7 +138,9 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
 )
 def test_pickles_of_something_else(tmp_path: Path, value: Any) -> None:
     path = pickled(tmp_path / "asm_tokens_dict.pkl", value)
-    with pytest.raises(TokmillError, match=r"asm_tokens_dict\.pkl: no .token: frequency."):
+    with pytest.raises(
+        TokmillError, match=r"asm_tokens_dict\.pkl: the pickle is not .token: frequency."
+    ):
         read_list(path)
 
 
@@ -146,7 +148,7 @@ def test_pickles_of_something_else(tmp_path: Path, value: Any) -> None:
     ("content", "message"),
     [
         (b"a\n\nb\n", "asm_tokens.txt:2: the line is empty"),
-        (b"a\n\xff\n", "asm_tokens.txt, byte 2: the text is no UTF-8"),
+        (b"a\n\xff\n", "asm_tokens.txt, byte 2: the text is not UTF-8"),
     ],
 )
 def test_texts_that_are_no_list(tmp_path: Path, content: bytes, message: str) -> None:
@@ -201,7 +203,7 @@ def test_a_list_under_the_name_of_another_column(tmp_path: Path) -> None:
 
 def test_names_that_say_nothing(tmp_path: Path) -> None:
     path = text(tmp_path / "words.txt", "a")
-    with pytest.raises(UsageError, match="of which column"):
+    with pytest.raises(UsageError, match="does not contain the column"):
         read_list(path)
     assert read_list(path, column="reg").tokens.column == "reg"
     with pytest.raises(TokmillError, match="not that of a list"):
@@ -212,7 +214,7 @@ def test_names_that_say_nothing(tmp_path: Path) -> None:
 
 def test_a_token_that_no_line_can_hold(tmp_path: Path) -> None:
     made = {"asm": TokenList.of("asm", "semanticbbv", ["a\nb"])}
-    with pytest.raises(TokmillError, match="line of its own"):
+    with pytest.raises(TokmillError, match="written as a line"):
         write_texts(tmp_path, made)
     assert list(tmp_path.iterdir()) == []
 
@@ -222,11 +224,13 @@ def test_a_folder_that_is_written_into_holds_lists_of_the_same_rules(tmp_path: P
     check_target(folder, "tokmill")
     write_vocabularies(folder, closed())
     check_target(folder, "tokmill")
-    with pytest.raises(TokmillError, match="by the rules tokmill, not semanticbbv") as raised:
+    with pytest.raises(
+        TokmillError, match="a vocabulary of the rules tokmill, not semanticbbv"
+    ) as raised:
         check_target(folder, "semanticbbv")
     assert "another folder" in raised.value.hint
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(TokmillError, match=r"something else than a vocabulary: notes\.txt"):
+    with pytest.raises(TokmillError, match=r"other files than a vocabulary: notes\.txt"):
         check_target(folder, "tokmill")
     with pytest.raises(TokmillError, match="no folder"):
         check_target(folder / "notes.txt", "tokmill")

@@ -151,7 +151,7 @@ def test_inputs_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no program")
     for path, error in (
         (tmp_path, "a folder"),
-        (tmp_path / "text", "no program"),
+        (tmp_path / "text", "not a program"),
         (tmp_path / "x", "no such"),
     ):
         with pytest.raises(TokmillError, match=error):

@@ -31,4 +31,4 @@ class AdamW(torch.optim.AdamW):
 
     @staticmethod
     def check(config: OptimConfig, where: str = "") -> None:
-        """Find nothing: all keys are those of every kind."""
+        """Accept everything: AdamW has no keys of its own."""

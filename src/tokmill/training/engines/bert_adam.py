@@ -25,19 +25,19 @@ from torch import Tensor, nn
 
 from tokmill.errors import UsageError
 from tokmill.models.model import Group
-from tokmill.training.engines.optim import MOMENTS, learning_rate
+from tokmill.training.engines.optim import MOMENTS, learning_rate, local_part
 from tokmill.training.recipe.config import OptimConfig
 
 KEPT = ("exp_avg", "exp_avg_sq")
 """What is kept of each weight: its two moments, m and v above."""
 AT_A_TIME = 1 << 22
-"""Values of weights that are moved together, as a step holds an update of each."""
+"""Values that are updated together: this bounds the memory of the updates."""
 ORIGINAL_SCHEDULES = ("linear", "constant")
-"""Schedules of the original that run; its cosine ends in an error of types."""
+"""Schedules of the original that work; its cosine raises a `TypeError`."""
 
 
 class BertAdamConfig(OptimConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Keys of BertAdam, with the defaults of BERT; `clip` is for each weight by itself."""
+    """Keys of BertAdam with the defaults of BERT; `clip` limits each weight's gradient."""
 
     kind: Literal["bert_adam"] = "bert_adam"
     """Which optimiser this is."""
@@ -93,7 +93,7 @@ class BertAdam(torch.optim.Optimizer):
 
     @staticmethod
     def check(config: OptimConfig, where: str = "") -> None:
-        """Refuse a share that is none, and what the original does not do."""
+        """Refuse an impossible share, and settings that the original does not have."""
         assert isinstance(config, BertAdamConfig)
         if not 0 <= config.warmup_share < 1:
             raise UsageError(
@@ -124,8 +124,8 @@ class BertAdam(torch.optim.Optimizer):
             weights = [weight for weight in group["params"] if weight.grad is not None]
             for some in some_at_a_time(weights):
                 moments, squares = self._moments(some)
-                gradients = [part(weight.grad) for weight in some if weight.grad is not None]
-                values = [part(weight) for weight in some]
+                gradients = [local_part(weight.grad) for weight in some if weight.grad is not None]
+                values = [local_part(weight) for weight in some]
                 torch._foreach_mul_(moments, first)
                 torch._foreach_add_(moments, gradients, alpha=1 - first)
                 torch._foreach_mul_(squares, second)
@@ -142,7 +142,7 @@ class BertAdam(torch.optim.Optimizer):
         for weight in weights:
             if not self.state[weight]:
                 self.state[weight] = {name: torch.zeros_like(weight) for name in KEPT}
-        first, second = ([part(self.state[w][name]) for w in weights] for name in KEPT)
+        first, second = ([local_part(self.state[w][name]) for w in weights] for name in KEPT)
         return first, second
 
 
@@ -158,9 +158,3 @@ def some_at_a_time(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         size += weight.numel()
     if some:
         yield some
-
-
-def part(value: Tensor) -> Tensor:
-    """Return what this process holds of a tensor (`fsdp2` splits them), without a copy."""
-    local: Tensor = value.to_local() if hasattr(value, "to_local") else value
-    return local

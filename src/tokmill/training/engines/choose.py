@@ -9,10 +9,10 @@ from tokmill.training.launch import one_a_machine, place
 from tokmill.training.recipe.config import EngineConfig, RunConfig
 
 
-def make_engine(config: RunConfig, told: EngineConfig | None = None) -> Engine:
+def make_engine(config: RunConfig, settings: EngineConfig | None = None) -> Engine:
     """Return the engine that a recipe asks for; "auto" is `ddp` in one of several processes.
 
-    `told`: what engines are told beyond the recipe.
+    `settings`: the recipe's table `[engine]`.
     """
     world = place().world
     name = config.engine
@@ -25,7 +25,7 @@ def make_engine(config: RunConfig, told: EngineConfig | None = None) -> Engine:
                 where="run.engine",
                 hint="--engine ddp shares a step among them",
             )
-        # Each is loaded when it is wanted: one process does not need torch.distributed.
+        # An engine is imported when it is used: one process does not need torch.distributed.
         kind = plugins.load(plugins.ENGINES, name)
         if config.compile and not kind.compiles:
             raise UsageError(
@@ -33,5 +33,5 @@ def make_engine(config: RunConfig, told: EngineConfig | None = None) -> Engine:
                 where="run.compile",
                 hint="--set run.compile=false, or --engine ddp",
             )
-    engine: Engine = kind(config, told)
+    engine: Engine = kind(config, settings)
     return engine

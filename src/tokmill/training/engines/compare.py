@@ -1,10 +1,10 @@
 """A step of a task that compares the entries of a batch with each other.
 
-Its loss needs the vectors of the whole step, of all micro-batches and processes. They are made
-without a gradient and gathered; the loss and the gradient of each vector are worked out once; then
-each micro-batch is run again, with the same dropout, and backward from its part of that gradient
-(the gradient cache of Gao et al. 2021, arXiv 2101.06983). So loss and gradients are the same for
-any number of processes and micro-batches, and memory is that of one micro-batch.
+Its loss needs the vectors of the whole step, of all micro-batches and processes. They are computed
+without gradients and gathered. The loss and its gradient for each vector are computed once. Then
+each micro-batch is computed again with the same dropout, and its backward pass starts from its part
+of that gradient (the gradient cache of Gao et al. 2021, arXiv 2101.06983). So loss and gradients
+are the same for any number of processes and micro-batches, and memory is that of one micro-batch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
 from tokmill.training.engines.engine import Engine
+from tokmill.training.engines.reduce import on_first
 from tokmill.training.engines.rng import set_torch_states, torch_states
 
 
@@ -25,10 +26,10 @@ def compare_step(
 ) -> dict[str, Tensor]:
     """Run forward and backward of the summed loss × `scale` of a step; return the task's sums.
 
-    `parts`: the micro-batches of this process, as many in each. Every process calls this. The sums
-    are those of the whole step on rank 0, and 0 elsewhere, so that they can be added up.
+    `parts`: the micro-batches of this process, equally many in each. Every process calls this. The
+    sums are those of the whole step on rank 0 and 0 elsewhere, so that they can be added up.
 
-    The loss has a gradient through the vectors alone: `Task.compare` has no weights.
+    The gradient flows through the vectors alone: `Task.compare` has no weights.
     """
     states: list[list[Tensor]] = []
     made: list[dict[str, Tensor]] = []
@@ -38,22 +39,22 @@ def compare_step(
     rows, order, counts = of_all(engine, made)
     vectors = rows.pop("vectors").float().requires_grad_()
     loss, sums = task.compare(vectors, rows)
-    (found,) = torch.autograd.grad(loss, vectors)
-    pull = found.new_zeros(sum(counts), *found.shape[1:])
-    pull[order] = found * scale
+    (gradient,) = torch.autograd.grad(loss, vectors)
+    pull = gradient.new_zeros(sum(counts), *gradient.shape[1:])
+    pull[order] = gradient * scale
     mine = torch.split(pull, counts)[engine.rank]
     pulls = torch.split(mine, [len_of(one) for one in made])
     for number, (part, state, own) in enumerate(zip(parts, states, pulls, strict=True), 1):
         set_torch_states(state)
         engine.micro(part, number == len(parts), 1.0, own)
-    return {name: value if engine.rank == 0 else value * 0 for name, value in sums.items()}
+    return on_first(engine, sums)
 
 
 def results_of_all(engine: Engine, parts: Sequence[Tensors]) -> dict[str, Tensor]:
-    """Return what a task gives for all rows of a batch without dropout, as `Task.compare` has it.
+    """Return the results of a task for all rows of a batch, without dropout, for `Task.compare`.
 
-    `parts`: the micro-batches of this process, as many in each. Every process calls this, and each
-    gets all of it.
+    `parts`: the micro-batches of this process, equally many in each. Every process calls this and
+    gets the results of all.
     """
     made: list[dict[str, Tensor]] = []
     for part in parts:
@@ -64,10 +65,11 @@ def results_of_all(engine: Engine, parts: Sequence[Tensors]) -> dict[str, Tensor
 def of_all(
     engine: Engine, made: Sequence[dict[str, Tensor]]
 ) -> tuple[dict[str, Tensor], Tensor, list[int]]:
-    """Return results of all processes and micro-batches, with entries numbered from 0.
+    """Return (results, order, counts) of all processes and micro-batches.
 
-    Without the rows that are in no entry. And the number of each row among those of all processes
-    end to end (`order_of`), and how many of these each process has.
+    The results are without rows that are in no entry, and their entries are numbered from 0.
+    `order`: the number of each of their rows among the rows of all processes end to end
+    (`order_of`); `counts`: how many of those each process has.
     """
     mine = {name: torch.cat([one[name] for one in made]) for name in made[0]}
     whole = {name: engine.gather(value) for name, value in mine.items()}
@@ -77,10 +79,10 @@ def of_all(
 
 
 def results_of(engine: Engine, part: Tensors, before: int, train: bool = True) -> dict[str, Tensor]:
-    """Return what a task gives for the rows of a micro-batch, and the entry of each.
+    """Return the results of a task for the rows of a micro-batch, with the entry of each row.
 
-    `before`: rows of the micro-batches before it, for rows that are each an entry. `train`: with
-    dropout.
+    `before`: number of rows in earlier micro-batches, for batches in which each row is an entry.
+    `train`: with dropout.
     """
     results = engine.act(part, train=train)
     some = next(iter(results.values()))
@@ -89,16 +91,16 @@ def results_of(engine: Engine, part: Tensors, before: int, train: bool = True) -
 
 
 def len_of(results: dict[str, Tensor]) -> int:
-    """Return of how many rows results are."""
+    """Return the number of rows in results."""
     return len(results["entry"])
 
 
 def order_of(entries: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return in which order the rows of all processes stand in a step, and the entry of each.
+    """Return the order of a step's rows over all processes, and the entry of each, both int64 (N,).
 
-    entries: of each process, (rows,) int64: numbers within its part of the batch, -1: of a row that
-    is left out. The order does not depend on how batches were cut: by process, then by entry. It is
-    int64 (N,), as are the entries, which are numbered from 0.
+    entries: for each process (rows,) int64, numbers within its part of the batch; rows with -1 are
+    left out. The order is by process, then by entry, so it does not depend on how batches were cut.
+    The entries that are returned are numbered from 0.
     """
     most = max(int(one.max()) for one in entries) + 1
     number = torch.cat([rank * most + one for rank, one in enumerate(entries)])

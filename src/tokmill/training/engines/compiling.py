@@ -1,4 +1,4 @@
-"""torch.compile around a task, and what is missing where it cannot work."""
+"""torch.compile around a task, with clear errors where it cannot work."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OFF = "or train without it: --set run.compile=false"
 
 
 def compile_task(task: Task, device: torch.device) -> None:
-    """Compile the forward and backward pass of a task, in place: names of weights stay.
+    """Compile the forward and backward pass of a task in place; names of weights stay.
 
-    Code is made at the first batch of each shape, for a minute or so. Raises `MachineError` where
+    The first batch of each shape is compiled, which takes about a minute. Raises `MachineError` if
     no compiler is installed.
     """
     variable, usual = ("CC", "gcc") if device.type == "cuda" else ("CXX", "g++")
@@ -30,13 +30,13 @@ def compile_task(task: Task, device: torch.device) -> None:
             where="run.compile",
             hint=f"install {usual}, name another one in the variable {variable}, {OFF}",
         )
-    # Whole rows or not, the last micro-batch, evaluation: each is a program of its own.
+    # Whole or trimmed rows, the last micro-batch, evaluation: each has a compiled program.
     torch._dynamo.config.recompile_limit = 32
     task.compile(dynamic=False)
 
 
 def any_number_of_documents(batch: Tensors) -> None:
-    """Let one program do for all batches of a shape: the number of documents in them differs."""
+    """Let one compiled program serve batches of a shape with any number of documents."""
     if batch.cu_seqlens is not None:
         torch._dynamo.maybe_mark_dynamic(batch.cu_seqlens, 0)
 

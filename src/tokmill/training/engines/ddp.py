@@ -1,7 +1,7 @@
 """Several processes that share each step: torch's DistributedDataParallel.
 
-Each process takes its part of the rows, runs forward and backward, and the gradients are added up
-over all of them, at the last micro-batch of a step, while the backward pass still runs. Weights and
+Each process runs forward and backward on its part of the rows. At the last micro-batch of a step
+the gradients are added up over all processes, while the backward pass still runs. Weights and
 moments are whole and equal in every process; rank 0 writes them.
 """
 
@@ -25,8 +25,8 @@ class Ddp(Several):
     name = "ddp"
     learner: DistributedDataParallel
 
-    def __init__(self, config: RunConfig, told: EngineConfig | None = None) -> None:
-        super().__init__(config, told)
+    def __init__(self, config: RunConfig, settings: EngineConfig | None = None) -> None:
+        super().__init__(config, settings)
         self.rehearsed = self.world == 1
 
     def micro(
@@ -48,11 +48,11 @@ class Ddp(Several):
             )
 
     def _rehearse(self, batch: Tensors, pull: Tensor | None) -> None:
-        """Run one backward pass that leaves nothing behind, before the first that counts.
+        """Run one backward pass without any effect, before the first real one.
 
-        After its first backward pass DDP orders gradients anew for their exchange. With more than
-        two processes that changes the order of additions: without this, the first step after a
-        resume would differ in the last bits from the same step of a run that was never stopped.
+        After its first backward pass DDP changes the order in which gradients are exchanged. With
+        more than two processes that changes the order of additions. Without a rehearsal, the first
+        step after a resume would differ in the last bits from that of an uninterrupted run.
         """
         self.rehearsed = True
         states = torch_states()

@@ -1,7 +1,7 @@
 """Several processes that share each step, through DeepSpeed: ZeRO, stages 0 to 3.
 
 Stage 1 splits the moments over the processes, 2 the gradients too, 3 also the weights (Rajbhandari
-et al. 2020, "ZeRO"). What else DeepSpeed can do is set in the table `[engine.deepspeed]`. Its own
+et al. 2020, "ZeRO"). Other settings of DeepSpeed come from the table `[engine.deepspeed]`. Its own
 checkpoints are not used: weights and moments are gathered by name into the files that every engine
 writes.
 """
@@ -30,11 +30,11 @@ from tokmill.training.engines.several import Several, peers
 from tokmill.training.engines.single import Learner
 from tokmill.training.launch import one_a_machine, place
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
-from tokmill.training.recipe.deepspeed_config import FILE, settings, stage_of
+from tokmill.training.recipe.deepspeed_config import FILE, all_settings, stage_of
 
 
 class DeepSpeed(Several):
-    """One of `world` processes; `stage` says what of the weights each of them holds."""
+    """One of `world` processes; `stage` says what each of them holds."""
 
     name = "deepspeed"
     model: Any = None
@@ -42,8 +42,8 @@ class DeepSpeed(Several):
 
     compiles = False
 
-    def __init__(self, config: RunConfig, told: EngineConfig | None = None) -> None:
-        table = (told or EngineConfig()).deepspeed
+    def __init__(self, config: RunConfig, settings: EngineConfig | None = None) -> None:
+        table = (settings or EngineConfig()).deepspeed
         with one_a_machine():
             if config.precision == "fp16":
                 raise UsageError(
@@ -53,17 +53,17 @@ class DeepSpeed(Several):
                 )
             self.package = load_deepspeed(pick_device(config.device, place()))
         self.table, self.stage = table, stage_of(table)
-        super().__init__(config, told)
+        super().__init__(config, settings)
 
     def prepare(self, task: Task, optim: OptimConfig) -> None:
         """Put the task on the device, make its optimiser, and hand both to DeepSpeed."""
         super().prepare(task, optim)
         self.weights_of = dict(task.named_parameters())
-        made = settings(self.table, optim.clip, sum(p.numel() for p in self.parameters))
+        made = all_settings(self.table, optim.clip, sum(p.numel() for p in self.parameters))
         self.files = {FILE: encode(made)}
         with peers(), quiet(), refusals():
-            # It knows torch's own classes alone, and would warn of ours on stdout. What does not
-            # work with it was refused before.
+            # DeepSpeed prints a warning on stdout for classes that are not torch's. Optimisers that
+            # do not work with it were refused before (`check_optimizer`).
             known = plugins.require("deepspeed.runtime.zero.utils").ZERO_SUPPORTED_OPTIMIZERS
             if type(self.optimizer) not in known:
                 known.append(type(self.optimizer))
@@ -95,12 +95,12 @@ class DeepSpeed(Several):
                 if math.isfinite(norm):
                     self.model.step()
                 return norm
-            # It leaves out the update of a norm that is not finite.
+            # It skips the update if the norm is not finite.
             self.model.step()
             return float(self.model.get_global_grad_norm())
 
     def bad_gradients(self) -> list[str]:
-        """Return the weights whose gradient is not finite; above stage 0 they are gone."""
+        """Return the weights whose gradient is not finite; from stage 1 on, gradients are gone."""
         return super().bad_gradients() if self.stage == 0 else []
 
     def evaluate(self, batch: Tensors) -> dict[str, Tensor]:
@@ -145,7 +145,7 @@ class DeepSpeed(Several):
         return module(moved(batch, self.device), act)
 
     def _kept(self, value: Tensor) -> Tensor:
-        """Keep what was gathered on rank 0, in the memory of the CPU."""
+        """Keep a gathered tensor on rank 0 only, in CPU memory."""
         return value.detach().cpu() if self.rank == 0 else value.new_empty(0)
 
     def _gathered(self, weight: nn.Parameter) -> Tensor:
@@ -185,8 +185,8 @@ class DeepSpeed(Several):
     def _make_moments(self) -> None:
         """Make the moments that AdamW would make in its first step.
 
-        DeepSpeed ties them to the weights after the first of several groups has made its own, and
-        would never find those of the others.
+        DeepSpeed connects moments and weights when the first of several groups has moments, and
+        would never find those of the other groups.
         """
         zero = self.model.optimizer
         parts = (
@@ -204,7 +204,7 @@ class DeepSpeed(Several):
             zero._lazy_init_hp_params_optimizer_state()
 
     def _whole_weight(self, weight: nn.Parameter) -> contextlib.AbstractContextManager[None]:
-        """Gather a weight that is split; what each process makes of it is kept."""
+        """Gather a split weight; rank 0's changes to it are kept."""
         if self.stage < 3:
             return contextlib.nullcontext()
         gathered: contextlib.AbstractContextManager[None] = self.package.zero.GatheredParameters(
@@ -213,7 +213,7 @@ class DeepSpeed(Several):
         return gathered
 
     def _set_part(self, weight: nn.Parameter, value: Tensor, kind: str = "") -> None:
-        """Put this process's part of a whole tensor where the optimiser has its part."""
+        """Copy this process's part of a whole tensor into the optimiser's part."""
         tools = self.package.utils
         if self.stage < 3:
             if kind:
@@ -221,7 +221,7 @@ class DeepSpeed(Several):
             else:
                 tools.safe_set_full_fp32_param(weight, value)
             return
-        # Stage 3 pads the last part; its setters for whole tensors do not.
+        # Stage 3 pads the last part, but its setters for whole tensors do not.
         split: Any = weight
         size = split.ds_tensor.numel()
         padded = value.new_zeros(size * self.world)
@@ -233,7 +233,7 @@ class DeepSpeed(Several):
             tools.safe_set_local_fp32_param(weight, part)
 
     def _part_ways(self) -> None:
-        """End the groups of processes; DeepSpeed would take them for those of a next training."""
+        """End the groups of processes; else DeepSpeed would use them in the next training."""
         if self.model is not None:
             self.model.destroy()
         super()._part_ways()
@@ -241,7 +241,7 @@ class DeepSpeed(Several):
 
 
 class Precise(Learner):
-    """A task with its precision inside: DeepSpeed switches off autocast that is around it."""
+    """A task with its own autocast: DeepSpeed switches off one that is entered outside."""
 
     def __init__(self, task: Task, precision: Precision) -> None:
         super().__init__(task)
@@ -255,17 +255,17 @@ class Precise(Learner):
 
 def load_deepspeed(device: torch.device) -> Any:
     """Import DeepSpeed for a kind of device."""
-    # It would look for accelerators itself, and tell what it found.
+    # Otherwise DeepSpeed looks for accelerators itself, and prints the result.
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    # It insists on it, also where nobody started several processes.
+    # It needs this variable even in a single process.
     os.environ.setdefault("LOCAL_RANK", str(place().local_rank))
     with quiet():
         package = plugins.require("deepspeed")
-        # On a CPU it compiles an operation for messages through shared memory, for half a minute,
-        # and fails where there is no compiler. Without it gloo carries them.
+        # On a CPU it compiles an operation for messages through shared memory. That takes half a
+        # minute, and fails without a compiler. Without this operation it uses gloo.
         ops = plugins.require("deepspeed.ops")
         ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # It calls such names in every step too.
+    # Its steps call deprecated names too.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     return package
 
@@ -280,7 +280,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Turn what DeepSpeed says about settings into a `UsageError`."""
+    """Turn DeepSpeed's errors about settings into `UsageError`."""
     try:
         yield
     except (ValueError, AssertionError, NotImplementedError) as error:

@@ -16,20 +16,20 @@ from tokmill.training.launch import Place
 def moved(batch: Tensors, device: torch.device) -> Tensors:
     """Return a batch on a device; from pinned memory it is copied while the device computes."""
 
-    def there(value: Any) -> Any:
+    def move(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: there(one) for name, one in value.items()}
+            return {name: move(one) for name, one in value.items()}
         return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
 
     if device.type == "cpu":
         return batch
-    return Tensors(**{f.name: there(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
+    return Tensors(**{f.name: move(getattr(batch, f.name)) for f in dataclasses.fields(batch)})
 
 
 def pick_device(name: str, here: Place | None = None) -> torch.device:
     """Return the device called `name`; "auto" is CUDA where there is one.
 
-    Of several processes (`here` is one of them) each gets a GPU of its machine.
+    `here`: the place of this process; each of several processes gets its own GPU.
     """
     here = here or Place()
     if name == "auto":
@@ -37,7 +37,9 @@ def pick_device(name: str, here: Place | None = None) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"{name!r} is no device", where="run.device", hint="cpu or cuda") from None
+        raise UsageError(
+            f"{name!r} is not a device", where="run.device", hint="cpu or cuda"
+        ) from None
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"{name!r} is not supported", where="run.device", hint="cpu or cuda")
     if device.type == "cpu":
@@ -48,7 +50,7 @@ def pick_device(name: str, here: Place | None = None) -> torch.device:
         return device
     found = torch.cuda.device_count()
     if device.index is not None or here.local_world > found:
-        seen = f"torch sees {found}" if device.index is None else f"{name} is one"
+        seen = f"torch sees {found}" if device.index is None else f"{name} is a single one"
         raise UsageError(
             f"{here.local_world} processes need a GPU each, and {seen}",
             where="run.device",

@@ -1,4 +1,4 @@
-"""How a step runs: the protocol, all that the loop knows of an engine (`plugins.ENGINES`)."""
+"""The protocol of engines, which run the steps of a training (`plugins.ENGINES`)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tokmill.training.recipe.config import OptimConfig
 
 
 class Engine(Protocol):
-    """One process of `world`; `rank` 0 writes and talks. A `with` block ends all of them together.
+    """One process of `world`. The one of `rank` 0 writes files and messages.
 
-    Every process calls every method of this, in the same order. Batches are prepared, and lie in
-    the memory of the CPU. `name` is that of `run.engine`.
+    A `with` block ends all processes together. Every process calls every method, in the same order.
+    Batches are prepared and lie in CPU memory. `name` is the value of `run.engine`.
     """
 
     name: str
     compiles: ClassVar[bool]
     """Whether it runs with `run.compile`."""
     files: Mapping[str, bytes]
-    """What a run folder keeps of what the engine was told; after `prepare`."""
+    """Files with the engine's settings for the folder of the run; after `prepare`."""
     rank: int
     world: int
     device: torch.device
@@ -37,7 +37,7 @@ class Engine(Protocol):
 
     @property
     def skipped(self) -> int:
-        """Steps in all whose update was left out, as their gradient overflowed fp16."""
+        """Number of steps without an update, because the gradient overflowed fp16."""
         ...
 
     def prepare(self, task: Task, optim: OptimConfig) -> None:
@@ -49,15 +49,16 @@ class Engine(Protocol):
     ) -> dict[str, Tensor]:
         """Run forward and backward of the summed loss × `scale`; return the task's sums.
 
-        `last`: the micro-batch after which gradients are complete. `pull`: (rows, D), the gradient
-        of the batch's vectors (`Task.act`), which is known already: then there are no sums.
+        `last`: whether gradients are complete after this micro-batch. `pull`: (rows, D), a known
+        gradient of the batch's vectors (`Task.act`) in place of the loss: then there are no sums.
         """
         ...
 
     def step(self, lr: float) -> float:
-        """Clip, update, zero; return the norm; one that is not finite changes nothing.
+        """Clip gradients, update weights, drop gradients; return the norm.
 
-        In fp16 such a step counts as skipped, and the next ones scale the loss less.
+        If the norm is not finite, no weight changes. In fp16 such a step counts as skipped, and the
+        loss of the next steps is scaled less.
         """
         ...
 
@@ -66,11 +67,11 @@ class Engine(Protocol):
         ...
 
     def evaluate(self, batch: Tensors) -> dict[str, Tensor]:
-        """Run forward alone, without dropout; return the task's sums."""
+        """Run the forward pass without dropout; return the task's sums."""
         ...
 
     def act(self, batch: Tensors, train: bool = False) -> dict[str, Tensor]:
-        """Run forward alone; return the results of `Task.act`, of this process's batch.
+        """Run the forward pass of `Task.act`; return the results of this process's batch.
 
         `train`: with dropout, as `micro` would.
         """
@@ -81,7 +82,7 @@ class Engine(Protocol):
         ...
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Have the average in the place of the weights, until the end of a block."""
+        """Return a context in which the average is in the place of the weights."""
         ...
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -89,7 +90,7 @@ class Engine(Protocol):
         ...
 
     def meet(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process calls this."""
         ...
 
     def lead(self, context: AbstractContextManager[None]) -> AbstractContextManager[None]:
@@ -97,13 +98,13 @@ class Engine(Protocol):
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the whole weights by name, in float32, on rank 0; the others get no weights."""
+        """Return the whole weights by name in float32 on rank 0; other ranks get empty tensors."""
         ...
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Write weights and optimiser into a folder that is there; every engine the same files.
+        """Write weights and optimiser into a folder; all engines write the same files.
 
-        Returns file → digest on rank 0: of tensors the seal (`tensors.py`), of others the sha256.
+        Returns file → digest on rank 0: the seal of tensors (`tensors.py`), the sha256 of others.
         """
         ...
 

@@ -1,10 +1,10 @@
 """Several processes that share each step and the weights: torch's fully_shard ("FSDP2").
 
 Each process keeps a part of every weight, its gradient and its moments (Zhao et al. 2023, "PyTorch
-FSDP"). The weights of a block are gathered before its forward and before its backward pass, and let
-go after each; gradients are added up over the processes as soon as a block has made them, each
-process keeping its part. So a process holds 16 bytes a weight divided by the number of processes,
-and one block.
+FSDP"). The weights of a block are gathered before its forward and its backward pass, and freed
+after each. Gradients are added up over the processes as soon as a block has computed them, and each
+process keeps its part. So a process holds 16 bytes a weight divided by the number of processes, and
+one whole block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
-from tokmill.training.engines.optim import clipped_together, total_norm
+from tokmill.training.engines.optim import clipped_together, local_part, total_norm
 from tokmill.training.engines.several import Several, peers
 from tokmill.training.engines.single import Learner
 
@@ -36,7 +36,7 @@ class Fsdp2(Several):
         self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
     ) -> dict[str, Tensor]:
         """Run forward and backward; gradients are added up over all processes each time."""
-        # Adding them up once a step would save talk, and hold all gradients whole until then.
+        # Adding them up once a step would save messages, but keep whole gradients until then.
         with peers():
             return super().micro(batch, last, scale, pull)
 
@@ -58,14 +58,14 @@ class Fsdp2(Several):
             return super().act(batch, train)
 
     def step(self, lr: float) -> float:
-        """Clip, update, zero; an optimiser of matrices gathers them."""
+        """Clip, update, zero; an optimiser that needs whole matrices gathers them."""
         with peers():
             return super().step(lr)
 
     def _place(self, task: Task) -> None:
         """Leave each process its part of every weight, on its device."""
         mesh = init_device_mesh(self.device.type, (self.world,))
-        # What a block returns may be a view of it; no model here changes one in place.
+        # A block may return a view of a tensor; no model here changes one in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module", UserWarning)
         with peers():
             # Block by block: a model that fits no device never lies on one as a whole.
@@ -74,7 +74,7 @@ class Fsdp2(Several):
                 # Losses are divided by the targets of all processes, so gradients are summed.
                 shard.set_gradient_divide_factor(1.0)
                 shard.set_force_sum_reduction_for_comms(True)
-        # Both gather what lies in no block, as `forward` does by itself.
+        # Weights outside of blocks are then gathered for `act` too, as they are for `forward`.
         register_fsdp_forward_method(task, "act")
         self.plain = self.learner = Learner(task)
 
@@ -92,7 +92,7 @@ class Fsdp2(Several):
         return math.sqrt(sum(squares))
 
     def _whole(self, value: Tensor) -> Tensor:
-        """Gather a weight or moment; only rank 0 keeps it, in the memory of the CPU."""
+        """Gather a weight or moment; only rank 0 keeps it, in CPU memory."""
         if isinstance(value, DTensor):
             with peers():
                 value = value.full_tensor()
@@ -103,8 +103,8 @@ class Fsdp2(Several):
         return [local_part(weight.detach()) for weight in self.parameters]
 
     def _swap(self) -> None:
-        """Let weights and average change places."""
-        # What is in no block stays gathered after an evaluation, and would be used once more.
+        """Swap weights and average."""
+        # Weights outside of blocks stay gathered after an evaluation; the old values would be used.
         for module in self.task.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -116,8 +116,3 @@ class Fsdp2(Several):
             return value
         there = value.to(self.device)
         return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
-
-
-def local_part(value: Tensor) -> Tensor:
-    """Return what this process holds of a tensor, without a copy."""
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -1,4 +1,4 @@
-"""Muon: matrices inside blocks move along orthogonal directions, all other weights by AdamW.
+"""Muon: updates of matrices inside blocks are orthogonal; AdamW updates all other weights.
 
 With the gradient G of a matrix W of m × n, the momentum μ, the rate η and the decay λ, a step is
 
@@ -6,12 +6,12 @@ With the gradient G of a matrix W of m × n, the momentum μ, the rate η and th
 
 orth(U) is about the nearest matrix whose rows (or columns, if they are fewer) are orthonormal: all
 singular values of U become about 1 (Jordan 2024, https://kellerjordan.github.io/posts/muon). The
-factor in front makes a step as large as one of AdamW, so that its rate and decay suit both (Liu et
-al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982).
+factor in front makes a step about as large as one of AdamW, so that both can use the same rate and
+decay (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982).
 
-torch.optim.Muon does the same. It is not used here because it always multiplies in bfloat16, which
-takes 20 to 40 times as long as float32 on a processor without instructions for it, and one matrix
-at a time, which takes 4 times as long for small ones.
+torch.optim.Muon computes the same. It is not used here for two reasons. It always multiplies in
+bfloat16, which takes 20 to 40 times as long as float32 on a processor without instructions for it.
+And it works on one matrix at a time, which takes 4 times as long for small ones.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from tokmill.training.engines.optim import MOMENTS
 from tokmill.training.recipe.config import OptimConfig
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the polynomial a x + b x³ + c x⁵ that brings singular values near 1 (Jordan 2024)."""
+"""a, b, c of the polynomial a x + b x³ + c x⁵ that brings singular values near 1 (Jordan 2024)."""
 ROUNDS = 5
-"""How often it is applied."""
+"""How often the polynomial is applied."""
 LEAST = 1e-7
-"""A norm below this one counts as this one."""
+"""A smaller norm is replaced by this one before a division."""
 BUFFER = "momentum_buffer"
-"""What is kept of a matrix: M above."""
+"""The state of a matrix: M above."""
 MATRICES = "matrices"
-"""In a parameter group: whether its weights are matrices that Muon moves."""
+"""Key of a parameter group: whether Muon updates its weights."""
 AT_A_TIME = 1 << 22
-"""Values of matrices of one shape that are worked on together."""
+"""Values of matrices of one shape that are computed together."""
 
 
 class MuonConfig(OptimConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Muon's keys beside those of AdamW, which moves embeddings, heads, norms and biases."""
+    """Muon's keys, beside those of AdamW, which updates embeddings, heads, norms and biases."""
 
     kind: Literal["muon"] = "muon"
     """Which optimiser this is."""
     momentum: float = 0.95
     """Decay rate of the momentum of matrices."""
     matrix_rate: float = 1.0
-    """Learning rate of matrices as a multiple of `lr`; 1 moves them as far as AdamW would."""
+    """Learning rate of matrices as a multiple of `lr`; at 1 their steps are as large as AdamW's."""
 
 
 class Muon(AdamW):
@@ -67,7 +67,7 @@ class Muon(AdamW):
         made = list(split(groups, wanted, config.matrix_rate))
         if not any(group[MATRICES] for group in made):
             raise UsageError(
-                "the model has no matrices inside blocks, which are all that Muon moves",
+                "Muon updates matrices inside blocks, and the model has none",
                 where="optim.kind",
                 hint="--set optim.kind=adamw",
             )
@@ -76,7 +76,7 @@ class Muon(AdamW):
 
     @staticmethod
     def check(config: OptimConfig, where: str = "") -> None:
-        """Refuse a momentum or a rate that makes no training."""
+        """Raise `UsageError` for an impossible momentum or rate."""
         assert isinstance(config, MuonConfig)
         if not 0 <= config.momentum < 1:
             raise UsageError(
@@ -93,7 +93,7 @@ class Muon(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Move all weights that have a gradient."""
+        """Update all weights that have a gradient."""
         groups = self.param_groups
         for group in groups:
             if group[MATRICES]:
@@ -105,11 +105,11 @@ class Muon(AdamW):
             self.param_groups = groups
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over a state; AdamW would look for its own moments of the matrices."""
+        """Load a state; AdamW's method would look for its own moments of the matrices."""
         torch.optim.Optimizer.__setstate__(self, state)
 
     def _move(self, group: Group) -> None:
-        """Move the matrices of a group."""
+        """Update the matrices of a group."""
         weights = [weight for weight in group["params"] if weight.grad is not None]
         if not weights:
             return
@@ -139,9 +139,9 @@ def matrices_of(blocks: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
 
 
 def split(groups: Iterable[Group], wanted: set[int], rate: float) -> Iterator[Group]:
-    """Yield parameter groups of which each holds matrices for Muon alone, or none.
+    """Yield parameter groups, each either with matrices for Muon or with other weights.
 
-    `wanted`: the `id`s of those matrices; `rate`: what their learning rate is multiplied by.
+    `wanted`: the `id`s of the matrices; `rate`: the factor of their learning rate.
     """
     for group in groups:
         given = list(group["params"])
@@ -156,7 +156,7 @@ def split(groups: Iterable[Group], wanted: set[int], rate: float) -> Iterator[Gr
 
 
 def alike(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield the numbers of matrices of one shape, of so many that `AT_A_TIME` holds for them."""
+    """Yield lists of numbers of matrices with one shape, at most `AT_A_TIME` values together."""
     of_shape: dict[torch.Size, list[int]] = {}
     for number, matrix in enumerate(matrices):
         of_shape.setdefault(matrix.shape, []).append(number)
@@ -185,7 +185,7 @@ def orthogonal(matrices: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def product_type(device: torch.device) -> torch.dtype:
-    """Return the type in which a device multiplies matrices fastest, of those that suffice."""
+    """Return the fastest type of a device that is precise enough for these products."""
     fast = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
 
@@ -197,7 +197,7 @@ def whole(value: Tensor) -> Tensor:
 
 
 def part(value: Tensor, like: Tensor) -> Tensor:
-    """Return what belongs to this process of a whole matrix, split as a weight is."""
+    """Return this process's part of a whole matrix, which is split as a weight is."""
     if not hasattr(like, "full_tensor"):
         return value
     from torch.distributed.tensor import distribute_tensor

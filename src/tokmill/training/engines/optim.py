@@ -14,9 +14,9 @@ from tokmill.models.model import Group
 from tokmill.training.recipe.config import OptimConfig
 
 STEP = "step"
-"""What is one number of a weight, its steps; all else that is kept has the weight's shape."""
+"""State of a weight that is a single number: its steps. All other state has the weight's shape."""
 MOMENTS = "moments"
-"""In a parameter group: the names of what the optimiser keeps of each of its weights."""
+"""Key of a parameter group: the names of the states that the optimiser keeps of each weight."""
 NORM_PART = 1 << 18
 """Values whose squares are summed at a time."""
 
@@ -64,22 +64,22 @@ def same_rates(
 
 
 class Kind(Protocol):
-    """What the class of an optimiser says, a line of `plugins.OPTIMIZERS`, beside torch's own.
+    """The class of an optimiser, a line of `plugins.OPTIMIZERS`: what it has beside torch's own.
 
-    Its objects are `torch.optim.Optimizer`s, made of parameter groups, the configuration, and the
-    blocks of the model. Each group has the key `MOMENTS`.
+    An instance is a `torch.optim.Optimizer`. Its arguments are parameter groups, the configuration
+    and the blocks of the model. Each group of an instance has the key `MOMENTS`.
     """
 
     Config: ClassVar[type[OptimConfig]]
     splits: ClassVar[bool]
-    """Whether parts of weights do as the whole would: each value learns by itself, and the gradient
-    is clipped as one."""
+    """Whether a part of a weight can be updated without the rest: each value learns by itself, and
+    all gradients are clipped by one norm."""
     apart: ClassVar[bool]
-    """Whether the gradient of each weight is clipped by itself, not that of all together."""
+    """Whether the gradient of each weight is clipped by its own norm, not by that of all."""
 
     @staticmethod
     def check(config: OptimConfig, where: str = "") -> None:
-        """Refuse numbers of the kind's own keys that make no training."""
+        """Raise `UsageError` for impossible values of the optimiser's own keys."""
         ...
 
 
@@ -100,7 +100,7 @@ def make_optimizer(
 
 
 def moment_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of all that an optimiser keeps of the weights, after its first step."""
+    """Return the bytes of an optimiser's state after its first step."""
     return sum(
         weight.numel() * weight.element_size() * sum(kind != STEP for kind in group[MOMENTS])
         for group in optimizer.param_groups
@@ -111,7 +111,7 @@ def moment_bytes(optimizer: torch.optim.Optimizer) -> int:
 def clipped_together(
     optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
 ) -> list[list[nn.Parameter]]:
-    """Return the sets of weights whose gradients an optimiser wants clipped by a common norm."""
+    """Return the sets of weights whose gradients are clipped by a common norm."""
     apart: bool = getattr(optimizer, "apart", False)
     return [[weight] for weight in parameters] if apart else [list(parameters)]
 
@@ -119,8 +119,8 @@ def clipped_together(
 def clip_gradients(parameters: Iterable[Tensor] | Tensor, limit: float) -> Tensor:
     """Scale the gradients so that their common norm is at most `limit`; return the norm before.
 
-    `parameters`: as of `torch.nn.utils.clip_grad_norm_`, so `model.parameters()` will do. A limit
-    of 0 only measures. The result stays on the device.
+    `parameters`: as for `torch.nn.utils.clip_grad_norm_`, such as `model.parameters()`. With a
+    limit of 0 nothing is scaled. The result stays on the device.
     """
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     norm = total_norm([one.grad for one in given if one.grad is not None])
@@ -132,8 +132,8 @@ def clip_gradients(parameters: Iterable[Tensor] | Tensor, limit: float) -> Tenso
 def total_norm(gradients: Iterable[Tensor]) -> Tensor:
     """Return the norm of all gradients together, as a scalar on their device.
 
-    On a CPU squares are summed in float64: torch sums those of one tensor in float32 one after the
-    other, which is .27 % too little for 38 million of them.
+    On a CPU squares are summed in float64. Torch would add up those of a tensor in float32 one
+    after the other, and the result for 38 million values is 0.27 % too small.
     """
     found = list(gradients)
     if not found or any(type(one) is not Tensor or one.device.type != "cpu" for one in found):
@@ -141,8 +141,14 @@ def total_norm(gradients: Iterable[Tensor]) -> Tensor:
     parts = [
         torch.linalg.vector_norm(part, dtype=torch.float64)
         for one in found
-        # In parts, as torch makes a copy in float64 first.
+        # In parts, because torch makes a copy in float64.
         for part in torch.split(one.detach().reshape(-1), NORM_PART)
     ]
     norm = torch.linalg.vector_norm(torch.stack(parts)) if parts else torch.zeros(())
     return norm.to(torch.promote_types(found[0].dtype, torch.float32))
+
+
+def local_part(value: Tensor) -> Tensor:
+    """Return what this process holds of a tensor, which `fsdp2` may have split, without a copy."""
+    local: Tensor = value.to_local() if hasattr(value, "to_local") else value
+    return local

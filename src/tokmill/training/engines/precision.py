@@ -1,10 +1,10 @@
-"""The numbers that matrix products are computed in, and the loss scale of fp16.
+"""The precision of matrix products, and the loss scale of fp16.
 
 Weights, gradients and Adam's moments are float32 in every precision: autocast rounds copies of
-weights and inputs for each matrix product, so what is learned is added to master weights
+weights and inputs for each matrix product, and updates are added to the float32 weights
 (Micikevicius et al. 2018, "Mixed Precision Training"). bf16 has the range of float32 and needs
-nothing more. fp16 ends at 65,504 and loses what is below 6e-8, so there the loss is multiplied
-before the backward pass and the gradients are divided after it.
+nothing more. fp16 ends at 65,504, and values below 6e-8 become 0. So with fp16 the loss is
+multiplied before the backward pass, and the gradients are divided after it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class LossScale(msgspec.Struct):
-    """What the loss is multiplied by: halved by an overflow, doubled after many good steps.
+    """The factor of the loss: it is halved by an overflow, and doubled after many good steps.
 
     It stays a power of two, so multiplying and dividing round nothing. Section 3.2 of the paper
     gives the reason, its last paragraph the rule.
@@ -41,10 +41,10 @@ class LossScale(msgspec.Struct):
     good: int = 0
     """Steps since the scale last changed."""
     skipped: int = 0
-    """Steps in all whose update was left out, as their gradient overflowed."""
+    """Number of all steps whose update was skipped, because the gradient overflowed."""
 
     def update(self, finite: bool) -> None:
-        """Take notice of a gradient; raise `TokmillError` where no scale would be small enough."""
+        """Adapt the scale to a gradient; raise `TokmillError` if no scale is small enough."""
         if finite:
             self.good += 1
             if self.good == RAISE_AFTER:
@@ -53,27 +53,27 @@ class LossScale(msgspec.Struct):
         self.value, self.good, self.skipped = self.value / 2, 0, self.skipped + 1
         if self.value < 1:
             raise TokmillError(
-                "gradients overflow fp16 even where the loss is not scaled up",
+                "gradients overflow fp16 even if the loss is not scaled up",
                 where="run.precision",
-                hint='--set run.precision="bf16" has the range for them, "fp32" everywhere; '
+                hint='--set run.precision="bf16" has a larger range, and "fp32" runs everywhere; '
                 "a smaller optim.lr may help too",
             )
 
 
 class Precision:
-    """How the matrix products of a run are computed; `scale` is there for fp16 alone.
+    """The precision of a run's matrix products; only fp16 has a `scale`.
 
-    Raises `UsageError` where the device cannot do it.
+    Raises `UsageError` if the device does not support it.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
         self.device, self.dtype = device, DTYPES[name]
         self.scale = LossScale() if name == "fp16" else None
-        # Without a unit for it torch emulates bf16, slower than float32.
+        # Without hardware for bf16, torch emulates it, which is slower than float32.
         if name == "bf16" and device.type == "cuda":
             with torch.cuda.device(device):
-                able = torch.cuda.is_bf16_supported(including_emulation=False)
-            if not able:
+                supported = torch.cuda.is_bf16_supported(including_emulation=False)
+            if not supported:
                 raise UsageError(
                     "this GPU does not compute in bf16",
                     where="run.precision",
@@ -86,16 +86,16 @@ class Precision:
 
     @property
     def factor(self) -> float:
-        """What the loss is multiplied by before the backward pass."""
+        """The factor of the loss before the backward pass."""
         return self.scale.value if self.scale else 1.0
 
     def unscale(self, gradients: Sequence[Tensor]) -> None:
-        """Divide gradients, in place, by what the loss was multiplied by."""
+        """Divide gradients by the factor of the loss, in place."""
         if self.scale and gradients:
             torch._foreach_mul_(list(gradients), 1 / self.scale.value)
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Write what a resumed run needs to know of the scale; return file → sha256."""
+        """Write the scale for a resumed run; return file → sha256."""
         if self.scale is None:
             return {}
         data = encode(self.scale)
@@ -108,7 +108,7 @@ class Precision:
             self.scale = read_json(folder / SCALE, LossScale)
             if not 1 <= self.scale.value < math.inf or self.scale.good < 0:
                 raise TokmillError(
-                    f"a loss cannot be scaled by {self.scale.value}",
+                    f"the loss scale {self.scale.value} is not possible",
                     where=str(folder / SCALE),
                     hint="remove the folder of this checkpoint: --resume then goes on from the "
                     "one before",

@@ -1,4 +1,4 @@
-"""What a task sums up over micro-batches, batches and processes, and what these agree on."""
+"""Sums of a task over micro-batches, batches and processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ def over_processes(engine: Engine, sums: Mapping[str, Tensor]) -> dict[str, floa
     return dict(zip(sums, values, strict=True))
 
 
+def on_first(engine: Engine, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return sums that every process has in full, as 0 on all but rank 0, for `over_processes`."""
+    return {name: value if engine.rank == 0 else value * 0 for name, value in sums.items()}
+
+
 def most(engine: Engine, number: int) -> int:
-    """Return the largest of the numbers that the processes give."""
+    """Return the largest of the numbers that all processes call this with."""
     given = [0.0] * engine.world
     given[engine.rank] = number
     return int(max(engine.total(given)))

@@ -1,7 +1,7 @@
 """Random states of a process: seeded at the start of a run, kept in its checkpoints.
 
-Rows and masks do not depend on them (they come from keys); first weights and dropout do, and so may
-a task of one's own.
+First weights and dropout depend on them, and perhaps a task of your own. Rows and masks do not:
+they are computed from keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def seed_random_states(seed: int) -> None:
 
 
 def seed_for(seed: int, step: int, rank: int) -> None:
-    """Seed one process of several for the steps from `step` on, unlike every other process."""
+    """Seed one of several processes for the steps from `step` on, each with another seed."""
     words = np.random.SeedSequence((seed % 2**64, step, rank)).generate_state(1, np.uint64)
     seed_random_states(int(words[0]) >> 1)
 
@@ -58,7 +58,7 @@ def random_states() -> RandomStates:
 def set_random_states(states: RandomStates, where: str = "") -> None:
     """Put back what `random_states` returned.
 
-    Raises `TokmillError` for what no generator has as its state; `where`: the file that it is of.
+    Raises `TokmillError` if it is no valid state; `where`: the file that holds it.
     """
 
     def tensor(text: str) -> torch.Tensor:
@@ -68,10 +68,10 @@ def set_random_states(states: RandomStates, where: str = "") -> None:
     name, keys, place, has_gauss, normal = states.numpy
     try:
         if not 0 <= place <= len(keys):
-            raise ValueError(f"the place {place} among {len(keys)}")  # numpy would not look
+            raise ValueError(f"the place {place} among {len(keys)}")  # numpy does not check this
         torch.set_rng_state(tensor(states.torch))
         if states.cuda and torch.cuda.is_available():
-            # Of the device that this process computes on, whatever its number was then.
+            # For the current device, which may have had another number when this was saved.
             torch.cuda.set_rng_state(tensor(states.cuda[0]))
         random.setstate((version, tuple(internal), gauss))
         np.random.set_state((name, np.asarray(keys, np.uint32), place, has_gauss, normal))
@@ -84,7 +84,7 @@ def set_random_states(states: RandomStates, where: str = "") -> None:
 
 
 def torch_states() -> list[torch.Tensor]:
-    """Return the states that dropout draws from; taking them is cheap enough for every step."""
+    """Return the states that dropout uses; this is cheap enough for every step."""
     cuda = [torch.cuda.get_rng_state()] if on_cuda() else []
     return [torch.get_rng_state(), *cuda]
 

@@ -1,4 +1,4 @@
-"""Weights and moments as files: whole tensors by name, in float32, the same of every engine."""
+"""Files of weights and moments: whole tensors by name in float32, the same for every engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 
 
 class Saved:
-    """What an engine holds, as files and back; engines that hold parts say how they are joined."""
+    """Writes and reads the tensors of an engine; `_whole` and `_part` are for split tensors."""
 
     rank: int
     task: Task
@@ -28,17 +28,17 @@ class Saved:
     precision: Precision
     average: Average | None = None
     shapes: dict[str, torch.Size]
-    """Of all weights and buffers, by name."""
+    """Shapes of all weights and buffers, by name."""
     names: list[str]
-    """Of the weights that are trained."""
+    """Names of the weights that are trained."""
     parameters: list[nn.Parameter]
     """Those weights, in the same order."""
     kept: dict[str, tuple[str, ...]]
-    """Name of a weight → what the optimiser keeps of it."""
+    """Name of a weight → names of the states that the optimiser keeps of it."""
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Have the average in the place of the weights, until the end of a block."""
+        """Return a context in which the average is in the place of the weights."""
         self._swap()
         try:
             yield
@@ -61,7 +61,7 @@ class Saved:
     def save(self, folder: Path) -> dict[str, str]:
         """Write weights, each parameter's moments, and the average; return file → digest."""
         digests: dict[str, str] = {}
-        # One after the other: they need not lie in memory together.
+        # One after the other, so that they are not in memory together.
         for file, gathered in ((MODEL, self.weights), (OPTIMIZER, self.moments)):
             tensors = gathered()
             if self.rank == 0:
@@ -85,7 +85,7 @@ class Saved:
         self.precision.load(folder)
 
     def _read_moments(self, path: Path) -> dict[str, dict[str, Tensor]]:
-        """Return weight → kind → moment; a weight has all kinds of its optimiser's, or none."""
+        """Return weight → kind → moment; a weight has either all kinds of moments, or none."""
         state: dict[str, dict[str, Tensor]] = {}
         for key, value in read_tensors(path).items():
             kind, _, name = key.partition(".")
@@ -99,11 +99,11 @@ class Saved:
         return state
 
     def _whole(self, value: Tensor) -> Tensor:
-        """Return all of a weight or moment, of which this process may hold a part."""
+        """Return a whole weight or moment, of which this process may hold only a part."""
         return value
 
     def _part(self, value: Tensor, like: Tensor) -> Tensor:
-        """Return what this process holds of a weight or moment; `like` is its weight."""
+        """Return this process's part of a weight or moment; `like`: the weight."""
         return value
 
     def _parts(self) -> list[Tensor]:
@@ -111,7 +111,7 @@ class Saved:
         return [weight.detach() for weight in self.parameters]
 
     def _swap(self) -> None:
-        """Let weights and average change places."""
+        """Swap weights and average."""
         assert self.average is not None
         self.average.swap()
 
@@ -142,7 +142,7 @@ def shapes_of(task: Task) -> dict[str, torch.Size]:
 
 
 def load_weights(task: Task, path: Path, seal: str = "") -> None:
-    """Read weights into a task; names and shapes must be its own, `seal` as of `read_tensors`."""
+    """Read weights into a task; names and shapes must be equal. `seal`: as in `read_tensors`."""
     task.load_state_dict(read_weights(path, shapes_of(task), seal))
 
 

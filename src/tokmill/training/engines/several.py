@@ -1,8 +1,7 @@
 """One of several processes that share each step: how they meet, and how they end together.
 
-What they share and exchange is the engine's, `ddp.py` and those beside it. On CPUs the processes
-talk through gloo. On GPUs (one each) gradients go through NCCL; that path is written, and not
-tested.
+The engines (`ddp.py` and others) decide what the processes share and exchange. On CPUs they
+communicate through gloo, on GPUs (one for each process) through NCCL; the latter is not tested.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ from tokmill.training.launch import LAUNCHED, LOST, check_host, place, told_when
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 
 ENDED = "ended"
-"""Where the first process to fail leaves "rank exit-code" for the others."""
+"""Key of the shared store: the first process that fails writes "rank exit-code" for the others."""
 MASTER = "MASTER_ADDR"
-"""The variable in which torchrun says where the first process is."""
+"""Environment variable of torchrun: the address of the first process."""
 WORD = timedelta(seconds=5)
-"""How long a process that lost another waits for that one's reason."""
+"""How long a process that lost a peer waits for the peer's entry under `ENDED`."""
 LOST_WORDS = ("gloo", "NCCL", "Connection", "Socket", "TCPStore")
-"""Words of torch's errors about peers, which have no type of their own."""
+"""Words in torch's errors about lost peers, which have no exception type of their own."""
 
 _runs = itertools.count()
-"""Trainings of this process; each has names of its own in the store that all share."""
+"""Counts the trainings of this process; each has its own prefix in the shared store."""
 
 _groups: list[Any] = []
-"""Groups of processes, kept until this one ends: whoever lets go of the last reference ends the
-group's threads, and they may wait for Python's lock, which that one holds. DDP hung that way.
-DeepSpeed's processes can abort at their end, after their work; with its groups kept, and ended
-together once all are done, that has not been seen."""
+"""Groups of processes, kept until this process ends. Whoever drops the last reference waits for the
+group's threads while it holds Python's lock, and the threads may wait for that lock: DDP hung this
+way. DeepSpeed's processes could abort at their end; since its groups are kept too, that has not
+been seen again."""
 
 
 class LostPeer(MachineError):
@@ -55,16 +54,16 @@ class LostPeer(MachineError):
 
 
 class Several(Single):
-    """One of `world` processes; of an error, which one tells and the others end in silence."""
+    """One of `world` processes. At an error one process reports it and the others end silently."""
 
     store: PrefixStore | None = None
 
-    def __init__(self, config: RunConfig, told: EngineConfig | None = None) -> None:
+    def __init__(self, config: RunConfig, settings: EngineConfig | None = None) -> None:
         here = place()
         self.rank, self.world = here.rank, here.world
         try:
             self._join()
-            super().__init__(config, told)
+            super().__init__(config, settings)
         except TokmillError as error:
             self._leave(error)
             raise
@@ -73,7 +72,7 @@ class Several(Single):
         """Put the task on the device and make its optimiser."""
         super().prepare(task, optim)
         if self.world > 1:
-            # Each draws its own dropout; the first weights were drawn alike.
+            # From here on each process draws its own dropout; the first weights were equal.
             seed_for(self.config.seed, 0, self.rank)
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -119,13 +118,13 @@ class Several(Single):
                 raise
             self._part_ways()
         elif self.world == 1:
-            # Nobody waits for the end of this process: it may train once more.
+            # No other process waits for this one to end, and it may train again.
             self._part_ways()
         else:
             self._leave(error)
 
     def _join(self) -> None:
-        """Meet the other processes, and find the store of names and values that all share."""
+        """Meet the other processes, and open the shared store of names and values."""
         store: Any = HashStore()
         if self.world > 1:
             host, port = (os.environ.get(name, "") for name in (MASTER, "MASTER_PORT"))
@@ -136,7 +135,8 @@ class Several(Single):
                     store, _, _ = next(rendezvous("env://", self.rank, self.world))
             except ValueError as error:
                 raise UsageError(
-                    f"the processes cannot meet: {error}", hint="torchrun tells them where"
+                    f"the processes cannot meet: {error}",
+                    hint="start them with torchrun, or with `tokmill train --processes N`",
                 ) from error
         self.store = PrefixStore(f"tokmill/{next(_runs)}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -147,17 +147,18 @@ class Several(Single):
         _groups.append(dist.group.WORLD)
 
     def _part_ways(self) -> None:
-        """End the groups of processes, those that an engine made for itself too."""
+        """End all groups of processes, also those that an engine has made."""
         _groups.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()
 
     def _leave(self, error: BaseException) -> None:
-        """Let one process tell why all end; the others leave in silence with its exit code.
+        """Let one process report the error; the others exit silently with its exit code.
 
-        When a process ends, the others find it missing wherever they wait for it.
+        When a process ends, the others notice it as soon as they wait for it.
         """
         if "LOCAL_RANK" in os.environ and threading.current_thread() is threading.main_thread():
-            # torchrun ends those that are left when one has ended; this one is about to.
+            # When one process has ended, torchrun sends a signal to the others. This one is ending
+            # already.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self.store is None:
             return  # They never met.
@@ -167,10 +168,10 @@ class Several(Single):
         mine, teller = f"{self.rank} {code}", 0 if isinstance(error, Interrupted) else self.rank
         try:
             if isinstance(error, Interrupted) and self.rank > 0:
-                # Rank 0 says it, when all that it has to write is written.
+                # Rank 0 reports it, after it has written its files.
                 self.store.wait([ENDED])
             if isinstance(error, LostPeer):
-                # The other one knows why it ends, if it was not killed.
+                # The peer reports the reason, if it was not killed.
                 with contextlib.suppress(dist.DistStoreError):
                     self.store.wait([ENDED], WORD)
             teller, code = map(int, self.store.compare_set(ENDED, "", mine).decode().split())
@@ -193,6 +194,6 @@ def peers() -> Iterator[None]:
             raise
         raise LostPeer(
             "another process of the training has ended, or cannot be reached",
-            hint="it was killed where it left no message, perhaps as memory ran out; "
+            hint="if it left no message, it was killed, perhaps because memory ran out; "
             "the same command with --resume continues from the newest checkpoint",
         ) from error

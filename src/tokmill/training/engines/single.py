@@ -26,9 +26,9 @@ from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 
 
 class Learner(nn.Module):
-    """A task as a module that does either of two things in its forward pass.
+    """A module whose forward pass computes either the loss of a task or the results of `Task.act`.
 
-    Engines wrap modules, and what they do around a forward pass is to be done for both.
+    Engines wrap this module, so that their work around a forward pass is done for both.
     """
 
     def __init__(self, task: Task) -> None:
@@ -49,11 +49,11 @@ class Single(Saved):
     rank, world = 0, 1
     compiles: ClassVar[bool] = True
     learner: nn.Module
-    """What a step runs: the task as a `Learner`, or what an engine wraps around that."""
+    """The module of a step: a `Learner`, or an engine's wrapper around it."""
     plain: nn.Module
-    """What runs without a gradient."""
+    """The module of passes without gradients."""
 
-    def __init__(self, config: RunConfig, told: EngineConfig | None = None) -> None:
+    def __init__(self, config: RunConfig, settings: EngineConfig | None = None) -> None:
         self.config = config
         self.device = pick_device(config.device, place())
         if self.device.type == "cuda":
@@ -62,7 +62,7 @@ class Single(Saved):
 
     @property
     def skipped(self) -> int:
-        """Steps in all whose update was left out."""
+        """Number of steps whose update was skipped."""
         return self.precision.scale.skipped if self.precision.scale else 0
 
     def prepare(self, task: Task, optim: OptimConfig) -> None:
@@ -108,7 +108,7 @@ class Single(Saved):
         if self.precision.scale:
             self.precision.scale.update(math.isfinite(norm))
         elif not math.isfinite(norm):
-            # The gradients are left to be looked at.
+            # The gradients are kept for `bad_gradients`.
             return norm
         self.optimizer.zero_grad(set_to_none=True)
         return norm
@@ -162,7 +162,7 @@ class Single(Saved):
             torch.cuda.synchronize(self.device)
 
     def _place(self, task: Task) -> None:
-        """Put the task on the device, and make of it what steps run."""
+        """Put the task on the device, and make the module of a step."""
         task.to(self.device)
         if self.config.compile:
             compile_task(task, self.device)
@@ -179,9 +179,9 @@ class Single(Saved):
     def _loss(
         self, module: nn.Module, batch: Tensors, pull: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return a loss whose gradient is that of a batch, and the task's sums.
+        """Return a loss to run backward from, and the task's sums.
 
-        `pull`: the gradient of the batch's vectors, which are run for in place of the task's loss.
+        `pull`: a known gradient of the batch's vectors, used in place of the task's loss.
         """
         if pull is None:
             loss, sums = self._forward(module, batch)

@@ -3,9 +3,9 @@
 Format: 8 bytes little-endian header length, JSON header, data; https://github.com/huggingface/
 safetensors. The library reads what is written here, and the reverse.
 
-What is written here is sealed: the metadata hold the sha256 of the file, taken with zeros in the
-place of that digest. Whoever reads tensors checks the seal, so a flipped bit is an error wherever
-weights are read. Files of others have none.
+Files written here have a seal: the metadata hold the sha256 of the file, computed with zeros in the
+place of the digest. Every reader checks the seal, so a flipped bit is always found. Files of other
+programs have no seal.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ TYPES: dict[torch.dtype, str] = {
 DTYPES = {name: dtype for dtype, name in TYPES.items()}
 MOST_AXES = 32
 BLOCK = 1 << 20
-"""Bytes that are hashed at a time where nothing else is done with them."""
+"""Bytes that are read at a time to compute a digest."""
 METADATA, SEAL = "__metadata__", "tokmill.sha256"
 OPEN = b"0" * 64
-"""What stands in the place of the seal while it is worked out."""
+"""Stands in the place of the seal while it is computed."""
 
 
 class Header(NamedTuple):
-    """The header of a file: `raw` as it stands there; of `entries` the data follow each other."""
+    """The header of a file: its bytes `raw`, and `entries` in the order of their data."""
 
     raw: bytes
     metadata: dict[str, str]
@@ -50,7 +50,7 @@ class Header(NamedTuple):
 
     @property
     def seal(self) -> str:
-        """The digest that the file holds of itself; "": none."""
+        """The digest of the file in its metadata; "": none."""
         return self.metadata.get(SEAL, "")
 
 
@@ -61,8 +61,8 @@ def write_tensors(
 ) -> str:
     """Write named tensors, and return the seal of the file.
 
-    They are sorted, so that equal tensors make equal bytes. A path gets them atomically, an open
-    file where it stands.
+    Tensors are sorted, so that equal tensors make equal bytes. A path is written atomically, an
+    open file at its current position.
     """
     header: dict[str, Any] = {METADATA: {**(metadata or {}), SEAL: OPEN.decode()}}
     position = 0
@@ -87,7 +87,7 @@ def write_tensors(
                 bytes_: Any = flat.view(torch.uint8).numpy()
                 yield memoryview(bytes_)
 
-    # The seal stands in front of what it is of, so that is looked at twice.
+    # The seal comes before the data, so the data are read twice.
     digest = hashlib.sha256(text)
     for part in data():
         digest.update(part)
@@ -107,11 +107,11 @@ def write_tensors(
 
 
 def read_tensors(source: Path | BufferedIOBase, seal: str = "") -> dict[str, Tensor]:
-    """Read all tensors of a file, from its beginning, into memory of their own.
+    """Read all tensors of a file from its beginning into new memory.
 
-    `seal`: that of the file that is wanted; "": whichever it has.
+    `seal`: the seal that the file must have; "": any.
 
-    Raises `TokmillError` where the file is damaged or its seal another one.
+    Raises `TokmillError` if the file is damaged or has another seal.
     """
     tensors: dict[str, Tensor] = {}
     with _opened(source) as (handle, path):
@@ -136,9 +136,9 @@ def read_tensors(source: Path | BufferedIOBase, seal: str = "") -> dict[str, Ten
 
 
 def check_tensors(path: Path) -> str:
-    """Read a file through without keeping anything, and return its seal; "": it has none.
+    """Read a file without keeping anything, and return its seal; "": it has none.
 
-    Raises `TokmillError` where the file is damaged.
+    Raises `TokmillError` if the file is damaged.
     """
     with _opened(path) as (handle, _):
         header = _read_header(handle, path)
@@ -151,7 +151,7 @@ def check_tensors(path: Path) -> str:
 
 
 def read_metadata(source: Path | BufferedIOBase) -> dict[str, str]:
-    """Read the strings that a file holds beside its tensors."""
+    """Read the metadata of a file, without the seal."""
     with _opened(source) as (handle, path):
         header = _read_header(handle, path)
     return {name: text for name, text in header.metadata.items() if name != SEAL}
@@ -159,7 +159,7 @@ def read_metadata(source: Path | BufferedIOBase) -> dict[str, str]:
 
 @contextmanager
 def _opened(source: Path | BufferedIOBase) -> Iterator[tuple[BufferedIOBase, Path]]:
-    """Open a path, or take a file that is open; with it comes the name for errors."""
+    """Yield an open file, and its name for errors."""
     if isinstance(source, Path):
         with machine_errors("read", source), open(source, "rb") as handle:
             yield handle, source
@@ -168,9 +168,10 @@ def _opened(source: Path | BufferedIOBase) -> Iterator[tuple[BufferedIOBase, Pat
 
 
 def _read_header(handle: BufferedIOBase, path: Path) -> Header:
-    """Return the header of a file, which is left where its data begin.
+    """Return the header of a file, whose position is then at the data.
 
-    What it says fits the file: nothing is allocated for a length that is not there.
+    The lengths in the header are checked against the file, so no memory is allocated for data that
+    are not there.
     """
     total = handle.seek(0, 2)
     handle.seek(0)
@@ -202,7 +203,7 @@ def _read_header(handle: BufferedIOBase, path: Path) -> Header:
 
 
 def _begin_digest(header: Header) -> Any:
-    """Return a sha256 that has taken in the header, with zeros in the place of the seal."""
+    """Return a sha256 of the header, with zeros in the place of the seal."""
     sealed, open_ = (f'"{SEAL}":"{text}"'.encode() for text in (header.seal, OPEN.decode()))
     raw = header.raw.replace(sealed, open_)
     return hashlib.sha256(len(raw).to_bytes(8, "little") + raw)
@@ -222,10 +223,10 @@ def _same(header: Header, seal: str, path: Path) -> None:
 
 
 def damaged(path: Path, what: str) -> TokmillError:
-    """Return the error for a file that is not what was written."""
+    """Return the error for a damaged file."""
     return TokmillError(
         f"the file is damaged: {what}",
         where=str(path),
-        hint="take other weights of the run, as with --at; `tokmill train --resume` goes on from "
-        "the newest checkpoint that is whole",
+        hint="use other weights of the run, as with --at; `tokmill train --resume` continues from "
+        "the newest checkpoint that is not damaged",
     )

@@ -1,4 +1,4 @@
-"""What may change in a recipe when a run goes on."""
+"""Which keys of a recipe may change when a run is resumed."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ FREE = {
     "run.eval_rows", "run.checkpoint_every", "run.keep", "run.max_time", "run.prefetch",
     "run.best", "run.track", "run.peak_flops", "run.recompute", "run.engine", "run.over_memory",
 }  # fmt: skip
-"""Keys that may change on `--resume`, as they do not decide the weights. What `data.train` holds is
-checked by its fingerprint; another device changes weights by rounding alone, and is reported."""
+"""Keys that may change on `--resume`, because they do not decide the weights. The content of
+`data.train` is checked by its fingerprint; another device changes only rounding, and is
+reported."""
 
 ENGINE = "engine."
-"""How further keys begin that may change: what engines are told."""
+"""Keys with this prefix (settings of engines) may change too."""
 
 RATE = {
     "run.steps", "optim.lr", "optim.schedule", "optim.warmup", "optim.warmup_share", "optim.decay",
     "optim.floor",
 }  # fmt: skip
-"""Keys that decide the learning rates and nothing else: they may change on `--resume` where the
-steps that are done had the same rates."""
+"""Keys that decide only the learning rates: they may change on `--resume` if the steps that are
+done had the same rates."""
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -46,7 +47,7 @@ def is_free(key: str) -> bool:
 
 def differences(before: Mapping[str, Any], after: TrainConfig) -> dict[str, str]:
     """Return key → "old → new" for the keys that decide the weights and differ."""
-    # Through JSON, as `before` came: it makes lists of tuples.
+    # `before` was read from JSON, which turns tuples into lists.
     old, new = flatten(before), flatten(msgspec.json.decode(msgspec.json.encode(after)))
     return {
         key: f"{old.get(key)!r} → {new.get(key)!r}"

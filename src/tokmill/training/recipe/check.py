@@ -1,15 +1,15 @@
-"""A recipe as nested dicts, checked: types, numbers, and what does not go together."""
+"""Checks of a recipe: types, numbers, and settings that do not go together."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from tokmill import plugins, recipe
+from tokmill.builds.resources import parse_seconds
 from tokmill.errors import UsageError, nearest
 from tokmill.training.recipe.config import OptimConfig, TrainConfig
 from tokmill.training.recipe.deepspeed_config import check_table, stage_of
@@ -23,16 +23,16 @@ from tokmill.training.recipe.kinds import (
 
 LARGEST = {"layers": 1_000, "dim": 1 << 18, "heads": 1 << 14, "hidden": 1 << 22,
            "context": 1 << 24, "length": 1 << 24}  # fmt: skip
-"""Keys of models and tasks → the most that they may be: far above what anybody has trained."""
+"""Keys of models and tasks → their maximum, far above what anybody has trained."""
 LARGEST_NUMBER = 1 << 31
-"""The most of other whole numbers, and of those that decide how much is held at a time."""
+"""The maximum of other whole numbers, and of sizes of what is in memory at a time."""
 
 MOST_EMA = 0.999999
-"""The largest decay: above it, what a step adds is less than float32 can hold."""
+"""The maximum decay: with a larger one, a step's change is too small for float32."""
 
 
 def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
-    """Check all of a recipe but the keys of the kinds of its parts, which need torch."""
+    """Check everything that needs no torch: all but the keys of the model, task and optimiser."""
     optim, kind = value.get("optim"), kinds_of(value)["optim"]
     check_kind("optim", kind, where)
     if isinstance(optim, Mapping) and kind != DEFAULT_KINDS["optim"]:
@@ -54,7 +54,7 @@ def check_given(config: TrainConfig, where: str = "") -> None:
 
 
 def check_stores(config: TrainConfig, where: str = "") -> None:
-    """Refuse a recipe without a store whose task reads stores, and the reverse."""
+    """Refuse a recipe without a store if its task reads stores, and one with a store if not."""
     task = plugins.load(plugins.TASKS, config.task.kind)
     if plugins.load(plugins.LOOPS, task.loop).reads_stores:
         check_given(config, where)
@@ -77,7 +77,7 @@ def from_dict(value: Mapping[str, Any], where: str = "") -> TrainConfig:
 
 
 def check_optimizer(config: TrainConfig, where: str = "") -> None:
-    """Refuse an optimiser's own numbers that make no training, and engines that break it up."""
+    """Refuse impossible values of an optimiser's own keys, and an engine that it cannot use."""
     optimizer = plugins.load(plugins.OPTIMIZERS, config.optim.kind)
     optimizer.check(config.optim, where)
     stage = stage_of(config.engine.deepspeed)
@@ -86,12 +86,12 @@ def check_optimizer(config: TrainConfig, where: str = "") -> None:
             f"the optimiser {config.optim.kind} needs whole weights, and stage {stage} of "
             "DeepSpeed keeps parts of them",
             where=where or "optim.kind",
-            hint="--engine fsdp2 splits weights and works with it, as does stage 0 of DeepSpeed",
+            hint="--engine fsdp2 splits weights and works with it; so does stage 0 of DeepSpeed",
         )
 
 
 def check_sizes(section: str, table: Any, where: str = "") -> None:
-    """Refuse whole numbers of a model or a task that no machine could hold."""
+    """Refuse sizes of a model or a task that fit into no machine."""
     for field in msgspec.structs.fields(table):
         value, most = getattr(table, field.name), LARGEST.get(field.name, LARGEST_NUMBER)
         if isinstance(value, int) and value > most:
@@ -103,7 +103,7 @@ def check_sizes(section: str, table: Any, where: str = "") -> None:
 
 
 def check(config: TrainConfig, where: str = "") -> None:
-    """Refuse numbers that make no training."""
+    """Refuse impossible numbers and unknown names; needs no torch."""
     data, optim, run = config.data, config.optim, config.run
     limits: dict[str, tuple[float, float, float]] = {
         "run.steps": (run.steps, 1, 10**15),
@@ -125,8 +125,15 @@ def check(config: TrainConfig, where: str = "") -> None:
         "optim.clip": (optim.clip, 0, math.inf),
         "optim.weight_decay": (optim.weight_decay, 0, math.inf),
         "optim.ema": (optim.ema, 0, MOST_EMA),
+        "optim.eps": (optim.eps, 0, math.inf),
     }
     for name, (value, least, most) in limits.items():
+        if not math.isfinite(value):
+            raise UsageError(
+                f"{name}: {value} is not a finite number",
+                where=where,
+                hint=f"give a number of at least {least}",
+            )
         if not least <= value <= most:
             side, limit, word = (
                 ("below", least, "least") if value < least else ("above", most, "most")
@@ -136,6 +143,12 @@ def check(config: TrainConfig, where: str = "") -> None:
                 where=where,
                 hint=f"--set {name}={limit} is the {word}",
             )
+    if not all(0 <= beta < 1 for beta in optim.betas):
+        raise UsageError(
+            f"optim.betas: {list(optim.betas)} are not both from 0 to below 1",
+            where=where,
+            hint="--set 'optim.betas=[0.9, 0.95]'",
+        )
     if optim.ema and run.engine == "deepspeed":
         raise UsageError(
             "the engine deepspeed keeps no average of the weights",
@@ -148,11 +161,11 @@ def check(config: TrainConfig, where: str = "") -> None:
             where=where,
             hint="one for each store of data.train, in its order",
         )
-    if any(not weight > 0 for weight in data.weights):
+    if not all(0 < weight < math.inf for weight in data.weights):
         raise UsageError(
-            "data.weights: a weight must be above 0",
+            "data.weights: a weight must be a finite number above 0",
             where=where,
-            hint="leave out of data.train what is not to be read",
+            hint="to read nothing of a store, remove it from data.train",
         )
     if run.engine not in (known := ("auto", *plugins.ENGINES)):
         raise UsageError(
@@ -172,30 +185,25 @@ def check(config: TrainConfig, where: str = "") -> None:
 
 
 def notes(config: TrainConfig) -> list[str]:
-    """Return what is allowed in a recipe and seldom meant."""
-    found = []
+    """Return notes on settings that are allowed but probably not intended."""
+    made = []
     if config.data.val in config.data.stores:
-        found.append("the validation store is learned from too: its loss says little")
+        made.append("the validation store is learned from too: its loss says little")
     if len(set(config.data.stores)) < len(config.data.stores):
-        found.append("a store is named twice, so it is read twice as often")
+        made.append("a store is named twice, so it is read twice as often")
     if config.run.steps <= config.optim.warmup:
-        found.append(
+        made.append(
             f"the learning rate rises for optim.warmup = {config.optim.warmup} steps, and the run "
             f"ends after {config.run.steps}"
         )
     if config.engine.deepspeed and config.run.engine != "deepspeed":
-        found.append(
-            f"[engine.deepspeed] is not used: run.engine is {config.run.engine!r}; "
-            "--engine deepspeed takes it"
+        made.append(
+            f"[engine.deepspeed] is not used, because run.engine is {config.run.engine!r}; "
+            "--engine deepspeed uses it"
         )
-    return found
+    return made
 
 
 def seconds(text: str) -> float:
     """Return a time such as 90, 90s, 10m, 2h as seconds; empty: infinite."""
-    if not text:
-        return float("inf")
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
-    if match is None:
-        raise UsageError(f"{text!r} is no time", hint="write it as 90s, 10m or 2h")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    return parse_seconds(text) if text else math.inf

@@ -8,20 +8,20 @@ import msgspec
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is read, and in which order."""
+    """The data that are read, and their order."""
 
     train: str | tuple[str, ...] = ""
     """The store to learn from; several are mixed."""
     weights: tuple[float, ...] = ()
-    """Share of the tokens that comes from each store; none: as many as each one holds."""
+    """Relative number of tokens read from each store; empty: each store's number of tokens."""
     val: str = ""
     """The store to evaluate on; none: no evaluation."""
     batch: int = 16
-    """Rows a step, over all processes; entries, where the task puts several rows together."""
+    """Rows a step over all processes; entries, if the task groups several rows."""
     batch_tokens: int = 0
-    """Tokens a step in place of rows; 0: `batch` rows."""
+    """Tokens a step, in place of `batch`; 0: `batch` decides."""
     shards: int = 0
-    """Shards whose rows are mixed at a time; 0: all. Few suit stores that are far away."""
+    """Shards whose rows are mixed at a time; 0: all. A small number suits stores on a network."""
     seed: int = 0
     """Seed of the order of the rows."""
     shuffle: bool = True
@@ -29,10 +29,10 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     partial: bool = False
     """Whether a store whose build has not finished may be used."""
     verify: bool = True
-    """Whether shards are compared with their digests, each once, while the first steps are done."""
+    """Whether each shard is compared with its digest once, during the first steps."""
     overlays: tuple[str, ...] = ()
-    """Overlays of the stores to learn from that are read as further columns, such as a `loss`; the
-    store to evaluate on is read with those of them that it has."""
+    """Overlays of the stores to learn from, which are read as further columns, such as `loss`. Of
+    the store to evaluate on, those are read that it has."""
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -53,7 +53,7 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """How it falls after the warm-up; wsd: it stays, and falls linearly at the end."""
     decay: float = 0.2
-    """Share of the steps, at the end, in which wsd falls."""
+    """Share of the steps, at the end, during which the rate of wsd falls."""
     warmup: int = 50
     """Steps over which it rises linearly."""
     floor: float = 0.1
@@ -67,17 +67,17 @@ class OptimConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     clip: float = 1.0
     """Largest norm of the gradient; 0: no limit."""
     ema: float = 0.0
-    """Decay of a moving average of the weights, such as 0.999, which is evaluated and kept beside
-    them; 0: none. Step t, from 0, has min(ema, (1 + t) / (10 + t)), whatever `warmup` is: it
-    reaches over the last ninth of the steps so far, and at most over 1 / (1 - ema) steps."""
+    """Decay of a moving average of the weights, such as 0.999; 0: none. The average is evaluated
+    and kept beside the weights. Step t, from 0, uses the decay min(ema, (1 + t) / (10 + t)), so the
+    average is over about the last ninth of the steps so far, and at most over 1 / (1 - ema)."""
 
     def own_rate(self, step: int, steps: int) -> float | None:
-        """Return the learning rate of a step where a kind has its own schedule, else None."""
+        """Return the learning rate of a step if the kind has its own schedule, else None."""
         return None
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How long and on what, and what is written."""
+    """Length, device and precision of a training, and what it writes."""
 
     steps: int = 1000
     """Steps of the optimiser."""
@@ -86,16 +86,16 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     engine: str = "auto"
-    """How a step runs: single, in one process; ddp, in several that each take a part of the rows;
-    fsdp2, deepspeed: and of the weights; auto: single, or ddp in one of several processes."""
+    """How a step runs. single: in one process; ddp: in several, each with a part of the rows;
+    fsdp2, deepspeed: each with a part of the weights too; auto: ddp if there are several."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of matrix products; weights and moments are float32. fp16 scales the loss."""
+    """Precision of matrix products; weights and moments are float32. fp16 scales the loss."""
     recompute: bool = False
     """Run blocks again in the backward pass instead of keeping what they computed."""
     compile: bool = False
     """Compile the model with torch.compile, which needs a C++ compiler."""
     micro_tokens: int = 16_384
-    """A process cuts its share of a batch into micro-batches of at most so many tokens."""
+    """Largest number of tokens of a micro-batch; a process's share of a batch is cut into these."""
     log_every: int = 10
     """Steps between lines of metrics."""
     eval_every: int = 200
@@ -113,21 +113,21 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     track: tuple[str, ...] = ()
     """Trackers besides metrics.jsonl: tensorboard, wandb."""
     peak_flops: float = 0.0
-    """Operations a second that the device can do, for MFU; 0: as known of the GPU; of a CPU there
-    is no MFU then."""
+    """Peak of the device in operations a second, for MFU; 0: a table of GPUs is used, and for a CPU
+    no MFU is reported."""
     max_time: str = ""
     """Time after which the run saves a checkpoint and stops, such as 90s, 10m or 2h."""
     prefetch: int = 2
     """Batches that are made ahead."""
     over_memory: bool = False
-    """Whether to begin where the machine has less memory than the training will take."""
+    """Whether to begin even if the training needs more memory than the machine has."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What engines are told beyond the recipe."""
+    """Settings of single engines."""
 
     deepspeed: dict[str, Any] = {}
-    """Any key of DeepSpeed's JSON but those that the recipe decides; stage 2 of ZeRO by default."""
+    """Keys of DeepSpeed's JSON but those that the recipe decides; stage 2 of ZeRO by default."""
 
 
 class TrainConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

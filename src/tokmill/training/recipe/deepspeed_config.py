@@ -1,4 +1,4 @@
-"""The settings that DeepSpeed gets: the table `[engine.deepspeed]`, and what the recipe decides."""
+"""DeepSpeed's settings: the table `[engine.deepspeed]`, and those that other keys decide."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 from tokmill.errors import UsageError
 
 FILE = "ds_config.json"
-"""Where a run keeps them."""
+"""File of a run that keeps them."""
 STAGE = 2
-"""Of ZeRO, where the table names none: gradients and moments are split, weights are not."""
+"""Default stage of ZeRO: gradients and moments are split, weights are not."""
 DECIDED = {
     "train_batch_size": "data.batch",
     "train_micro_batch_size_per_gpu": "run.micro_tokens",
@@ -22,17 +22,17 @@ DECIDED = {
     "fp16": "run.precision",
     "torch_autocast": "run.precision",
 }
-"""Keys of DeepSpeed that other keys of the recipe stand for."""
+"""Key of DeepSpeed → the key of the recipe that decides it."""
 BUCKET = 500_000_000
-"""Gradients that DeepSpeed exchanges at a time by default."""
+"""Values of gradients that DeepSpeed exchanges at a time by default."""
 
 
 def check_table(table: Mapping[str, Any], where: str = "") -> None:
-    """Refuse settings that the recipe decides elsewhere, and a stage that there is not."""
+    """Refuse settings that other keys of the recipe decide, and an unknown stage."""
     for key in table:
         if key in DECIDED:
             raise UsageError(
-                f"engine.deepspeed.{key}: {DECIDED[key]} says this, for every engine",
+                f"engine.deepspeed.{key}: {DECIDED[key]} decides this, for every engine",
                 where=where,
                 hint=f"leave it out, and set {DECIDED[key]}",
             )
@@ -64,21 +64,21 @@ def stage_of(table: Mapping[str, Any]) -> int:
     return stage
 
 
-def settings(table: Mapping[str, Any], clip: float, weights: int) -> dict[str, Any]:
-    """Return all settings: `clip` is the largest norm of the gradient, `weights` their number."""
+def all_settings(table: Mapping[str, Any], clip: float, weights: int) -> dict[str, Any]:
+    """Return all settings. `clip`: largest norm of the gradient; `weights`: number of weights."""
     stage = stage_of(table)
     made: dict[str, Any] = {
-        # The engine says at each micro-batch whether it is the last one, and divides the loss.
+        # The engine marks the last micro-batch of a step itself, and divides the loss.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        # AdamW is torch's, with the groups of the task: DeepSpeed would compile one of its own.
+        # Torch's AdamW with the task's groups is used: DeepSpeed would compile its own.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        # Stage 0 reports no norm in float32, so there the engine measures and clips.
+        # Stage 0 reports no norm in float32, so the engine measures and clips itself.
         "gradient_clipping": clip if stage else 0.0,
         **table,
     }
-    # A bucket is memory that is taken at once, 2 GB by default.
+    # The memory of a bucket is allocated at once, 2 GB by default.
     zero = {"stage": stage, "reduce_bucket_size": max(1, min(BUCKET, weights))}
     made["zero_optimization"] = zero | dict(table.get("zero_optimization", {}))
     return made

@@ -1,4 +1,4 @@
-"""Kinds of models, tasks and optimisers: which keys their tables of a recipe have."""
+"""Kinds of models, tasks and optimisers, and the keys of their tables in a recipe."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from tokmill.errors import UsageError, nearest
 from tokmill.training.recipe.config import TrainConfig
 
 KINDS = {"model": plugins.MODELS, "task": plugins.TASKS, "optim": plugins.OPTIMIZERS}
-"""Tables of a recipe whose keys depend on their `kind` → the kinds that there are."""
+"""Table of a recipe whose keys depend on its `kind` → all kinds."""
 DEFAULT_KINDS = {"model": "decoder", "task": "next_token", "optim": "adamw"}
-"""What is meant where a recipe names no kind."""
+"""The kinds of a recipe that names none."""
 LEARNED = ("model", "task")
-"""The tables that say which weights there are."""
+"""The tables that decide which weights there are."""
 
 
 def config_type(**kinds: str) -> type[TrainConfig]:
-    """Return the strict type of recipes with these kinds of model, task and optimiser.
-
-    What is not given is of its default kind.
-    """
+    """Return the strict type of recipes with these kinds; by default those of `DEFAULT_KINDS`."""
     fields = []
     for section, kind in (DEFAULT_KINDS | kinds).items():
         check_kind(section, kind)
@@ -43,7 +40,7 @@ def config_type(**kinds: str) -> type[TrainConfig]:
 
 
 def check_kind(section: str, kind: str, where: str = "") -> None:
-    """Refuse a kind of a table that there is not."""
+    """Raise `UsageError` for an unknown kind of a table."""
     if kind not in KINDS[section]:
         name = "optimiser" if section == "optim" else section
         raise UsageError(
@@ -52,7 +49,7 @@ def check_kind(section: str, kind: str, where: str = "") -> None:
 
 
 def kinds_of(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return which model, task and optimiser a recipe as nested dicts asks for."""
+    """Return the kinds of model, task and optimiser of a recipe given as nested dicts."""
     kinds = dict(DEFAULT_KINDS)
     for section in kinds:
         part = value.get(section)

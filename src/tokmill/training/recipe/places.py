@@ -1,4 +1,4 @@
-"""The folders that a recipe names: made absolute, and looked at before a training begins."""
+"""The folders that a recipe names: made absolute, and checked before a training begins."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def absolute(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def check_places(config: TrainConfig, begins: bool) -> None:
-    """Refuse stores that cannot be opened, and, where a run begins, one to start from that is not.
+    """Raise `TokmillError` for a store that cannot be opened.
 
-    Raises `TokmillError`.
+    If a run begins, the run to start from must exist too.
     """
     for place in filter(None, (*config.data.stores, config.data.val)):
         Store(place)

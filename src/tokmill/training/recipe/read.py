@@ -1,4 +1,4 @@
-"""What a recipe is given as: a file, the name of a shipped one, a store, nested dicts, a run."""
+"""Reading a recipe: from a file, the name of a shipped one, a store, nested dicts or a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tokmill import recipe as recipes
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.store.manifest import read_json
+from tokmill.store.marks import has_store_files
 
 RECIPE = "recipe.json"
 """The resolved recipe in the folder of a run."""
 DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".json", ".gz", ".zst", ".parquet", ".bin")
-"""Files that are something to learn from, and surely no recipe."""
+"""Endings of data files, which are no recipes."""
 BUILT_FROM = {
     b"\x7fELF": ("programs", "tokmill build x86 FOLDER -o STORE"),
     b"MZ": ("programs", "tokmill build x86 FOLDER -o STORE"),
@@ -24,13 +25,13 @@ BUILT_FROM = {
         "`tokmill build x86` of graphs of programs, `tokmill build parquet` of texts",
     ),
 }
-"""How files begin of which stores are built → what they are, and the command."""
+"""First bytes of files from which stores are built → what they are, and the command."""
 LOOKED_AT = 100
-"""Files of a folder without a store, of which is asked what they are."""
+"""Files of a folder that are checked for these first bytes."""
 
 
 def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dict[str, Any], str]:
-    """Return what stands in front of the options, as nested dicts, and what errors call it.
+    """Return the recipe before options as nested dicts, and its name in errors.
 
     `named`: whether the options name stores to learn from.
     """
@@ -40,9 +41,9 @@ def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dic
     if path.is_dir():
         if named:
             raise UsageError(
-                "stores to learn from are named twice, in front and by --data",
+                "stores to learn from are named twice, as an argument and by --data",
                 where=str(path),
-                hint="name all of them in one way: --data A --data B mixes two",
+                hint="name all of them by --data: --data A --data B mixes two",
             )
         _check_folder(path)
         return {"data": {"train": str(path)}}, "options"
@@ -51,7 +52,7 @@ def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dic
     hint = recipes.other_recipe(path)
     if path.suffix == ".toml":
         raise UsageError("there is no such recipe", where=str(path), hint=hint)
-    # A store that is not there ends as one that --data or --val names.
+    # The exit code is that of a missing store of --data or --val.
     raise TokmillError(
         "there is no such recipe or store",
         where=str(path),
@@ -62,8 +63,8 @@ def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dic
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder of programs or Parquet files, of which a store is built first."""
-    if any((folder / name).exists() for name in ("manifest.json", "plan.json")):
+    """Refuse a folder of programs or Parquet files, from which a store must be built first."""
+    if has_store_files(folder):
         return
     with machine_errors("read", folder):
         files = [path for path in sorted(folder.iterdir())[:LOOKED_AT] if path.is_file()]
@@ -80,12 +81,12 @@ def _check_folder(folder: Path) -> None:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return a recipe file as a dict; text to learn from is no recipe."""
+    """Return a recipe file as a dict; a data file is refused."""
     if path.suffix.lower() in DATA_SUFFIXES:
         kinds = {".jsonl": "jsonl", ".parquet": "parquet", ".bin": "bin"}
         kind = kinds.get(path.suffix.lower(), "text")
         raise UsageError(
-            "this is no recipe and no store",
+            "this is neither a recipe nor a store",
             where=str(path),
             hint=f"`tokmill build {kind} {shlex.quote(str(path))} -o STORE` first, "
             "then `tokmill train STORE -o RUN`",
@@ -107,5 +108,5 @@ def read_recipe(run: Path) -> dict[str, Any]:
 
 
 def run_of(place: Path) -> Path | None:
-    """Return the run that a folder is, or that it lies in as one of its folders with weights."""
+    """Return the run that a folder is or lies in (as a folder of weights), or None."""
     return next((run for run in (place, *place.parents[:2]) if (run / RECIPE).exists()), None)

@@ -1,6 +1,6 @@
-"""From what `tokmill train` is given to a checked configuration, from top to bottom.
+"""From the arguments of `tokmill train` to a checked configuration, step by step.
 
-Nothing here imports torch before the plain mistakes are found: who mistypes does not wait for it.
+Simple mistakes are found before torch is imported, so that their errors come at once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ def resolve(
     options: Mapping[str, Any],
     resume: bool,
 ) -> TrainConfig:
-    """Return the checked recipe, from a file, the name of a shipped one, a store's folder or nested
-    dicts, and options over it.
+    """Return the checked recipe.
 
-    With `resume`, what is not given comes from the run: the whole recipe, or the stores' places.
+    Args:
+        recipe: a file, the name of a shipped recipe, the folder of a store, or nested dicts.
+        out: the folder of the run.
+        options: nested dicts that win over the recipe.
+        resume: whether the run continues; the recipe, or its stores, are then the run's by default.
     """
-    # 1. Read what is given.
+    # 1. Read the recipe.
     before = read_recipe(out) if resume and (out / RECIPE).exists() else {}
     value, where = dict(before), "options"
     if recipe is not None:
@@ -42,9 +45,9 @@ def resolve(
     value = merged(value, options, where)
     # 3. Make places absolute.
     value = with_absolute_places(value)
-    # 4. Take what is not given from the run that it starts from, or that goes on.
+    # 4. Fill in what is missing from the run to start from, or to resume.
     value = with_stores(merge(start_tables(value), value), before)
-    # 5. Check all that needs no torch, the places, and then the keys of each kind.
+    # 5. Check what needs no torch, then the folders, then the keys of each kind.
     plain = check_plain(value, where)
     if kinds_of(value)["task"] == DEFAULT_KINDS["task"]:
         check_given(plain, where)
@@ -55,7 +58,7 @@ def resolve(
 
 
 def check_something_given(out: Path, options: Mapping[str, Any], resume: bool) -> None:
-    """Refuse options alone that name nothing to learn from."""
+    """Refuse options without a recipe that name nothing to learn from."""
     if resume:
         raise UsageError(
             "there is no run to continue",
@@ -75,7 +78,7 @@ def names_stores(options: Mapping[str, Any]) -> bool:
 
 
 def start_tables(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model and the task of the run that a recipe starts from, if it wants no others."""
+    """Return the tables model and task of the run to start from, if their kinds stay the same."""
     options = value.get("run")
     start = options.get("start") if isinstance(options, Mapping) else ""
     run = run_of(Path(start)) if isinstance(start, str) and start else None
@@ -91,7 +94,7 @@ def start_tables(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_stores(value: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe whose stores, where it names none, are those of the run that goes on."""
+    """Return a recipe with the stores of the run to resume, if it names none itself."""
     data = value.get("data", {})
     if not before or not isinstance(data, Mapping):
         return dict(value)

@@ -1,7 +1,7 @@
-"""What the index of a TensorFlow checkpoint says of a tensor, and of the whole.
+"""Entries and header of the index of a TensorFlow checkpoint.
 
 Format: BundleHeaderProto and BundleEntryProto of tensorflow/core/protobuf/tensor_bundle.proto in
-https://github.com/tensorflow/tensorflow. The two have ten fields, so the wire format of protobuf
+https://github.com/tensorflow/tensorflow. The two have only ten fields, so protobuf's wire format
 (https://protobuf.dev/programming-guides/encoding) is read here without generated code.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 from tokmill.training.runs.sstable import varint
 
 VERSION = 1
-"""Of the format, that is known here."""
+"""Newest version of the format that can be read here."""
 BFLOAT16 = 14
 DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<f4"), 3: np.dtype("<i4"), 9: np.dtype("<i8"), BFLOAT16: np.dtype("<u2"),
@@ -28,7 +28,7 @@ MOST_AXES = 32
 
 
 class TensorEntry(NamedTuple):
-    """What the index says of a tensor."""
+    """The entry of a tensor in the index."""
 
     dtype: int = 0
     """Number of the dtype in TensorFlow."""
@@ -93,7 +93,7 @@ def check_entry(entry: TensorEntry, shards: int) -> None:
 
 
 def entry_of(value: bytes) -> TensorEntry:
-    """Return what a BundleEntryProto says; raises `ValueError`."""
+    """Parse a BundleEntryProto; raises `ValueError`."""
     numbers = {"dtype": 0, "shard": 0, "offset": 0, "size": 0, "crc": 0}
     names = {1: "dtype", 3: "shard", 4: "offset", 5: "size", 6: "crc"}
     shape: list[int] = []

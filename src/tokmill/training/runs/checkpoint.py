@@ -1,14 +1,14 @@
-"""Native checkpoints: a folder a checkpoint, whole or not there, and exact to the bit.
+"""Native checkpoints: a folder a checkpoint, written as a whole, and exact to the bit.
 
     checkpoints/step-00000100/
       model.safetensors optimizer.safetensors    what the engine saved
       average.safetensors                        with `optim.ema`: the average of the weights
       rng-00000.json                             random states, one file a process
-      task-00000.safetensors                     what a task adds, one file a process
-      state.json                                 how far the run is, and the digests of all files
+      task-00000.safetensors                     the state of a task, one file a process
+      state.json                                 how far the run is, its id, digests of all files
 
-It is written under a private name, every file is synced, and the rename is the commit. Nothing is
-pickled. `whole.py` finds the newest one that is what was written.
+It is written under a private name, every file is synced, and then it is renamed. Nothing is
+pickled. `intact.py` finds the newest checkpoint that is not damaged.
 """
 
 from __future__ import annotations
@@ -46,40 +46,55 @@ from tokmill.training.engines.tensors import (
 )
 
 FOLDER, STATE = "checkpoints", "state.json"
+RUN_ID = "run-id"
+"""File of a run with a random id, so that a checkpoint of another run is never resumed."""
 JSON = "json"
-"""In the metadata of what a task adds: all that is no tensor."""
+"""Key in the metadata of a task's state: everything that is not a tensor."""
 NAME = re.compile(r"step-(\d{8,18})")
 PRIVATE = re.compile(rf"{re.escape(TEMPORARY)}(old-)?step-\d{{8,18}}")
-"""How a checkpoint is called that is being written or removed."""
+"""Names of checkpoints that are being written or removed."""
 RANDOM = re.compile(r"rng-\d{5,9}\.json")
 EXTRA = re.compile(r"task-\d{5,9}\.safetensors")
 
 
 class State(msgspec.Struct, kw_only=True):
-    """How far a run is; with weights, moments and random states, all that a run is."""
+    """How far a run is; the other files of a checkpoint hold weights, moments and random states."""
 
     format: int = 1
+    run: str = ""
+    """Id of the run (`RUN_ID`); "" in runs of older versions."""
     step: int = 0
-    """Steps that are done; the next one has this number."""
+    """Number of steps that are done; steps count from 0, so it is also the next step."""
     tokens: int = 0
     """Targets that were learned from."""
     seconds: float = 0.0
-    """Time spent in all processes of this run, one after the other."""
+    """Duration of the run, summed over its resumed parts."""
     world: int = 1
-    """Number of processes side by side."""
+    """Number of parallel processes."""
     engine: str = ""
-    """How a step ran; "" in checkpoints that do not say."""
+    """Name of the engine; "" in checkpoints of older versions."""
     best_step: int = 0
     """Step with the lowest validation loss so far; 0: none."""
     best_loss: float | None = None
     """That loss."""
     machine: str = ""
-    """Kind of device and version of torch that wrote this; others may round differently."""
+    """Kind of device and version of torch; others may round differently."""
     files: dict[str, str] = {}
-    """The other files → seal (`tensors.py`) of tensors, sha256 of the rest. None in checkpoints of
+    """The other files → seal (`tensors.py`) of tensors, sha256 of others. Empty in checkpoints of
     older versions."""
     digest: str = ""
-    """sha256 of all this, as canonical JSON, without this key."""
+    """sha256 of this object as canonical JSON, without this key."""
+
+
+class OtherRun(TokmillError):
+    """A checkpoint that was written by another run."""
+
+
+def run_id(run: Path) -> str:
+    """Return the id of a run; "": an older version began it, and it has none."""
+    path = run / RUN_ID
+    with machine_errors("read", path):
+        return path.read_text(errors="replace").strip() if path.is_file() else ""
 
 
 def save_checkpoint(
@@ -87,7 +102,8 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint of a state, drop all but the newest `keep`, and return its folder.
 
-    `task`: of which `extra_state` is kept too. Every process calls this; they meet twice.
+    `task`: its `extra_state` is written too. Every process calls this, and they wait for each
+    other twice.
     """
     folder = make_folder(run / FOLDER)
     target = folder / f"step-{state.step:08d}"
@@ -103,6 +119,7 @@ def save_checkpoint(
         engine.meet()
         if engine.rank == 0:
             state.world, state.engine, state.machine = engine.world, engine.name, machine(engine)
+            state.run = run_id(run)
             for path in private.glob("rng-*.json"):
                 digests[path.name] = sha256_file(path)
             for path in private.glob("task-*.safetensors"):
@@ -111,7 +128,7 @@ def save_checkpoint(
             state.digest = digest_of(encode(state))
             write_file(private / STATE, encode(state))
     except BaseException:
-        # Half of one helps nobody, and takes the room that the next attempt needs.
+        # A partial checkpoint is useless, and takes the space that the next attempt needs.
         if engine.rank == 0:
             shutil.rmtree(private, ignore_errors=True)
         raise
@@ -123,7 +140,7 @@ def save_checkpoint(
 
 
 def replace(private: Path, target: Path) -> None:
-    """Give a checkpoint its name; what has it, and is no checkpoint, gets another one."""
+    """Give a checkpoint its final name; a foreign file or folder of that name is renamed."""
     with machine_errors("write", target):
         if is_checkpoint(target):
             discard(target)
@@ -134,18 +151,18 @@ def replace(private: Path, target: Path) -> None:
 
 
 def load_checkpoint(folder: Path, engine: Engine, seed: int, task: Task | None = None) -> State:
-    """Bring engine, random states and task to where a checkpoint was, and return its state.
+    """Load a checkpoint into engine, random states and task, and return its state.
 
-    Weights and moments fit any number of processes. Random states, and what the task added, fit the
-    number that wrote them; for another one random states are seeded anew from the run's seed, the
-    step and the rank, and what was added is left.
+    Weights and moments fit any number of processes. Random states and the task's state fit only the
+    number of processes that wrote them. With another number, random states are seeded from the
+    run's seed, the step and the rank, and the task's state is not loaded.
     """
     state = read_state(folder)
     if engine.total([state.step])[0] != state.step * engine.world:
         raise TokmillError(
             "the processes found different checkpoints",
             where=str(folder.parent),
-            hint="the folder of a run must be one that all machines share",
+            hint="all machines must share the folder of the run",
         )
     engine.load(folder)
     if state.world == engine.world:
@@ -158,7 +175,7 @@ def load_checkpoint(folder: Path, engine: Engine, seed: int, task: Task | None =
 
 
 def save_extra(path: Path, task: Task | None) -> None:
-    """Write what a task adds to a checkpoint; no file where that is nothing."""
+    """Write the state of a task; no file if it is empty."""
     extra = task.extra_state() if task else {}
     tensors = {name: value for name, value in extra.items() if isinstance(value, Tensor)}
     rest = {name: value for name, value in extra.items() if name not in tensors}
@@ -167,20 +184,20 @@ def save_extra(path: Path, task: Task | None) -> None:
 
 
 def load_extra(path: Path, task: Task | None) -> None:
-    """Give a task what it added to a checkpoint."""
+    """Load the state of a task from a checkpoint."""
     if task is None or not path.exists():
         return
     try:
         rest = loads_json(read_metadata(path).get(JSON, "").encode(), dict[str, Any])
     except ValueError as error:
-        raise damaged(path, f"what the task added cannot be read: {error}") from error
+        raise damaged(path, f"the state of the task cannot be read: {error}") from error
     task.load_extra_state({**read_tensors(path), **rest})
 
 
 def read_state(folder: Path) -> State:
     """Return the state of a checkpoint.
 
-    Raises `TokmillError` where it is not what was written, or says what no state says.
+    Raises `OtherRun` if another run wrote it, else `TokmillError` if it is damaged.
     """
     path = folder / STATE
     with machine_errors("read", path):
@@ -203,59 +220,70 @@ def read_state(folder: Path) -> State:
         raise TokmillError(
             f"the checkpoint is damaged: {what}",
             where=str(path),
-            hint="`tokmill train --resume` goes on from the newest checkpoint that is whole",
+            hint="`tokmill train --resume` continues from the newest undamaged checkpoint",
+        )
+    if state.run != run_id(folder.parent.parent):
+        raise OtherRun(
+            "the checkpoint was written by another run",
+            where=str(folder),
+            hint=f"move it back, or remove it; the id of each run is in its file {RUN_ID}",
         )
     return state
 
 
 def digest_of(data: bytes) -> str:
-    """Return what `State.digest` must be in a file of these bytes, whatever version wrote it."""
+    """Return the right `State.digest` for the bytes of a file, written by any version."""
     value = loads_json(data, dict[str, Any])
     return canonical_digest({key: one for key, one in value.items() if key != "digest"})
 
 
 def seal_of(file: Path) -> str:
-    """Return the seal that a file of weights must have; "": nothing says so."""
+    """Return the seal that a file of weights must have; "": it is not recorded."""
     place = file.parent
     return read_state(place).files.get(file.name, "") if is_checkpoint(place) else ""
 
 
 def moves(state: State, engine: Engine) -> str:
-    """Return what is not as it was when a checkpoint was written, in brackets; "" if all is."""
-    now, said = machine(engine), []
+    """Return what has changed since a checkpoint was written, in brackets; "": nothing."""
+    now, changes = machine(engine), []
     if state.machine != now:
-        said.append(f"was {state.machine}, is {now}")
+        changes.append(f"was {state.machine}, is {now}")
     if state.world != engine.world:
-        said.append(f"processes: {state.world} then, {engine.world} now; dropout is drawn anew")
+        changes.append(f"processes: {state.world} then, {engine.world} now; dropout is drawn anew")
         if any(map(EXTRA.fullmatch, state.files)):
-            said.append("what the task keeps of each process begins anew")
+            changes.append("the state of the task begins anew")
     elif state.engine and state.engine != engine.name:
-        said.append(f"engine: {state.engine} then, {engine.name} now")
-    return f" ({'; '.join(said)}: equal up to rounding)" if said else ""
+        changes.append(f"engine: {state.engine} then, {engine.name} now")
+    return f" ({'; '.join(changes)}: equal up to rounding)" if changes else ""
 
 
 def machine(engine: Engine) -> str:
-    """Return what must be equal for equal bits."""
+    """Return the kind of device and the version of torch, which decide rounding."""
     return f"{engine.device.type}, torch {torch.__version__}"
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Say whether a path is a checkpoint: a folder so named with a state. A link is none."""
+    """Say whether a path is a checkpoint: a folder with its name and a state, not a link."""
     named = NAME.fullmatch(path.name) and path.parent.name == FOLDER
     return bool(named) and (path / STATE).is_file() and not path.is_symlink()
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Return the checkpoints of a run folder, oldest first; what else lies there is left out."""
+    """Return the checkpoints of a run folder, oldest first; other files are ignored."""
     folder = run / FOLDER
     with machine_errors("read", folder):
         there = list(folder.iterdir()) if folder.is_dir() else []
         found = [path for path in there if is_checkpoint(path)]
-    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
+    return sorted(found, key=step_of_name)
+
+
+def step_of_name(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint."""
+    return int(checkpoint.name.partition("-")[2])
 
 
 def strangers(run: Path) -> list[Path]:
-    """Return what has the name of a checkpoint and is none; nobody but its owner removes it."""
+    """Return paths that have the name of a checkpoint and are none; they are never removed."""
     folder = run / FOLDER
     with machine_errors("read", folder):
         found = list(folder.iterdir()) if folder.is_dir() else []
@@ -263,7 +291,7 @@ def strangers(run: Path) -> list[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Remove a checkpoint; it loses its name first, so that half of one is never taken for one."""
+    """Remove a checkpoint. It is renamed first, so that a partial one is never used."""
     private = folder.with_name(f"{TEMPORARY}old-{folder.name}")
     with machine_errors("remove", folder):
         shutil.rmtree(private, ignore_errors=True)
@@ -272,7 +300,7 @@ def discard(folder: Path) -> None:
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Give something another name, under which it is no checkpoint, and return that."""
+    """Rename a path to a free name that is not that of a checkpoint, and return the new path."""
     with machine_errors("rename", path):
         number = 1
         while os.path.lexists(aside := path.with_name(f"{why}-{number}-{path.name}")):
@@ -282,7 +310,7 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def discard_unfinished(folder: Path) -> None:
-    """Remove the checkpoints that killed writers left under private names, and nothing else."""
+    """Remove unfinished checkpoints of killed processes, and nothing else."""
     with machine_errors("remove", folder):
         for path in folder.glob(f"{TEMPORARY}*"):
             if PRIVATE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():

@@ -1,4 +1,4 @@
-"""Which checkpoint of TensorFlow a user means."""
+"""Finds the TensorFlow checkpoint that a user names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATA = re.compile(r"\.data-\d{5,}-of-\d{5,}$")
 
 
 def is_tensorflow(place: Path) -> bool:
-    """Say whether a folder or a file is meant as a checkpoint of TensorFlow, of any format."""
+    """Say whether a folder or a file looks like a checkpoint of TensorFlow, of any format."""
     with machine_errors("read", place):
         if place.is_dir():
             names = [path.name for path in place.iterdir()]
@@ -27,9 +27,9 @@ def is_tensorflow(place: Path) -> bool:
 
 
 def find_bundle(place: Path) -> Path:
-    """Return the prefix of the checkpoint that a user named: a folder, the prefix, or a file of it.
+    """Return the prefix of a checkpoint; `place`: its folder, its prefix, or one of its files.
 
-    Raises `TokmillError` where there is none, several, or one of another kind.
+    Raises `TokmillError` if there is no checkpoint, several, or one in another format.
     """
     with machine_errors("read", place):
         return _found(place)
@@ -61,7 +61,7 @@ def _found(place: Path) -> Path:
 
 
 def refuse_other(path: Path) -> None:
-    """Refuse files of TensorFlow that hold no tensors, or hold them in the older format."""
+    """Refuse files of TensorFlow without tensors, or in the older format."""
     if path.name.endswith(META):
         raise TokmillError(
             "the file is a meta-graph, which holds no values of tensors",

@@ -66,7 +66,7 @@ def read_bert(place: Path | str, *, verify: bool = True) -> BertCheckpoint:
         tensor = torch.from_numpy(bundle.read(name))
         if not tensor.is_floating_point():
             raise TokmillError(
-                f"the variable {name!r} is of {bundle.entries[name].kind}, not of fractions",
+                f"the variable {name!r} is of {bundle.entries[name].kind}, not of floats",
                 where=str(prefix),
                 hint="fetch the checkpoint again",
             )

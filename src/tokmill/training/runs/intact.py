@@ -1,4 +1,4 @@
-"""The newest checkpoint of a run that is what was written: what a resume goes on from."""
+"""The newest checkpoint of a run that is not damaged, from which a resume continues."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ from tokmill.training.runs.checkpoint import (
     EXTRA,
     RANDOM,
     STATE,
+    OtherRun,
     State,
     checkpoints,
     read_state,
     set_aside,
+    step_of_name,
     strangers,
 )
 
 TENSORS = (MODEL, OPTIMIZER)
 SEALED = ".safetensors"
-"""How files of tensors end: their seals are their digests."""
+"""Suffix of files of tensors, whose digest is their seal."""
 
 
 def newest_whole(run: Path, engine: Engine) -> Path | None:
-    """Return the newest checkpoint that is whole; None: the run has none yet.
+    """Return the newest checkpoint that is whole; None: the run has no checkpoint yet.
 
-    The first process looks, and says what it leaves out; damaged ones that are newer are given
-    another name. Every process calls this.
+    Newer checkpoints that are damaged or of another run are renamed, and the first process prints
+    this. Every process calls this function.
 
-    Raises `TokmillError` where checkpoints are there and none is whole.
+    Raises `TokmillError` if there are checkpoints and none is whole.
     """
     found = find_whole(run) if engine.rank == 0 else None
     step = int(engine.total([0 if found is None else 1 + step_of_name(found)])[0])
@@ -47,31 +49,30 @@ def find_whole(run: Path) -> Path | None:
     """Do what `newest_whole` does, in one process."""
     for path in strangers(run):
         say(f"{path} is no checkpoint, as it is no folder with a {STATE}: left alone")
-    damaged: list[tuple[Path, TokmillError]] = []
+    unusable: list[tuple[Path, TokmillError]] = []
     for folder in reversed(checkpoints(run)):
         try:
             state = check_checkpoint(folder)
         except MachineError:
             raise
         except TokmillError as error:
-            damaged.append((folder, error))
+            unusable.append((folder, error))
             continue
-        for path, found in damaged:
-            aside = set_aside(path, "damaged")
-            say(f"{found.where}: {found.what}; the checkpoint is called {aside.name} now")
-        if damaged:
-            say(f"goes on from step {state.step}, the newest checkpoint that is whole")
+        for path, reason in unusable:
+            aside = set_aside(path, "foreign" if isinstance(reason, OtherRun) else "damaged")
+            say(f"{reason.where}: {reason.what}; the checkpoint is called {aside.name} now")
+        if unusable:
+            say(f"continues from step {state.step}, the newest checkpoint that is whole")
         if not state.files:
-            say(f"{folder} is of an older version and holds no digests: damage would go unseen")
+            say(f"{folder} is of an older version without digests, so damage cannot be found")
         return folder
-    if damaged:
-        newest = damaged[0][1]
+    if unusable:
+        newest = unusable[0][1]
         raise TokmillError(
-            f"no checkpoint of the run is whole, and {len(damaged)} "
-            f"{'is' if len(damaged) == 1 else 'are'} damaged: {newest.what}",
+            f"no checkpoint of the run can be used ({len(unusable)} found): {newest.what}",
             where=newest.where,
-            hint="a new run may begin with weights that are whole: `tokmill train STORE --from "
-            "RUN/best -o NEW`; without --from it begins anew",
+            hint="a new run can begin with undamaged weights: `tokmill train STORE --from "
+            "RUN/best -o NEW`; without --from it begins from random weights",
         )
     return None
 
@@ -79,8 +80,8 @@ def find_whole(run: Path) -> Path | None:
 def check_checkpoint(folder: Path) -> State:
     """Compare all files of a checkpoint with their digests, and return its state.
 
-    Of one without digests what can be seen is looked at: that files are there and can be read.
-    Raises `TokmillError` that names the first file that is not what was written.
+    Without digests (older versions), files must exist and be readable. Raises `TokmillError` with
+    the first damaged file.
     """
     state = read_state(folder)
     if state.files:
@@ -118,11 +119,6 @@ def damaged(path: Path, what: str) -> TokmillError:
         where=str(path),
         hint="an older checkpoint of the run may be whole: `tokmill train --resume` looks for it",
     )
-
-
-def step_of_name(folder: Path) -> int:
-    """Return the step that a checkpoint's folder is called by."""
-    return int(folder.name.partition("-")[2])
 
 
 def say(text: str) -> None:

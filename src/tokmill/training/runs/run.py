@@ -1,17 +1,18 @@
-"""The folder of one training, and what it takes to open it again.
+"""The folder of one training.
 
 RUN/
   recipe.json            the resolved recipe; written last when a run begins
-  schema.json vocab/     what the store's columns and vocabularies were, so that sampling needs
-                         no store
+  schema.json vocab/     the store's columns and vocabularies, so that sampling needs no store
+  run-id                 a random id, which its checkpoints have too
   metrics.jsonl  checkpoints/step-…/
   model/ best/           weights at the end, and with the lowest validation loss
-  average/               their average at the end, where the recipe wants one
+  average/               the average of the weights at the end (`optim.ema`)
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ from tokmill.training.recipe.changes import RATE, differences
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.read import RECIPE, read_recipe
-from tokmill.training.runs.checkpoint import checkpoints
+from tokmill.training.runs.checkpoint import RUN_ID, checkpoints
 from tokmill.training.runs.made import keep_made
 from tokmill.training.runs.track import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
@@ -65,19 +66,19 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
-    """Hold a run folder for this training; refuse one that is taken or holds something else."""
+    """Lock a run folder for this training; refuse one that is in use or holds other files."""
     if (out / RECIPE).exists():
         if not resume:
-            goes_on = f"`{resume_command(out)}` continues it"
+            hint = f"`{resume_command(out)}` continues it"
             if is_weights_alone(out):
-                goes_on = f"`{start_command(out)}` begins with its weights"
+                hint = f"`{start_command(out)}` begins with its weights"
             raise TokmillError(
                 "the folder already holds a run",
                 where=str(out),
-                hint=f"{goes_on}; a new run needs another folder",
+                hint=f"{hint}; a new run needs another folder",
             )
         check_resume(out, config)
-    elif out.is_dir() and any(path.name not in (LOCK, FACTS, VOCAB) for path in out.iterdir()):
+    elif out.is_dir() and {path.name for path in out.iterdir()} - {LOCK, FACTS, VOCAB, RUN_ID}:
         raise TokmillError(
             "the folder holds other files and no run", where=str(out), hint="name a new folder"
         )
@@ -92,7 +93,7 @@ def open_run(out: Path, config: TrainConfig, resume: bool) -> Iterator[None]:
 
 
 def leave_nothing(out: Path, new: bool) -> None:
-    """Take away the lock that is all of a refused run, and the folder if it was made for it."""
+    """Remove the lock of a refused run if nothing else is there, and the folder if it is `new`."""
     with contextlib.suppress(OSError):
         if [path.name for path in out.iterdir()] == [LOCK]:
             (out / LOCK).unlink()
@@ -101,7 +102,7 @@ def leave_nothing(out: Path, new: bool) -> None:
 
 
 def is_weights_alone(out: Path) -> bool:
-    """Say whether a run holds weights and no checkpoint, as one that was imported does."""
+    """Say whether a run has weights but no checkpoint, as an imported one."""
     return not checkpoints(out) and newest_weights(out) is not None
 
 
@@ -111,9 +112,9 @@ def start_command(out: Path) -> str:
 
 
 def check_resume(out: Path, config: TrainConfig) -> None:
-    """Refuse to go on with a recipe under which the steps that are done would have been others."""
+    """Refuse to resume with a recipe that would change the steps that are already done."""
     before = from_dict(read_recipe(out), str(out / RECIPE))
-    # A key that is newer than the run has its default there.
+    # Keys that are newer than the run get their default.
     changed = differences(msgspec.json.decode(msgspec.json.encode(before)), config)
     done = max(map(step_of, checkpoints(out)), default=0)
     if is_weights_alone(out):
@@ -126,7 +127,7 @@ def check_resume(out: Path, config: TrainConfig) -> None:
         before.optim, before.run.steps, config.optim, config.run.steps, done
     ):
         return
-    hint = "these keys decide the weights, so a continued run would be neither"
+    hint = "these keys decide the weights, so they cannot change within a run"
     if changed.keys() <= RATE:
         hint = f"the {done} steps that are done would have had other learning rates"
     raise TokmillError(
@@ -138,7 +139,7 @@ def check_resume(out: Path, config: TrainConfig) -> None:
 
 
 def facts_of(out: Path, config: TrainConfig, stores: Sequence[Store]) -> Facts:
-    """Return what a run keeps of its stores; a run that has begun must know their fingerprint."""
+    """Return the facts of a run's stores; a run that has begun must have the same fingerprint."""
     facts = facts_from(config, stores)
     if (out / RECIPE).exists():
         before: Facts = read_json(out / FACTS, Facts)
@@ -156,10 +157,10 @@ def facts_of(out: Path, config: TrainConfig, stores: Sequence[Store]) -> Facts:
 
 
 def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
-    """Return the facts of stores: the first one says what ids mean, the others must agree.
+    """Return the facts of stores: the first one defines the meaning of ids, the others must agree.
 
-    Those of entries are the facts of the stores that hold their tokens (`Task.token_store`), and
-    the fingerprint is of both. Without a store there is nothing to know.
+    If a store refers to another one for its tokens (`Task.token_store`), the facts are those of the
+    latter, and the fingerprint is of both. Without stores the facts are empty.
     """
     if not stores:
         return Facts(fingerprint="", columns={}, schema={}, vocabularies={})
@@ -168,8 +169,8 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
     vectors = [task.vectors(config.task, store) for store in stores]
     store = tokens[0]
     digests = [
-        content_of(one, [other, *(found.store for found in read.values())])
-        for one, other, read in zip(stores, tokens, vectors, strict=True)
+        content_of(own, [other, *(vector.store for vector in read.values())])
+        for own, other, read in zip(stores, tokens, vectors, strict=True)
     ]
     facts = Facts(
         fingerprint=digests[0] if len(digests) == 1 else canonical_digest(digests),
@@ -177,7 +178,7 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
         schema=store.schema,
         vocabularies=store.vocabularies,
         bytes_per_token=store.bytes_per_token() or 0.0,
-        vectors={name: found.width for name, found in vectors[0].items()},
+        vectors={name: vector.width for name, vector in vectors[0].items()},
         classes=classes_learned(config, stores),
     )
     for other in tokens[1:]:
@@ -195,13 +196,13 @@ def classes_learned(config: TrainConfig, stores: Sequence[Store]) -> dict[str, t
 
 
 def measured(config: TrainConfig, facts: Facts) -> Facts:
-    """Return facts with what the task of a recipe measures."""
+    """Return facts with the measures of the recipe's task."""
     measures = task_type(config).measures(config.task, inputs_of(config, facts))
     return msgspec.structs.replace(facts, measures=measures)
 
 
 def content_of(store: Store, read: Sequence[Store]) -> str:
-    """Return the digest of a store, and of the others that are read with it."""
+    """Return the digest of a store and of the other stores that are read with it."""
     others = [other.content for other in read if other is not store]
     return canonical_digest([store.content, *others]) if others else store.content
 
@@ -213,12 +214,13 @@ def begin(
     facts: Facts,
     files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write what a run folder keeps of recipe and stores; of the stores only the first time.
+    """Write the recipe, and when the run begins also its id and the facts of its stores.
 
-    The first one says what ids mean. `files`: others that it keeps, by name.
+    The first store defines the meaning of ids. `files`: further files, by name.
     """
     if not (out / RECIPE).exists():
         make_folder(out / VOCAB)
+        write_file(out / RUN_ID, secrets.token_hex(16))
         for store in stores[:1]:
             tokens = task_type(config).token_store(config.task, store)
             copy_vocabularies(tokens, out)
@@ -231,7 +233,7 @@ def begin(
 
 
 def copy_vocabularies(store: Store, out: Path) -> None:
-    """Keep the vocabularies of a store in a run."""
+    """Copy the vocabularies of a store into a run."""
     for vocabulary in store.vocabularies.values():
         path = inside(store.path / VOCAB, vocabulary.file)
         with machine_errors("read", path):
@@ -243,7 +245,7 @@ def copy_vocabularies(store: Store, out: Path) -> None:
 
 
 def check_engine(store: Store, folder: Path) -> None:
-    """Ask the tokenizer of this program about the texts of a store's probe, where it is here."""
+    """Compare the installed tokenizer with the store's probe, if the package is installed."""
     if isinstance(store.manifest.probe, str) and "token" in store.vocabularies:
         with contextlib.suppress(MissingExtraError):
             kind = plugins.load(plugins.CODERS, "tokenizer")
@@ -253,10 +255,9 @@ def check_engine(store: Store, folder: Path) -> None:
 
 
 def check_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Refuse a tokenizer that gives other ids than the engine that built what a run has read.
+    """Refuse a tokenizer whose ids differ from those of the engine that built the run's store.
 
-    `folder`: that of the run's vocabularies. A kind of tokenizer that this program cannot run is
-    no reason to refuse it.
+    `folder`: the run's vocabularies. A tokenizer that cannot run here is not refused.
     """
 
     def encode(text: str) -> list[int] | None:
@@ -279,9 +280,9 @@ def _same_vocabulary(mine: Vocabulary) -> str:
 
 
 def check_store(facts: Facts, store: Store) -> None:
-    """Refuse a store whose ids mean something else than those of the run.
+    """Refuse a store whose ids have another meaning than those of the run.
 
-    Of vocabularies those of the columns count that the run reads.
+    Only the vocabularies of columns that the run reads are compared.
     """
     if not facts.columns.keys() <= store.schema.keys():
         raise TokmillError(
@@ -309,12 +310,12 @@ def check_store(facts: Facts, store: Store) -> None:
             raise TokmillError(
                 f"the column {name!r} holds the id {largest}; the run knows 0 to {size - 1}",
                 where=str(store.path),
-                hint="train on the store with the larger ids, or give both one vocabulary",
+                hint="train on the store with the larger ids, or give both the same vocabulary",
             )
 
 
 def inputs_of(config: TrainConfig, facts: Facts) -> Inputs:
-    """Return what the model of a recipe reads of a store with these facts."""
+    """Return the inputs of a recipe's model for a store with these facts."""
     return task_type(config).inputs(config.task, facts)
 
 
@@ -325,7 +326,7 @@ def task_type(config: TrainConfig) -> type[Task]:
 
 
 def make_task(config: TrainConfig, inputs: Inputs) -> Task:
-    """Return the model in its task, weights drawn from the recipe's seed."""
+    """Return a new task with its model; weights are drawn from the recipe's seed."""
     torch.manual_seed(config.run.seed)
     model = plugins.load(plugins.MODELS, config.model.kind)(config.model, inputs)
     return task_type(config)(config.task, model, inputs)
@@ -342,7 +343,7 @@ def load_task(run: Path | str, at: str = "") -> Task:
 
 
 def read_run(run: Path) -> tuple[TrainConfig, Facts]:
-    """Return the recipe of a run, and what it remembers of its store."""
+    """Return the recipe of a run and the facts of its store."""
     if not (run / RECIPE).exists():
         raise TokmillError(
             "the folder holds no run" if run.exists() else "there is no such folder",

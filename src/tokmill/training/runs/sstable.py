@@ -1,12 +1,13 @@
 """Sorted tables of keys and values, as LevelDB and TensorFlow write them.
 
 Format: https://github.com/google/leveldb/blob/main/doc/table_format.md. Blocks of entries follow
-each other; a key is stored as the number of bytes that it shares with the key before it and the
-rest. Behind a block stand its kind of compression (1 byte) and a masked CRC-32C of both. A block of
-the same form holds the place of each block; the footer holds the place of that one.
+each other. A key is stored as the number of bytes that it shares with the previous key, and the
+rest. After a block come its kind of compression (1 byte) and a masked CRC-32C of both. An index
+block of the same form holds the place of each block, and the footer holds the place of the index
+block.
 
-Nothing that a file says is trusted: places, lengths and the order of keys are checked, and what is
-kept in memory is bounded by `MOST_BYTES` and `MOST_KEY_BYTES`.
+Nothing in the file is trusted: places, lengths and the order of keys are checked, and memory is
+bounded by `MOST_BYTES` and `MOST_KEY_BYTES`.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 """The last bytes of a table."""
 FOOTER = 48
 TRAILER = 5
-"""Bytes behind a block: compression and checksum."""
+"""Bytes after a block: compression and checksum."""
 KINDS = {1: "Snappy", 2: "Zstandard"}
-"""Kinds of compression that LevelDB knows beside 0, none."""
+"""Kinds of compression of LevelDB; 0: none."""
 MOST_BYTES = 16 << 20
-"""Of a table; an index of 100,000 tensors has about 8 MB."""
+"""Largest size of a table; an index of 100,000 tensors has about 8 MB."""
 LONGEST_KEY = 4096
 MOST_KEY_BYTES = 64 << 20
-"""Of all keys: a few bytes of a file may stand for a long key that shares its beginning."""
+"""Largest size of all keys together: a few bytes can encode a long key with a shared beginning."""
 
 Checksum = Callable[[Any], int]
 """The CRC-32C of bytes or of an array of them."""
 
 
 def is_table(path: Path) -> bool:
-    """Say whether a file ends as a table does."""
+    """Say whether a file ends with the magic number of a table."""
     with machine_errors("read", path), open(path, "rb") as handle:
         handle.seek(max(0, handle.seek(0, 2) - len(MAGIC)))
         return handle.read() == MAGIC
@@ -61,16 +62,16 @@ def read_table(path: Path, checksum: Checksum | None) -> Iterator[tuple[bytes, b
 
 
 def damaged(path: Path, what: str) -> TokmillError:
-    """Return the error for a file of a checkpoint that is not as TensorFlow wrote it."""
+    """Return the error for a damaged file of a checkpoint."""
     return TokmillError(
         f"the file cannot be read: {what}", where=str(path), hint="fetch the checkpoint again"
     )
 
 
 def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """Return the number that begins at a byte, below 2^64, and the place behind it.
+    """Return the variable-length number at a byte, below 2^64, and the position after it.
 
-    Seven bits a byte, the lowest first. Raises `ValueError` where it goes beyond `end`.
+    It has seven bits a byte, the lowest first. Raises `ValueError` if it goes beyond `end`.
     """
     value = 0
     for number in range(10):
@@ -85,7 +86,7 @@ def varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def unmasked(masked: int) -> int:
-    """Return the CRC-32C that stands in a file turned by 15 bits and with a constant added."""
+    """Return the CRC-32C of a masked one, which is rotated by 15 bits and has a constant added."""
     turned = (masked - 0xA282EAD8) & 0xFFFFFFFF
     return (turned >> 17 | turned << 15) & 0xFFFFFFFF
 
@@ -113,7 +114,7 @@ def _entries(data: bytes, checksum: Checksum | None) -> Iterator[tuple[bytes, by
 
 
 def _place(data: bytes, at: int, end: int) -> tuple[tuple[int, int], int]:
-    """Return the offset and the size of a block, and the place behind both."""
+    """Return the offset and the size of a block, and the position after both."""
     offset, at = varint(data, at, end)
     size, at = varint(data, at, end)
     return (offset, size), at

@@ -1,8 +1,8 @@
 """Checkpoints of TensorFlow, format V2, read without TensorFlow.
 
-NAME.index                  a sorted table (`sstable`): name of a tensor → where it lies
+NAME.index                  a sorted table (`sstable`): name of a tensor → its place
 NAME.data-00000-of-0000N    the data shards: the tensors one after the other, row by row
-NAME.meta                   the graph, which nobody needs to read tensors
+NAME.meta                   the graph, which is not needed to read tensors
 
 Format: tensorflow/core/util/tensor_bundle in https://github.com/tensorflow/tensorflow.
 """
@@ -32,7 +32,7 @@ MOST_TENSORS = 200_000
 
 
 class TensorBundle:
-    """The tensors of a checkpoint: what there is, and each as an array when it is asked for.
+    """The tensors of a checkpoint: their entries, and on request each one as an array.
 
     Args:
         prefix: the checkpoint without the endings of its files, `…/bert_model.ckpt`.
@@ -50,7 +50,7 @@ class TensorBundle:
         self.checksum = load_checksum() if verify else None
         self.shards = 0
         self.entries: dict[str, TensorEntry] = {}
-        """Name of a tensor → what the index says of it."""
+        """Name of a tensor → its entry in the index."""
         try:
             self._read_index()
         except ValueError as error:
@@ -58,10 +58,10 @@ class TensorBundle:
         self._check_places()
 
     def read(self, name: str) -> Array:
-        """Return a tensor that stays in its file until its values are read.
+        """Return a tensor; its file is mapped, so values are read when they are used.
 
-        float32, float16, int32 and int64 as they are; bfloat16 becomes float32, which has all of
-        its values. What is written to the array does not reach the file.
+        float32, float16, int32 and int64 keep their dtype; bfloat16 becomes float32, which is
+        exact. Changes to the array do not change the file.
 
         Raises `TokmillError` for another dtype, a partitioned variable, a wrong checksum, or a
         name that is not there.
@@ -90,7 +90,7 @@ class TensorBundle:
         data: Array = np.empty(0, np.uint8)
         if entry.size:
             with machine_errors("read", path):
-                # mode c: private pages, as torch takes no array that cannot be written to.
+                # Mode c maps private pages: torch needs arrays that can be written to.
                 data = np.memmap(path, np.uint8, "c", entry.offset, (entry.size,))
         if self.checksum is not None and self.checksum(data) != unmasked(entry.crc):
             raise damaged(path, f"the checksum of the tensor {name!r} is wrong")

@@ -1,4 +1,4 @@
-"""Where metrics go: always to metrics.jsonl, and to whatever else speaks this protocol."""
+"""The protocol of trackers, which receive metrics, and the one that writes metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ METRICS = "metrics.jsonl"
 
 
 class Tracker(Protocol):
-    """Takes the metrics of a step: plain numbers by name."""
+    """Receives the metrics of steps: plain numbers by name."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keep the metrics of a step."""
         ...
 
     def finish(self) -> None:
-        """Send what is still held back."""
+        """Write or send everything that is still buffered."""
         ...
 
 
 class JsonLines:
-    """One JSON object a line: `step`, then the metrics. What is not finite is written as null."""
+    """One JSON object a line: `step`, then the metrics. Numbers that are not finite become null."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / METRICS
@@ -44,7 +44,7 @@ class JsonLines:
             write_file(self.path, "".join(json.dumps(entry) + "\n" for entry in kept))
 
     def finish(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: lines are not buffered."""
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

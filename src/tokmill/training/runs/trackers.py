@@ -1,7 +1,7 @@
 """Trackers besides metrics.jsonl: `run.track = ["tensorboard", "wandb"]`.
 
-Their packages come with the extra `track`. Both are given a resumed run's step, so that what was
-logged after its checkpoint is not there twice.
+Their packages come with the extra `track`. Both get the step of a resumed run, so that metrics from
+after its checkpoint are not logged twice.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class TensorBoard:
             self.writer.add_scalar(name, value, step)
 
     def finish(self) -> None:
-        """Write what is held back."""
+        """Write what is buffered."""
         self.writer.close()
 
 
 class Wandb:
     """Weights & Biases: project WANDB_PROJECT, else "tokmill"; WANDB_MODE=offline needs no network.
 
-    The id in RUN/wandb-id lets a resumed run go on in the same place. There, steps that were logged
-    before are kept as they were: W&B takes no step twice.
+    The id in RUN/wandb-id lets a resumed run continue the same W&B run. W&B accepts each step once,
+    so metrics of steps that are repeated stay as they were.
     """
 
     ID = "wandb-id"
@@ -96,5 +96,5 @@ class Wandb:
         self.run.log(dict(metrics), step=step)
 
     def finish(self) -> None:
-        """Send what is held back."""
+        """Send what is buffered."""
         self.run.finish()

@@ -27,10 +27,10 @@ OF_MODEL = "model."
 
 
 def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> list[str]:
-    """Give a task the weights that a run has reached (`run.start`); its optimiser begins anew.
+    """Load the weights of another run into a task (`run.start`); its optimiser begins anew.
 
-    Of a run with another task, those with equal names are taken: the model, and the heads that both
-    have. Returns what is to be said of the others.
+    From a run with another task, weights with equal names are used: the model, and heads that both
+    tasks have. Returns notes on the other weights.
 
     Args:
         task: of the new run, made with the columns of `start_facts`.
@@ -40,7 +40,7 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
         config: of the new run.
 
     Raises:
-        TokmillError: there are no weights, ids mean something else there, or the model is another.
+        TokmillError: there are no weights, or ids have another meaning, or the model differs.
     """
     run, weights = find_weights(place)
     check_ids(read_json(run / FACTS, Facts), facts, place)
@@ -64,19 +64,19 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
 
 
 def take_what_fits(task: Task, file: Path, changed: Mapping[str, str], place: Path) -> list[str]:
-    """Give a task the weights of another task that have equal names; say what begins anew.
+    """Load the weights with equal names from another task; return notes on the others.
 
-    changed: the keys of model and task that differ. The model must be the same one, but for what
-    only one of the tasks reads. A head of another size begins anew.
+    changed: the keys of model and task that differ. The models must be equal, but for weights that
+    only one of the tasks uses. A head of another size begins anew.
     """
     own, found = task.state_dict(), read_tensors(file, seal_of(file))
     taken = {name: one for name, one in found.items() if fits(one, own.get(name))}
     anew, left = sorted(own.keys() - taken.keys()), sorted(found.keys() - taken.keys())
     of_model = {key: one for key, one in changed.items() if key.startswith(OF_MODEL)}
-    amiss = [name for name in (*anew, *left) if name.startswith(OF_MODEL)]
-    unlike = [name for name in amiss if name in own and name in found]
-    if (amiss and of_model) or unlike or not any(name.startswith(OF_MODEL) for name in taken):
-        raise another_model(of_model or dict.fromkeys(unlike, "of another shape"), place)
+    unmatched = [name for name in (*anew, *left) if name.startswith(OF_MODEL)]
+    reshaped = [name for name in unmatched if name in own and name in found]
+    if (unmatched and of_model) or reshaped or not any(n.startswith(OF_MODEL) for n in taken):
+        raise another_model(of_model or dict.fromkeys(reshaped, "of another shape"), place)
     task.load_state_dict(taken, strict=False)
     said = f"{len(taken)} tensors are taken from {place}"
     parts = (("these begin anew: ", anew), ("these of it are not used: ", left))
@@ -84,7 +84,7 @@ def take_what_fits(task: Task, file: Path, changed: Mapping[str, str], place: Pa
 
 
 def fits(tensor: Tensor, own: Tensor | None) -> bool:
-    """Say whether a tensor has the shape of the one that it is to be."""
+    """Say whether a tensor has the shape of the task's own."""
     return own is not None and own.shape == tensor.shape
 
 
@@ -97,17 +97,17 @@ def another_model(changed: Mapping[str, str], place: Path) -> TokmillError:
     return TokmillError(
         "the model is not that of the run to start from" + (f": {what}" if what else ""),
         where=str(place),
-        hint="leave out what decides the shapes: its model is taken then",
+        hint="leave out the keys of the model: then the run's model is used",
     )
 
 
 def start_facts(place: Path, facts: Facts) -> Facts:
-    """Return the facts of a run that starts from `place`: with as many rows for ids as there.
+    """Return the facts of a run that starts from `place`: its tables have as many rows for ids.
 
     A model may have more rows than its vocabulary has ids, and a store of bare ids may lack the
     largest ones.
 
-    Raises `TokmillError` where ids mean something else there.
+    Raises `TokmillError` if ids have another meaning there.
     """
     before: Facts = read_json(find_weights(place)[0] / FACTS, Facts)
     check_ids(before, facts, place)
@@ -130,9 +130,9 @@ def find_weights(place: Path) -> tuple[Path, Path]:
 
 
 def check_ids(before: Facts, now: Facts, place: Path) -> None:
-    """Refuse to go on with weights whose ids mean something else than those of the store."""
+    """Refuse weights whose ids have another meaning than those of the store."""
     if not now.schema:
-        return  # There is no store: what ids mean is the task's.
+        return  # Without a store, the task decides the meaning of ids.
     hint = "build the store with the run's vocabulary, which lies in RUN/vocab"
     if before.columns.keys() != now.columns.keys():
         raise TokmillError(

@@ -1,7 +1,7 @@
 """Single files of weights: official checkpoints of RWKV-7, and a run's state dict for torch.
 
 Format: https://github.com/BlinkDL/RWKV-LM, folder RWKV-v7: a dict name → tensor, as a `.pth` of
-torch or as safetensors. What its shapes say is all that there is of a configuration.
+torch or as safetensors. There is no configuration but the shapes of the tensors.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tokmill.training.runs.run import Run, inputs_of, load_task, make_task
 OFFICIAL = (".pth", ".safetensors")
 PLAIN = ".pt"
 ZIP = b"PK\x03\x04"
-"""How the files of torch.save begin, since version 1.6 of torch."""
+"""First bytes of the files of torch.save since torch 1.6."""
 EMBEDDING, HEAD = "emb.weight", "head.weight"
 UNUSED = re.compile(r"blocks\.0\.att\.v[012]")
-"""The first layer has no earlier values to mix in; some checkpoints leave these out."""
+"""The first layer has no earlier values to mix in, so some checkpoints leave these tensors out."""
 
 
 def import_file(
@@ -45,7 +45,7 @@ def import_file(
     Args: as of `exchange.import_model`; `path` is a .pth or .safetensors file.
 
     Raises:
-        TokmillError: the file is none of RWKV-7, is not whole, or does not fit its tokenizer.
+        TokmillError: the file is not an RWKV-7, is incomplete, or does not fit its tokenizer.
     """
     path, out = Path(path), Path(out)
     found = read_file(path)
@@ -110,7 +110,7 @@ def official_names(state: Mapping[str, Tensor], column: str = COLUMN) -> dict[st
 def from_official(
     found: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str
 ) -> dict[str, Tensor]:
-    """Return the state dict of a task, in float32; of `own` names and shapes count."""
+    """Return the state dict of a task in float32; `own`: a state dict with its names and shapes."""
     wanted = official_names(own, next(_columns(own)))
     lacking = [n for n in wanted if n not in found and not UNUSED.fullmatch(n)]
     unknown = [name for name in found if name not in wanted]
@@ -126,11 +126,11 @@ def from_official(
     for theirs, ours in wanted.items():
         shape = own[ours].shape
         value = found[theirs] if theirs in found else torch.zeros(shape)
-        # Vectors stand there with and without axes of size 1.
+        # Vectors are stored with or without axes of size 1.
         if value.numel() != shape.numel() or not value.is_floating_point():
             raise TokmillError(
                 f"the tensor {theirs!r} is {value.dtype} of {list(value.shape)}, "
-                f"not fractions of {list(shape)}",
+                f"not floats of {list(shape)}",
                 where=where,
                 hint="the other tensors say this size; is the file whole?",
             )
@@ -139,7 +139,7 @@ def from_official(
 
 
 def sizes_of(found: Mapping[str, Tensor], where: str) -> dict[str, Any]:
-    """Return the number of ids and the keys of the model that the shapes say."""
+    """Return the number of ids and the keys of the model, which follow from the shapes."""
     block = "blocks.0.att."
     needed = [EMBEDDING, HEAD, "blocks.0.ffn.key.weight"]
     needed += [block + name for name in ("r_k", "w1", "a1", "g1")]
@@ -147,7 +147,7 @@ def sizes_of(found: Mapping[str, Tensor], where: str) -> dict[str, Any]:
         raise TokmillError(
             "the file holds no RWKV-7",
             where=where,
-            hint="of transformers name the folder; older versions of RWKV are other models",
+            hint="for a model of transformers, name its folder; older RWKV versions are not read",
         )
     layers = 1 + max(int(n.split(".")[1]) for n in found if re.match(r"blocks\.\d+\.", n))
     values = found.get(f"blocks.{layers - 1}.att.v1", found[block + "a1"])
@@ -165,7 +165,7 @@ def sizes_of(found: Mapping[str, Tensor], where: str) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a .pth or .safetensors file; of a .pth nothing else is built."""
+    """Return the tensors of a .pth or .safetensors file; no other objects of a .pth are built."""
     if not path.exists():
         raise TokmillError(
             "there is no such file",
@@ -174,9 +174,9 @@ def read_file(path: Path) -> dict[str, Tensor]:
         )
     if path.suffix == PLAIN:
         raise UsageError(
-            "a .pt file is for torch.load alone: it says of no model how it is made",
+            "a .pt file is for torch.load alone: it does not describe the model",
             where=str(path),
-            hint="take the run that it was written from: `tokmill train STORE --from RUN -o NEW` "
+            hint="use the run that it was written from: `tokmill train STORE --from RUN -o NEW` "
             "begins with its weights",
         )
     if path.suffix not in OFFICIAL:
@@ -201,7 +201,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
         raise TokmillError(
             "the file holds more than tensors",
             where=str(path),
-            hint="tensors are read and nothing else, as a pickle may run any code",
+            hint="only tensors are read, because a pickle may run any code",
         ) from None
     except Exception:
         raise TokmillError(
@@ -217,7 +217,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _columns(own: Mapping[str, Tensor]) -> Any:
-    """Yield the columns that a state dict has embeddings of."""
+    """Yield the columns for which a state dict has embeddings."""
     for name in own:
         part = re.fullmatch(rf"model\.fields\.embeddings\.{PREFIX}(\w+)\.weight", name)
         if part:

@@ -4,10 +4,10 @@ RUN/
   model/                 model.safetensors and config.json, when the last step is done
   average/               the same of the average of the weights (`optim.ema`)
   best/                  the same of the step with the lowest validation loss
-  checkpoints/step-…/    model.safetensors, average.safetensors, and what it takes to go on
+  checkpoints/step-…/    model.safetensors, average.safetensors, and the state to resume from
 
-The file of weights is the commit: it is replaced in one rename, so a kill leaves the old ones or
-the new ones. config.json follows it.
+The file of weights is replaced by one rename, so after a kill it holds the old weights or the new
+ones. config.json is written after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tokmill.training.engines.average import AVERAGE
 from tokmill.training.engines.saving import MODEL, load_weights
 from tokmill.training.engines.tensors import read_metadata, write_tensors
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.checkpoint import FOLDER, checkpoints, discard, seal_of
+from tokmill.training.runs.checkpoint import FOLDER, checkpoints, discard, seal_of, step_of_name
 
 FINAL, BEST, AVERAGED, CONFIG = "model", "best", "average", "config.json"
 
@@ -39,10 +39,10 @@ def save_weights(
     loss: float | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the weights of a step as a folder that says what they are.
+    """Write the weights of a step into a folder, with a description.
 
-    `loss` is the validation loss that they are kept for. `weights`: all of them, where the task
-    does not hold them itself.
+    `loss`: the validation loss of the best weights. `weights`: all weights, if the task does not
+    hold them itself.
     """
     facts = {"step": step} if loss is None else {"step": step, "loss": loss}
     write_tensors(
@@ -55,7 +55,7 @@ def save_weights(
 
 
 def drop_final(run: Path) -> None:
-    """Take away the final weights of a run that goes on; its newest checkpoint holds the same."""
+    """Remove the final weights of a run that continues; its newest checkpoint holds the same."""
     for name in (FINAL, AVERAGED):
         if (run / name).exists():
             discard(run / name)
@@ -68,10 +68,7 @@ def newest_weights(run: Path) -> Path | None:
 
 
 def newest_average(run: Path) -> Path | None:
-    """Return the file of a run's average, final or in its newest checkpoint; None: there is none.
-
-    A checkpoint that holds none is of a run without an average.
-    """
+    """Return the file of a run's average, final or in its newest checkpoint, or None."""
     files = [run / AVERAGED / MODEL, *(place / AVERAGE for place in reversed(checkpoints(run)))]
     return next((file for file in files if file.exists()), None)
 
@@ -109,21 +106,21 @@ def weights_at(run: Path, at: str = "") -> Path:
 
 
 def load_from(task: Task, file: Path) -> None:
-    """Read a file of weights, which must be those that were written there, into a task."""
+    """Read a file of weights into a task; in a checkpoint it must have the recorded digest."""
     load_weights(task, file, seal_of(file))
 
 
 def step_of(place: Path) -> int:
     """Return the step after which the weights of a folder were taken."""
     if place.parent.name == FOLDER:
-        return int(place.name.partition("-")[2])
+        return step_of_name(place)
     said = read_metadata(place / MODEL).get("step", "")
     if not re.fullmatch(r"\d{1,18}", said):
         raise TokmillError(
             "the weights do not say of which step they are"
             + (f", but {said[:40]!r}" if said else ""),
             where=str(place / MODEL),
-            hint="the file is none that tokmill wrote: `tokmill model import` makes a run of the "
-            "weights of others",
+            hint="tokmill has not written this file: `tokmill model import` makes a run from the "
+            "weights of other programs",
         )
     return int(said)
