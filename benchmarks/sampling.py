@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from jsonl_store import remove
-from tokmill.inference.draw import Drawing
+from tokmill.inference.drawing import Drawing
 from tokmill.inference.generate import Row, continue_rows
 from tokmill.inference.reading import reading
 from tokmill.store.schema import Column

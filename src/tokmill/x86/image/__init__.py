@@ -1,1 +1,1 @@
-"""Program files: what lies where in memory, and which names and tables say so."""
+"""Program files: sections in memory, symbols, imports and tables."""

@@ -1,7 +1,7 @@
 """Unwind tables of ELF files: ranges of functions and of their parts, and landing pads.
 
 Linux Standard Base, "Exception Frames"; DWARF 5, section 6.4 and 7.6 (LEB128). The records of
-`.eh_frame` form a chain and are walked one by one; what they hold is read in columns.
+`.eh_frame` form a chain and are walked one by one; their fields are read in columns.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tokmill.x86.image.ranges import expand
 
 OMIT, PC_RELATIVE = 0xFF, 0x10
 SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}
-"""Bytes of a pointer by the low half of its encoding; 0 is the size of an address."""
-# Rules that come before the first step from the beginning: someone else has set up a frame.
+"""Low half of a pointer's encoding → its bytes; 0 means the size of an address."""
+# If such a rule comes before the first advance, other code has set up the frame.
 FRAME_RULES = (0x05, 0x0C, 0x0D, 0x0E)
 SAVED_REGISTER = (0x80, 0xBF)
 
 
 @dataclass(slots=True)
 class _Common:
-    """A common information entry: how its frame descriptions are encoded."""
+    """A common information entry (CIE): how its frame descriptions (FDE) are encoded."""
 
     pointer: int = 0
     table: int = OMIT
@@ -34,7 +34,7 @@ class _Common:
 
 
 def read_unwind(program: Program, frames: list[Section]) -> Unwind:
-    """Return the ranges of frame tables; what is damaged or encoded in a rare way is left out."""
+    """Return the ranges of frame tables; damaged or unusually encoded entries are left out."""
     found = [_frame_table(program, frame) for frame in frames]
     start, stop, table = (
         np.concatenate([part[i] for part in found] or [np.zeros(0, np.uint64)]) for i in range(3)
@@ -43,7 +43,7 @@ def read_unwind(program: Program, frames: list[Section]) -> Unwind:
     order = np.argsort(start, kind="stable")
     start, stop, table, fragment = start[order], stop[order], table[order], fragment[order]
     keep = stop > start
-    # Of two descriptions of one place the first counts.
+    # If two descriptions have the same start, the first one counts.
     keep[1:] &= start[1:] != start[:-1]
     unwind = Unwind(start[keep], stop[keep], fragment[keep])
     table = table[keep]
@@ -67,7 +67,7 @@ def _frame_table(program: Program, frame: Section) -> tuple[Array, Array, Array,
     while place <= end:
         length, number = struct.unpack_from("<II", data, place)
         if length == 0:
-            # A terminator; linkers leave one of each input behind.
+            # A terminator; linkers keep that of each input file.
             place += 4
             continue
         body = place + 4
@@ -98,7 +98,7 @@ def _frame_table(program: Program, frame: Section) -> tuple[Array, Array, Array,
 
 
 def _common(data: bytes, place: int, end: int) -> _Common | None:
-    """Read a common information entry; None for what we do not know."""
+    """Read a common information entry; None if it is of an unknown kind."""
     found = _Common()
     version = data[place]
     stop = data.find(b"\0", place + 1, end)
@@ -109,7 +109,7 @@ def _common(data: bytes, place: int, end: int) -> _Common | None:
         return found if not letters else None
     found.augmented = True
     place = stop + 1
-    # Code and data alignment, the return address (a byte in version 1), the length of what follows.
+    # Code and data alignment, the return address (a byte in version 1), the length of the rest.
     for field in range(4):
         while not (version == 1 and field == 2) and place < end and data[place] & 0x80:
             place += 1
@@ -163,8 +163,8 @@ def _descriptions(
     fragment |= (first >= SAVED_REGISTER[0]) & (first <= SAVED_REGISTER[1])
     stop = _wrap(start + length, word)
     if common.signal:
-        # glibc lets the range of its signal return begin a byte early, for unwinders that look up
-        # the address before the one where they are.
+        # glibc's range for the return from a signal begins a byte early, because unwinders look up
+        # the address before the return address.
         fragment[:] = False
         start = start + (start % np.uint64(16) == 15)
     return start, stop, table, fragment
@@ -192,7 +192,7 @@ def _numbers(data: Array, place: Array, size: int, *, signed: bool) -> Array:
 
 
 def _leb128(data: Array, place: Array) -> tuple[Array, Array]:
-    """Return the unsigned LEB128 numbers at some places, and the places behind them (i8)."""
+    """Return the unsigned LEB128 numbers at some places, and the places after them (i8)."""
     value = np.zeros(len(place), np.int64)
     at = place.copy()
     more = np.ones(len(place), bool)
@@ -209,8 +209,9 @@ def _leb128(data: Array, place: Array) -> tuple[Array, Array]:
 def _landing_pads(unwind: Unwind, section: Section, mine: Array, address: Array) -> None:
     """Add the landing pads of the exception tables of some ranges, all in one section.
 
-    A table: encoding of the base (none: the range's start), of types (and where they end), of the
-    call sites, their bytes; then for each site start, length, landing pad (0: none), action.
+    A table has the encoding of the base (none: the range's start), the encoding of types (and their
+    end), the encoding of call sites and their bytes. Then follow, for each site, start, length,
+    landing pad (0: none) and action.
     """
     data = np.concatenate([section.linked, np.zeros(16, np.uint8)])
     place = (address - np.uint64(section.address)).astype(np.int64)
@@ -224,7 +225,7 @@ def _landing_pads(unwind: Unwind, section: Section, mine: Array, address: Array)
     encoding = data[place]
     length, place = _leb128(data, place + 1)
     length = np.clip(length, 0, len(section.linked) - np.minimum(place, len(section.linked)))
-    # Two ranges may share a table, and a damaged file may let all of them.
+    # Two ranges may share a table. In a damaged file all ranges may, which would cost much memory.
     keep = (encoding == 1) & (np.cumsum(length) <= 2 * len(section.linked))
     mine, place, length = mine[keep], place[keep], length[keep]
     raw = data[expand(place, length)]

@@ -1,7 +1,7 @@
 """ELF files as tables of numbers: headers, sections, symbols, relocations.
 
-System V ABI, chapters 4 and 5, and its x86 supplements. Each table is one array over the mapped
-file, cut where the file ends, so that a damaged file costs no more than its size.
+System V ABI, chapters 4 and 5, and its x86 supplements. Each table is an array over the mapped file
+and ends with it, so a damaged file costs no more memory than its size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS: dict[int, Literal["executable", "shared", "relocatable"]] = {
 # Kinds of sections.
 SYMTAB, RELA, NOBITS, REL, DYNSYM = 2, 4, 8, 9, 11
 ARRAYS = (14, 15, 16)
-"""Tables of functions to call at the beginning and the end."""
+"""Tables of functions that are called at the start and at the exit of a program."""
 ALLOC, EXECUTE = 2, 4
 # Kinds of segments.
 LOAD, DYNAMIC, EH_FRAME_HEADER = 1, 2, 0x6474E550
@@ -62,30 +62,31 @@ class Tag:
     PLTRELSZ, PLTGOT, STRTAB, SYMTAB, RELA, RELASZ, INIT, FINI = 2, 3, 5, 6, 7, 8, 12, 13
     REL, RELSZ, PLTREL, JMPREL = 17, 18, 20, 23
     FLAGS_1, IS_EXECUTABLE = 0x6FFFFFFB, 0x08000000
-    """Flags, and the one of a program that may lie anywhere."""
+    """The tag of flags, and the flag of a position-independent executable."""
     ARRAYS = ((25, 27), (26, 28), (32, 33))
     """Address and size in bytes of each table of functions."""
 
 
 @dataclass(slots=True)
 class Relocations:
-    """One table of relocations and the symbols that it names; n relocations."""
+    """A table of relocations and the symbols that it names; n relocations."""
 
     place: Array
-    """(n,) u8, what is changed: an address; in a relocatable file a place in section `target`."""
+    """(n,) u8, the address that is changed; in a relocatable file, an offset in section
+    `target`."""
     kind: Array
-    """(n,) i8, of the machine's relocation types."""
+    """(n,) i8, the machine's relocation type."""
     symbol: Array
-    """(n,) i8, row of `symbols`; 0 for none."""
+    """(n,) i8, row of `symbols`; 0: none."""
     addend: Array | None
-    """(n,) i8; None where it stands at the place."""
+    """(n,) i8; None: it is stored at the place."""
     symbols: Array
     strings: Array
     target: int
 
 
 class Elf:
-    """The tables of one ELF file for x86; what is damaged is empty."""
+    """The tables of an ELF file for x86; damaged tables are empty."""
 
     def __init__(self, data: Array, path: str) -> None:
         self.data, self.path = data, path
@@ -119,7 +120,7 @@ class Elf:
         self.segments = self._table(SEGMENT[self.width], segments, segment_size, segment_count)
         first = self._table(SECTION[self.width], sections, section_size, 1)
         if len(first):
-            # Numbers above 65,279 do not fit into the header; the first section holds them.
+            # Numbers above 65,279 do not fit into the header; the first section has them.
             count = count or int(first["size"][0])
             names = int(first["link"][0]) if names == 0xFFFF else names
         self.sections = self._table(SECTION[self.width], sections, section_size, count)
@@ -132,10 +133,10 @@ class Elf:
         self.dynamic = self._dynamic()
 
     def needed(self) -> int:
-        """Return how many bytes the file has at least by its tables and what is loaded of it."""
+        """Return the smallest size of a complete file, by its tables and loaded segments."""
         ends = [self._tables_end]
         code = self.sections[(self.sections["flags"] & EXECUTE) > 0]
-        # Debug information that was split off keeps the segments of its program, without content.
+        # A separate file of debug information has the segments of its program without content.
         if not len(code) or (code["type"] != NOBITS).any():
             for segment in self.segments[self.segments["type"] == LOAD]:
                 ends.append(int(segment["offset"]) + int(segment["filesize"]))
@@ -156,7 +157,7 @@ class Elf:
         return self.data[offset : offset + size // form.itemsize * form.itemsize].view(form)
 
     def content(self, number: int) -> Array:
-        """Return the bytes of a section that lie in the file (u1)."""
+        """Return the bytes of a section in the file (u1)."""
         section = self.sections[number]
         start = int(section["offset"])
         size = 0 if section["type"] == NOBITS else int(section["size"])
@@ -169,7 +170,7 @@ class Elf:
         )
 
     def at_address(self, address: int, layout: str, size: int) -> Array:
-        """Return the records at an address, by the segments."""
+        """Return the records at an address, which is found by the segments."""
         for segment in self.segments[self.segments["type"] == LOAD]:
             inside = address - int(segment["address"])
             left = int(segment["filesize"]) - inside
@@ -200,13 +201,13 @@ class Elf:
         return found if len(self.sections) else [self._dynamic_symbols()]
 
     def symbol_table(self, number: int) -> tuple[Array, Array]:
-        """Return a section that holds symbols, and its strings."""
+        """Return a section of symbols and its strings."""
         link = int(self.sections["link"][number])
         strings = self.content(link) if link < len(self.sections) else self.data[:0]
         return self.section_table(number, SYMBOL[self.width]), strings
 
     def _dynamic_symbols(self) -> tuple[Array, Array]:
-        # Without sections nothing says how many there are; linkers put the strings behind them.
+        # Without sections their number is unknown; linkers put the strings after the symbols.
         table, strings = self.dynamic.get(Tag.SYMTAB, 0), self.dynamic.get(Tag.STRTAB, 0)
         return (
             self.at_address(table, SYMBOL[self.width], max(0, strings - table)),
@@ -214,7 +215,7 @@ class Elf:
         )
 
     def relocations(self) -> list[Relocations]:
-        """Return the tables that matter when the program is loaded (all of a relocatable)."""
+        """Return the tables that a loader applies; in a relocatable file, all tables."""
         if not len(self.sections):
             return self._dynamic_relocations()
         found = []
@@ -277,8 +278,8 @@ def dtype(layout: str) -> np.dtype[Any]:
 
 
 def text(strings: Array, at: int) -> str:
-    """Return the string that begins at a byte of a string table and ends at the next zero."""
-    # Names end soon; a damaged table must not cost a copy of the file for each of them.
+    """Return the string at a byte of a string table, which ends at the next zero."""
+    # Names are short; in a damaged table each name must not cost a copy of the file.
     for most in (128, 1 << 14):
         head, zero, _ = strings[at : at + most].tobytes().partition(b"\0")
         if zero:

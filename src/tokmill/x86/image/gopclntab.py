@@ -1,7 +1,7 @@
-"""The table of functions that programs by the Go compiler carry, stripped or not: `.gopclntab`.
+"""The table of functions in programs of the Go compiler, stripped or not: `.gopclntab`.
 
-The runtime needs it for stack traces, so it stays when symbols go. Its layout is that of the
-packages runtime (symtab.go) and debug/gosym of Go's library; the first four bytes tell its version:
+The runtime needs it for stack traces, so `strip` keeps it. Its layout is defined by the packages
+runtime (symtab.go) and debug/gosym of Go's library; the first four bytes are its version:
 
 | magic | Go | entries of the table of functions | they count from |
 |---|---|---|---|
@@ -9,8 +9,8 @@ packages runtime (symtab.go) and debug/gosym of Go's library; the first four byt
 | fffffffa | 1.16, 1.17 | two words | 0; records from the table |
 | fffffff0, fffffff1 | 1.18, 1.19 and later | two numbers of 4 bytes | the beginning of Go's code |
 
-An entry is where a function begins and where its record lies; an address ends the table. A record
-begins with the function's address, and then the place of its name.
+An entry is the start of a function and the place of its record; an address ends the table. A record
+begins with the function's address and the place of its name.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from tokmill.x86.image.image import Program, Section
 from tokmill.x86.image.ranges import member
 
 SECTION = ".gopclntab"
-"""The end of the section's name; position-independent programs have `.data.rel.ro` before it."""
+"""Suffix of the section's name; in position-independent programs it follows `.data.rel.ro`."""
 OLDEST, WORDS, OFFSETS = (0xFFFFFFFB,), (0xFFFFFFFA,), (0xFFFFFFF0, 0xFFFFFFF1)
 HEADER = 8
 """Bytes: magic, two zeros, unit of code (1 on x86), bytes of a word."""
 LONGEST_NAME = 1 << 12
 MOST_TEXT = 4
-"""All names together are no longer than so many times the bytes behind the header."""
+"""Largest size of all names together, as a multiple of the bytes after the header."""
 MODULE_WORDS = 64
-"""Words of the runtime's description of the program in which the limits of code are found."""
+"""Words of the runtime's module data that are searched for the limits of code."""
 TRAP = 0xCC
 MOST_PADDING = 64
-"""The linker fills up to the next function with INT3: bytes of it that are looked at."""
+"""Largest number of INT3 bytes between functions that are treated as padding."""
 
 
 class Table(NamedTuple):
@@ -45,13 +45,13 @@ class Table(NamedTuple):
     start: Array
     """(F,) u8, addresses, ascending."""
     stop: Array
-    """(F,) u8, behind the last byte that is no padding."""
+    """(F,) u8, the address after the last byte without padding."""
     name: list[str]
-    """(F), as in Go: `main.(*Stack).Push`; "" where the place of the name is damaged."""
+    """(F), as in Go: `main.(*Stack).Push`; "" if the place of the name is damaged."""
 
 
 def name_go_functions(program: Program) -> None:
-    """Add the functions of Go's table to those that symbols name; symbols come first."""
+    """Add the functions of Go's table to those of symbols; at equal addresses the symbol counts."""
     table = read_table(program)
     if table is None:
         return
@@ -65,7 +65,7 @@ def name_go_functions(program: Program) -> None:
 
 
 def read_table(program: Program) -> Table | None:
-    """Return the functions of the first sound table of a program; None where there is none."""
+    """Return the functions of the first valid table of a program; None if there is none."""
     for section, place in _candidates(program):
         found = _Reader(program, section, place).table()
         if found is not None:
@@ -74,7 +74,7 @@ def read_table(program: Program) -> Table | None:
 
 
 def _candidates(program: Program) -> Iterator[tuple[Section, int]]:
-    """Yield where a table may lie: the section of that name, else wherever its header is seen."""
+    """Yield places of a table: the section of that name, else each place with a possible header."""
     named = [section for section in program.sections if section.name.endswith(SECTION)]
     for section in named or program.sections:
         if named:
@@ -83,7 +83,7 @@ def _candidates(program: Program) -> Iterator[tuple[Section, int]]:
         first = -section.address % 4
         words = section.linked[first : first + max(0, len(section.linked) - first) // 4 * 4]
         numbers = words.view("<u4")
-        # All four begin so; few other numbers do.
+        # All four magic numbers are this large; few other numbers are.
         high = np.flatnonzero(numbers >= 0xFFFFFFF0)
         rest = numbers[np.minimum(high + 1, len(numbers) - 1)]
         wanted = np.isin(numbers[high], (*OLDEST, *WORDS, *OFFSETS))
@@ -93,7 +93,7 @@ def _candidates(program: Program) -> Iterator[tuple[Section, int]]:
 
 
 class _Reader:
-    """Reads one table; nothing in it is believed before it was compared with what is there."""
+    """Reads one table; each number is checked against the program before it is used."""
 
     def __init__(self, program: Program, section: Section, place: int) -> None:
         self.program, self.word = program, program.word
@@ -103,7 +103,7 @@ class _Reader:
         self.code = [(one.address, one.stop) for one in sections]
 
     def table(self) -> Table | None:
-        """Return the functions; None where something does not fit."""
+        """Return the functions; None if the table is not valid."""
         if len(self.data) < HEADER or self.data[4:8].tolist() != [0, 0, 1, self.word]:
             return None
         magic = int(self.data[:4].view("<u4")[0])
@@ -114,12 +114,12 @@ class _Reader:
         if magic in OFFSETS:
             count, table, names = self._number(0), self._number(7), self._number(3)
             found = self._functions(count, table, 4, self._number(2), names)
-            # Later linkers leave the beginning of code out.
+            # Later linkers do not write the beginning of code.
             return found or self._functions(count, table, 4, self._text(count, table), names)
         return None
 
     def _number(self, place: int) -> int:
-        """Return a word of the header, behind its first eight bytes; 0 where the data ends."""
+        """Return a word of the header after its first eight bytes; 0 if the data end before it."""
         at = HEADER + place * self.word
         return int.from_bytes(self.data[at : at + self.word].tobytes(), "little")
 
@@ -142,11 +142,11 @@ class _Reader:
         sound = (start < stop).all() and low <= int(start[0]) and int(stop[-1]) <= high
         if not sound:
             return None
-        # Up to 1.15 all places count from the header, then records from the table.
+        # Up to Go 1.15 records count from the header, later from the table.
         records = rows[:-1, 1] + np.uint64(0 if names == 0 else table)
         width = self.word if size == self.word else 4
         inside = records <= np.uint64(max(0, len(self.data) - width - 4))
-        # A record begins with the function's address again: a good table proves itself.
+        # A record repeats the function's address, which proves that the table is valid.
         place = np.where(inside, records, 0).astype(np.int64)
         again = self._cells(place, width)
         if not ((again == rows[:-1, 0]) & inside).all():
@@ -160,12 +160,12 @@ class _Reader:
         return found
 
     def _section(self, address: np.uint64) -> tuple[int, int]:
-        """Return the limits of the code around an address; (1, 0) outside."""
+        """Return the limits of the code section of an address; (1, 0) outside of code."""
         inside = (one for one in self.code if one[0] <= int(address) < one[1])
         return next(inside, (1, 0))
 
     def _trim(self, start: Array, stop: Array) -> Array:
-        """Return the ends of functions without the padding behind them (u8)."""
+        """Return the ends of functions without the padding after them (u8)."""
         low, high = self._section(start[0])
         code = self.program.read(low, high - low)
         end = (stop - np.uint64(low)).astype(np.int64)
@@ -189,10 +189,10 @@ class _Reader:
         return found
 
     def _text(self, count: int, table: int) -> int:
-        """Return where Go's code begins: the runtime's description of the program says it.
+        """Return where Go's code begins, from the runtime's module data.
 
-        That begins with a pointer to the table, and somewhere in it stand the lowest and the
-        highest address of functions, whose distance is known.
+        They begin with a pointer to the table, and contain the lowest and the highest address of
+        functions, whose difference is known.
         """
         rows = self._entries(count, table, 4)
         if rows is None:

@@ -1,4 +1,4 @@
-"""What a program is called: its key, from a template of paths."""
+"""The key of a program (project, compiler, level …), read from its path by a template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNKNOWN = "unknown"
 
 
 class Key(NamedTuple):
-    """What tells programs apart that were made of the same source; columns of these names."""
+    """Distinguishes programs that were built from the same source; columns have these names."""
 
     project: str
     program: str
@@ -24,14 +24,14 @@ class Key(NamedTuple):
 class KeyTemplate:
     """A template such as `{project}/{compiler}-{level}/{program}`.
 
-    A field is part of one name in the path, but `{program}`, which may hold slashes. Where a path
-    can be read in several ways, a field takes as much as it can; `{level}` holds no dash.
+    A field matches within one name of the path; only `{program}` may contain slashes. If a path
+    fits in several ways, fields are as long as possible; `{level}` contains no dash.
     """
 
     def __init__(self, template: str) -> None:
-        """Read a template; raises `UsageError` where it names no field, a wrong one, or one twice.
+        """Read a template; raises `UsageError` if it has no field, an unknown one, or one twice.
 
-        Without a template every path fits, and says nothing but the program.
+        The empty template fits every path, and only sets the program.
         """
         self.template = template
         parts = re.split(r"\{(.*?)\}", template)
@@ -39,7 +39,7 @@ class KeyTemplate:
         wrong = [field for field in fields if field not in Key._fields]
         if wrong or len(set(fields)) < len(fields) or (template and not fields):
             raise UsageError(
-                f"layout: {template!r} is no template of a path",
+                f"layout: {template!r} is not a template of a path",
                 hint=f"fields, each once: {' '.join(f'{{{field}}}' for field in Key._fields)}",
             )
         patterns = {"program": ".+", "level": "[^/-]+"}
@@ -49,23 +49,23 @@ class KeyTemplate:
         self._pattern = re.compile("".join(parts))
 
     def fields(self, name: str) -> Mapping[str, str] | None:
-        """Return what the name of an input says; None where it does not fit."""
+        """Return the fields of an input's name; None if it does not fit."""
         if not self.template:
             return {}
         found = self._pattern.fullmatch(name)
         return found.groupdict() if found else None
 
     def key(self, name: str, compiler: str = "", level: str = "") -> Key:
-        """Return the key of a program; `unknown` is what neither its name nor its file says.
+        """Return the key of a program; fields that are not known are `unknown`.
 
         Args:
-            name: of the input.
-            compiler: what the file says of its compiler, for templates that do not name it.
-            level: the same of the level of optimisation.
+            name: name of the input.
+            compiler: the compiler by the file, for templates without this field.
+            level: the optimisation level by the file.
         """
-        said = {"program": name, "compiler": compiler, "level": level}
-        said |= dict(self.fields(name) or {})
-        return Key(*(said.get(field) or UNKNOWN for field in Key._fields))
+        values = {"program": name, "compiler": compiler, "level": level}
+        values |= dict(self.fields(name) or {})
+        return Key(*(values.get(field) or UNKNOWN for field in Key._fields))
 
     def check(self, names: Iterable[str]) -> None:
         """Refuse a template that no name fits."""

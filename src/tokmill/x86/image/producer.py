@@ -1,10 +1,10 @@
-"""Which compiler made a program, and at which level: from its debug information.
+"""The compiler and the optimisation level of a program, from its debug information.
 
-Of each unit of `.debug_info` the first entry alone is read, for its `DW_AT_producer`. DWARF 2 to 5,
-sections 7.5 to 7.7 of the standard; GCC writes its options there, Clang its version only.
+Only the first entry of each unit in `.debug_info` is read, for its `DW_AT_producer`. DWARF 2 to 5,
+sections 7.5 to 7.7 of the standard; GCC writes its options there, Clang only its version.
 
-pyelftools does the same in 10 to 30 times the CPU time: of ninja in 174 ms in place of 8, which is
-more than lifting it takes (80 ms).
+pyelftools takes 10 to 30 times the CPU time: for ninja 174 ms instead of 8, which is more than
+lifting takes (80 ms).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tokmill.x86.image.elf import MAGIC, Elf
 from tokmill.x86.image.program import mapped
 
 MOST_UNITS = 256
-"""Units that are asked; the compiler of a program is that of most of them."""
+"""Units that are read; the compiler of a program is that of most of them."""
 MOST_ABBREVIATIONS = 1 << 12
 """Bytes of abbreviations that are searched."""
 MOST_BYTES = 64 << 20
-"""Of a compressed section no more is unpacked."""
+"""Largest size to which a compressed section is unpacked."""
 COMPRESSED, ZLIB = 1 << 11, 1
 PRODUCER, STRING_OFFSETS = 0x25, 0x72
 COMPILERS = (
@@ -42,15 +42,15 @@ FIXED = {
 }  # fmt: skip
 """Form → bytes of its value."""
 OFFSETS = {0x0E, 0x10, 0x17, 0x1D, 0x1F, 0x1F20, 0x1F21}
-"""Forms that are an offset, of 4 bytes or, in 64-bit DWARF, 8."""
+"""Forms that are an offset: 4 bytes, or 8 in 64-bit DWARF."""
 NUMBERS = {0x0D, 0x0F, 0x15, 0x1A, 0x1B, 0x22, 0x23}
 BLOCKS = {0x03: 2, 0x04: 4, 0x0A: 1}
-"""Form → bytes of the length of its block."""
+"""Form of a block → bytes of its length."""
 STRING_NUMBERS = {0x1A, 0x25, 0x26, 0x27, 0x28}
 
 
 class Made(NamedTuple):
-    """What made a program; "" where it is not known."""
+    """Compiler and level of a program; "": not known."""
 
     compiler: str = ""
     """Such as gcc-12.2.0."""
@@ -59,10 +59,10 @@ class Made(NamedTuple):
 
 
 def made_by(path: Path) -> Made:
-    """Return what made a program, by most of its units.
+    """Return compiler and level of most units of a program.
 
-    Nothing is known of programs without debug information or with damaged one, of object files,
-    whose strings are not in place yet, and of other formats than ELF.
+    They are not known without debug information, or if it is damaged; for object files, whose
+    strings are not in place yet; and for other formats than ELF.
     """
     try:
         data = mapped(path)
@@ -85,12 +85,12 @@ def made_by(path: Path) -> Made:
 
 
 def read_producer(text: str) -> Made:
-    """Return what the text of a producer says."""
+    """Return compiler and level from the text of a producer."""
     for pattern, name in COMPILERS:
         version = pattern.search(text)
         if version:
             levels = LEVEL.findall(text)
-            # GCC tells its options, so without one it is the default.
+            # GCC writes its options, so if there is no level it is the default.
             default = "O0" if name == "gcc" else ""
             level = f"O{levels[-1] or '1'}" if levels else default
             return Made(f"{name}-{version[1].rstrip('.')}", level)
@@ -108,7 +108,7 @@ class _Units:
         self.string_offsets = _section(elf, ".debug_str_offsets")
 
     def producers(self) -> Iterator[str]:
-        """Yield what the units say of their producer."""
+        """Yield the producers of the units."""
         place = 0
         for _ in range(MOST_UNITS):
             if place + 11 > len(self.info):
@@ -132,7 +132,7 @@ class _Units:
             abbreviations, at = _number(self.info, at + 4, size), at + 4 + size
             if kind not in (1, 3, 4):
                 return ""
-            # A skeleton has the number of what it stands for.
+            # A skeleton has the id of its full unit.
             at += 8 if kind == 4 else 0
         else:
             abbreviations, address = _number(self.info, at + 2, size), self.info[at + 2 + size]
@@ -152,7 +152,7 @@ class _Units:
 
     def _attributes(self, at: int, code: int) -> Iterator[tuple[int, int]]:
         """Yield attribute and form of an abbreviation."""
-        # The first entry's is the first one, or near; damaged tables may be long.
+        # That of the first entry is near the beginning; damaged tables may be long.
         data, at = self.abbreviations[at : at + MOST_ABBREVIATIONS], 0
         while True:
             number, at = _leb(data, at)
@@ -205,7 +205,7 @@ class _Units:
 
 
 def _section(elf: Elf, name: str) -> memoryview | bytes:
-    """Return a section, unpacked where it is compressed with zlib."""
+    """Return a section, unpacked if it is compressed with zlib."""
     if name not in elf.section_names:
         return b""
     number = elf.section_names.index(name)

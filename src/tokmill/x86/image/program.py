@@ -1,4 +1,4 @@
-"""Open a program file: ELF or PE for x86, every other kind refused by its name."""
+"""Opens a program file: ELF or PE for x86; other kinds are refused by their names."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def mapped(path: Path) -> Array:
     """Return the bytes of a file (u1), mapped; raises as `open_program`."""
     with machine_errors("read", path):
         if not path.is_file():
-            what = "a folder, not a program" if path.is_dir() else "it is not there, or no file"
+            what = "not a file" if path.exists() else "there is no such file"
+            what = "a folder, not a program" if path.is_dir() else what
             raise TokmillError(what, where=str(path), hint="give the path of a program")
         with open(path, "rb") as file:
             if path.stat().st_size == 0:
@@ -60,7 +61,7 @@ def mapped(path: Path) -> Array:
 
 
 def parse_program(data: Array, path: str) -> Program:
-    """Read a program from its bytes (u1); `path` is its name, and where a PE file lies."""
+    """Read a program from its bytes (u1); `path`: its name, from which a PE file is read again."""
     head = data[:8].tobytes()
     if head.startswith(elf.MAGIC):
         from tokmill.x86.image.elf_image import read_elf
@@ -72,7 +73,7 @@ def parse_program(data: Array, path: str) -> Program:
         program = pe.read_pe(data, path)
         name_go_functions(program)
         return program
-    what, hint = "no program file", KNOWN
+    what, hint = "not a program", KNOWN
     if head[:4] in MACH:
         number = int.from_bytes(head[4:8], "little" if MACH[head[:4]] == "<" else "big")
         what = f"a Mach-O file for {MACH_MACHINES.get(number, f'machine {number}')}"
@@ -89,9 +90,9 @@ def parse_program(data: Array, path: str) -> Program:
 
 
 def demangle(names: list[str]) -> list[str]:
-    """Return the C++ names as they were written (Itanium ABI), others as they are.
+    """Return demangled C++ names (Itanium ABI); other names stay as they are.
 
-    Raises `MissingExtraError` where lief is not installed and a name is mangled.
+    Raises `MissingExtraError` if a name is mangled and lief is not installed.
     """
     found = list(names)
     mangled = [i for i, name in enumerate(names) if name.startswith(("_Z", "__Z"))]

@@ -1,4 +1,4 @@
-"""Arithmetic on runs of numbers."""
+"""Arithmetic on ranges and on sorted arrays of numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def expand(begins: Array, counts: Array) -> Array:
 
 
 def offsets(counts: Array) -> Array:
-    """Return where each of some runs begins, and behind the last where it ends: (n + 1,) i8."""
+    """Return the beginning of each of n successive ranges, and the end of the last: (n + 1,) i8."""
     found = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=found[1:])
     return found
@@ -33,7 +33,7 @@ def member(values: Array, ordered: Array) -> Array:
 def distinct(*parts: Array) -> Array:
     """Return the values of some arrays, each once, ascending.
 
-    By sorting: `np.unique` hashes, and takes many times as long.
+    They are sorted; `np.unique` uses hashes, which takes many times as long.
     """
     values = np.sort(np.concatenate(parts) if len(parts) > 1 else parts[0])
     first = np.ones(len(values), bool)

@@ -1,4 +1,4 @@
-"""Import stubs of ELF files: the jumps through the global offset table, and whose they are."""
+"""Import stubs of ELF files: jumps through the global offset table, and the names of imports."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tokmill.x86.image.ranges import member
 LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
 """ENDBR64 and ENDBR32."""
 GAP = 32
-"""Stubs lie no farther apart than this; their sections hold nothing else."""
+"""Largest distance of successive stubs in a section of stubs."""
 
 
 def find_stubs(program: Program) -> None:
     """Name the import stubs of a linked program.
 
-    A stub is `jmp [slot]` (FF 25; in 32-bit position-independent code FF A3, counted from EBX),
-    with ENDBR and a BND prefix before it or not. Where the file has no section table, the stubs
-    are cut out of the code as sections of their own.
+    A stub is `jmp [slot]` (FF 25; in 32-bit position-independent code FF A3, relative to EBX),
+    with or without ENDBR and a BND prefix. If the file has no section table, the stubs are cut out
+    of the code as separate sections.
     """
     addresses, names, targets = [], [], []
     sections = []
@@ -67,7 +67,7 @@ def _jumps(program: Program, section: Section) -> tuple[Array, Array]:
 
 
 def _cut_out(section: Section, place: Array) -> list[Section]:
-    """Return the parts of a section, those with stubs marked as such."""
+    """Return the parts of a section; parts with stubs are marked."""
     found, done = [], 0
     for run in np.split(place, np.flatnonzero(np.diff(place) > GAP) + 1) if len(place) else []:
         start, stop = int(run[0]), min(int(run[-1]) + 16, len(section.data))

@@ -1,7 +1,7 @@
-"""The second lifter: angr's CFGFast, run in a child process with limits, as the same `Graph`.
+"""The second lifter: angr's CFGFast, which runs in a child process with limits.
 
-angr wants old versions of many packages, so it may live in an environment of its own: the variable
-`TOKMILL_ANGR_PYTHON` names the interpreter there.
+angr needs old versions of many packages, so it may be installed in another environment: the
+variable `TOKMILL_ANGR_PYTHON` names the interpreter there.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ CHILD = Path(__file__).with_name("angr_child.py")
 SECONDS = 3600.0
 MEMORY = 8 << 30
 ANSWER = 60.0
-"""Seconds in which the child tells its version."""
+"""Seconds in which the child must report its version."""
 OUTPUT = 4 << 30
-"""Bytes that an answer may have."""
-HINT = "tokmill's own lifter needs a small part of both: --lifter native"
+"""Largest size of an answer in bytes."""
+HINT = "tokmill's own lifter needs much less time and memory: --lifter native"
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the child prints: addresses as in the file, F functions and B blocks."""
+    """The output of the child; addresses are those of the file."""
 
     bits: int = 64
     functions: list[tuple[int, str]] = []
-    """Address and name, "" where there is none."""
+    """Address and name ("": none) of each function."""
     blocks: list[tuple[int, int, str, list[int]]] = []
-    """Number of the function, address, bytes in hexadecimal, addresses that control goes on at."""
+    """Number of the function, address, bytes in hexadecimal, addresses of successors."""
     padding: list[int] = []
-    """Addresses of blocks that angr takes for padding between functions."""
+    """Addresses of blocks that angr regards as padding between functions."""
     seconds: float = 0.0
-    """CPU time of loading and analysis, imports left out."""
+    """CPU time of loading and analysis, without imports."""
     peak: int = 0
-    """Largest resident bytes until then."""
+    """Largest resident memory in bytes."""
     version: str = ""
     missing: str = ""
     """The module that could not be imported."""
@@ -62,14 +62,14 @@ class Answer(msgspec.Struct, frozen=True):
 def lift(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY) -> Graph:
     """Return the control flow of a program as angr's CFGFast (normalized) finds it.
 
-    Import stubs and padding are left out. Raises `TokmillError` for what is no x86 program and for
-    an analysis that takes more than `seconds` or `memory` (anonymous resident bytes),
-    `MissingExtraError` where angr is not installed.
+    Import stubs and padding are left out. Raises `TokmillError` for a file that is no x86 program
+    and for an analysis that takes more than `seconds` or `memory` (anonymous resident bytes),
+    `MissingExtraError` if angr is not installed.
     """
     program = open_program(path)
     if program.kind == "relocatable":
         raise TokmillError(
-            "an object file, which angr lays out in a way of its own",
+            "an object file, to which angr gives other addresses",
             where=str(path),
             hint="link it, or lift it with --lifter native",
         )
@@ -77,9 +77,9 @@ def lift(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY) ->
 
 
 def packages() -> list[str]:
-    """Return angr and its version, where it runs; nothing where it is not installed.
+    """Return angr and its version; [] if it is not installed.
 
-    Raises `MachineError` where the interpreter that should have it cannot be run.
+    Raises `MachineError` if its interpreter cannot be run.
     """
     version = _version_in(os.environ.get(PYTHON) or sys.executable)
     return [f"angr {version}"] if version else []
@@ -104,7 +104,7 @@ def _not_run(interpreter: str, error: OSError) -> MachineError:
 
 
 def analyse(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY) -> Answer:
-    """Run angr on a program and return what it answers; see `lift` for limits and errors."""
+    """Run angr on a program and return its answer; limits and errors are those of `lift`."""
     command = [os.environ.get(PYTHON) or sys.executable, "-I", str(CHILD), str(Path(path))]
     try:
         ended = run(command, Limits(seconds=seconds, memory=memory, output=OUTPUT))
@@ -119,13 +119,13 @@ def analyse(path: Path | str, *, seconds: float = SECONDS, memory: int = MEMORY)
     if answer.missing:
         raise MissingExtraError(
             f"angr cannot be imported: {answer.missing}",
-            hint=f"pip install 'tokmill[angr]', or name an interpreter that has it in {PYTHON}",
+            hint=f"pip install 'tokmill[angr]', or set {PYTHON} to an interpreter that has it",
         )
     return answer
 
 
 def graph_of(answer: Answer, program: Program) -> Graph:
-    """Return an answer as a graph: iced-x86 says where instructions end and what edges are."""
+    """Return an answer as a graph; iced-x86 finds the instructions and the kinds of edges."""
     stubs = [(one.address, one.stop) for one in program.sections if one.stubs]
     begun = {(number, address) for number, address, _, _ in answer.blocks}
     order = [
@@ -172,10 +172,10 @@ def graph_of(answer: Answer, program: Program) -> Graph:
 
 
 def _edges(last: Instruction, ways: list[int]) -> list[tuple[int, int]]:
-    """Return the edges (target, kind) of a block that ends in an instruction, `FALL` last.
+    """Return the edges (target, kind) of a block with this last instruction; `FALL` comes last.
 
-    `ways` are the addresses that angr goes on at. A direct target is read from the instruction, as
-    angr names none in the stubs of other libraries.
+    `ways`: the addresses of angr's successors. A direct target is read from the instruction,
+    because angr gives no successor in import stubs.
     """
     flows = plugins.require("iced_x86").FlowControl
     direct = {

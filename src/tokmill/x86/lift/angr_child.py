@@ -1,7 +1,7 @@
-"""angr's CFGFast of one program, printed as JSON: the script that `angr.py` runs in a child.
+"""Prints angr's CFGFast of a program as JSON: the script that `angr.py` runs in a child process.
 
-It imports nothing of tokmill and is run by its path in isolated mode, so that any interpreter that
-has angr can run it.
+It imports nothing of tokmill and is run by its path in isolated mode, so that any interpreter with
+angr can run it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = "--version"
 
 
 def version() -> None:
-    """Print the version of angr, which takes no import of it."""
+    """Print the version of angr, without importing it."""
     try:
         found = {"version": importlib.metadata.version("angr")}
     except importlib.metadata.PackageNotFoundError as error:
@@ -32,7 +32,7 @@ def version() -> None:
 def main(path: str) -> None:
     """Print the answer: facts, functions [address, name], blocks [function, address, bytes, …]."""
     out = os.fdopen(os.dup(1), "w")
-    # Whatever the analysis prints goes elsewhere.
+    # Output of the analysis goes to stderr.
     os.dup2(2, 1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -46,12 +46,12 @@ def main(path: str) -> None:
     project = angr.Project(path, auto_load_libs=False)
     graph = project.analyses.CFGFast(normalize=True)
     seconds = time.process_time() - started
-    # Not what `getrusage` says: that begins with the pages of the process that started this one.
+    # The value of `getrusage` would include the pages of the parent process.
     peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
     answer = {"seconds": seconds, "peak": peak, "version": angr.__version__}
     json.dump(answer | _columns(project, graph), out)
     out.flush()
-    # Taking the analysis apart takes long, and nothing is left to be written.
+    # A normal exit would take long to free the analysis, and everything is written.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""What was reached, cut into blocks with their edges."""
+"""Cuts the reached instructions into blocks with their edges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EDGE[[Flow.JUMP_INDIRECT, Flow.CALL_INDIRECT, Flow.RETURN]] = (
     Edge.INDIRECT, Edge.INDIRECT, Edge.RETURN
 )  # fmt: skip
 PART = 1 << 20
-"""Edges at a time: what is worked out in between takes many times their room."""
+"""Edges that are processed at a time: temporary arrays take many times their memory."""
 LEADS = np.isin(np.arange(len(Flow)), (Flow.NEXT, Flow.STOP, Flow.INVALID), invert=True)
 
 
@@ -36,11 +36,11 @@ class Blocks:
         ways, instructions = self.known.ways, self.known.instructions
         reached = ways.all_reached()
         self.broken = np.flatnonzero(reached & (instructions.flow == Flow.INVALID))
-        """i8, rows of what was reached and is no instruction."""
+        """i8, rows of reached bytes that are not an instruction."""
         reached[self.broken] = False
         start, length = instructions.start[reached], instructions.length[reached]
         end = start + length
-        # Ways from code that was not reached cut nothing.
+        # Ways from code that was not reached do not begin blocks.
         targets = ways.target[ways.reached(ways.source)]
         leaders = np.concatenate(
             [self.known.starts, ways.called, self.known.roots, instructions.start[targets]]
@@ -71,12 +71,12 @@ class Blocks:
         at = instructions.start[self.last_row[through]].astype(np.int64)
         low, high = np.searchsorted(jumps, at), np.searchsorted(jumps, at, side="right")
         self.lost = through[(low == high) & ~gates[through]]
-        """i8, blocks that end in an indirect jump to nowhere known."""
+        """i8, blocks that end in an indirect jump with unknown targets."""
         plain = LEADS[flow]
         plain[through[low < high]] = False
         falls = FALLS[flow] & ~member(self.last_row, self.known.ways.no_return)
         falls &= ~np.isin(self.end, self.code.edge)
-        # The edges of a block lie side by side, `FALL` is the last one.
+        # The edges of a block follow one another, `FALL` is the last one.
         count = plain.astype(np.int8) + falls
         begin = np.zeros(len(flow) + 1, np.int64)
         sizes = count.astype(np.int32)
@@ -119,7 +119,7 @@ class Blocks:
     def named(self, blocks: Array) -> Array:
         """Return the address (u8) in the last instruction of blocks that end in a transfer.
 
-        Of an indirect one it is where the pointer lies, or 0.
+        For an indirect transfer it is the address of the pointer, or 0.
         """
         instructions = self.known.instructions
         row = np.searchsorted(instructions.transfer, self.last_row[blocks])
@@ -127,18 +127,18 @@ class Blocks:
         return found
 
     def at(self, offsets: Array) -> Array:
-        """Return the blocks that begin at offsets, or -1."""
+        """Return the blocks that begin at offsets; -1: none."""
         if not len(self.start):
             return np.full(len(offsets), -1, np.int64)
         found = np.minimum(np.searchsorted(self.start, offsets), len(self.start) - 1)
         return np.where(self.start[found] == offsets, found, -1)
 
     def unresolved(self) -> list[tuple[int, str]]:
-        """Return address and reason of what could not be followed, by address."""
+        """Return (address, reason) of instructions that could not be followed, by address."""
         instructions, program = self.known.instructions, self.known.program
         calls = np.flatnonzero(self.flow == Flow.CALL_INDIRECT)
         slots = program.slot_address
-        # A call of what lies in a stub or at the made-up place of an import leads out on purpose.
+        # Calls of stubs and of the artificial addresses of imports leave the program on purpose.
         lost = np.flatnonzero((self.edge_to < 0) & (self.edge_kind <= Edge.CALL))
         target = self.edge_target[lost]
         broken = self.code.address(instructions.start[self.broken].astype(np.int64))

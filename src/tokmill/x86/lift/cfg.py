@@ -1,9 +1,9 @@
 """The native lifter: functions, blocks and edges of a program, from its bytes.
 
-All code is decoded once, from the beginning of each section to its end; then control is followed
-from what is known to be a function, in columns. What is reached at places that the first pass did
-not see as instructions is decoded too. Then calls that do not come back are taken out, jump tables
-read, and code that nothing leads to is looked for, until nothing new is found.
+First all code is decoded linearly, from the beginning of each section to its end. Then control flow
+is followed from known functions, in columns. If it reaches places at which the linear pass found no
+instruction, these are decoded too. Then calls that do not return are removed from the control flow,
+jump tables are read, and unreached code is searched for functions, until nothing new is found.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from tokmill.x86.lift.windows import WINDOWED, called, is_cut, joined, windows
 VERSION = 7
 """Raised when the graph of some program changes."""
 ROUNDS = 4096
-"""Each round finds something new, and programs need less than 100; one that was made to be
-searched for ever must not be."""
+"""Largest number of rounds. Each round finds something new, and programs need less than 100; the
+limit is for programs that are made to be searched for ever."""
 
 
 def packages() -> list[str]:
-    """Return the packages that decide what is found beside `VERSION`, each with its version."""
-    # Imported here, as it takes a tenth of the memory that lifting a small program does.
+    """Return the packages, with versions, on which the result depends beside `VERSION`."""
+    # Imported here, because it takes a tenth of the memory for lifting a small program.
     import importlib.metadata
 
     return [f"{name} {importlib.metadata.version(name)}" for name in ("iced-x86", "lief")]
@@ -60,7 +60,7 @@ def packages() -> list[str]:
 def lift(program: Program | Path | str, *, facts: bool = False) -> Graph:
     """Return the control flow of a program; with `facts` also imports, strings and constants.
 
-    Raises `TokmillError` for what is no x86 program (see `open_program`).
+    Raises `TokmillError` for a file that is no x86 program (see `open_program`).
     """
     if not isinstance(program, Program):
         program = open_program(program)
@@ -71,9 +71,9 @@ def lift(program: Program | Path | str, *, facts: bool = False) -> Graph:
 
 
 def lift_windows(program: Program | Path | str) -> Iterator[Graph]:
-    """Yield the graphs of a program's windows, by address: of one that is not very large, its own.
+    """Yield the graphs of a program's windows, by address; most programs have one window.
 
-    Raises as `lift`.
+    Raises the errors of `lift`.
     """
     if not isinstance(program, Program):
         program = open_program(program)
@@ -85,12 +85,12 @@ def lift_windows(program: Program | Path | str) -> Iterator[Graph]:
             graph.cut_short = (*graph.cut_short, WINDOWED)
         known = distinct(known, called(graph))
         yield graph
-        # The next window takes the room of this one.
+        # Its memory is needed for the next window.
         del graph
 
 
 class Lifter:
-    """Finds the code of one program; `lift` does it all."""
+    """Finds the code of one program with `lift`."""
 
     def __init__(self, program: Program) -> None:
         self.known = Findings(program)
@@ -112,7 +112,7 @@ class Lifter:
         return assemble(known, Blocks(known))
 
     def _renew(self) -> None:
-        """Find all ways, again after an instruction or a jump table was found."""
+        """Find all ways again, after instructions or jump tables were found."""
         known = self.known
         self._find_ways()
         fresh = noreturn.follow(known.ways, self.no_return)
@@ -122,19 +122,19 @@ class Lifter:
 
     def _find_ways(self) -> None:
         known = self.known
-        # In a large program there is no room for the old ones beside the new.
+        # In a large program there is not enough memory for the old and the new ways.
         vars(known).pop("ways", None)
         no_return = self.no_return.calls(known.instructions)
         no_return = distinct(no_return, known.instructions.row(known.quiet))
         known.ways = Ways(known.instructions, no_return, known.jump_tables())
 
     def _follow(self) -> None:
-        """Follow control flow from all starts, until nothing is missing and all tables are read."""
+        """Follow control flow from all starts; decode what is missing, and read all tables."""
         while self._decode_missing() or self._read_tables():
             self._renew()
 
     def _decode_missing(self) -> bool:
-        """Reach what can be reached, and decode where that is more than was decoded."""
+        """Follow control flow, and decode code that it reaches; return whether there was some."""
         known = self.known
         offsets = distinct(known.starts, known.roots)
         offsets = offsets[offsets >= 0]
@@ -144,7 +144,7 @@ class Lifter:
         if not len(missing):
             return False
         while len(missing):
-            # What is found may lead on to known code that was not reached before.
+            # New instructions may lead to known code that was not reached before.
             joined = known.instructions.decode(missing)
             known.ways.reach(known.instructions.row(joined))
             missing = known.ways.lacking()
@@ -158,20 +158,20 @@ class Lifter:
         known.tables.prepare()
 
     def _read_tables(self) -> bool:
-        """Read the tables of all indirect jumps that can be reached and were not read before."""
+        """Read the tables of all reached indirect jumps that were not read before."""
         known = self.known
         found = False
         targets = self._new_targets()
         while targets is not None:
             found = True
-            # What one table leads to may go through another.
+            # The targets of a table may reach a jump with another table.
             rows = known.instructions.row(targets)
             known.ways.reach(rows[rows >= 0])
             targets = self._new_targets()
         return found
 
     def _new_targets(self) -> Array | None:
-        """Read the tables of jumps that were reached, and return where they lead; None if none."""
+        """Read the tables of reached jumps, and return their targets; None: there was no table."""
         known = self.known
         rows = indirect_jumps(known.instructions)
         rows = rows[known.ways.reached(rows)]
@@ -203,19 +203,19 @@ class Lifter:
         return np.concatenate(found) if len(found) > 1 else None
 
     def _note_data(self, address: int, size: int) -> None:
-        """Take a table that lies between code for data."""
+        """Mark a table between code as data."""
         known = self.known
         begin = known.code.offset(np.asarray([address], np.uint64))
         if size and begin[0] >= 0:
             known.code.add_data(begin, begin + size)
 
     def _range_gaps(self) -> bool:
-        """Take code of known ranges that nothing leads to: it is there for a reason."""
+        """Add unreached code in known ranges: it belongs to their functions."""
         known = self.known
         return self._add_roots(range_gaps(known.ways, known.ranges))
 
     def _unnamed(self) -> bool:
-        """Look for functions outside the ranges that tables describe."""
+        """Search for functions outside of the ranges that tables describe."""
         known = self.known
         hidden = hidden_starts(known)
         if len(hidden):

@@ -1,4 +1,4 @@
-"""The code of a program as one run of bytes, in which an offset stands for an address."""
+"""The code of a program as one array of bytes; offsets in it stand for addresses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from tokmill.x86.image.ranges import expand, member
 
 INT3 = 0xCC
 NOTHING = np.frombuffer(bytes.fromhex("0f1f840000000000"), np.uint8)
-"""The longest instruction that does nothing, in 64-bit and 32-bit code."""
+"""A NOP of 8 bytes, in 64-bit and 32-bit code."""
 
 
 class Code:
-    """The code of a program end to end: an offset counts bytes of it.
-
-    Stubs are left out. N bytes.
-    """
+    """The code sections of a program one after the other, without stubs; an offset counts bytes."""
 
     def __init__(self, program: Program) -> None:
         sections = [s for s in program.sections if s.execute and not s.stubs]
@@ -32,20 +29,20 @@ class Code:
             raise TokmillError(
                 "more than 2 GiB of code", where=program.name, hint="split the program"
             )
-        # Reading a little behind the end must be harmless.
+        # Some bytes after the end can be read.
         self.linked = np.concatenate([*(s.linked for s in sections), np.zeros(32, np.uint8)])
         same = all(section.linked is section.data for section in sections)
         self.raw = self.linked if same else np.concatenate([section.data for section in sections])
         self.table = program.global_offset_table
         self.slot, self.slot_target = self._known_slots(program)
-        """u8, ascending: pointers that nothing changes once the program is loaded, and to where."""
+        """u8, ascending: pointers that do not change after loading, and their targets."""
         self.data_begin = self.data_end = np.zeros(0, np.int64)
-        """(D,) i8, ascending: where data that is known to lie between code begins and ends."""
+        """(D,) i8, ascending: begin and end of known data between code."""
         own = program.import_target > 0
         self._stub, self._stub_target = program.import_address[own], program.import_target[own]
 
     def executable(self, address: Array) -> Array:
-        """Return which addresses (u8) are those of code or of import stubs: bool."""
+        """Return which addresses (u8) are in code or in import stubs: bool."""
         found = np.zeros(len(address), bool)
         for low, size in self._executable:
             found |= address - np.uint64(low) < np.uint64(size)
@@ -58,7 +55,7 @@ class Code:
         return self.base[part] + (offset - self.edge[part]).astype(np.uint64)
 
     def offset(self, address: Array) -> Array:
-        """Return the offsets (i8) of addresses (u8); -1 where no code lies."""
+        """Return the offsets (i8) of addresses (u8); -1: not in code."""
         part = np.searchsorted(self.base, address, side="right") - 1
         inside = (address - self.base[part]).astype(np.int64)
         sizes = np.diff(self.edge)
@@ -66,20 +63,22 @@ class Code:
         return np.where(ok, self.edge[part] + inside, -1)
 
     def behind_stubs(self, address: Array) -> Array:
-        """Return addresses (u8), those of stubs replaced by what this program defines for them."""
+        """Return addresses (u8), in which stubs of the program's own functions are replaced by
+        these functions.
+        """
         found = address.copy()
         mine = np.flatnonzero(member(address, self._stub))
         found[mine] = self._stub_target[np.searchsorted(self._stub, address[mine])]
         return found
 
     def in_data(self, offset: Array) -> Array:
-        """Return which offsets lie in known data: bool."""
+        """Return which offsets are in known data: bool."""
         at = np.searchsorted(self.data_begin, offset, side="right")
         found: Array = offset < np.append(0, self.data_end)[at]
         return found
 
     def add_data(self, begin: Array, end: Array) -> None:
-        """Take the bytes between some offsets for data, too."""
+        """Mark the bytes between some offsets as data."""
         begin, end = np.append(self.data_begin, begin), np.append(self.data_end, end)
         order = np.argsort(begin, kind="stable")
         begin, end = begin[order], np.maximum.accumulate(end[order])
@@ -88,7 +87,7 @@ class Code:
         self.data_end = end[np.append(apart, True)]
 
     def to_decode(self) -> Array:
-        """Return the bytes as they are decoded: known data is instructions that do nothing."""
+        """Return the bytes for decoding, in which known data is replaced by NOPs."""
         if not len(self.data_begin):
             return self.linked
         found = self.linked.copy()

@@ -1,4 +1,4 @@
-"""Places in code that instructions use as data: hand-written code keeps its constants there."""
+"""Places in code that instructions use as data: hand-written code has constants there."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tokmill.x86.lift.jump_tables import Tables
 from tokmill.x86.lift.reach import Ways
 
 NUMBERS = (0, 1, 2, 4)
-"""Bytes of the number that may follow the distance in an instruction."""
+"""Possible bytes of an immediate after the displacement of an instruction."""
 LEA, SIB = 0x8D, 0x25
 LOOK = 64
-"""Instructions behind one that takes an address in which it is looked for as a base."""
+"""Instructions after one that takes an address, which are searched for its use as a base."""
 
 
 class DataUses:
-    """Which places in the code of one program are read or written as data."""
+    """The places in the code of a program that are read or written as data."""
 
     def __init__(self, code: Code) -> None:
         data = code.linked
         at = np.flatnonzero((data[5:-5] & 0xC7) == 5) + 5
-        # Before the distance lies the form of the operands; a SIB byte is none.
+        # The byte before the displacement is a ModRM byte, not a SIB byte.
         at = at[(data[at - 1] != LEA) & ((data[at] != SIB) | ((data[at - 1] & 0xC7) != 4))]
         distance = data[at[:, None] + np.arange(1, 5)].view("<i4")[:, 0].astype(np.uint64)
         places, ends, targets = [], [], []
@@ -42,12 +42,13 @@ class DataUses:
         self._at, self._end = np.concatenate(places), np.concatenate(ends)
         self._target = np.concatenate(targets)
         self._reads: dict[int, bool] = {}
-        """Offset of an instruction → whether it truly has that operand."""
+        """Offset of an instruction → whether it has this memory operand."""
         self._based: dict[tuple[int, int], bool] = {}
-        """Where an address is taken, and which → whether it is the base of a memory operand."""
+        """Offsets of an instruction and of the address it takes → whether that is used as a
+        base."""
 
     def find(self, code: Code, ways: Ways, tables: Tables) -> Array:
-        """Return the offsets (i8, ascending) of unknown code that reached code uses as data."""
+        """Return the offsets (i8, ascending) of unreached code that reached code uses as data."""
         instructions = ways.instructions
         row = np.searchsorted(instructions.start, self._at) - 1
         fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
@@ -70,7 +71,7 @@ class DataUses:
         return self._reads[at]
 
     def _bases(self, code: Code, ways: Ways, tables: Tables) -> Array:
-        """Return the offsets that an instruction takes and one soon behind it uses as a base."""
+        """Return the offsets that an instruction takes and a later one uses as a base."""
         instructions = ways.instructions
         offset = code.offset(tables.constant)
         mine = np.flatnonzero(offset >= 0)
@@ -88,7 +89,7 @@ class DataUses:
 
 
 def _reached(ways: Ways, offsets: Array) -> Array:
-    """Return at which offsets an instruction begins that was reached: bool."""
+    """Return at which offsets a reached instruction begins: bool."""
     rows = ways.instructions.row(offsets)
     found: Array = rows >= 0
     found[found] = ways.reached(rows[found])
@@ -96,7 +97,7 @@ def _reached(ways: Ways, offsets: Array) -> Array:
 
 
 def _is_base(instructions: Instructions, row: int, register: int) -> bool:
-    """Return whether code behind a row uses what it put into a register as an address."""
+    """Return whether code after a row uses the register that the row sets as an address."""
     iced = plugins.require("iced_x86")
     register += iced.Register.RAX
     full, access = iced.RegisterExt.full_register, iced.OpAccess

@@ -1,7 +1,7 @@
-"""Instructions of a program in columns: where they begin, how long they are, where they lead.
+"""The instructions of a program in columns: offsets, lengths, flow and targets.
 
-iced-x86 says how long each instruction is, one object an instruction and nothing more; where
-control goes is read from the opcodes in columns (Intel SDM volume 2, appendix A).
+iced-x86 gives only the length of each instruction, because an object of each is slow. The flow is
+read from the opcodes in columns (Intel SDM volume 2, appendix A).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tokmill.x86.lift.return_addresses import CALL, leaving_returns, local_calls
 LONGEST = 15
 """Bytes of the longest instruction."""
 BATCH = 1 << 18
-"""Instructions decoded at a time: a list of them must stay small."""
+"""Instructions decoded at a time, so that lists of them stay small."""
 INVALID_BIT = 16
-# iced's kinds of flow: jumps, branches and calls; and those behind which control may go on.
+# iced's kinds of flow: direct jumps, branches and calls; and those after which control may go on.
 LEADS, GOES_ON = (1, 3, 5), (0, 3, 5, 6, 7, 8)
 
 
@@ -39,24 +39,24 @@ class Flow(enum.IntEnum):
     CALL_INDIRECT = 5
     RETURN = 6
     STOP = 7
-    """Nowhere: UD2, HLT, INT3."""
+    """Control ends: UD2, HLT, INT3."""
     INVALID = 8
-    """No instruction."""
+    """Not an instruction."""
     CALL_LOCAL = 9
-    """A call of code of the same function, and what comes behind it (see `return_addresses`)."""
+    """A call within the same function, after which control goes on (see `return_addresses`)."""
 
 
 FLOWS = np.arange(len(Flow))
 FALLS = np.isin(FLOWS, (Flow.NEXT, Flow.BRANCH, Flow.CALL, Flow.CALL_INDIRECT, Flow.CALL_LOCAL))
-"""Flow → whether control may go on behind the instruction."""
+"""Flow → whether control may go on after the instruction."""
 DIRECT = np.isin(FLOWS, (Flow.JUMP, Flow.BRANCH, Flow.CALL, Flow.CALL_LOCAL))
 INDIRECT = np.isin(FLOWS, (Flow.JUMP_INDIRECT, Flow.CALL_INDIRECT))
 
 
 class Instructions:
-    """The instructions that were decoded, sorted by offset; I instructions.
+    """The decoded instructions, sorted by offset; I instructions.
 
-    Two may overlap, where code jumps into the middle of one.
+    Two instructions may overlap, if code jumps into the middle of one.
     """
 
     def __init__(self, code: Code) -> None:
@@ -67,12 +67,12 @@ class Instructions:
         self.flow = np.zeros(0, np.uint8)
         """(I,) u1, a `Flow`."""
         self.transfer = np.zeros(0, np.int64)
-        """(T,) i8, rows of the instructions that are not `NEXT`."""
+        """(T,) i8, rows of instructions that are not `NEXT`."""
         self.target = np.zeros(0, np.uint64)
-        """(T,) u8, the address that they name: where they lead, or for the indirect ones where the
-        pointer lies; 0 where they name none."""
+        """(T,) u8, the address in these instructions: the target, or for indirect ones the address
+        of the pointer; 0: none."""
         self.gates = np.zeros(0, np.int64)
-        """i8, ascending: rows of jumps to retpolines, which lead where a register says."""
+        """i8, ascending: rows of jumps to retpolines, whose target is in a register."""
         self._words = np.zeros(code.size // 64 + 1, np.uint64)
         self._before = np.zeros(len(self._words), np.int32)
         self._waiting: dict[int, int] = {}
@@ -102,10 +102,10 @@ class Instructions:
         self._add(found)
 
     def decode(self, offsets: Array) -> Array:
-        """Decode from each offset on, and where jumps and calls lead, to what is known.
+        """Decode from each offset and from targets of jumps and calls, up to known instructions.
 
-        What is found waits for `settle`. Returns the offsets (i8) of the known instructions where
-        it ended.
+        New instructions are kept until `settle`. Returns the offsets (i8) of the known instructions
+        at which decoding ended.
         """
         joined: list[int] = []
         todo = offsets.tolist()
@@ -130,11 +130,11 @@ class Instructions:
         return np.asarray(joined, np.int64)
 
     def waits(self, offsets: Array) -> Array:
-        """Return which offsets were decoded and wait for `settle`: bool."""
+        """Return which offsets are kept for `settle`: bool."""
         return np.asarray([offset in self._waiting for offset in offsets.tolist()], bool)
 
     def settle(self) -> None:
-        """Put what was decoded in its place, which changes the rows."""
+        """Add the new instructions to the columns, which changes the rows."""
         count = len(self._waiting)
         start = np.fromiter(self._waiting, np.int32, count)
         columns = self._columns(start, np.fromiter(self._waiting.values(), np.uint8, count))
@@ -154,7 +154,7 @@ class Instructions:
         return decoder
 
     def row(self, offset: Array) -> Array:
-        """Return the rows (i8) of the instructions that begin at offsets; -1 where none does."""
+        """Return the rows (i8) of the instructions that begin at offsets; -1: none."""
         ok = (offset >= 0) & (offset < self.code.size)
         at = np.where(ok, offset, 0)
         word, bit = self._words[at >> 6], np.uint64(1) << (at & 63).astype(np.uint64)
@@ -162,7 +162,7 @@ class Instructions:
         return np.where(ok & ((word & bit) != 0), row.astype(np.int64), -1)
 
     def marks(self, offsets: Array) -> Array:
-        """Return for each row whether it begins at one of some offsets: (I,) bool."""
+        """Return for each row whether its offset is among `offsets`: (I,) bool."""
         rows = self.row(offsets)
         found = np.zeros(len(self.start), bool)
         found[rows[rows >= 0]] = True
@@ -172,7 +172,7 @@ class Instructions:
         return bool(int(self._words[offset >> 6]) >> (offset & 63) & 1)
 
     def _columns(self, start: Array, marked: Array) -> tuple[Array, Array, Array, Array]:
-        """Return start, length and flow of instructions, and the targets of those not `NEXT`."""
+        """Return start, length and flow of instructions, and the targets of transfers."""
         length: Array = marked & (INVALID_BIT - 1)
         flow, target = classify(self.code, start, length)
         flow[marked >= INVALID_BIT] = Flow.INVALID
@@ -190,7 +190,7 @@ class Instructions:
     def _set_return_addresses(
         self, start: Array, length: Array, flow: Array, target: Array
     ) -> None:
-        """Take calls that do not come back to themselves out of the calls."""
+        """Change the flow of calls whose return address is used in another way."""
         calls = np.flatnonzero((flow == Flow.CALL) & (self.code.linked[start] == CALL))
         at, size = start[calls].astype(np.int64), length[calls]
         local, gone = local_calls(self.code, at, size, self.code.offset(target[calls]))
@@ -228,14 +228,14 @@ class Instructions:
 
 
 def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
-    """Return the flow (u1) of instructions and the address (u8) that they name, or 0.
+    """Return the flow (u1) of instructions and the address (u8) in them, or 0.
 
-    Agrees with iced's `flow_control`, except: INT3, HLT and `int 29h` stop; system calls go on.
+    It is iced's `flow_control`, except: INT3, HLT and `int 29h` stop; system calls go on.
     """
     data = code.linked
     flow = np.zeros(len(start), np.uint8)
     first = data[start]
-    # Most instructions can neither jump nor have a prefix before an opcode that does.
+    # Most instructions are neither transfers nor begin with a prefix.
     rows = np.flatnonzero(_MAYBE[code.bits][first])
     at = start[rows].astype(np.int64)
     byte = first[rows]
@@ -264,11 +264,11 @@ def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
     short = ((byte & 0xF0) == 0x70) | ((byte & 0xFC) == 0xE0) | (byte == 0xEB)
     short &= ~wide
     cells = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)]
-    # In 64-bit code Intel's processors ignore the prefix that would make the distance 16 bits.
+    # In 64-bit code Intel's processors ignore the prefix for a 16-bit distance.
     half = narrow if code.bits == 32 else np.zeros(len(rows), bool)
     distance = cells.view("<i4")[:, 0].astype(np.int64)
     distance = np.where(half, distance >> 16, distance)
-    # The first instruction may be shorter than the number that was read.
+    # Short jumps have a distance of one byte.
     distance = np.where(short, data[end - 1].view(np.int8).astype(np.int64), distance)
     value = code.address(end - 1) + np.uint64(1) + distance.astype(np.uint64)
     if code.bits == 32:
@@ -281,7 +281,7 @@ def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
 
 
 def _slots(code: Code, start: Array, length: Array) -> Array:
-    """Return where the pointer of `jmp [memory]` or `call [memory]` lies; 0 if it is not known."""
+    """Return the address of the pointer of `jmp [memory]` or `call [memory]`; 0: not known."""
     data, end = code.linked, start + length
     found = np.zeros(len(start), np.uint64)
     form = data[np.maximum(end - 5, 0)]

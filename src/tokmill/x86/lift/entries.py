@@ -1,9 +1,8 @@
-"""May code be the entry of a function? What it reads before anything has set it says no.
+"""Whether code can be the entry of a function: an entry reads no register that is not set.
 
-Where a function is entered, arguments, the stack pointer and nothing else hold what its caller
-meant: other registers are saved and not read, and no flag is set (System V ABI for x86-64, section
-3.2.3; of Microsoft's convention the registers of arguments are among these). Compilers keep to that
-and random bytes do not.
+At an entry only arguments and the stack pointer have defined values. Other registers are saved but
+not read, and no flag is set (System V ABI for x86-64, section 3.2.3; the argument registers of
+Microsoft's convention are among these). Code of compilers follows this, random bytes do not.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ if TYPE_CHECKING:
     from iced_x86 import Instruction
 
 LOOK = 6
-"""Instructions that are followed."""
+"""Instructions that are checked."""
 REACH = 32
-"""Bytes behind what is no entry in which one is looked for."""
+"""Bytes after an impossible entry that are searched for a possible one."""
 SAMPLE = 2048
-"""Known functions that are asked how functions of the program begin."""
+"""Known functions whose first instructions are counted."""
 KEPT = 0.95
-"""Share of them that must keep to the convention; compilers of some languages have others."""
+"""Share of them that must follow the convention; some languages have other conventions."""
 FEWEST = 3
-"""Known functions that must begin like one that is only guessed."""
+"""Known functions that must have the same first instruction as a guessed one."""
 BYTES = 15 * LOOK
 ONES = 0xFF
 NOWHERE = -1
 
 
 def nearest_entries(code: Code, functions: Array, offsets: Array, stop: Array) -> Array:
-    """Return offsets (i8, n), those that are no entries moved to what may be one, or `NOWHERE`.
+    """Return offsets (i8, n) in which impossible entries are moved to a possible one, or `NOWHERE`.
 
-    That is the place before `stop` (i8, n) which begins like most known `functions` (i8). All stay
-    where the program's functions do not keep to the convention, and in 32-bit code, whose
-    arguments lie on the stack.
+    An entry is moved to the place before `stop` (i8, n) that begins like most known `functions`
+    (i8). Nothing is moved if the program's functions do not follow the convention, and in 32-bit
+    code, whose arguments are on the stack.
     """
     moved = offsets.copy()
     if code.bits != 64 or not len(functions):
@@ -57,7 +56,7 @@ def nearest_entries(code: Code, functions: Array, offsets: Array, stop: Array) -
     for row in wrong:
         at = int(offsets[row])
         places = range(at + 1, min(at + 1 + REACH, int(stop[row])))
-        # Of several that are as usual the first.
+        # Among equally frequent ones, the first.
         best = max(
             (place for place in places if entries.possible(place)),
             key=lambda place: begins[entries.first(place)],
@@ -69,7 +68,7 @@ def nearest_entries(code: Code, functions: Array, offsets: Array, stop: Array) -
 
 
 def possible_entries(code: Code, offsets: Array) -> Array:
-    """Return at which offsets (i8) a function may be entered: bool; nowhere in 32-bit code."""
+    """Return which offsets (i8) are possible entries: bool; in 32-bit code none."""
     if code.bits != 64 or not len(offsets):
         return np.zeros(len(offsets), bool)
     entries = _Entries(code)
@@ -77,7 +76,7 @@ def possible_entries(code: Code, offsets: Array) -> Array:
 
 
 class _Entries:
-    """Reads the first instructions at offsets of a program's code, with iced-x86."""
+    """Checks the first instructions at offsets of a program's code, with iced-x86."""
 
     def __init__(self, code: Code) -> None:
         iced = plugins.require("iced_x86")
@@ -113,7 +112,7 @@ class _Entries:
         return code
 
     def possible(self, offset: int) -> bool:
-        """Say whether a function may be entered here."""
+        """Say whether an offset is a possible entry."""
         known = set(self.arguments)
         flags = pushed = False
         for _, instruction in zip(range(LOOK), self._instructions(offset), strict=False):
@@ -133,8 +132,8 @@ class _Entries:
         return True
 
     def _reads_known(self, instruction: Instruction, known: set[int]) -> bool:
-        """Say whether an instruction reads what is known; add what it sets."""
-        # The result of these does not depend on what they read: xor eax, eax; or eax, -1.
+        """Say whether an instruction reads only known registers; add those that it sets."""
+        # The results of `xor eax, eax` and `or eax, -1` do not depend on the register.
         clears = (
             instruction.mnemonic in self.clearing
             and instruction.op0_kind == instruction.op1_kind == self.register
@@ -155,7 +154,7 @@ class _Entries:
             register = self.iced.RegisterExt.full_register(used.register)
             if register not in self.general:
                 continue
-            # AL says how many vector registers hold arguments, where their number varies.
+            # With a variable number of arguments, AL is the number of vector registers used.
             counts = instruction.mnemonic == self.test and register == self.iced.Register.RAX
             free = clears or saves or counts
             if used.access in self.reads and register not in known and not free:

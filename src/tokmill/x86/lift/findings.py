@@ -1,4 +1,4 @@
-"""What is known of one program's code while it is searched: the columns that all searches read."""
+"""The knowledge of a program's code during the search: columns that all searches read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tokmill.x86.lift.reach import Ways
 
 
 class Findings:
-    """The code of one program and what was found in it; `cfg.Lifter` adds until all is found."""
+    """The code of a program and everything found in it so far by `cfg.Lifter`."""
 
     ways: Ways
-    """All ways between instructions, as far as they are known."""
+    """All known ways between instructions."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -33,28 +33,29 @@ class Findings:
         self.ranges = Ranges(program, self.instructions)
         self.tables = Tables(program, self.instructions)
         if len(self.info_tables.end):
-            # Jump tables of GHC lie side by side, and have no limit where all cases are there.
+            # Jump tables of GHC follow one another, and have no limit if they cover all cases.
             self.tables.note(scaled_tables(self.instructions))
         self.starts = self._known_starts()
-        """i8, ascending: offsets of functions (and of their parts) that tables name."""
+        """i8, ascending: offsets of known functions and parts of functions."""
         self.roots = distinct(self.code.offset(program.unwind.pad), self.info_tables.inner)
-        """i8, ascending: offsets of further code that is part of a function: landing pads."""
+        """i8, ascending: offsets of further code within functions, such as landing pads."""
         self.found = self.info_tables.function
-        """i8, ascending: those of `starts` that no table named."""
+        """i8, ascending: those of `starts` that the search has found."""
         self.no_entries = np.zeros(0, np.int64)
-        """i8, ascending: offsets that looked like a beginning, and code behind them more so."""
+        """i8, ascending: offsets that looked like an entry, but code after them is a better one."""
         self.quiet = np.zeros(0, np.int64)
-        """i8, ascending: offsets of calls that were found not to come back by following them."""
+        """i8, ascending: offsets of calls whose callee does not return, found by following it."""
         self.jumps: list[Array] = [np.zeros(0, np.int64)]
         """i8 each: offsets of resolved indirect jumps, one a target."""
         self.targets: list[Array] = [np.zeros(0, np.int64)]
-        """i8 each: offsets that these jumps lead to."""
+        """i8 each: the targets of these jumps."""
         self.computed: set[int] = set()
-        """Offsets of jumps that stay in their function, though nobody knows where they lead."""
+        """Offsets of jumps that stay in their function, but with unknown targets."""
         self.pointed = (-1, np.zeros(0, np.uint64))
-        """Instructions that were known, and what (u8) pointers in memory lead to with these."""
+        """Number of instructions, and the targets (u8) of pointers in memory that were computed
+        with these."""
         self.cut_short: list[str] = []
-        """What was not done to the end."""
+        """Searches that were ended early."""
 
     def _known_starts(self) -> Array:
         program = self.program
@@ -66,18 +67,18 @@ class Findings:
         return distinct(offsets[offsets >= 0])
 
     def jump_tables(self) -> tuple[Array, Array]:
-        """Return the offsets of resolved indirect jumps and of their targets, a pair a target."""
+        """Return pairs of offsets: a resolved indirect jump, and one of its targets."""
         return np.concatenate(self.jumps), np.concatenate(self.targets)
 
     def functions(self) -> Array:
-        """Return the offsets (i8, ascending) that are known to begin functions or their parts."""
+        """Return the offsets (i8, ascending) of known functions and parts of functions."""
         called = self.ways.called
         return distinct(self.starts, called[~self.ranges.inside(called)])
 
     def used_as_data(self) -> Array:
-        """Return the offsets (i8, ascending) of unknown code that reached code uses as data."""
+        """Return the offsets (i8, ascending) of unreached code that reached code uses as data."""
         return self.data_uses.find(self.code, self.ways, self.tables)
 
     def release(self) -> None:
-        """Let go of all that only the search needs: a graph takes room, too."""
+        """Free everything that only the search needs, because a graph needs memory too."""
         del self.ways, self.tables, self.ranges, self.instructions

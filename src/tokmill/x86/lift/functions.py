@@ -1,4 +1,4 @@
-"""Which blocks belong to which function."""
+"""Assigns blocks to functions, and makes the graph."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tokmill.x86.lift.gaps import ALIGNMENT, is_padding
 GATHER = 1 << 19
 """Values copied at a time."""
 SHARED = 64
-"""Blocks that functions share may be counted so often; then each goes to one function only."""
+"""Largest average number of functions for shared blocks; beyond it, blocks go to one function."""
 TANGLED = "functions share so much code that some of it stands under one of them only"
 
 
 def assemble(known: Findings, blocks: Blocks) -> Graph:
-    """Return the graph of the blocks that were found; the known is used up."""
+    """Return the graph of the blocks; `known` is released."""
     entries = _entries(known, blocks)
     function, block = _owners(known, blocks, entries)
     code = blocks.code
@@ -56,12 +56,12 @@ def assemble(known: Findings, blocks: Blocks) -> Graph:
 
 
 def _gather(values: Array, begins: Array, counts: Array) -> Array:
-    """Return values[begins[0] : begins[0] + counts[0]], then those of the next, … ."""
+    """Return values[begins[0] : begins[0] + counts[0]], then the same for begins[1], … ."""
     ends = np.cumsum(counts)
     found = np.empty(int(ends[-1]) if len(ends) else 0, values.dtype)
     done = first = 0
     while first < len(counts):
-        # The indices take eight times the room of what they gather.
+        # The indices may take eight times the memory of the values.
         last = max(first + 1, int(np.searchsorted(ends, done + GATHER)))
         rows = expand(begins[first:last], counts[first:last])
         found[done : done + len(rows)] = values[rows]
@@ -73,8 +73,8 @@ def _gather(values: Array, begins: Array, counts: Array) -> Array:
 def _entries(known: Findings, blocks: Blocks) -> Array:
     """Return the blocks at which functions begin, ascending.
 
-    A range of code is a part of another function where a frame is set up before it begins, or
-    where nothing but conditional branches leads to it and it lies where no function is put.
+    A range of code is a part of another function if its frame is set up before it begins, or if
+    only conditional branches lead to it and compilers would not put a function there.
     """
     program, code, ways = known.program, known.code, known.ways
     sure = [program.function_address, program.starts, np.asarray([program.entry], np.uint64)]
@@ -91,7 +91,7 @@ def _entries(known: Findings, blocks: Blocks) -> Array:
 
 
 def _branched_to(known: Findings, blocks: Blocks, candidates: Array) -> Array:
-    """Return which range starts are the targets of conditional branches of other code only."""
+    """Return which starts of ranges are only reached by conditional branches of other code."""
     ways, instructions, code = known.ways, known.instructions, known.code
     reached = ways.reached(ways.source)
     branch = reached & (instructions.flow[ways.source] == Flow.BRANCH)
@@ -106,7 +106,7 @@ def _branched_to(known: Findings, blocks: Blocks, candidates: Array) -> Array:
     before = np.maximum(rows - 1, 0)
     padded = is_padding(instructions, before) & (code.address(candidates) % ALIGNMENT == 0)
     candidates = candidates[~padded]
-    # Compilers also branch to a function in place of calling it last; that one returns itself.
+    # A conditional branch can also be a tail call of a function, which then returns itself.
     number = known.ranges.number(candidates)
     stop = known.ranges.stop[number]
     returns = np.sort(blocks.start[blocks.flow == Flow.RETURN])
@@ -119,11 +119,11 @@ def _branched_to(known: Findings, blocks: Blocks, candidates: Array) -> Array:
 
 
 def _owners(known: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Array]:
-    """Return pairs of (entry block of a function, block of it).
+    """Return pairs (entry block of a function, block of the function).
 
-    Blocks that ways connect, without passing the beginning of a function, form one part. A part
-    with one beginning is a function. In one with several each function has what it can reach. One
-    without becomes a function of its own.
+    Blocks that are connected without passing the entry of a function form a part. A part with one
+    entry is a function. In a part with several entries, each function has the blocks that it can
+    reach. A part without an entry becomes a function.
     """
     count = len(blocks.start)
     target, kind = blocks.edge_to, blocks.edge_kind
@@ -133,7 +133,7 @@ def _owners(known: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Arr
     inner = inner[~begun[target[inner]]]
     source = np.searchsorted(blocks.edge_begin, inner, side="right") - 1
     target = target[inner]
-    # What exceptions or unknown jumps lead to belongs to the code in whose range it lies.
+    # Targets of exceptions and of unknown jumps belong to the range in which they are.
     head, root = _roots(known, blocks)
     mine = ~member(root, entries)
     source = np.concatenate([source, head[mine]], dtype=np.int32, casting="same_kind")
@@ -141,7 +141,7 @@ def _owners(known: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Arr
     del inner
     part = components(count, source, target)
     beginnings = np.bincount(part[entries], minlength=count)
-    # Parts are named by their first block, which is where one without a beginning begins.
+    # A part is named by its first block, which is the entry if it has none.
     owner = np.arange(count)
     owner[part[entries]] = entries
     owner = owner[part]
@@ -156,7 +156,7 @@ def _owners(known: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Arr
 
 
 def _roots(known: Findings, blocks: Blocks) -> tuple[Array, Array]:
-    """Return pairs of blocks: the beginning of a range, and code of it that nothing leads to."""
+    """Return pairs of blocks: the beginning of a range, and unreached code in the range."""
     unwind, code, ranges = known.program.unwind, known.code, known.ranges
     pad = code.offset(unwind.pad)
     served = ranges.unwind_start[unwind.pad_range]
@@ -164,8 +164,8 @@ def _roots(known: Findings, blocks: Blocks) -> tuple[Array, Array]:
     number = ranges.number(others)
     behind = others[number < 0]
     head = blocks.at(np.concatenate([served, ranges.start[number[number >= 0]]]))
-    # Outside the ranges it lies behind the block that it belongs to, a return point of GHC
-    # anywhere behind where its function begins.
+    # Outside of ranges it comes directly after a block of its function; a return point of GHC comes
+    # anywhere after the entry of its function.
     before = blocks.at(behind) - 1
     function = known.info_tables.function
     inner = member(behind, known.info_tables.inner)
@@ -178,7 +178,10 @@ def _roots(known: Findings, blocks: Blocks) -> tuple[Array, Array]:
 
 
 def components(count: int, a: Array, b: Array) -> Array:
-    """Return for each of `count` nodes the lowest node that edges a – b connect it with (i4)."""
+    """Return for each of `count` nodes the lowest node of its connected component (i4).
+
+    Edges connect a[i] and b[i].
+    """
     label = np.arange(count, dtype=np.int32)
     while True:
         left, right = label[a], label[b]
@@ -204,8 +207,8 @@ def _shared(
 ) -> tuple[Array, Array]:
     """Return pairs (entry, block) of the parts that several functions share.
 
-    `part` is the part of each block, `several` tells for each part whether it is shared. What
-    costs too much is said in `cut_short`.
+    `part`: the part of each block; `several`: whether a part is shared. If it costs too much, a
+    note is added to `cut_short`.
     """
     inside = several[part[source]]
     ways: dict[int, list[int]] = {}
@@ -230,7 +233,7 @@ def _shared(
         seen_by_any |= seen
     if budget <= 0:
         cut_short.append(TANGLED)
-    # What no function reaches, or what it cost too much to follow: the nearest beginning before.
+    # Blocks that no function reaches, or that cost too much, go to the nearest entry before them.
     rest = blocks[~np.isin(blocks, np.fromiter(seen_by_any, np.int64, len(seen_by_any)))]
     order = np.lexsort((begins, part[begins]))
     mine, theirs = part[begins][order].astype(np.int64), part[rest].astype(np.int64)
@@ -245,7 +248,7 @@ def _shared(
 
 
 def _names(known: Findings, blocks: Blocks, entries: Array) -> list[str]:
-    """Return the names of functions: of their symbols, or of the import that they jump to."""
+    """Return the names of functions: their symbols, or the import to which they only jump."""
     program = known.program
     names = dict(zip(program.function_address.tolist(), program.function_name, strict=True))
     jumps = np.flatnonzero(

@@ -1,4 +1,4 @@
-"""Ranges of code that are known to belong together, and what lies between known code."""
+"""Ranges of code that belong to one function, and gaps between reached code."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tokmill.x86.lift.decode import LONGEST, PREFIX, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
 
 ALIGNMENT = 16
-"""Compilers that optimise let functions begin at multiples of this."""
+"""Optimising compilers align functions to this."""
 MOST_PADDING = 64
-"""Instructions of padding in a row."""
+"""Largest number of successive padding instructions."""
 FILLS = (0x00, 0xCC)
-"""First bytes of padding that no function begins with: zeros, INT3."""
+"""First bytes of padding with which no function begins: zeros, INT3."""
 
 
 class Ranges:
-    """Ranges of code that belong to one function each, sorted, without overlap; R ranges."""
+    """Ranges of code, each of one function, sorted, without overlap; R ranges."""
 
     def __init__(self, program: Program, instructions: Instructions) -> None:
         self.code = code = instructions.code
@@ -40,7 +40,7 @@ class Ranges:
         )
         begin[moves] = moved[moves]
         self.unwind_start = begin[: len(unwind.start)]
-        """i8, offsets of the ranges of the unwind tables, in their order; -1 outside the code."""
+        """i8, offsets of the ranges of the unwind tables, in their order; -1: not in code."""
         keep = (begin >= 0) & (end > begin)
         begin, end = begin[keep], end[keep]
         order = np.lexsort((-end, begin))
@@ -55,22 +55,22 @@ class Ranges:
             self.stop[:-1] = np.minimum(self.stop[:-1], self.start[1:])
 
     def number(self, offsets: Array) -> Array:
-        """Return the range that holds each offset, or -1."""
+        """Return the range of each offset; -1: none."""
         at = np.searchsorted(self.start, offsets, side="right") - 1
         if not len(self.start):
             return at
         return np.where((at >= 0) & (offsets < self.stop[at]), at, -1)
 
     def inside(self, offsets: Array) -> Array:
-        """Return which offsets lie in a range, but not at its beginning."""
+        """Return which offsets are in a range, but not at its beginning."""
         at = self.number(offsets)
         found: Array = (at >= 0) & (offsets != self.start[at]) if len(self.start) else at >= 0
         return found
 
     def around(self, offsets: Array, functions: Array) -> tuple[Array, Array]:
-        """Return between which offsets the function around each offset lies.
+        """Return (begin, end) of the function around each offset.
 
-        Where no range says it, from the last known function before it to the next behind it.
+        Outside of ranges, it is from the last known function before it to the next after it.
         """
         borders = distinct(functions, self.code.edge)
         at = np.searchsorted(borders, offsets, side="right") - 1
@@ -82,7 +82,7 @@ class Ranges:
 
 
 def gaps(ways: Ways) -> tuple[Array, Array]:
-    """Return the offsets (begin, end) of all that was not reached nor is known data, by section."""
+    """Return the offsets (begin, end) of unreached code without known data, by section."""
     instructions = ways.instructions
     mine = ways.first <= ways.last
     first, last = ways.first[mine], ways.last[mine]
@@ -97,10 +97,10 @@ def gaps(ways: Ways) -> tuple[Array, Array]:
 
 
 def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
-    """Return for each gap the offset of its first instruction that is no padding, or its end.
+    """Return for each gap the offset of its first instruction after padding, or its end.
 
-    Padding ends where code is aligned. What goes on behind such a place, up to one that is not, is
-    the beginning of the code: a function may begin with NOP.
+    Padding ends at an aligned place. If NOPs continue after the last aligned place, they are the
+    beginning of the code, because a function may begin with NOP.
     """
     begin = np.minimum(begin, end)
     open_ = np.arange(len(begin))
@@ -124,7 +124,7 @@ def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
 
 
 def is_padding(instructions: Instructions, rows: Array) -> Array:
-    """Return which instructions do nothing: NOP of all lengths, INT3, zeros, `lea esi, [esi]`."""
+    """Return which instructions are padding: all NOPs, INT3, zeros, `lea esi, [esi]`."""
     length = instructions.length[rows]
     first, second = opcodes(instructions, rows)
     start = instructions.start[rows].astype(np.int64)
@@ -140,7 +140,7 @@ def is_padding(instructions: Instructions, rows: Array) -> Array:
 
 
 def opcodes(instructions: Instructions, rows: Array) -> tuple[Array, Array]:
-    """Return the opcode of each instruction and the byte behind it, prefixes passed over."""
+    """Return the opcode of each instruction, without prefixes, and the byte after it."""
     data = instructions.code.linked
     at = instructions.start[rows].astype(np.int64)
     open_ = np.arange(len(at))
@@ -153,10 +153,10 @@ def opcodes(instructions: Instructions, rows: Array) -> tuple[Array, Array]:
 
 
 def range_gaps(ways: Ways, ranges: Ranges) -> Array:
-    """Return offsets where code begins that lies in a range and nothing leads to."""
+    """Return the beginnings (offsets) of unreached code in ranges."""
     instructions = ways.instructions
     begin, end = gaps(ways)
-    # A gap may hold the end of one range and the beginning of others.
+    # A gap may overlap several ranges.
     first = np.searchsorted(ranges.stop, begin, side="right")
     last = np.searchsorted(ranges.start, end)
     count = np.maximum(last - first, 0)
@@ -164,7 +164,7 @@ def range_gaps(ways: Ways, ranges: Ranges) -> Array:
     begin = np.maximum(np.repeat(begin, count), ranges.start[number])
     end = np.minimum(np.repeat(end, count), ranges.stop[number])
     begin, end = begin[end > begin], end[end > begin]
-    # Behind what does not go on, something new begins.
+    # After an instruction that does not fall through, something new begins.
     fresh = instructions.start[np.minimum(ways.last + 1, len(instructions.start) - 1)]
     low, high = np.searchsorted(fresh, begin, side="right"), np.searchsorted(fresh, end)
     count = np.maximum(high - low, 0)

@@ -1,21 +1,22 @@
-"""Info tables: data that GHC puts right before the code of every function, thunk and return point.
+"""Info tables: data that GHC puts directly before the code of functions, thunks and return points.
 
 GHC compiles with "tables next to code": a pointer to an object's code is a pointer to its table,
 which ends where the code begins (GHC's rts/include/rts/storage/InfoTables.h and ClosureTypes.h,
-8.6 and later, 64-bit, without profiling). Words of 8 bytes before the code, the nearest first:
+8.6 and later, 64-bit, without profiling). The words of 8 bytes before the code, the nearest first:
 
-1. the type of the object (4 bytes), and the distance to the table of static references, or 0; of
-   a constructor its number (4 bytes);
-2. how its fields lie: numbers of pointers and of other words; of a return point a bitmap, whose
-   lowest 6 bits are its size;
-3. of a function the kind of its arguments and how many there are (4 bytes each); of a constructor
-   the distance to its name;
-4. of a function whose arguments are of no usual kind (0) a bitmap of them;
-5. of such a function the distance to code that takes its arguments from the stack.
+1. the type of the object (4 bytes), and the distance to the table of static references or 0; for a
+   constructor its number (4 bytes);
+2. the layout of its fields: numbers of pointers and of other words; for a return point a bitmap,
+   whose lowest 6 bits are its size;
+3. for a function the kind and the number of its arguments (4 bytes each); for a constructor the
+   distance to its name;
+4. for a function with unusual arguments (kind 0) a bitmap of them;
+5. for such a function the distance to code that takes its arguments from the stack.
 
-Nothing but data leads to most of that code, and what looks like instructions there may be a table.
-A return point is where a function goes on once another one has returned, as code behind a call is:
-it has a table, and lies in its function. Those of the runtime are functions, as others use them.
+Most of this code is only reached through data, and bytes between it may be tables. A return point
+is where a function continues after another one has returned, like code after a call: it has a table
+and is part of its function. Return points of the runtime are functions, because other code uses
+them.
 """
 
 from __future__ import annotations
@@ -31,46 +32,46 @@ from tokmill.x86.lift.code import Code
 
 WORD = 8
 TYPES = 66
-"""Types of objects are smaller."""
+"""Types of objects are smaller than this."""
 FIELDS = {1: (1, 0), 2: (0, 1), 3: (2, 0), 4: (1, 1), 5: (0, 2)}
-"""Of each of the three families: type behind the first → its pointers and other words."""
+"""Type minus the first type of its family → number of pointers and of other words."""
 CONSTRUCTOR, FUNCTION, THUNK = 1, 8, 15
-"""The first types of the families, of any fields."""
+"""The first types of the three families, with any fields."""
 NO_CAF, STATIC_FUNCTION, STATIC_THUNK = 7, 14, 21
 SMALL_RETURN, BIG_RETURN = 30, 31
 FIRST_RETURN, LAST_RETURN = 29, 36
 MOST_FIELDS, MOST_TAGS, MOST_ARGUMENTS, KINDS = 1 << 12, 1 << 16, 128, 32
 BITMAP = 58
-"""Most bits of a bitmap beside its size."""
+"""Largest number of bits of a bitmap beside its size."""
 TABLE, FUNCTION_TABLE, LARGEST_TABLE = 2, 3, 5
-"""Words before the code."""
+"""Sizes of tables in words."""
 REX_B, RBX, RBP = 0x41, 3, 5
 FEWEST = 4
-"""Static functions and thunks that data must point to, in a program of GHC."""
+"""Smallest number of static functions and thunks with pointers to them, in a program of GHC."""
 
 
 class InfoTables(NamedTuple):
-    """Info tables of a program, and the code behind them; T tables."""
+    """Info tables of a program, and the code after them; T tables."""
 
     begin: Array
     """(T,) i8, ascending: offset of the first byte of each table."""
     end: Array
-    """(T,) i8, ascending: where it ends and code begins."""
+    """(T,) i8, ascending: where each table ends and code begins."""
     function: Array
-    """i8, ascending: where functions and thunks begin, with a table or led to by one."""
+    """i8, ascending: beginnings of functions and thunks, which have a table or are named by one."""
     inner: Array
     """i8, ascending: return points within functions."""
 
 
 def find_info_tables(program: Program, code: Code) -> InfoTables:
-    """Return the info tables in the code of a program; none where GHC did not make it."""
+    """Return the info tables in the code of a program; none if GHC has not compiled it."""
     none = np.zeros(0, np.int64)
     if code.bits != 64:
         return InfoTables(none, none, none, none)
     parts = [_tables_in(program, code, part) for part in range(len(code.base))]
     columns = zip(*parts, strict=True)
     end, kind, begin, slow = (np.concatenate([none, *column]) for column in columns)
-    # A static closure begins with a pointer to its code, so data points to most of these.
+    # A static closure begins with a pointer to its code, so data have pointers to most of these.
     static = end[(kind == STATIC_FUNCTION) | (kind == STATIC_THUNK)]
     if len(static) < FEWEST:
         return InfoTables(none, none, none, none)
@@ -84,10 +85,11 @@ def find_info_tables(program: Program, code: Code) -> InfoTables:
 
 
 def _used_elsewhere(program: Program, code: Code, outer: Array, inner: Array) -> Array:
-    """Return which return points (i8) code of other functions than the one before them names.
+    """Return which return points (i8) are referred to by other functions than the one before them.
 
-    Those within a function are named by that one alone: it puts them on the stack. Names are
-    `lea register, [rip + distance]` and, where the program has a fixed place, any four bytes.
+    A return point within a function is only referred to by this function, which pushes it.
+    References are `lea register, [rip + distance]` and, in a program with a fixed address, any four
+    bytes.
     """
     data, found = code.linked, [np.zeros(0, np.int64)]
     at = np.flatnonzero((data[:-6] == 0x8D) & (data[1:-5] & 0xC7 == 5)) + 2
@@ -110,7 +112,7 @@ def _used_elsewhere(program: Program, code: Code, outer: Array, inner: Array) ->
 
 
 def in_haskell(tables: InfoTables, functions: Array, offsets: Array) -> Array:
-    """Return which offsets lie in functions (i8, ascending) that a table describes: bool."""
+    """Return which offsets are in functions (i8, ascending) with an info table: bool."""
     at = np.searchsorted(functions, offsets, side="right") - 1
     if not len(tables.end):
         return np.zeros(len(offsets), bool)
@@ -118,9 +120,9 @@ def in_haskell(tables: InfoTables, functions: Array, offsets: Array) -> Array:
 
 
 def through_registers(code: Code, jumps: Array) -> Array:
-    """Return which indirect jumps (i8, offsets) of GHC's code go through no jump table: bool.
+    """Return which indirect jumps (i8, offsets) of GHC's code use no jump table: bool.
 
-    They enter the object in RBX, return to what lies on the stack at RBP, or call the runtime
+    They enter the object in RBX, return to the address on the stack at RBP, or call the runtime
     through R13: `jmp [register + distance]`.
     """
     data = code.linked
@@ -141,7 +143,7 @@ def through_tables(code: Code, jumps: Array) -> Array:
 
 
 def _tables_in(program: Program, code: Code, part: int) -> tuple[Array, Array, Array, Array]:
-    """Return entry, type, beginning and slow code of all that looks like a table in a section."""
+    """Return entry, type, beginning and slow code of all possible tables in a section."""
     first, stop = code.edge[part : part + 2].tolist()
     skip = -int(code.base[part]) % WORD
     count = max(0, (stop - first - skip) // WORD)
@@ -174,9 +176,9 @@ def _tables_in(program: Program, code: Code, part: int) -> tuple[Array, Array, A
 
 
 def _fields_fit(words: Array, halves: Array, at: Array) -> Array:
-    """Return which tables tell of fields that objects of their type may have: bool.
+    """Return which tables have fields that are possible for their type: bool.
 
-    `at` is the word that holds the type, in words of 8 bytes and halves of 4.
+    `at`: the word with the type, in words of 8 bytes and halves of 4.
     """
     kind, layout = halves[at, 0], words[at - 1]
     pointers, others = halves[at - 1].T
@@ -193,10 +195,10 @@ def _fields_fit(words: Array, halves: Array, at: Array) -> Array:
 
 
 def _apart(begin: Array, entry: Array, good: Array) -> Array:
-    """Return which tables are good and end in no other good one: words of it may look like one."""
+    """Return which good tables do not end within another one, whose words may look like one."""
     rows = np.flatnonzero(good)
     behind = np.append(begin[rows[1:]], entry[-1:])[: len(rows)]
-    # The largest table reaches over several that end in it.
+    # The largest table may contain the ends of several others.
     reach = np.minimum.accumulate(behind[::-1])[::-1]
     found = good.copy()
     found[rows] = entry[rows] <= reach
@@ -204,7 +206,7 @@ def _apart(begin: Array, entry: Array, good: Array) -> Array:
 
 
 def _pointers(program: Program) -> Array:
-    """Return what may be a pointer in the data of a program (u8)."""
+    """Return all possible pointers in the data of a program (u8)."""
     found = [program.pointers]
     for section in program.sections:
         if program.fixed and not section.execute:
@@ -215,7 +217,7 @@ def _pointers(program: Program) -> Array:
 
 
 def _in_data(program: Program, addresses: Array) -> Array:
-    """Return which addresses (u8) lie in a section that is no code: bool."""
+    """Return which addresses (u8) are in a section that is not code: bool."""
     found = np.zeros(len(addresses), bool)
     for section in program.sections:
         if not section.execute:

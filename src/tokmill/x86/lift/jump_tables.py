@@ -1,9 +1,8 @@
-"""Indirect jumps that go through a table: where it lies and where its entries lead.
+"""Jump tables: their places and the targets of their entries.
 
 A switch becomes a table of addresses (`jmp [8 * index + table]`) or of distances from a base (`add
-base, [4 * index + table]; jmp base`). The code before the jump is followed symbolically, which
-gives the sum that the jump goes to and limits of the index; the entries must lead into the
-function.
+base, [4 * index + table]; jmp base`). The code before the jump is executed symbolically. This gives
+the target of the jump as a sum, and limits of the index. The entries must lead into the function.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from tokmill.x86.lift.symbolic import Limits, Load, Path, Start, Unknown, Value
 
 MOST_ENTRIES = 1 << 14
 SHORT, LONG, LAST = 16, 64, 8
-"""Instructions before the jump that are looked at: first, if they do not say enough, at last."""
+"""Instructions before the jump that are followed: at first; if these are not enough; at last."""
 MOST_PATHS = 8
 MOST_BASES = 32
 MOST_LABELS = 4
 SCALES = (2, 4, 8)
 DISTANCES = (4, 2)
-"""Bytes of entries that are distances."""
+"""Possible sizes of entries that are distances, in bytes."""
 FAR = 1 << 12
-"""No index has a number in it that moves a table so far."""
+"""A constant in the index moves the address of a table by less than this."""
 NEIGHBOURS = 64
-"""Entries on each side of a known one that are looked at."""
+"""Entries on each side of a known one that are checked."""
 CONSTANT = (".rodata", ".data.rel.ro")
-"""Sections that nothing changes once the program is loaded."""
+"""Sections that do not change after the program is loaded."""
 NO_OFFSETS = np.zeros(0, np.int64)
 
 
@@ -47,15 +46,15 @@ class Table(NamedTuple):
     targets: Array
     """i8, offsets, each once, ascending."""
     sure: bool
-    """A comparison says how many entries there are, and all of them lead into the function."""
+    """Whether a comparison gives the number of entries, and all of them lead into the function."""
     size: int = 0
-    """Bytes, as far as entries were read."""
+    """Bytes of the entries that were read."""
     others: Array = NO_OFFSETS
-    """i8, offsets that further entries name: the jump goes through one that is known."""
+    """i8, offsets in further entries, if the jump uses one known entry."""
 
 
 class _Form(NamedTuple):
-    """Where a table lies and how an entry becomes an address."""
+    """The place of a table, and how an entry becomes an address."""
 
     address: int
     scale: int
@@ -63,9 +62,9 @@ class _Form(NamedTuple):
     base: int
     """Added to each entry; 0 for entries that are addresses."""
     unknown: Unknown | None
-    """The index, where it is one unknown: of that limits may be known."""
+    """The index, if it is a single unknown, whose limits may be known."""
     guessed: bool
-    """The base was searched for, so the entries have to prove it."""
+    """Whether the base is a guess, which the entries have to confirm."""
 
 
 class Tables:
@@ -83,15 +82,15 @@ class Tables:
         self._thunks = _thunks(program, instructions, iced.Register.RAX)
         self._gates: dict[int, int] = {}
         self.computed = False
-        """The jump read last goes to a sum with an address in it, so it stays in the function."""
+        """Whether the last jump goes to a sum with an address, so that it stays in the function."""
         self.labels: set[int] = set()
-        """Addresses that such sums begin with."""
+        """The addresses in such sums."""
         self._read: set[int] = set()
         self._tried: dict[tuple[object, ...], Table | None] = {}
         self.prepare()
 
     def prepare(self) -> None:
-        """Look for constants that may be addresses of tables, in all that is decoded by now."""
+        """Find constants that may be addresses of tables, in all decoded instructions."""
         self.at, self.register, self.constant = constants(self.program, self.instructions)
         self._ends = distinct(self.constant)
         instructions = self.instructions
@@ -102,13 +101,13 @@ class Tables:
         self._gates = dict(zip(address.tolist(), register.tolist(), strict=True))
 
     def note(self, addresses: Array) -> None:
-        """Let no table go on past the beginning of others (u8)."""
+        """Note the beginnings (u8) of tables, at which other tables must end."""
         self._ends = distinct(self._ends, addresses)
 
     def read(self, ways: Ways, row: int, low: int, high: int) -> Table | None:
-        """Return the table of the indirect jump in `row`; its entries lie in low <= offset < high.
+        """Return the table of the indirect jump in `row`, with targets in low <= offset < high.
 
-        None where the jump goes through no table, or one that cannot be found.
+        None: the jump has no table, or it cannot be found.
         """
         best: Table | None = None
         single: Table | None = None
@@ -140,15 +139,16 @@ class Tables:
             return best
         if single is not None:
             return single
-        # No table, but places that were named before the jump.
+        # There is no table, but the targets are constants before the jump.
         places = self.instructions.code.offset(np.asarray(sorted(known), np.uint64))
         places = places[places >= 0]
         return Table(0, places, False) if len(places) else None
 
     def _known(self, target: Value, low: int, high: int) -> Table | None:
-        """Return the table of a jump whose index is a number: one target, and others beside it.
+        """Return the table of a jump with a known index: one target, and further entries.
 
-        Hand-written code has such jumps. Pointers that may change, or stand alone, are variables.
+        Hand-written code has such jumps. Single pointers, and pointers that may change, are
+        variables and not tables.
         """
         word = self.program.word
         load, factor = target.terms[0]
@@ -175,7 +175,7 @@ class Tables:
         return Table(begin, offset[before : before + 1], False, size, others)
 
     def _forms(self, target: Value, row: int, low: int, high: int) -> Iterator[_Form]:
-        """Yield the tables that a sum may stand for."""
+        """Yield the possible tables for a target."""
         for load, factor in target.terms:
             if not isinstance(load, Load) or factor != 1:
                 continue
@@ -190,7 +190,7 @@ class Tables:
             known = len(scaled) + len(near)
             if len(load.address.terms) != known or len(target.terms) != 1 + len(far):
                 continue
-            # Of an index that is a sum of unknowns, or counts down, no limits are known.
+            # No limits are known of an index that is a sum of unknowns or that counts down.
             single = len(scaled) == 1 and scaled[0][1] > 0
             index, scale = scaled[0] if single else (None, abs(scaled[0][1]))
             tables = self._bases(near[0], row, low, high) if near else [0]
@@ -203,9 +203,9 @@ class Tables:
     def _far_bases(
         self, near: list[Unknown], far: list[Unknown], base: int, row: int, low: int, high: int
     ) -> list[int]:
-        """Return what is added to entries, where the table lies at `base`.
+        """Return possible bases of the entries of a table at `base`.
 
-        Most often that is the table itself; where another register is added, it holds a label.
+        Most often it is the table itself; if another register is added, this is a label.
         """
         if not far or near == far:
             return [base if far else 0]
@@ -218,16 +218,16 @@ class Tables:
         return labels[:MOST_LABELS]
 
     def _bases(self, unknown: Unknown, row: int, low: int, high: int) -> list[int]:
-        """Return what an unknown base may be, the likeliest first.
+        """Return possible values of an unknown base, the likeliest first.
 
-        It was loaded far from the jump: constants of the function, nearest before the jump first,
-        those that went into the same register before others.
+        It was loaded far from the jump. So the values are constants of the function: first those of
+        the same register, then the nearest before the jump.
         """
         found = [self._table] if self._table else []
         here = int(self.instructions.start[row])
         first, last = np.searchsorted(self.at, (low, high))
         if last - first > 4 * MOST_BASES:
-            # A whole section: the neighbourhood will do.
+            # It is a whole section, so only the neighbourhood is used.
             middle = int(np.searchsorted(self.at, here))
             first, last = max(first, middle - 2 * MOST_BASES), min(last, middle + 2 * MOST_BASES)
         rows = np.arange(first, last)
@@ -245,13 +245,14 @@ class Tables:
     def _entries(
         self, form: _Form, limits: dict[Unknown, Limits], low: int, high: int
     ) -> Table | None:
-        """Read the entries of a table; without known limits, as many as lead into the function."""
+        """Read the entries of a table; without limits, up to one that leaves the function."""
         limit = _usable(limits, form.unknown)
         rows = self._inner(form.unknown, limits)
         if rows is None and limit is not None:
             rows = np.arange(limit.low, limit.high + 1)
         bounded, address = rows is not None, form.address
-        # Distances mostly count from where their table begins, whatever number is in the index.
+        # Distances are mostly relative to the beginning of their table, even if a constant is added
+        # to the index.
         own = abs(address - form.base) < FAR
         if rows is None:
             address = form.base if own else address
@@ -278,7 +279,7 @@ class Tables:
         bounded &= bool(fits.all())
         cells = data[places[fits][:, None] + np.arange(form.size)]
         value = cells.view(f"<i{form.size}")[:, 0].astype(np.uint64)
-        # GHC writes 0 where the value never comes. From a label counted it is the label itself.
+        # GHC writes 0 for values that do not occur. Relative to a label, 0 is the label itself.
         base = int(self.instructions.code.offset(np.asarray([form.base], np.uint64))[0])
         never = (value == 0) & (not low <= base < high)
         value += np.uint64(form.base)
@@ -288,7 +289,7 @@ class Tables:
         synced = self.instructions.row(offset) >= 0
         if bounded and never.any() and not never.all():
             offset, inside, synced = offset[~never], inside[~never], synced[~never]
-        # A case may lie in a part that was moved out of the function.
+        # A case may be in a part that was moved out of the function.
         likely = inside.all() if form.guessed else (inside | synced).all() and inside.any()
         if bounded and likely:
             return Table(first, distinct(offset), True, span)
@@ -298,7 +299,7 @@ class Tables:
         return Table(first, distinct(offset[:length]), False, size) if length > 1 else None
 
     def _inner(self, index: Unknown | None, limits: dict[Unknown, Limits]) -> Array | None:
-        """Return the rows that a table of rows names: switches of many cases and few targets."""
+        """Return the rows in a table of rows, which switches with few targets use."""
         if not isinstance(index, Load) or index.size > 2 or len(index.address.terms) != 1:
             return None
         inner, scale = index.address.terms[0]
@@ -314,9 +315,9 @@ class Tables:
 
 
 def _entered(ways: Ways, rows: list[int]) -> bool:
-    """Return whether known code leads into the middle of rows, or they do not run straight on.
+    """Return whether known code leads into the middle of rows, or the rows are not successive.
 
-    Data that looks like code may lead anywhere.
+    Data that look like code may lead anywhere.
     """
     if rows[-1] - rows[0] + 1 != len(rows):
         return True
@@ -333,7 +334,7 @@ def _both(one: Table, other: Table) -> Table:
 
 
 def _usable(limits: dict[Unknown, Limits], unknown: Unknown | None) -> Limits | None:
-    """Return the limits of an unknown, if they are those of an index."""
+    """Return the limits of an unknown, if they are possible for an index."""
     found = limits.get(unknown) if unknown is not None else None
     if found is None or abs(found.low) >> 32 or not 0 <= found.high - found.low < MOST_ENTRIES:
         return None
@@ -341,18 +342,18 @@ def _usable(limits: dict[Unknown, Limits], unknown: Unknown | None) -> Limits | 
 
 
 def _no_table(target: Value) -> bool:
-    """Return whether a jump goes where a pointer in memory says: a call through a structure."""
+    """Return whether a jump goes to a pointer in a structure, so that it has no table."""
     if len(target.terms) != 1 or not isinstance(target.terms[0][0], Load):
         return False
     terms = target.terms[0][0].address.terms
-    # Without terms the index is known on this path, and another one may say more.
+    # Without terms the index is known on this path, and another path may tell more.
     return len(terms) == 1 and terms[0][1] == 1 and not isinstance(terms[0][0], Start)
 
 
 def _thunks(program: Program, instructions: Instructions, first: int) -> dict[int, int]:
     """Return the functions `mov register, [esp]; ret`: address → register.
 
-    32-bit code has no other way to learn where it is.
+    With these, 32-bit code reads its own address.
     """
     if program.bits == 64:
         return {}
@@ -366,7 +367,7 @@ def _thunks(program: Program, instructions: Instructions, first: int) -> dict[in
 
 
 def _paths(ways: Ways, row: int) -> Iterator[list[int]]:
-    """Yield rows of instructions that end in a jump: straight before it, then over other ways."""
+    """Yield paths (rows) to a jump: the instructions directly before it, then over other ways."""
     begin = ways.begin(row)
     for length in (SHORT, LONG):
         yield list(range(max(begin, row - length + 1), row + 1))
@@ -382,16 +383,16 @@ def _paths(ways: Ways, row: int) -> Iterator[list[int]]:
             count += 1
         if count >= MOST_PATHS:
             break
-    # Each way may know which case comes next; the jump alone knows none.
+    # On each way the index may be known; directly before the jump it is not.
     yield list(range(max(begin, row - LAST + 1), row + 1))
 
 
 def constants(program: Program, instructions: Instructions) -> tuple[Array, Array, Array]:
     """Return the addresses that instructions put into registers: offset (i8), register, value (u8).
 
-    `lea register, [rip + distance]` and `movabs register, number`; where the program has a fixed
-    place, `mov register, number`.
-    The register is its number in an instruction, 0 to 15.
+    These are `lea register, [rip + distance]` and `movabs register, number`; in a program with a
+    fixed address also `mov register, number`. Registers have their numbers in instructions, 0 to
+    15.
     """
     data, start = instructions.code.linked, instructions.start
     first, second, third = data[start], data[start + 1], data[start + 2]
@@ -408,7 +409,7 @@ def constants(program: Program, instructions: Instructions) -> tuple[Array, Arra
     distance = data[end[:, None] + np.arange(-4, 0)].view("<i4")[:, 0].astype(np.uint64)
     value = instructions.code.address(end - 1) + np.uint64(1) + distance
     if program.bits == 64:
-        # movabs, of the large code model: a loader may have moved what it puts there.
+        # movabs of the large code model; the loader may have relocated its number.
         wide = np.flatnonzero(((first & 0xFE) == 0x48) & ((second & 0xF8) == 0xB8) & (length == 10))
         more = start[wide].astype(np.int64)
         at = np.concatenate([at, more])
@@ -427,9 +428,10 @@ def constants(program: Program, instructions: Instructions) -> tuple[Array, Arra
 
 
 def scaled_tables(instructions: Instructions) -> Array:
-    """Return the addresses (u8) that jumps and loads add a scaled index to: `[8 * index + table]`.
+    """Return the addresses (u8) of jumps and loads with a scaled index: `[8 * index + table]`.
 
-    FF /4 or 8B with a SIB byte without base, so that a number of 4 bytes ends the instruction.
+    These are FF /4 or 8B with a SIB byte without base, so the instruction ends in 4 bytes of
+    address.
     """
     data, bits = instructions.code.linked, instructions.code.bits
     end = instructions.start.astype(np.int64) + instructions.length
@@ -443,7 +445,7 @@ def scaled_tables(instructions: Instructions) -> Array:
 
 
 def indirect_jumps(instructions: Instructions) -> Array:
-    """Return the rows (i8, ascending) of all indirect jumps, those through retpolines too."""
+    """Return the rows (i8, ascending) of all indirect jumps, also through retpolines."""
     flow = instructions.flow[instructions.transfer]
     found: Array = instructions.transfer[flow == Flow.JUMP_INDIRECT]
     return distinct(found, instructions.gates) if len(instructions.gates) else found

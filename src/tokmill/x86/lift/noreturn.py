@@ -1,4 +1,4 @@
-"""Calls that do not come back: known by name, by what lies behind them, or by following them."""
+"""Calls that do not return: known by name, by their place, or by following the callee."""
 
 from __future__ import annotations
 
@@ -36,51 +36,51 @@ runtime.gopanic runtime.throw runtime.fatal runtime.fatalthrow runtime.fatalpani
 runtime.panicwrap runtime.goexit1 runtime.exit
 """
 NAMES = frozenset(_NAMES.split())
-"""Functions of systems, compilers and well-known libraries that never come back."""
+"""Functions of systems, compilers and well-known libraries that never return."""
 ORDINARY = frozenset(("err", "errx", "verr", "verrx", "terminate"))
-"""Those of them that a program may well call its own functions: they count where imported."""
+"""Names that a program may use for its own functions: they count only for imports."""
 SWITCHING = frozenset(
     f"runtime.{name}{suffix}"
     for name in ("morestack", "morestack_noctxt", "mcall")
     for suffix in ("", ".abi0")
 )
-"""Functions of Go that go on with another stack; later somebody comes back to their caller."""
+"""Functions of Go that switch to another stack; control returns to their caller later."""
 PATTERN = re.compile(r"_ZSt\d+__throw_|_ZN4core9panicking\d+(panic|assert_failed)")
 BY_STATUS = frozenset(("error", "error_at_line"))
 """They exit if their first argument is not 0."""
 
 
 class NoReturn:
-    """Finds the calls that do not come back."""
+    """Finds the calls that do not return."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         functions = (program.function_address, program.function_name)
         imports = (program.import_address, program.import_name)
         slots = (program.slot_address, program.slot_name)
-        # Win32 puts an underscore before the names of C.
+        # Names of C functions have a leading underscore in Win32.
         cut = program.form == "PE" and program.bits == 32
         self.named = distinct(
             _places([functions], lambda name: _never_returns(name[cut:], NAMES - ORDINARY)),
             _places([imports, slots], lambda name: _never_returns(name[cut:], NAMES)),
         )
-        """u8, ascending: addresses of functions and stubs, and of slots that hold them."""
+        """u8, ascending: addresses of functions and stubs, and of slots with their addresses."""
         self.by_status = _places([imports, slots], BY_STATUS.__contains__)
         self.switching = _places([functions], SWITCHING.__contains__)
-        """u8, ascending: functions that come back, though no way through them does."""
+        """u8, ascending: functions that return, although no path through them does."""
 
     def jumps(self, instructions: Instructions) -> Array:
-        """Return the rows of jumps out of the function to what does not return."""
+        """Return the rows of jumps to functions that do not return."""
         flow = instructions.flow[instructions.transfer]
         leave = (flow == Flow.JUMP) | (flow == Flow.JUMP_INDIRECT)
         found: Array = instructions.transfer[leave & member(instructions.target, self.named)]
         return found
 
     def calls(self, instructions: Instructions) -> Array:
-        """Return the rows of calls that do not come back, as far as one can see without following.
+        """Return the rows of calls that do not return, without following the callees.
 
-        They call what is known by name, or are the last instruction of a range that unwind tables
-        or symbols describe.
+        They call functions that are known by name, or are the last instruction of a range in unwind
+        tables or symbols.
         """
         flow = instructions.flow[instructions.transfer]
         is_call = (flow == Flow.CALL) | (flow == Flow.CALL_INDIRECT)
@@ -106,7 +106,7 @@ class NoReturn:
 def follow(ways: Ways, no_return: NoReturn) -> Array:
     """Return the rows of direct calls whose callee cannot return, given the ways.
 
-    What is not known (indirect jumps, jumps out of the program, broken code) may return.
+    Unknown targets (indirect jumps, jumps out of the program, invalid code) may return.
     """
     instructions = ways.instructions
     flow = instructions.flow[instructions.transfer]
@@ -136,8 +136,8 @@ def _places(tables: list[tuple[Array, list[str]]], test: Callable[[str], bool]) 
 def _status(instructions: Instructions, rows: Array) -> Array:
     """Return whether the first argument of some calls is a number other than 0.
 
-    `mov edi, number` before the call, with nothing between that leads elsewhere; on the 32-bit
-    stack it is the last that is pushed or stored.
+    It is set by `mov edi, number` in the straight code before the call; in 32-bit code it is the
+    last number that is pushed or stored on the stack.
     """
     found = np.zeros(len(rows), bool)
     data = instructions.code.linked

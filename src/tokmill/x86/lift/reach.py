@@ -1,8 +1,8 @@
-"""Which instructions control can reach, and from which it can return.
+"""Which instructions can be reached, and from which control can return.
 
-Code that runs straight on is one *run*: a row of instructions each of which falls into the next.
-Reaching an instruction reaches its run to the end, returning from one returns from all before it
-in its run, so both questions are answered in a few steps over runs, not over instructions.
+A *run* is a sequence of instructions, each of which falls through to the next. If an instruction is
+reached, the rest of its run is reached; if control can return from an instruction, it can return
+from all earlier ones of its run. So both questions are answered in a few steps over runs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tokmill.x86.lift.decode import FALLS, Flow, Instructions
 
 
 class Ways:
-    """All ways between decoded instructions, calls apart from the others.
+    """All ways (control flow edges) between decoded instructions; calls are kept separately.
 
-    `no_return` are the rows of calls that do not come back; `tables` the resolved indirect jumps:
-    offsets of the jumps and of their targets, a pair a target. R runs, W ways.
+    `no_return`: rows of calls that do not return. `tables`: resolved indirect jumps as pairs of
+    offsets, a jump and one of its targets. R runs, W ways.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Ways:
         end = start + instructions.length
         follows = np.zeros(count, bool)
         follows[:-1] = end[:-1] == start[1:]
-        # Offsets run on from one section to the next, addresses do not.
+        # Offsets continue from one section to the next, addresses do not.
         if len(code.edge) > 2:
             follows &= ~np.isin(end, code.edge[1:-1])
         self.last = np.flatnonzero(~(falls & follows))
@@ -54,31 +54,31 @@ class Ways:
         target = instructions.row(offset)
         found = target >= 0
         self.source = source[found]
-        """(W,) i8, ascending: rows from which there is a way beside falling on …"""
+        """(W,) i8, ascending: rows with a way other than falling through."""
         self.target = target[found]
-        """(W,) i8, … to these rows."""
+        """(W,) i8, the rows to which these ways lead."""
         self._into = np.argsort(self.target, kind="stable")
         self._ordered_target = self.target[self._into]
         self.missing_source, self.missing = source[~found], offset[~found]
-        """Ways to where no instruction was decoded: row, and offset (-1: outside the code)."""
+        """Ways to places without an instruction: row, and offset (-1: not in code)."""
         self.call = instructions.transfer[calls]
-        """(C,) i8, ascending: rows of direct calls …"""
+        """(C,) i8, ascending: rows of direct calls."""
         self.callee = code.offset(code.behind_stubs(instructions.target[calls]))
-        """(C,) i8, … and the offsets they call; -1 outside the code."""
-        # `call` of what comes next puts its address on the stack and calls nothing.
+        """(C,) i8, the offsets of their callees; -1: not in code."""
+        # A `call` of the next instruction pushes its address and calls nothing.
         self.callee[self.callee == end[self.call]] = -1
         self.callee_row = instructions.row(self.callee)
         self.first = np.full(len(self.last), count, np.int64)
-        """(R,) i8, the first row of each run that was reached; that of all instructions if none."""
+        """(R,) i8, the first reached row of each run; the number of all rows if none is reached."""
         self.called = np.zeros(0, np.int64)
-        """i8, ascending: offsets that reached code calls."""
+        """i8, ascending: offsets of the callees of reached code."""
 
     def run(self, rows: Array) -> Array:
-        """Return the runs that rows lie in."""
+        """Return the runs of rows."""
         return np.searchsorted(self.last, rows)
 
     def begin(self, row: int) -> int:
-        """Return the first row of the run that a row lies in."""
+        """Return the first row of a row's run."""
         run = int(self.run(np.asarray(row)))
         return int(self.last[run - 1]) + 1 if run else 0
 
@@ -90,7 +90,7 @@ class Ways:
         return list(zip(self.source[rows].tolist(), self.target[rows].tolist(), strict=True))
 
     def reach(self, rows: Array) -> None:
-        """Mark what can be reached from some rows, through calls too."""
+        """Mark everything that can be reached from some rows, also through calls."""
         called = [self.called]
         while len(rows):
             rows = distinct(rows)
@@ -112,7 +112,7 @@ class Ways:
         self.called = found[found >= 0]
 
     def lacking(self) -> Array:
-        """Return the offsets that reached code leads to or calls, without an instruction there."""
+        """Return the offsets to which reached code leads, but at which there is no instruction."""
         offsets = self.missing[self.reached(self.missing_source)]
         called = self.called[self.instructions.row(self.called) < 0]
         return distinct(offsets[offsets >= 0], called)
@@ -132,11 +132,11 @@ class Ways:
         return np.repeat(np.arange(len(counts)) % 2 == 1, counts)
 
     def returning(self, rows: Array) -> Array:
-        """Return which calls come back, given the rows at which control leaves a function.
+        """Return which calls return, given the rows at which functions return.
 
-        Bool, one for each of `call`. A call comes back if some of `rows` can be reached from its
-        callee, without passing a call that does not come back. A function that returns only behind
-        a call of itself never does.
+        Bool, one for each of `call`. A call returns if one of `rows` can be reached from its callee
+        without passing a call that does not return. A function that only returns after calling
+        itself never returns.
         """
         known = np.flatnonzero((self.callee_row >= 0) & ~member(self.call, self.no_return))
         call, callee = self.call[known], self.callee_row[known]
@@ -154,11 +154,11 @@ class Ways:
         return answer
 
     def _leading(self, rows: Array, call: Array, callee: Array) -> tuple[Array, Array]:
-        """Return from where some of `rows` can be reached, backwards.
+        """Return from where one of `rows` can be reached, searching backwards.
 
-        What lies behind one of the calls `call` counts only if its callee leads there too. The
-        result is the last row of each part (runs, cut behind these calls), and the last row of it
-        that leads to one of `rows`, or -1.
+        Code before one of the calls `call` counts only if the callee leads to `rows` too. The
+        result is the last row of each part (runs, cut after these calls), and the last row of the
+        part that leads to one of `rows`, or -1.
         """
         last = distinct(self.last, call)
         begin = np.concatenate([[0], last[:-1] + 1])
@@ -181,7 +181,7 @@ class Ways:
             first = np.searchsorted(self._ordered_target, low)
             count = np.searchsorted(self._ordered_target, rows, side="right") - first
             before = self.source[self._into[expand(first, count)]]
-            # Falling on from the part before, which ends in a call.
+            # The part before it, which ends in a call, falls through to it.
             before = np.concatenate([before, last[fresh[goes_on[fresh]]]])
             if len(call):
                 first = np.searchsorted(ordered, low)

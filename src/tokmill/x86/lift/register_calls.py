@@ -1,4 +1,4 @@
-"""Calls and jumps through a register that was given a number right before: the large code model.
+"""Calls and jumps through a register with a constant, as in the large code model.
 
 With -mcmodel=large every call is `movabs register, address; call register`.
 """
@@ -11,7 +11,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.lift.code import Code
 
 BACK = 8
-"""Instructions before the call in which its register is looked for."""
+"""Instructions before the call that are searched for its register."""
 MOVABS = 10
 """Bytes of `movabs register, number`."""
 
@@ -19,10 +19,10 @@ MOVABS = 10
 def register_calls(
     code: Code, start: Array, length: Array, flow: Array, rows: Array
 ) -> tuple[Array, Array]:
-    """Return which of some rows lead to a known address, and that address: (n,) rows, (n,) u8.
+    """Return the rows that lead to a known address, and these addresses: (n,) i8, (n,) u8.
 
     `start`, `length`, `flow`: all instructions in order; `rows` (i8): calls and jumps through
-    registers or memory. What lies between the number and the call must run straight on.
+    registers or memory. The code between the constant and the call must be straight.
     """
     data = code.linked
     at = start[rows].astype(np.int64)

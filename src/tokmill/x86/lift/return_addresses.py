@@ -1,16 +1,16 @@
-"""Calls whose target does not go back to them: what they put on the stack is read or thrown away.
+"""Calls whose target does not return to them: the return address is read or dropped.
 
 Code against speculation (retpolines: GCC's -mindirect-branch and -mfunction-return, Clang's
--mretpoline) goes where a register says by
+-mretpoline) jumps to the address in a register by
 
         call 1f                      thunk:  the same, and a register jumps by `jmp thunk`
     2:  pause; lfence; jmp 2b
     1:  mov [rsp], rax               -mfunction-return: lea rsp, [rsp + 8]
         ret
 
-and calls so, within a function, by `jmp 3f; 4: (all of the above); 3: call 4b`. 32-bit code that
-is position-independent calls `mov ebx, [esp]; ret` to learn where it is, and hand-written code
-jumps over data by a call of `pop rsi`, which has the address of the data then. None of these
+and calls such an address, within a function, by `jmp 3f; 4: (all of the above); 3: call 4b`.
+Position-independent 32-bit code calls `mov ebx, [esp]; ret` to read its own address. Hand-written
+code jumps over data by a call of `pop rsi`, which then has the address of the data. None of these
 targets is a function.
 """
 
@@ -22,17 +22,17 @@ from tokmill.store.schema import Array
 from tokmill.x86.lift.code import Code
 
 NEAR = 64
-"""Bytes to what belongs to a call."""
+"""Largest distance of a call to its target, in bytes."""
 DATA = 512
-"""Bytes of data that a call jumps over."""
+"""Largest number of data bytes that a call jumps over."""
 CALL, RET, HLT, REX_B = 0xE8, 0xC3, 0xF4, 0x41
 NOWHERE = -1
 
 
 def local_calls(code: Code, at: Array, length: Array, offset: Array) -> tuple[Array, Array]:
-    """Return which direct calls lead to code of the same function, and which never come back: bool.
+    """Return which direct calls stay in the same function, and which never return: bool.
 
-    `at` (n,) are offsets of calls, `length` their bytes, `offset` where they lead (-1: nowhere).
+    `at` (n,): offsets of calls, `length`: their bytes, `offset`: their targets (-1: not in code).
     """
     local, gone = np.zeros(len(at), bool), np.zeros(len(at), bool)
     end = at + length
@@ -41,7 +41,7 @@ def local_calls(code: Code, at: Array, length: Array, offset: Array) -> tuple[Ar
     near = rows[ahead[rows] < NEAR]
     over = overwrites(code, offset[near]) >= 0
     local[near] = over | _discards(code, offset[near]) | _asks(code, offset[near])
-    # A call of what comes next is another way to learn where it is.
+    # A call of the next instruction is another way to read its own address.
     rows = rows[ahead[rows] > 0]
     local[rows] |= _pops(code, offset[rows])
     gone[rows] = _pops(code, offset[rows])
@@ -54,7 +54,7 @@ def local_calls(code: Code, at: Array, length: Array, offset: Array) -> tuple[Ar
 
 
 def retpolines(code: Code, offset: Array) -> Array:
-    """Return where `1: mov [rsp], register; ret` is for offsets of `call 1f`; -1 for others."""
+    """Return the place of `1: mov [rsp], register; ret` for offsets of `call 1f`; -1 for others."""
     found = np.full(len(offset), NOWHERE)
     data = code.linked
     rows = np.flatnonzero((offset >= 0) & (data[np.maximum(offset, 0)] == CALL))
@@ -80,7 +80,7 @@ def overwrites(code: Code, offset: Array) -> Array:
 
 
 def leaving_returns(code: Code, at: Array) -> Array:
-    """Return which returns (offsets) lead where a register says that was stored right before."""
+    """Return which returns (offsets) go to a register's address that was stored directly before."""
     place = at - _store(code)
     found: Array = place >= 0
     found[found] = overwrites(code, place[found]) >= 0
@@ -93,7 +93,7 @@ def _store(code: Code) -> int:
 
 
 def _discards(code: Code, offset: Array) -> Array:
-    """Return where the return address is dropped for that of the caller's caller."""
+    """Return where the return address is dropped, to return to the caller's caller."""
     data, rex = code.linked, code.bits == 64
     cells = data[offset[:, None] + np.arange(6)]
     lea = b"\x48\x8d\x64\x24\x08\xc3" if rex else b"\x8d\x64\x24\x04\xc3"
@@ -105,7 +105,7 @@ def _discards(code: Code, offset: Array) -> Array:
 
 
 def _asks(code: Code, offset: Array) -> Array:
-    """Return where `mov register, [esp]; ret` lies right behind HLT, as in the start-up code."""
+    """Return where `mov register, [esp]; ret` follows directly after HLT, as in start-up code."""
     if code.bits == 64:
         return np.zeros(len(offset), bool)
     cells = code.linked[offset[:, None] + np.arange(-1, 4)]

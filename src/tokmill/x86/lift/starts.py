@@ -1,7 +1,7 @@
-"""Where functions begin outside the ranges that tables describe.
+"""Searches for functions outside of the ranges that tables describe.
 
-A function is what is called, what a pointer leads to, what is jumped to across other functions,
-and what looks like a beginning behind padding.
+A function is code that is called, that a pointer leads to, that is jumped to across other
+functions, or that looks like an entry after padding.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from tokmill.x86.lift.reach import Ways
 
 LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2, 4)
 FEW = 64
-"""Bytes between two ranges that are not worth a table of their own."""
+"""Gaps between two ranges of at most so many bytes are code as a whole, or no code."""
 PUSH_FRAME = {64: b"\x55\x48\x89\xe5", 32: b"\x55\x89\xe5"}
-# Input and output, flags of the system, decimal arithmetic, far calls, LOOP.
+# Opcodes that compilers do not use: input and output, system flags, decimal arithmetic, LOOP, …
 RARE = np.isin(
     np.arange(256),
     [0x06, 0x07, 0x0E, 0x16, 0x17, 0x1E, 0x1F, 0x27, 0x2F, 0x37, 0x3F, 0x60, 0x61, 0x6C, 0x6D, 0x6E,
@@ -33,9 +33,9 @@ RARE = np.isin(
 
 
 def trapped_starts(known: Findings, functions: Array) -> Array:
-    """Return offsets outside the ranges at multiples of 16 behind INT3.
+    """Return offsets outside of the ranges at multiples of 16 after INT3.
 
-    Linkers and some compilers fill the room between functions with it, and nobody pads a loop so.
+    Linkers and some compilers fill the space between functions with it, but never align loops so.
     """
     instructions, code = known.instructions, known.code
     trap = np.flatnonzero(instructions.flow[:-1] == Flow.STOP)
@@ -47,9 +47,9 @@ def trapped_starts(known: Findings, functions: Array) -> Array:
 
 
 def hidden_starts(known: Findings) -> Array:
-    """Return offsets outside the ranges that are to be decoded, for their address is known.
+    """Return offsets outside of the ranges with a known address, which must be decoded.
 
-    Bytes before them that are no code may have put the first pass out of step.
+    Because of data before them, the linear pass may not have found an instruction there.
     """
     code, ways = known.code, known.ways
     offsets = distinct(code.offset(np.concatenate([_taken(known), _pointed(known)])))
@@ -59,14 +59,14 @@ def hidden_starts(known: Findings) -> Array:
     at = np.searchsorted(begin, offsets, side="right") - 1
     offsets = offsets[(at >= 0) & (offsets < np.append(end, 0)[at])]
     begins = (code.address(offsets) % ALIGNMENT == 0) | _looks(code, offsets)
-    # Hand-written functions begin anywhere, behind data.
+    # Hand-written functions may begin at any offset after data.
     begins[~begins] = possible_entries(code, offsets[~begins])
     found: Array = offsets[begins]
     return found
 
 
 def _taken(known: Findings) -> Array:
-    """Return the addresses (u8) that reached code takes, where they are no labels."""
+    """Return the addresses (u8) that reached code takes, without labels."""
     tables = known.tables
     value = tables.constant[known.ways.reached(known.instructions.row(tables.at))]
     labels = np.asarray(sorted(tables.labels), np.uint64)
@@ -75,15 +75,15 @@ def _taken(known: Findings) -> Array:
 
 
 def taken_starts(known: Findings, functions: Array) -> Array:
-    """Return offsets outside the ranges whose address reached code takes."""
+    """Return offsets outside of the ranges whose address reached code takes."""
     return _fresh(known, functions, _taken(known))[0]
 
 
 def pointed_starts(known: Findings, functions: Array, *, doubtful: bool = False) -> Array:
-    """Return offsets outside the ranges that pointers in memory lead to.
+    """Return offsets outside of the ranges that pointers in memory lead to.
 
-    Such a pointer may be a label within a function, too. So those that do not look like a function
-    wait until the code before them is known: one for each run of unknown code, if `doubtful`.
+    Such a pointer may also lead to a label within a function. So offsets that do not look like an
+    entry are only returned if `doubtful`: the first in each gap, when the code before it is known.
     """
     offsets, _ = _fresh(known, functions, _pointed(known))
     begin, _ = gaps(known.ways)
@@ -95,8 +95,8 @@ def pointed_starts(known: Findings, functions: Array, *, doubtful: bool = False)
 
 
 def _pointed(known: Findings) -> Array:
-    """Return what pointers in memory lead to (u8)."""
-    # What is decoded decides which of them are jump tables; that changes in few rounds.
+    """Return the targets of pointers in memory (u8)."""
+    # Which pointers are jump tables depends on the decoded instructions, which change rarely.
     decoded = len(known.instructions.start)
     if known.pointed[0] != decoded:
         known.pointed = decoded, distinct(known.program.pointers, _words(known))
@@ -104,9 +104,9 @@ def _pointed(known: Findings) -> Array:
 
 
 def _words(known: Findings) -> Array:
-    """Return what may be a pointer to code in the data of a program with a fixed place (u8).
+    """Return possible pointers to code in the data of a program with a fixed address (u8).
 
-    Runs of them that an instruction reads at a scaled index are jump tables.
+    Successive pointers that an instruction reads at a scaled index are a jump table.
     """
     program, found = known.program, [np.zeros(0, np.uint64)]
     tables = scaled_tables(known.instructions)
@@ -116,7 +116,7 @@ def _words(known: Findings) -> Array:
         count = len(section.data) // program.word
         words = section.linked[: count * program.word].view(f"<u{program.word}").astype(np.uint64)
         code = known.code.offset(words) >= 0
-        # Where the run of code that each word is in began.
+        # The beginning of the successive pointers to which each word belongs.
         number = np.arange(count)
         begin = np.maximum.accumulate(np.where(code, 0, number + 1))
         table = ((tables - np.uint64(section.address)) // np.uint64(program.word)).astype(np.int64)
@@ -127,14 +127,14 @@ def _words(known: Findings) -> Array:
 
 
 def _no_jump_between(instructions: Instructions, begin: Array, end: Array) -> Array:
-    """Return where no indirect jump lies between two offsets, and so no jump table leads."""
+    """Return where no indirect jump is between two offsets, so that no jump table leads there."""
     jumps = instructions.start[indirect_jumps(instructions)]
     found: Array = np.searchsorted(jumps, begin) == np.searchsorted(jumps, end)
     return found
 
 
 def _fresh(known: Findings, functions: Array, address: Array) -> tuple[Array, Array]:
-    """Return which addresses lie outside the ranges and are code not reached: offsets, rows."""
+    """Return offsets and rows of those addresses that are unreached code outside of the ranges."""
     offsets = distinct(known.code.offset(address))
     offsets = offsets[offsets >= 0]
     offsets = offsets[(known.ranges.number(offsets) < 0) & ~member(offsets, functions)]
@@ -155,7 +155,7 @@ def _looks(code: Code, offsets: Array) -> Array:
 
 
 def _saves(code: Code, offsets: Array) -> Array:
-    """Return where RAX is saved first, as landing pads do: `mov register, rax`."""
+    """Return where RAX is saved first, as in landing pads: `mov register, rax`."""
     head = code.linked[offsets[:, None] + np.arange(3)]
     found: Array = (
         ((head[:, 0] & 0xFE) == 0x48) & (head[:, 1] == 0x89) & ((head[:, 2] & 0xF8) == 0xC0)
@@ -164,9 +164,9 @@ def _saves(code: Code, offsets: Array) -> Array:
 
 
 def tail_starts(known: Findings, functions: Array) -> Array:
-    """Return offsets outside the ranges that are only jumped to, and only across functions."""
+    """Return offsets outside of the ranges that are only jumped to, and only across functions."""
     instructions, ways = known.instructions, known.ways
-    # Most ways lead to what cannot be one: they are left aside first.
+    # Most ways lead to places that cannot be one; these are removed first.
     wanted = np.zeros(len(instructions.start), bool)
     wanted[ways.target[instructions.flow[ways.source] == Flow.JUMP]] = True
     rows = np.flatnonzero(wanted)
@@ -181,17 +181,17 @@ def tail_starts(known: Findings, functions: Array) -> Array:
     crossing = np.searchsorted(functions, from_, side="right") != np.searchsorted(
         functions, offset, side="right"
     )
-    # Nobody jumps over padding to what comes next, unless it is another function.
+    # A jump over padding leads to another function.
     end = from_ + instructions.length[source]
     aligned = (offset > end + 1) & (known.code.address(offset) % ALIGNMENT == 0)
     crossing |= aligned & (skip_padding(instructions, end, offset) == offset)
-    # Jumps to retpolines may have a table, whose targets are none. Retpolines are jumped to from
-    # the function before them, too.
+    # Jumps to retpolines may have a jump table, whose targets are not functions. The function
+    # before a retpoline may jump to it too.
     thunk = instructions.flow[target] == Flow.CALL_LOCAL
     far = crossing & (flow == Flow.JUMP) & (thunk | ~member(source, instructions.gates))
     candidates = distinct(target[far])
     candidates = candidates[~member(candidates, distinct(target[~far & ~thunk]))]
-    # Nothing may fall into it but padding.
+    # Only padding may fall through to it.
     before = np.maximum(candidates - 1, 0)
     fallen = (ways.run(before) == ways.run(candidates)) & ~is_padding(instructions, before)
     found: Array = instructions.start[candidates[~fallen]].astype(np.int64)
@@ -199,11 +199,11 @@ def tail_starts(known: Findings, functions: Array) -> Array:
 
 
 def gap_starts(known: Findings, functions: Array) -> Array:
-    """Return offsets outside the ranges where code that nothing leads to begins like a function.
+    """Return offsets outside of the ranges at which unreached code begins like a function.
 
-    It begins at a multiple of 16, behind padding or at the beginning of unknown code; or with
-    ENDBR, or by setting up a frame pointer. Where no exception can enter code, what nothing leads
-    to is a function anyway, if all up to the next known code is plausible.
+    It begins at a multiple of 16, after padding or at the beginning of a gap; or with ENDBR, or by
+    setting up a frame pointer. In a program without landing pads, unreached code is a function in
+    any case, if the whole gap is plausible.
     """
     instructions, code, ways = known.instructions, known.code, known.ways
     begin, end = gaps(ways)
@@ -212,7 +212,8 @@ def gap_starts(known: Findings, functions: Array) -> Array:
     plausible = _plausible(ways, begin, end)
     whole = plausible & (not _has_landing_pads(known.program))
     gap = np.arange(len(begin))
-    # Behind what does not go on something new begins: a function if nothing decoded leads there.
+    # After an instruction that does not fall through something new begins. It is a function if no
+    # decoded code leads there.
     rows = without(ways.last[:-1] + 1, ways.target)
     inner = instructions.start[rows].astype(np.int64)
     at = np.searchsorted(begin, inner) - 1
@@ -223,12 +224,12 @@ def gap_starts(known: Findings, functions: Array) -> Array:
     padded = start > place
     rows = instructions.row(start)
     keep = (start < end[gap]) & (known.ranges.number(start) < 0) & (rows >= 0)
-    # Where a jump leads to unknown places of its function, what follows may be these places.
+    # If a jump leads to unknown places of its function, the following code may be these places.
     unknown = np.fromiter(known.computed, np.int64, len(known.computed))
     doubtful = distinct(np.searchsorted(functions, unknown, side="right"))
     keep &= ~member(np.searchsorted(functions, start), doubtful)
     looks = _looks(code, start)
-    # Behind a call that does not come back lies what its caller would have done next.
+    # After a call that does not return comes more code of the caller.
     keep &= padded | looks | ~member(start, _behind_quiet(known))
     aligned = code.address(start) % ALIGNMENT == 0
     free = ~member(rows, distinct(ways.target))
@@ -236,22 +237,22 @@ def gap_starts(known: Findings, functions: Array) -> Array:
     keep &= first | (free & no_label)
     start, first, padded, gap = start[keep], first[keep], padded[keep], gap[keep]
     looks, aligned, rows = looks[keep], aligned[keep], rows[keep]
-    # Up to where the next one may begin.
+    # Up to the place where the next function may begin.
     ordered = np.sort(place)
     behind = np.append(ordered, end[-1])[np.searchsorted(ordered, start, side="right")]
     good = _plausible(ways, start, np.minimum(behind, end[gap]), ends=False)
     found = looks | (aligned & (padded | (first & ~_saves(code, start))) & good)
     found |= whole[gap]
-    # The little that lies between two ranges is code as a whole, or something else.
+    # A small gap between two ranges is code as a whole, or not code.
     between = member(end, known.ranges.start) & (end - begin <= FEW)
     found &= plausible[gap] | ~between[gap]
     found &= _sound(known, rows) & (instructions.flow[rows] != Flow.STOP)
-    # Where random bytes lie between functions, nothing is plausible as a whole.
+    # If random bytes are between functions, no gap is plausible as a whole.
     lone = first & ~found & ~plausible[gap] & (end[gap] - start > FEW)
     guessed = ((found & ~looks) | lone) & ~member(start, known.no_entries)
     at, solid = start[guessed], plausible[gap][guessed]
     entered = nearest_entries(code, functions, at, end[gap][guessed])
-    # Plausible code is not given up, whatever it reads.
+    # Plausible code stays a function, whatever registers it reads.
     entered = np.where((entered < 0) & solid, at, entered)
     stays = entered == at
     known.no_entries = distinct(known.no_entries, at[~stays])
@@ -261,7 +262,7 @@ def gap_starts(known: Findings, functions: Array) -> Array:
 
 
 def _called_from(known: Findings, functions: Array, begin: Array, end: Array) -> Array:
-    """Return offsets outside the ranges that code between some offsets calls."""
+    """Return offsets outside of the ranges that are called by code between some offsets."""
     ways = known.ways
     call = known.instructions.start[ways.call].astype(np.int64)
     gap = np.searchsorted(begin, call, side="right") - 1
@@ -271,9 +272,9 @@ def _called_from(known: Findings, functions: Array, begin: Array, end: Array) ->
 
 
 def silent_gaps(known: Findings, functions: Array) -> Array:
-    """Return offsets outside the ranges of code behind calls that do not come back.
+    """Return offsets, outside of the ranges, of code after calls that do not return.
 
-    The compiler did not know that they do not, or it would have written nothing there.
+    The compiler did not know that they do not return, so it wrote code there.
     """
     begin, _ = gaps(known.ways)
     begin = begin[(known.ranges.number(begin) < 0) & member(begin, _behind_quiet(known))]
@@ -296,10 +297,10 @@ def _has_landing_pads(program: Program) -> bool:
 
 
 def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Array:
-    """Return for each gap whether a compiler may have written all of it.
+    """Return for each gap whether all of it may be code of a compiler.
 
-    No rare instruction, no jump into the middle of another, and, if it `ends`, no way to go on
-    past the end.
+    It has no rare instruction, no jump into the middle of another instruction and, if `ends`, it
+    does not fall through its end.
     """
     instructions = ways.instructions
     low, high = np.searchsorted(instructions.start, begin), np.searchsorted(instructions.start, end)
@@ -308,7 +309,7 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
     first, _ = opcodes(instructions, inside)
     bad = RARE[first] | (instructions.flow[inside] == Flow.INVALID)
     bad |= member(inside, ways.missing_source[ways.missing >= 0])
-    # An instruction must end where the next begins.
+    # An instruction must end where the next one begins.
     start = instructions.start[inside].astype(np.int64)
     bad[:-1] |= (start + instructions.length[inside])[:-1] > start[1:]
     solid = ~is_padding(instructions, inside)
@@ -321,7 +322,7 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
 
 
 def _sound(known: Findings, rows: Array) -> Array:
-    """Return which rows begin code that goes on to a sound end, none of which is used as data."""
+    """Return which rows begin a run with a valid end, no part of which is used as data."""
     instructions, ways = known.instructions, known.ways
     last = ways.last[ways.run(rows)] if len(rows) else rows
     found: Array = instructions.flow[last] != Flow.INVALID

@@ -1,7 +1,7 @@
-"""What registers hold along a path of instructions, as sums: enough to read a switch.
+"""Symbolic execution of a path of instructions, which is enough to read a switch.
 
-A value is a number and unknowns with factors, as `8 * index + 0x4010`. An unknown is what a
-register held at the beginning of the path, what lies in memory, or anything else.
+A value is a sum of a number and of unknowns with factors, such as `8 * index + 0x4010`. An unknown
+is the value of a register at the beginning of the path, a value in memory, or anything else.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ MOST_TERMS = 4
 
 
 class Load(NamedTuple):
-    """What lies in memory at an address."""
+    """The value in memory at an address."""
 
     address: Value
     size: int
 
 
 class Start(NamedTuple):
-    """What a register held at the beginning of the path."""
+    """The value of a register at the beginning of the path."""
 
     register: int
 
 
 class Other(NamedTuple):
-    """Something that nothing more is known of."""
+    """A value about which nothing is known."""
 
     number: int
 
@@ -58,14 +58,14 @@ class Value(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """An unknown lies between two numbers, both included."""
+    """An unknown is between two numbers, both included."""
 
     low: int
     high: int
 
 
 class Path:
-    """Follows instructions and keeps what registers and memory hold."""
+    """Executes instructions and keeps the values of registers and memory."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class Path:
         self.word = bits // 8
         self.registers = dict(registers)
         self.thunks = thunks
-        """Address of a function that returns where it was called from → the register."""
+        """Address of a function that returns its return address → the register with the result."""
         self.gates = gates
-        """Address of code that jumps where a register says → the register."""
+        """Address of code that jumps to the address in a register → the register."""
         self.memory: dict[Value, Value] = {}
         self.limits: dict[Unknown, Limits] = {}
-        """What comparisons on the path say."""
+        """Limits of unknowns, by comparisons on the path."""
         self._compared: tuple[Value, int] | None = None
         self._others = 0
         self._info = iced.InstructionInfoFactory()
@@ -102,7 +102,7 @@ class Path:
         ] if bits == 64 else [r.RAX, r.RCX, r.RDX]  # fmt: skip
 
     def follow(self, instructions: Sequence[Any]) -> Value:
-        """Follow a path that ends in an indirect jump, and return where it leads."""
+        """Execute a path that ends in an indirect jump, and return the target."""
         for at, instruction in enumerate(instructions[:-1]):
             action = self._known.get(instruction.mnemonic)
             if instruction.mnemonic == self._enters and (
@@ -123,7 +123,7 @@ class Path:
         return self.operand(last, 0) if gate is None else self._register(gate)
 
     def operand(self, instruction: Any, number: int) -> Value:
-        """Return what an operand holds."""
+        """Return the value of an operand."""
         kind = instruction.op_kind(number)
         kinds = self.iced.OpKind
         if kind == kinds.REGISTER:
@@ -138,7 +138,7 @@ class Path:
         if kind in (kinds.FAR_BRANCH16, kinds.FAR_BRANCH32):
             return self._other()
         value = instruction.immediate(number)
-        # A part of a sum is signed; what is put somewhere may be an address.
+        # A number in a sum is signed; a number that is moved may be an address.
         short = kind == kinds.IMMEDIATE32 and instruction.mnemonic != self._put
         bits = 32 if short else 64
         return Value(value - (1 << bits) if value >> (bits - 1) else value)
@@ -177,7 +177,7 @@ class Path:
     def _move(self, instruction: Any) -> None:
         value = self.operand(instruction, 1)
         if instruction.mnemonic == self.iced.Mnemonic.MOVZX and self._size(instruction, 1) == 1:
-            # A byte has few values, whatever else is known.
+            # A byte has at most 256 values, even if nothing else is known.
             if not (value.terms and len(value.terms) == 1 and value.terms[0][1] == 1):
                 value = self._other()
             self.limits.setdefault(value.terms[0][0], Limits(-value.number, 255 - value.number))
@@ -247,7 +247,7 @@ class Path:
             self.memory = {at: value for at, value in self.memory.items() if self._is_local(at)}
 
     def _is_local(self, address: Value) -> bool:
-        """Return whether an address is one of the stack frame, which calls leave alone."""
+        """Return whether an address is in the stack frame, which calls do not change."""
         return all(isinstance(u, Start) and u.register in self._frame for u, _ in address.terms)
 
     def _forget(self, instruction: Any) -> None:
@@ -260,12 +260,12 @@ class Path:
                 self.registers[full] = self._other()
 
     def _branch(self, condition: int, taken: bool) -> None:
-        """Note what a conditional branch says about what was compared."""
+        """Set limits of the compared value after a conditional branch."""
         if self._compared is None:
             return
         value, number = self._compared
         codes = self.iced.ConditionCode
-        # At most: not above, not greater. Below: not above or equal.
+        # At most: neither above nor greater. Below: not above or equal.
         at_most = (codes.BE, codes.LE) if taken else (codes.A, codes.G)
         below = (codes.B, codes.L) if taken else (codes.AE, codes.GE)
         if condition not in (*at_most, *below) or len(value.terms) != 1:
@@ -273,5 +273,5 @@ class Path:
         unknown, factor = value.terms[0]
         high = number - (condition in below) - value.number
         if factor == 1 and number >= 0:
-            # The last one counts: other ways may go around those before it.
+            # The last comparison counts: other paths may avoid the earlier ones.
             self.limits[unknown] = Limits(-value.number, high)

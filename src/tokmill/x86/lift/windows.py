@@ -1,8 +1,8 @@
-"""Very large programs a window of code at a time, so that memory grows with the window.
+"""Very large programs are lifted one window of code at a time, which limits memory.
 
-What windows share is little: what one calls is a function of those behind it. A function whose
-part lies in another window (`.cold`) is two functions with jumps between them, and one that never
-returns is known within its own window.
+Windows share little: the callees of a window are functions of later windows. A function with a part
+in another window (`.cold`) becomes two functions with jumps between them. That a function never
+returns is only known within its own window.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tokmill.x86.image.image import Program, Section
 from tokmill.x86.image.ranges import distinct
 
 LARGE = 52 << 20
-"""Bytes of code that a program may have to be lifted as a whole: that takes some 900 MB."""
+"""Programs with at most so many bytes of code are lifted as a whole, which takes about 900 MB."""
 WINDOW = 32 << 20
-"""Bytes of code at a time in larger ones."""
+"""Bytes of code in a window of larger programs."""
 SEARCH = 1 << 16
-"""Bytes in which a good place to cut is looked for."""
+"""Bytes that are searched for a good place to cut."""
 WINDOWED = (
     f"more than {LARGE >> 20} MiB of code, searched for functions {WINDOW >> 20} MiB at a time"
 )
@@ -34,9 +34,9 @@ COLUMNS = (
 
 
 def windows(program: Program) -> Iterator[Program]:
-    """Yield the program a window at a time: the code of the others is left aside.
+    """Yield the program one window at a time, without the code of other windows.
 
-    One that is not large is one window.
+    A program that is not large has one window.
     """
     if not is_cut(program):
         yield dataclasses.replace(program)
@@ -46,7 +46,7 @@ def windows(program: Program) -> Iterator[Program]:
     window = (np.cumsum(sizes) - sizes) // WINDOW
     for one in np.unique(window[sizes > 0]).tolist():
         sections = [
-            # Code elsewhere is left out like import stubs: it is there, and nothing to follow.
+            # Code of other windows is marked like import stubs: it exists, but is not followed.
             dataclasses.replace(part, stubs=part.execute and (part.stubs or at != one))
             for part, at in zip(parts, window.tolist(), strict=True)
         ]
@@ -63,12 +63,12 @@ def _code(section: Section) -> int:
 
 
 def called(graph: Graph) -> Array:
-    """Return the addresses that calls of a window lead to."""
+    """Return the addresses of the callees of a window."""
     return distinct(graph.edge_target[graph.edge_kind == Edge.CALL])
 
 
 def joined(graphs: list[Graph]) -> Graph:
-    """Return one graph of those of all windows, which are used up."""
+    """Return one graph made of those of all windows, which are released."""
     found = graphs[0]
     if len(graphs) == 1:
         return found
@@ -91,7 +91,7 @@ def joined(graphs: list[Graph]) -> Graph:
 
 
 def _cut(program: Program, section: Section) -> Iterator[Section]:
-    """Yield a section of code in parts of a window; others as they are."""
+    """Yield a section of code in parts of window size; other sections as they are."""
     begin = 0
     while _code(section) - begin > WINDOW:
         end = _place(program, section, begin + WINDOW)
@@ -101,7 +101,7 @@ def _cut(program: Program, section: Section) -> Iterator[Section]:
 
 
 def _place(program: Program, section: Section, at: int) -> int:
-    """Return where to cut, at a place of a section or behind it: where a function begins."""
+    """Return where to cut a section, at `at` or after it: at the beginning of a function."""
     for known in (program.unwind.start, program.function_address):
         inside = known[np.searchsorted(known, np.uint64(section.address + at)) :][:1]
         if len(inside) and int(inside[0]) < min(section.address + at + SEARCH, section.stop):

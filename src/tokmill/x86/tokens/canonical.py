@@ -1,11 +1,11 @@
-"""Numbers in code by class, in bulk: instructions that differ in a number become equal bytes.
+"""Canonical code: instructions that differ only in a number get equal bytes, in bulk.
 
-A displacement or immediate that is neither 0, 1 nor -1 becomes 2 or -2, in its own size and with
-its own sign. The result is code as before, of as many bytes, and by the contract of
-`tokmill.x86.tokens.rules.Rules` it has the same tokens; but of a million instructions only some ten
-thousand differ. Where numbers lie follows from the bytes before them: prefixes, opcode, ModRM,
-SIB. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, chapter 2 and
-appendix A; EVEX, XOP and 3DNow! as their makers document them.
+A displacement or immediate other than 0, 1 and -1 becomes 2 or -2, with the same size and sign. The
+result is code of the same length, and by the contract of `tokmill.x86.tokens.rules.Rules` it has
+the same tokens. But among a million instructions only some ten thousand are distinct. The places of
+numbers follow from the bytes before them: prefixes, opcode, ModRM, SIB. Source: Intel 64 and IA-32
+Architectures Software Developer's Manual, volume 2, chapter 2 and appendix A; EVEX, XOP and 3DNow!
+as documented by Intel and AMD.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from tokmill.store.schema import Array
 
 LONGEST = 15
-"""Bytes of an instruction at most."""
+"""Largest length of an instruction in bytes."""
 
 
 def _set(*values: int) -> Array:
@@ -31,16 +31,17 @@ _MODRM = _set(
     *(0x62, 0x63, 0x69, 0x6B, *range(0x80, 0x90), 0xC0, 0xC1, 0xC4, 0xC5, 0xC6, 0xC7),
     *(*range(0xD0, 0xD4), *range(0xD8, 0xE0), 0xF6, 0xF7, 0xFE, 0xFF),
 )
-"""Opcodes of the one-byte map that a ModRM byte follows."""
+"""Opcodes of the one-byte map that have a ModRM byte."""
 _WHOLE = _set(0x9A, 0xC0, 0xC1, 0xC8, 0xD4, 0xD5, 0xEA)
-"""Those whose immediates are no single number, or decide more than a class: far pointers, ENTER,
-AAM, AAD, and shifts (by how much decides about the flags)."""
+"""Opcodes whose immediates stay: they are not a single number (far pointers, ENTER), or their value
+decides more than a class (AAM, AAD, and shifts, whose count decides about the flags)."""
 _ESCAPE = _set(0x0F, 0x62, 0x8F, 0xC4, 0xC5)
-"""Bytes that lead to other maps. Their immediates stay: some choose the mnemonic or a register."""
+"""First bytes of other opcode maps. Their immediates stay: some choose the mnemonic or a
+register."""
 
 _modrm = np.arange(256)
 _DISPLACEMENT = np.choose(_modrm >> 6, [4 * (_modrm & 7 == 5), 1, 4, 0])
-"""ModRM byte → bytes of displacement, where no SIB byte says otherwise."""
+"""ModRM byte → bytes of displacement, unless a SIB byte changes it."""
 _SIB = (_modrm >> 6 < 3) & (_modrm & 7 == 4)
 _BYTE = np.full(256, 2, np.uint8)
 _BYTE[[0, 1, 255]] = 0, 1, 255
@@ -48,27 +49,26 @@ _BYTE[128:255] = 254
 
 
 def canonical(code: Array, lengths: Array, bits: int) -> Array:
-    """Return code with its numbers replaced by those that stand for their classes.
+    """Return code whose numbers are replaced by representatives of their classes.
 
     Args:
-        code: u1, instructions end to end; what is no instruction comes back as something else
-            that is none, or as it is.
-        lengths: u1 (n), their bytes, 1 to 15 each.
+        code: u1, instructions end to end; invalid instructions stay invalid.
+        lengths: u1 (n), their lengths in bytes, 1 to 15 each.
         bits: 64 or 32.
 
     Returns:
-        u1, as many bytes and 16 more, which are 0, so that all may be read as words.
+        u1, the code and 16 zero bytes, so that all of it can be read as words.
     """
     changed = np.zeros(len(code) + 16, np.uint8)
     changed[: len(code)] = code
     ends = np.cumsum(lengths, dtype=np.intp)
     place, first = _opcodes(changed, ends - lengths, ends, bits)
-    # The place behind the opcode, whether ModRM is there, whether a number may be at the end.
+    # The place after the opcode, whether there is a ModRM byte, whether a number may be at the end.
     behind, modrm, number = place + 1, _MODRM[first], ~_WHOLE[first]
     _escapes(changed, place, first, bits, behind, modrm, number)
     modrm &= behind < ends
     if bits == 32:
-        # 67 makes addresses of 16 bits, whose displacements lie otherwise.
+        # The prefix 67 makes 16-bit addresses, whose displacements are encoded differently.
         odd = np.flatnonzero(place > ends - lengths)
         odd = odd[_short_addresses(changed, (ends - lengths)[odd], place[odd])]
         modrm[odd] = number[odd] = False
@@ -82,7 +82,7 @@ def canonical(code: Array, lengths: Array, bits: int) -> Array:
 
 
 def _opcodes(code: Array, starts: Array, ends: Array, bits: int) -> tuple[Array, Array]:
-    """Return where the first byte behind the prefixes lies (n), and that byte."""
+    """Return the place of the first byte after the prefixes (n), and that byte."""
     prefix = _PREFIX[bits]
     place = starts.copy()
     first = code[place]
@@ -98,10 +98,10 @@ def _opcodes(code: Array, starts: Array, ends: Array, bits: int) -> tuple[Array,
 def _escapes(
     code: Array, place: Array, first: Array, bits: int, behind: Array, modrm: Array, number: Array
 ) -> None:
-    """Say of instructions outside the one-byte map where their opcodes end, in place."""
+    """Set `behind`, `modrm` and `number` for instructions outside of the one-byte map."""
     rows = np.flatnonzero(_ESCAPE[first])
     first, second = first[rows], code[place[rows] + 1]
-    # In 32-bit code these bytes are also BOUND, LES and LDS, whose operand is memory.
+    # In 32-bit code these bytes are also BOUND, LES and LDS, which have a memory operand.
     vector = (second >= 0xC0) | (bits == 64)
     two = first == 0x0F
     sizes = np.select(
@@ -113,13 +113,13 @@ def _escapes(
     rows, two, second = rows[there], two[there], second[there]
     behind[rows] = place[rows] + sizes[there]
     branch = two & (second & 0xF0 == 0x80)
-    # MOV of control and debug registers has a ModRM byte that never means memory.
+    # The ModRM byte of MOV with control and debug registers never means memory.
     modrm[rows] = ~branch & ~(two & (second & 0xF8 == 0x20))
     number[rows] = branch
 
 
 def _short_addresses(code: Array, starts: Array, places: Array) -> Array:
-    """Say which instructions have the prefix 67 (bool), given where prefixes begin and end."""
+    """Return which instructions have the prefix 67 (bool), given begin and end of prefixes."""
     found = np.zeros(len(starts), bool)
     for step in range(LONGEST):
         found |= (starts + step < places) & (code[starts + step] == 0x67)
@@ -127,7 +127,7 @@ def _short_addresses(code: Array, starts: Array, places: Array) -> Array:
 
 
 def _displacements(code: Array, behind: Array, modrm: Array) -> tuple[Array, Array]:
-    """Return where displacements of 1 and of 4 bytes lie, and move `behind` past them."""
+    """Return the places of displacements of 1 and of 4 bytes, and move `behind` past them."""
     rows = np.flatnonzero(modrm)
     places = behind[rows]
     byte = code[places]
@@ -140,7 +140,7 @@ def _displacements(code: Array, behind: Array, modrm: Array) -> tuple[Array, Arr
 
 
 def _classify(code: Array, places: Array, dtype: str) -> None:
-    """Replace the little-endian numbers at some places, which do not overlap."""
+    """Replace little-endian numbers at places that do not overlap."""
     if dtype == "<u1":
         code[places] = _BYTE[code[places]]
         return

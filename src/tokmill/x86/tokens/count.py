@@ -1,4 +1,4 @@
-"""How often tokens stand in programs: what vocabularies are made of, and what they do not know."""
+"""Counts of tokens in programs, from which vocabularies are made, and of unknown tokens."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tokmill.x86.tokens.templates import Templates
 from tokmill.x86.tokens.vocabulary import Vocabularies
 
 BLOCK = 1 << 20
-"""Instructions that are counted in one go."""
+"""Instructions that are counted at a time."""
 EXAMPLES = 5
 
 Counts = dict[str, dict[str, int]]
-"""Column → token → how often it stood."""
+"""Column → token → number of occurrences."""
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What was counted."""
+    """The result of `count_programs`."""
 
     programs: int
     instructions: int
@@ -37,22 +37,22 @@ class Counted(msgspec.Struct, frozen=True):
     refused: dict[str, str]
     """Program → why it was not counted."""
     left_out: dict[str, int]
-    """Files of the folders that are no programs, or other names of one."""
+    """Reason → number of files in folders that were not read."""
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """How much of a column a vocabulary does not know."""
+    """The tokens of a column that a vocabulary does not have."""
 
     column: str
     tokens: int
-    """Tokens of the column in all."""
+    """Number of all tokens of the column."""
     unknown: int
-    """Of these, those that become [UNK]."""
+    """Number of tokens that become [UNK]."""
     share: float
     kinds: int
-    """Different tokens among them."""
+    """Number of distinct unknown tokens."""
     examples: list[tuple[str, int]]
-    """The most frequent ones and their counts."""
+    """The most frequent unknown tokens and their counts."""
 
 
 def count_programs(
@@ -67,13 +67,13 @@ def count_programs(
 ) -> Counted:
     """Count the tokens of each column in programs, pickles and graph files; none is lifted twice.
 
-    Counts are those of the aligned form: a token of each column for each of `asm`. A block that
-    several functions share counts for each, as it stands in each in a store. Equal for any
+    The aligned form is counted: each column has a token for each token of `asm`. A block that
+    several functions share is counted for each, as in a store. The result does not depend on
     `workers`.
 
     Raises:
-        UsageError: the rules are not known, or `levels` do not fit.
-        TokmillError: a path is not there, or nothing could be counted.
+        UsageError: the rules are unknown, or `levels` do not fit.
+        TokmillError: a path does not exist, or nothing could be counted.
     """
     make_rules(rules)
     files, left_out = find_inputs(inputs, choice)
@@ -98,7 +98,7 @@ def count_programs(
 
 
 def nothing_read(inputs: Sequence[str], refused: Mapping[str, Seen]) -> TokmillError:
-    """Return the error for inputs of which none could be read."""
+    """Return the error if no input could be read."""
     for name, seen in sorted(refused.items()):
         return TokmillError(f"no program was read: {seen.refused}", where=name, hint=seen.hint)
     return TokmillError(
@@ -111,7 +111,7 @@ def nothing_read(inputs: Sequence[str], refused: Mapping[str, Seen]) -> TokmillE
 def count_graph(rules: str, graph: Graph) -> tuple[int, Counts]:
     """Return the number of instructions of a graph, and the counts of their tokens.
 
-    Functions with bytes that are no instructions to the rules are left out, as a build does.
+    Functions with bytes that the rules cannot decode are left out, as in a build.
     """
     ends = graph.block_instructions[graph.function_blocks]
     try:
@@ -139,7 +139,7 @@ def _counts(graph: Graph, rules: str, first: int, last: int) -> Counts:
 
 
 def parts(graph: Graph, first: int, last: int, size: int = BLOCK) -> Iterator[tuple[Array, Array]]:
-    """Yield the code (u1) of some instructions and their lengths (u1), a part at a time."""
+    """Yield code (u1) and lengths (u1) of instructions `first` to `last`, `size` at a time."""
     begin = int(graph.lengths[:first].sum(dtype=np.int64))
     for start in range(first, last, size):
         lengths = graph.lengths[start : min(start + size, last)]
@@ -149,7 +149,7 @@ def parts(graph: Graph, first: int, last: int, size: int = BLOCK) -> Iterator[tu
 
 
 def unknown(vocabularies: Vocabularies, counts: Counts) -> list[Unknown]:
-    """Return for each column how much of what was counted a vocabulary does not know."""
+    """Return for each column the counted tokens that a vocabulary does not have."""
     return [_unknown(column, vocabularies[column].ids, counts[column]) for column in vocabularies]
 
 
@@ -163,5 +163,5 @@ def _unknown(column: str, ids: Mapping[str, int], counts: Mapping[str, int]) -> 
 
 @functools.cache
 def _templates(rules: str, bits: int) -> Templates:
-    """Return the cache of this process, which grows from program to program."""
+    """Return the cache of this process, which all programs share."""
     return Templates(rules, bits)

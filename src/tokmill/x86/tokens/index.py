@@ -1,4 +1,4 @@
-"""Numbers of 16-byte keys, looked up and added in bulk: an open hash table in numpy."""
+"""A hash table from 16-byte keys to numbers with bulk access: open addressing in numpy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _HALF = np.uint64(32)
 class KeyIndex:
     """A map from keys to numbers below 2^31.
 
-    A key is two u8, `low` and `high`, and never 0 in both. Collisions go to the next slot; a
-    quarter to a half of the slots is taken.
+    A key is two u8, `low` and `high`, which are not both 0. Collisions go to the next slot; a
+    quarter to a half of the slots is used.
     """
 
     def __init__(self) -> None:
@@ -43,11 +43,11 @@ class KeyIndex:
         return hashed.astype(np.intp)
 
     def find(self, low: Array, high: Array) -> Array:
-        """Return the numbers (i4, n) of n keys, -1 for those that are not there."""
+        """Return the numbers (i4, n) of n keys; -1 for unknown keys."""
         slots = self._slots(low, high)
         found = self.number[slots]
         rest = np.flatnonzero((self.low[slots] != low) | (self.high[slots] != high))
-        # An empty slot ends the search: found is -1 there.
+        # An empty slot, whose number is -1, ends the search.
         rest = rest[found[rest] >= 0]
         slots = slots[rest]
         while len(rest):
@@ -59,7 +59,7 @@ class KeyIndex:
         return found
 
     def add(self, low: Array, high: Array, numbers: Array) -> None:
-        """Add n different keys that are not there yet, with their numbers."""
+        """Add n distinct new keys with their numbers."""
         self.count += len(low)
         if self.count * 2 > len(self.low):
             taken = self.number >= 0
@@ -72,7 +72,7 @@ class KeyIndex:
         rest, slots = np.arange(len(low)), self._slots(low, high)
         while len(rest):
             free = self.number[slots] < 0
-            # Of several keys that want one slot the last one gets it.
+            # If several keys need the same slot, the last one gets it.
             self.number[slots[free]] = rest[free]
             won = free & (self.number[slots] == rest)
             here, which = slots[won], rest[won]

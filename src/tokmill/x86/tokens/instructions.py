@@ -1,4 +1,4 @@
-"""The different instructions of programs: bytes, text, and how often each stands."""
+"""The distinct instructions of programs: bytes, text and counts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
+from tokmill.builds.scan import FolderOptions
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
 from tokmill.store.schema import Array
@@ -25,20 +26,22 @@ from tokmill.x86.tokens.spellings import intel
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 COLUMNS = ("text", "bytes", "code", "bits", "count", "programs")
 KEY = np.dtype(f"S{LONGEST + 1}")
-"""The bytes of an instruction, then zeros, then their number: never 0, so numpy keeps it whole."""
+"""Bytes of an instruction, zeros, and its length: never 0, so numpy does not strip zeros."""
 BLOCK = 1 << 18
 ROWS = 1 << 14
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """What was collected."""
+    """The result of `collect`."""
 
     programs: int
     instructions: int
     encodings: int
-    """Different instructions by their bytes: the rows of the file."""
+    """Instructions with distinct bytes: the rows of the file."""
     refused: dict[str, str]
     """Program → why it was not read."""
+    left_out: dict[str, int]
+    """Reason → number of files in folders that were not read."""
 
 
 def collect(
@@ -47,23 +50,27 @@ def collect(
     *,
     levels: Sequence[str] | None = None,
     workers: int = 0,
+    choice: FolderOptions | None = None,
     quiet: bool = True,
 ) -> Collected:
-    """Write the different instructions of programs, pickles and graph files.
+    """Write the distinct instructions of programs, pickles and graph files.
 
-    A row an encoding, the most frequent first, those that are alike by their bytes: `text` (Intel
-    syntax, as it lies at address 0), `bytes` (hexadecimal), `code` (the `Code` of iced-x86), `bits`
-    of the code, `count`, and `programs` that have it. Held are 28 bytes a row, about.
+    Each encoding is a row, the most frequent first, equally frequent ones in the order of their
+    bytes: `text` (Intel syntax at address 0), `bytes` (hexadecimal), `code` (the `Code` of
+    iced-x86), `bits` of the code, `count`, and the number of `programs` that have it. It takes
+    about 28 bytes of memory a row.
 
     Raises:
-        UsageError: `out` ends in none of `SUFFIXES`.
-        TokmillError: a path is not there, or nothing could be read.
+        UsageError: the suffix of `out` is none of `SUFFIXES`.
+        TokmillError: a path does not exist, or nothing could be read.
     """
     if out.suffix not in SUFFIXES:
         raise UsageError(
-            "the file's suffix says its form", where=str(out), hint=f"one of {' '.join(SUFFIXES)}"
+            "the file's suffix must name its form",
+            where=str(out),
+            hint=f"one of {' '.join(SUFFIXES)}",
         )
-    files, _ = find_inputs(inputs)
+    files, left_out = find_inputs(inputs, choice)
     tables: dict[Literal[32, 64], _Table] = {}
     programs = instructions = 0
     refused: dict[str, Seen] = {}
@@ -88,11 +95,12 @@ def collect(
         instructions,
         sum(len(table.keys) for table in tables.values()),
         {name: refused[name].refused for name in sorted(refused)},
+        left_out,
     )
 
 
 def distinct(graph: Graph) -> tuple[int, Array, Array]:
-    """Return bits, the different instructions of a graph (`KEY`, sorted) and their counts (i8)."""
+    """Return bits, the distinct instructions of a graph (`KEY`, sorted) and their counts (i8)."""
     table = _Table()
     for code, lengths in parts(graph, 0, len(graph.lengths), BLOCK):
         keys, counts = np.unique(_keys(code, lengths), return_counts=True)
@@ -113,7 +121,7 @@ def _keys(code: Array, lengths: Array) -> Array:
 
 
 class _Table:
-    """Keys with two sums each; what is added is merged whenever it is as much as what is there."""
+    """Keys with two sums each; additions are merged as soon as they are as large as the table."""
 
     def __init__(self) -> None:
         self.keys = np.zeros(0, KEY)

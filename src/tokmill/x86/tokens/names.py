@@ -1,4 +1,4 @@
-"""What iced-x86 says of registers, operands and flags, as names."""
+"""Names of registers, operands and flags of iced-x86."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAGS = ("OF", "SF", "ZF", "AF", "PF", "CF", "DF", "IF", "AC", "UIF", "C0", "C1"
 
 @functools.cache
 def full_registers() -> tuple[int, ...]:
-    """Return for each register the widest one that contains it (of AL and EAX: RAX), by value."""
+    """Return for each register the widest one that contains it (for AL and EAX: RAX), by value."""
     info = plugins.require("iced_x86").RegisterInfo
     return tuple(info(number).full_register for number in range(len(names("Register"))))
 
@@ -30,9 +30,9 @@ def operand_kinds(code: int) -> tuple[str, ...]:
 
 
 def flags(instruction: Instruction) -> str:
-    """Return what an instruction does with the flags, such as `READ_CF,WRITTEN_ZF`; "" if nothing.
+    """Return the flags that an instruction reads and changes, such as `READ_CF,WRITTEN_ZF`.
 
-    The groups are those of `FLAG_GROUPS` in this order, the flags of each those of `FLAGS`.
+    Groups are in the order of `FLAG_GROUPS`, flags within a group in that of `FLAGS`.
     """
     return _flags(
         instruction.rflags_read,

@@ -1,7 +1,7 @@
-"""Instructions to tokens: what a set of rules is, and the public functions for a few of them.
+"""Instructions to tokens: the protocol of rules, and public functions for a few instructions.
 
-A set of rules makes six streams of one instruction. `asm` and `reg` have an entry a token, `type`
-and `rw` runs, `mne` and `eflag` one string for all tokens. For many instructions use
+A set of rules turns an instruction into six streams. `asm` and `reg` have an entry a token, `type`
+and `rw` have runs, `mne` and `eflag` one string for all tokens. For many instructions use
 `tokmill.x86.tokens.templates`, which gives equal tokens.
 """
 
@@ -23,7 +23,7 @@ Runs = list[tuple[str, int]]
 
 
 class DecodeError(TokmillError):
-    """Bytes that are no instruction, or that the rules cannot tell apart."""
+    """Bytes that are not an instruction, or an instruction that the rules cannot handle."""
 
 
 class Tokens(TypedDict):
@@ -34,27 +34,27 @@ class Tokens(TypedDict):
     mne: str
     """Name of the `Mnemonic`."""
     type: Runs
-    """Kind of the operand that the tokens belong to; the runs sum to n."""
+    """Kind of the token's operand; the runs sum to n."""
     reg: list[str]
     """(n): the register that a token names."""
     rw: Runs
-    """Whether it is read or written; the runs sum to n."""
+    """Whether the operand is read or written; the runs sum to n."""
     eflag: str
-    """What the instruction does with the flags."""
+    """Flags that the instruction reads and changes."""
 
 
 class Rules(Protocol):
     """How an instruction becomes tokens.
 
-    What `tokens` returns may depend on the bytes of the instruction, never on its address, and of
-    a number in it (`tokmill.x86.tokens.canonical`) on its class alone.
+    Tokens may depend on the bytes of the instruction but not on its address, and on numbers in it
+    (`tokmill.x86.tokens.canonical`) only through their class.
     """
 
     name: ClassVar[str]
     version: ClassVar[int]
     """Raised when the tokens of any instruction change."""
     bad: ClassVar[Tokens | None]
-    """What stands for a byte that begins no instruction; None: the rules have no such token."""
+    """Tokens for a byte that begins no instruction; None: the rules have no such token."""
     bits: int
     """64 or 32."""
 
@@ -79,10 +79,10 @@ def make_rules(name: str, bits: int = 64) -> Rules:
 
 
 def decode(code: bytes, address: int, bits: int) -> Iterator[Instruction]:
-    """Yield the instructions that lie end to end in some bytes.
+    """Yield the instructions in some bytes, which follow one another.
 
-    Raises `DecodeError`, with address and bytes, where there is none; `TypeError` for text,
-    `ValueError` for an address that is none.
+    Raises `DecodeError`, with address and bytes, for an invalid instruction; `TypeError` for text,
+    `ValueError` for an impossible address.
     """
     try:
         code = bytes(memoryview(code))
@@ -115,12 +115,12 @@ def tokenize_binary_instruction(
 
     Args:
         instruction_bytes: one instruction, all of it and nothing else.
-        address: where it lies; for error messages only, tokens do not depend on it.
+        address: its address, for error messages only; tokens do not depend on it.
         rules: `tokmill` or `semanticbbv`; docs/x86-tokens.md has both.
         bits: 64 or 32.
 
     Raises:
-        DecodeError: the bytes are no instruction, or bytes are left over.
+        DecodeError: the bytes are not exactly one instruction.
         TypeError: text was given instead of bytes.
         ValueError: the address is not from 0 to 2**64 - 1.
     """
@@ -129,7 +129,7 @@ def tokenize_binary_instruction(
         raise not_decoded(b"", address, bits)
     if len(tokens) > 1:
         raise DecodeError(
-            f"{len(tokens)} instructions where one was asked for: {instruction_bytes.hex(' ')}",
+            f"{len(tokens)} instructions, not one: {instruction_bytes.hex(' ')}",
             where=f"{address:#x}",
             hint="tokenize_bytes takes several",
         )
@@ -144,15 +144,16 @@ def tokenize_bytes(
     *,
     invalid: Literal["error", "bad"] = "error",
 ) -> list[Tokens]:
-    """Return the six streams of each of the instructions that lie end to end in some bytes.
+    """Return the six streams of each instruction in some bytes.
 
     Args:
-        code, address, rules, bits: as of `tokenize_binary_instruction`, but for any bytes.
-        invalid: `bad` puts the token `BAD` in the place of each byte that begins no instruction,
-            and goes on behind it. Only the rules `semanticbbv` have this token.
+        code, address, rules, bits: as for `tokenize_binary_instruction`, but for any number of
+            instructions.
+        invalid: `bad` replaces each byte that begins no instruction by the token `BAD`. Only the
+            rules `semanticbbv` have this token.
 
     Raises:
-        DecodeError, TypeError, ValueError: as `tokenize_binary_instruction`.
+        DecodeError, TypeError, ValueError: as in `tokenize_binary_instruction`.
         UsageError: the rules have no such token, or `invalid` is another word.
     """
     made = make_rules(rules, bits)
@@ -172,7 +173,7 @@ def tokenize_bytes(
 
 
 def _with_bad(rules: Rules, bad: Tokens, code: bytes, address: int) -> Iterator[Tokens]:
-    """Yield the tokens of instructions, and `bad` for each byte that begins none."""
+    """Yield the tokens of instructions, and `bad` for each byte that begins no instruction."""
     decoder = plugins.require("iced_x86").Decoder(rules.bits, code, ip=address)
     while decoder.can_decode:
         place = decoder.position

@@ -1,8 +1,8 @@
-"""The `semanticbbv` rules: stream for stream what SemanticBBV's tokenizer emits.
+"""The `semanticbbv` rules: the same six streams as SemanticBBV's tokenizer.
 
-Tokens are read off NASM text, so they are what is printed: prefixes and most implicit registers
-are lost, and every number is `IMM`. docs/x86-tokens.md states the rules and names their oddities,
-which `tokmill_rules` does not have. Source: the behaviour of the public tokenizer.
+Tokens are made from NASM text: prefixes and most implicit registers are lost, and every number is
+`IMM`. docs/x86-tokens.md has the rules and their oddities, which `tokmill_rules` does not have.
+Source: the behaviour of the public tokenizer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ IMM = "IMM"
 TOKEN = re.compile(
     r"0X[0-9A-F]+H(?![A-Z0-9_])|[0-9A-F]+H(?![A-Z0-9_])|[0-9]+|[A-Z_][A-Z0-9_]*|[-+*/:{}]"
 )
-"""What may stand in the text of an operand; blanks and brackets are passed over."""
+"""A token in the text of an operand; blanks and brackets are skipped."""
 NUMBER = re.compile(r"(?:0X)?[0-9A-F]+H|[0-9]+")
 BARE = {"NOP_RM16", "NOP_RM32", "NOPW"}
-"""Codes whose text is NOP alone."""
+"""Codes whose text is only NOP."""
 LOW_BYTE = re.compile(r"R(\d+)B")
 
 
@@ -37,7 +37,7 @@ class SemanticbbvRules:
     name: ClassVar[str] = "semanticbbv"
     version: ClassVar[int] = 1
     bad: ClassVar[Tokens | None] = {
-        # NASM's text of it is (bad), and iced-x86 calls its mnemonic INVALID.
+        # NASM prints (bad), and iced-x86 calls the mnemonic INVALID.
         "asm": ["BAD"],
         "mne": "INVALID",
         "type": [(NOTHING, 1)],
@@ -54,13 +54,13 @@ class SemanticbbvRules:
         self.info = iced.InstructionInfoFactory().info
         registers = names("Register")
         self.registers = {name: number for number, name in enumerate(registers) if number}
-        # What NASM calls R8B is R8L in the enumeration.
+        # NASM's R8B is R8L in the enumeration.
         self.registers |= {f"R{n}B": self.registers[f"R{n}L"] for n in range(8, 16)}
 
     def tokens(self, instruction: Instruction) -> Tokens:
         """Return the tokens of an instruction.
 
-        Raises `DecodeError` where nothing says which operands the printed ones are.
+        Raises `DecodeError` if the printed operands cannot be assigned to the instruction's.
         """
         info: InstructionInfo = self.info(instruction)
         access, kinds = names("OpAccess"), operand_kinds(instruction.code)
@@ -99,12 +99,12 @@ class SemanticbbvRules:
         if mnemonic == "NOP" or names("Code")[instruction.code] in BARE:
             return "NOP", []
         if not mnemonic.isidentifier():
-            raise self._unclear(instruction, f"the mnemonic {mnemonic!r} is no single token")
+            raise self._unclear(instruction, f"the mnemonic {mnemonic!r} is not a single token")
         text = self.formatter.format_all_operands(instruction).upper()
         return mnemonic, text.split(",") if text else []
 
     def _places(self, instruction: Instruction, printed: int) -> range | tuple[int, int]:
-        """Return which operand of the instruction each printed one is."""
+        """Return the instruction's operand for each printed one."""
         own = instruction.op_count
         if (printed, own) == (2, 3):
             return 0, 2
@@ -127,7 +127,7 @@ class SemanticbbvRules:
 
 
 def _shown(number: int, used: Sequence[tuple[int, int]]) -> str:
-    """Return what `reg` shows of a register: the first used one that is part of the same."""
+    """Return the entry of `reg` for a register: the first used part of the same full register."""
     if not number:
         return NOTHING
     for register, _ in used:
@@ -137,7 +137,7 @@ def _shown(number: int, used: Sequence[tuple[int, int]]) -> str:
 
 
 def _parent(number: int) -> int:
-    """Return the 16-bit register of an 8-bit one (of AL and AH: AX), others as they are."""
+    """Return the 16-bit register of an 8-bit one (for AL and AH: AX); others stay as they are."""
     name, registers = names("Register"), full_registers()
     if number > name.index("R15L"):
         return number

@@ -1,4 +1,4 @@
-"""Programs written out in the spellings of other projects, function by function."""
+"""Files with the functions of programs in the formats of other projects."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPELLINGS = {
 
 
 class Spelled(msgspec.Struct, frozen=True):
-    """What was written."""
+    """The result of `spell`."""
 
     programs: int
     functions: int
@@ -37,7 +37,7 @@ class Spelled(msgspec.Struct, frozen=True):
     refused: dict[str, str]
     """Program → why it was not read."""
     left_out: dict[str, int] = {}
-    """Reason → what of the folders was not read."""
+    """Reason → number of files in folders that were not read."""
 
 
 def spell(
@@ -54,9 +54,9 @@ def spell(
     """Write the functions of programs, pickles and graph files into a folder.
 
     `ktrans` makes PROGRAM.jsonl: `function` (raw symbol, or `sub_401000`), `address` and the seven
-    streams. `asm2vec` makes PROGRAM-401000: name, address and program in front, then the lines.
-    Slashes in the name of a program become `_`. Functions with fewer than `least` instructions are
-    left out. Raises `UsageError` for an unknown spelling, `TokmillError` where nothing can be read.
+    streams. `asm2vec` makes PROGRAM-401000: name, address and program, then the lines. Slashes in
+    the name of a program become `_`. Functions with fewer than `least` instructions are left out.
+    Raises `UsageError` for an unknown spelling, `TokmillError` if nothing can be read.
     """
     if spelling not in SPELLINGS:
         raise UsageError(f"no spelling is called {spelling!r}", hint=nearest(spelling, SPELLINGS))
@@ -66,7 +66,7 @@ def spell(
         other = names.setdefault(_plain(file.name), file.name)
         if other != file.name:
             raise UsageError(
-                f"{other} and {file.name} would go to one file",
+                f"{other} and {file.name} would be written to the same file",
                 hint="spell them into different folders",
             )
     write = functools.partial(_ktrans if spelling == "ktrans" else _asm2vec, out, least)
@@ -136,7 +136,7 @@ def _asm2vec(out: Path, least: int, graph: Graph) -> tuple[int, int]:
 
 
 def _check_ours(path: Path, begin: bytes) -> None:
-    """Refuse to replace a file that does not begin as one of this spelling does."""
+    """Refuse to replace a file that does not begin like one of this spelling."""
     if not os.path.lexists(path):
         return
     with machine_errors("read", path):
@@ -147,7 +147,7 @@ def _check_ours(path: Path, begin: bytes) -> None:
     # A program without functions gives an empty file.
     if not path.is_file() or data not in (begin, b""):
         raise UsageError(
-            "the file is none of this spelling, and would be replaced",
+            "the file is not of this spelling, and would be replaced",
             where=str(path),
             hint="choose another folder",
         )

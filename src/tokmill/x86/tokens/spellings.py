@@ -1,7 +1,7 @@
-"""Other spellings of the same instructions, for models of other projects: kTrans and Asm2Vec.
+"""Other formats of the same instructions, for models of other projects: kTrans and Asm2Vec.
 
-Both are shaped like what those projects make, out of iced-x86's names: kTrans' own streams hold
-numbers of IDA, Asm2Vec's text comes from IDA or radare2, and neither can be had here. Formats:
+Both have the form of those projects' files, but iced-x86's names: kTrans' own streams have numbers
+of IDA, and Asm2Vec's text comes from IDA or radare2, which are not used here. Formats:
 https://github.com/Learner0x5a/kTrans-release and https://github.com/oalieno/asm2vec-pytorch.
 """
 
@@ -27,13 +27,13 @@ WRITES = ("WRITE", "COND_WRITE", "READ_WRITE", "READ_COND_WRITE")
 
 _HEXADECIMAL = re.compile(r"0x[0-9a-f]+")
 _NUMBER = re.compile(r"(?<!\()\b(?:0x[0-9a-f]+|[0-9]+)\b")
-"""Not the one in `st(1)`, which is a name."""
+"""A number, but not the one in `st(1)`, which is part of a name."""
 _DIFFERENCE = re.compile(r"-(?=CONST)")
 
 
 @functools.cache
 def intel() -> Formatter:
-    """Return a formatter that writes as capstone does, whose text kTrans reads."""
+    """Return a formatter whose text is like that of capstone, which kTrans reads."""
     iced = plugins.require("iced_x86")
     formatter: Formatter = iced.Formatter(iced.FormatterSyntax.INTEL)
     formatter.hex_prefix, formatter.hex_suffix = "0x", ""
@@ -54,11 +54,10 @@ def _infos() -> InstructionInfoFactory:
 def ktrans(instruction: Instruction) -> dict[str, list[str]]:
     """Return the seven streams of kTrans, each with an entry a token.
 
-    `token` is the text, a memory operand one token behind its size words, a hexadecimal number
-    `const`. `itype` is the `Mnemonic`, `opnd_type` the `OpKind`, `reg_id` the `Register` of a
-    register operand and else `NONE`, `reg_r` and `reg_w` are `1` where the operand is read and
-    written, `eflags` is as in the rules, `NULL` for nothing. The mnemonic and commas are no
-    operands: `[PAD]`.
+    `token` is the text; a memory operand is one token after its size words, and hexadecimal numbers
+    are `const`. `itype` is the `Mnemonic`, `opnd_type` the `OpKind`, `reg_id` the `Register` of a
+    register operand or `NONE`. `reg_r` and `reg_w` are `1` if the operand is read or written.
+    `eflags` is as in the rules, `NULL` for nothing. The mnemonic and commas have `[PAD]`.
     """
     formatter = intel()
     streams: dict[str, list[str]] = {name: [] for name in KTRANS}
@@ -75,7 +74,7 @@ def ktrans(instruction: Instruction) -> dict[str, list[str]]:
 
 
 def _operand(instruction: Instruction, printed: int) -> tuple[str, str, str, str]:
-    """Return kind, register, read and written of a printed operand."""
+    """Return (kind, register, whether read, whether written) of a printed operand."""
     place = intel().get_instruction_operand(instruction, printed)
     if place is None:
         return (NOTHING,) * 4
@@ -100,9 +99,9 @@ def _extend(streams: dict[str, list[str]], text: str, operand: tuple[str, ...]) 
 def asm2vec(instructions: Sequence[Instruction]) -> list[str]:
     """Return the lines of a function in the text that asm2vec-pytorch reads.
 
-    An instruction is a line that begins with a blank, every number in it `CONST` and every
-    difference a sum. A branch to an instruction of the function names it: `LABEL7` stands alone,
-    with a colon, before instruction 7.
+    The line of an instruction begins with a blank; its numbers become `CONST` and differences
+    become sums. A branch within the function goes to a label: the line `LABEL7:` is before
+    instruction 7.
     """
     formatter = intel()
     places = {instruction.ip: place for place, instruction in enumerate(instructions)}
@@ -123,7 +122,7 @@ def asm2vec(instructions: Sequence[Instruction]) -> list[str]:
 
 
 def _target(instruction: Instruction) -> int:
-    """Return where a jump or branch goes; -1 where that is not written in the code."""
+    """Return the target of a direct jump or branch; -1 for other instructions."""
     if not instruction.op_count or instruction.is_call_near:
         return -1
     near = names("OpKind")[instruction.op_kind(0)].startswith("NEAR_BRANCH")

@@ -1,9 +1,9 @@
-"""Many instructions to tokens: each kind of instruction is read once, then looked up.
+"""Many instructions to tokens: the tokens of each kind of instruction are made once, and cached.
 
-A template is what the rules make of an instruction; its number stands for it in a column of
-phrases, one number an instruction. The key of the cache is the canonical code
-(`tokmill.x86.tokens.canonical`), so only what is new by more than a number goes through the rules.
-`tokmill.x86.tokens.rules.tokenize_bytes` is the slow twin.
+A template is the tokens of an instruction; a column of phrases has its number, one number an
+instruction. The key of the cache is the canonical code (`tokmill.x86.tokens.canonical`), so the
+rules are only applied to instructions that differ in more than a number.
+`tokmill.x86.tokens.rules.tokenize_bytes` is the slow and simple version.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tokmill.x86.tokens.rules import COLUMNS, DecodeError, Tokens, make_rules, n
 from tokmill.x86.tokens.vocabulary import SPECIALS, UNKNOWN, Vocabularies
 
 MOST_KEYS = 1 << 18
-"""Keys at which the cache begins anew: with their templates they take less than 256 MB."""
+"""Number of keys after which the cache is emptied: with templates they take less than 256 MB."""
 _CHUNK = 1 << 15
-"""Instructions at a time, so that the arrays between lie in the processor's cache."""
+"""Instructions at a time, so that temporary arrays fit into the processor's cache."""
 
 _SPECIAL_IDS = {token: number for number, token in enumerate(SPECIALS)}
 _MASK = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
@@ -34,7 +34,7 @@ _HIGH = _MASK[np.maximum(np.arange(LONGEST + 1) - 8, 0)]
 
 
 class Table(NamedTuple):
-    """The tokens of all templates so far: those of number i lie from offsets[i] to [i + 1]."""
+    """The tokens of all templates so far; number i has those from offsets[i] to [i + 1]."""
 
     offsets: Array
     """(m + 1) i8."""
@@ -45,8 +45,8 @@ class Table(NamedTuple):
 class Templates:
     """A cache of templates for one set of rules.
 
-    It may be pickled, with what it holds. Numbers depend on what was asked before; what they stand
-    for does not.
+    It can be pickled with its content. Numbers of templates depend on earlier calls, their tokens
+    do not.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Templates:
         Args:
             rules: name of the rules.
             bits: 64 or 32.
-            vocabularies: column → vocabulary; a token that is not there becomes `[UNK]`. None: an
-                open one that grows, for counting.
+            vocabularies: column → vocabulary; unknown tokens become `[UNK]`. None: open
+                vocabularies, which grow, for counting.
             separator: whether each instruction ends in a `[SEP]`, in all columns.
         """
         self.name, self.bits, self.separator = rules, bits, separator
@@ -81,7 +81,7 @@ class Templates:
 
     def _clear(self) -> None:
         self.growing = object()
-        """Another one whenever the cache begins anew: what `Phrases.growing` is."""
+        """Replaced whenever the cache is emptied (`Phrases.growing`)."""
         self.index.clear()
         self.number_of: dict[bytes, int] = {}
         self.offsets = _Growing(np.dtype("i8"))
@@ -99,8 +99,8 @@ class Templates:
     def table(self) -> Table:
         """Return the tokens of the templates, as views.
 
-        It fits the numbers that `numbers` gave since the last table, and all before them unless the
-        cache began anew; so take it right after `numbers`.
+        They are valid for all numbers since the cache was last emptied, so call this right after
+        `numbers`.
         """
         return Table(
             self.offsets.values(),
@@ -114,15 +114,15 @@ class Templates:
 
         Args:
             code: u1, instructions end to end.
-            lengths: u1 (n), their bytes. Some million instructions at most, as the cache is only
-                emptied between two calls.
-            address_of: instruction → address, for error messages; without it the place in `code`.
+            lengths: u1 (n), their lengths in bytes. At most some million instructions, because the
+                cache is only emptied between two calls.
+            address_of: instruction → address, for error messages; default: the place in `code`.
 
         Returns:
             u4 (n), rows of `table()`.
 
         Raises:
-            DecodeError: bytes are no instruction of this length; nothing is remembered of them.
+            DecodeError: bytes are not an instruction of this length; nothing is cached for them.
         """
         if len(self.index) > MOST_KEYS:
             self._clear()
@@ -148,7 +148,7 @@ class Templates:
         missing = np.flatnonzero(numbers < 0)
         if len(missing):
             keys = np.stack([low[missing], high[missing]], axis=1)
-            # As byte strings, which sort much faster than rows; the last byte is never 0.
+            # Byte strings are sorted much faster than rows; the last byte is never 0.
             _, first, inverse = np.unique(
                 keys.view("S16").reshape(-1), return_index=True, return_inverse=True
             )
@@ -174,7 +174,7 @@ class Templates:
         return low, high
 
     def _make(self, keys: Array, rows: Array) -> Array:
-        """Return the numbers (i4) of new keys; `rows` says which instruction each one is."""
+        """Return the numbers (i4) of new keys; `rows`: the instruction of each key."""
         raw = keys.view(np.uint8)
         sizes = raw[:, LONGEST]
         code = raw[np.arange(LONGEST + 1) < sizes[:, None]].tobytes()
@@ -194,7 +194,7 @@ class Templates:
         return np.array(numbers, np.int32)
 
     def _content(self, tokens: Tokens) -> bytes:
-        """Return the ids of a template (u4), all of the first column, then of the next ones."""
+        """Return the ids of a template (u4), column after column."""
         asm, mne, kind, reg, rw, eflag = (self.ids[column] for column in COLUMNS)
         count = len(tokens["asm"])
         streams = [
@@ -216,7 +216,7 @@ class Templates:
         ids = np.frombuffer(b"".join(contents), np.uint32)
         lengths = np.array([len(content) for content in contents]) // (4 * len(COLUMNS))
         ends = np.cumsum(lengths)
-        # Where a column begins in each content, and how far each token lies behind that.
+        # Where a column begins in each content, and the place of each token within the column.
         begins = (ends - lengths) * len(COLUMNS)
         within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
         for place, column in enumerate(COLUMNS):
@@ -225,13 +225,13 @@ class Templates:
         self.offsets.add(self.offsets.values()[-1] + ends)
 
     def counts(self, numbers: Array) -> dict[str, dict[str, int]]:
-        """Return column → token → how often it stands in what `numbers` just gave."""
+        """Return column → token → count for the instructions with these `numbers`."""
         offsets, columns = self.table()
         uses = np.bincount(numbers, minlength=len(offsets) - 1)
         each = np.repeat(uses, np.diff(offsets))
         result = {}
         for column, ids in columns.items():
-            # Sums of whole numbers, which doubles hold exactly up to 2^53.
+            # Sums of whole numbers, which are exact in float64 up to 2^53.
             sums = np.bincount(ids, each, len(self.ids[column])).astype(np.int64)
             tokens = zip(self.ids[column], sums.tolist(), strict=True)
             result[column] = {token: count for token, count in tokens if count}
@@ -239,7 +239,7 @@ class Templates:
 
 
 class _Refused(Exception):
-    """An instruction (its row in the chunk) has no tokens; without an error it is none at all."""
+    """An instruction (its row in the chunk) without tokens; error None: it is invalid."""
 
     def __init__(self, row: int, error: DecodeError | None = None) -> None:
         super().__init__(row)
@@ -254,7 +254,7 @@ def _located(refused: _Refused, code: Array, address: int, bits: int) -> DecodeE
 
 
 class _Ids(dict[str, int]):
-    """Token → id; an unknown one is `[UNK]`, or a new one where the vocabulary is open."""
+    """Token → id; an unknown token is `[UNK]`, or gets a new id if the vocabulary is open."""
 
     def __init__(self, ids: dict[str, int], grows: bool) -> None:
         super().__init__(ids)
@@ -268,7 +268,7 @@ class _Ids(dict[str, int]):
 
 
 class _Growing:
-    """An array that is added to; views of it stay as they are."""
+    """An array that grows at its end; earlier views of it stay valid."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self.data = np.empty(1 << 10, dtype)
@@ -278,7 +278,7 @@ class _Growing:
         return self.count
 
     def values(self) -> Array:
-        """Return what was added so far, as a view that cannot be written to."""
+        """Return all values so far, as a read-only view."""
         view = self.data[: self.count]
         view.flags.writeable = False
         return view

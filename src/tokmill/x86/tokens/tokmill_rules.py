@@ -1,8 +1,8 @@
-"""The `tokmill` rules: every operand kept, numbers by class, and a closed set of tokens.
+"""The `tokmill` rules: all operands, numbers by class, and a closed set of tokens.
 
-The tokens of an instruction are, in this order: prefixes, the mnemonic, the operands as iced-x86
-counts them, AVX-512 decorators, and the registers that it uses without naming them. The table in
-docs/x86-tokens.md shows each part. All names are those of iced-x86's enumerations.
+The tokens of an instruction are, in this order: prefixes, the mnemonic, the operands in the order
+of iced-x86, AVX-512 decorators, and implicit registers. The table in docs/x86-tokens.md shows each
+part. All names are those of iced-x86's enumerations.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from iced_x86 import Instruction, InstructionInfo
 
 NOTHING = "-"
-"""No register, no access, no operand, no flag: a token like any other."""
+"""The token for no register, no access, no operand or no flag."""
 IMPLICIT, DECORATOR = "IMPLICIT", "DECORATOR"
-"""What stands in `type` beside the names of `OpCodeOperandKind`."""
+"""Entries of `type` beside the names of `OpCodeOperandKind`."""
 BROADCAST, ZEROING, SAE = "BROADCAST", "ZEROING", "SAE"
 PREFIXES = ("LOCK", "REP", "REPNE", "NOTRACK")
 SCALES = {2: "*2", 4: "*4", 8: "*8"}
@@ -28,16 +28,16 @@ SIZE_WORDS = {
     1: "BYTE", 2: "WORD", 4: "DWORD", 6: "FWORD", 8: "QWORD", 10: "TBYTE", 16: "XMMWORD",
     32: "YMMWORD", 64: "ZMMWORD",
 }  # fmt: skip
-"""Bytes → word for a memory operand; of any other size it is `ANY_SIZE`."""
+"""Bytes of a memory operand → its token; for other sizes it is `ANY_SIZE`."""
 ANY_SIZE = "MEM"
 NUMBERS = tuple(f"{kind}{bits}" for kind in ("IMM", "DISP") for bits in (8, 16, 32, 64))
-"""Words for numbers that are neither 0, 1 nor -1, by their bits in the code."""
+"""Tokens for numbers other than 0, 1 and -1, by their bits in the code."""
 
 ACCESS = {
     "NONE": (0, 0), "READ": (2, 0), "COND_READ": (1, 0), "WRITE": (0, 2), "COND_WRITE": (0, 1),
     "READ_WRITE": (2, 2), "READ_COND_WRITE": (2, 1), "NO_MEM_ACCESS": (0, 0),
 }  # fmt: skip
-"""`OpAccess` → how surely it reads and writes: 0 not, 1 perhaps, 2 always."""
+"""`OpAccess` → (read, write): 0 never, 1 conditionally, 2 always."""
 JOINED = {parts: name for name, parts in ACCESS.items() if any(parts)} | {
     (1, 1): "READ_COND_WRITE",
     (1, 2): "READ_WRITE",
@@ -53,14 +53,14 @@ STRINGS = {
     "MEMORY_SEG_EDI": "EDI", "MEMORY_SEG_RDI": "RDI", "MEMORY_ESDI": "DI", "MEMORY_ESEDI": "EDI",
     "MEMORY_ESRDI": "RDI",
 }  # fmt: skip
-"""`OpKind` of the memory of a string instruction → the register that points to it."""
+"""`OpKind` of the memory operand of a string instruction → its pointer register."""
 SEGMENTS = ("ES", "CS", "SS", "DS", "FS", "GS")
 
 
 def number(value: int, bits: int, word: str) -> str:
-    """Return the class of a number: `0`, `1`, `-1`, else `word`, with `-` where it is negative.
+    """Return the class of a number: `0`, `1`, `-1`, else `word`, with `-` if it is negative.
 
-    `value` modulo 2^bits is read as two's complement.
+    `value` modulo 2^bits is a number in two's complement.
     """
     value &= (1 << bits) - 1
     if value <= 1:
@@ -71,7 +71,7 @@ def number(value: int, bits: int, word: str) -> str:
 
 
 Used = dict[int, tuple[int, int, int]]
-"""Full register → the widest part of it that is used, how surely it is read and written."""
+"""Full register → (widest used part, read, write), as in `ACCESS`."""
 
 
 class TokmillRules:
@@ -84,7 +84,7 @@ class TokmillRules:
     def __init__(self, bits: int = 64) -> None:
         self.bits = bits
         iced = plugins.require("iced_x86")
-        # In 64-bit code the others all begin at 0, and their prefixes mean nothing.
+        # In 64-bit code the other segments begin at 0, and their prefixes have no effect.
         self.segments = SEGMENTS if bits == 32 else ("FS", "GS")
         self.info = iced.InstructionInfoFactory().info
         self.evex = iced.EncodingKind.EVEX
@@ -141,7 +141,7 @@ class TokmillRules:
             line.add(BROADCAST)
         read = "NONE" if access == "NONE" else "READ"
         segment = instruction.segment_prefix
-        # What a string instruction writes lies in ES, whatever its prefix.
+        # The destination of a string instruction is always in ES.
         if names("Register")[segment] in self.segments and not kind.startswith("MEMORY_ES"):
             line.add_register(segment, read)
         if kind in STRINGS:
@@ -159,16 +159,17 @@ class TokmillRules:
         self._displacement(line, instruction, alone=not (base or index))
 
     def _displacement(self, line: _Line, instruction: Instruction, alone: bool) -> None:
-        """Add the displacement, unless it is a 0 that only the encoding asks for."""
+        """Add the displacement, unless it is a 0 that only the encoding requires."""
         size, value = instruction.memory_displ_size, instruction.memory_displacement
         if not size:
             return
         if instruction.is_ip_rel_memory_operand:
             value -= instruction.next_ip
-        # iced says 8 of all that is extended to 64 bits; only `mov al,[offset]` holds as many.
+        # iced gives 8 for all displacements that are extended to 64 bits; only `mov al,[offset]`
+        # really has 8 bytes.
         if size == 8 and "MEM_OFFS" not in operand_kinds(instruction.code):
             size = 4
-        # EVEX counts a displacement of 8 bits in units of up to 64 bytes, so it may need 14.
+        # EVEX multiplies an 8-bit displacement by up to 64, so the value may need 14 bits.
         token = number(value, max(8 * size, 16), f"DISP{8 * size}")
         if alone or token != "0":
             line.add(token)
@@ -186,12 +187,12 @@ class TokmillRules:
 
 
 def _numbers(instruction: Instruction, place: int, kind: str, operand: str) -> list[str]:
-    """Return the tokens of an operand that is a number, or two of them."""
+    """Return the token of a number operand, or the two of a far pointer."""
     if kind in IMMEDIATES:
         bits = IMMEDIATES[kind]
         return [number(instruction.immediate(place), bits, f"IMM{bits}")]
     if kind.startswith("NEAR_BRANCH"):
-        # The kind of operand ends in the bytes of the displacement: BR64_4.
+        # The name of the operand kind ends in the bytes of the displacement: BR64_4.
         bits = 8 * int(operand.rpartition("_")[2])
         offset = instruction.near_branch_target - instruction.next_ip
         return [number(offset, bits, f"DISP{bits}")]
@@ -202,14 +203,14 @@ def _numbers(instruction: Instruction, place: int, kind: str, operand: str) -> l
 
 
 def _implicit(line: _Line, used: Used) -> None:
-    """Add what is read or written beyond what the tokens say, by register."""
+    """Add the registers that are read or written, but not shown by the tokens so far."""
     for full in sorted(used):
         register, reads, writes = used[full]
-        told_reads, told_writes = line.told.get(full, (0, 0))
-        # Every address reads a segment; only what loads one is news.
-        if told_reads or names("Register")[full] in SEGMENTS:
+        shown_reads, shown_writes = line.shown.get(full, (0, 0))
+        # Every address reads a segment register, so only writes to one are shown.
+        if shown_reads or names("Register")[full] in SEGMENTS:
             reads = 0
-        if told_writes:
+        if shown_writes:
             writes = 0
         if reads or writes:
             line.begin(IMPLICIT)
@@ -217,19 +218,19 @@ def _implicit(line: _Line, used: Used) -> None:
 
 
 class _Line:
-    """The tokens of one instruction as they are gathered, operand by operand."""
+    """Collects the tokens of one instruction, operand by operand."""
 
     def __init__(self) -> None:
         self.asm: list[str] = []
         self.type: Runs = []
         self.reg: list[str] = []
         self.rw: Runs = []
-        self.told: dict[int, tuple[int, int]] = {}
-        """Full register → how surely the tokens say that it is read and written."""
+        self.shown: dict[int, tuple[int, int]] = {}
+        """Full register → (read, write) in the tokens so far, as in `ACCESS`."""
         self.begin(NOTHING)
 
     def begin(self, kind: str) -> None:
-        """Begin an operand; without tokens it leaves no run."""
+        """Begin an operand; if no token follows, it makes no run."""
         self.kind, self.fresh = kind, True
 
     def add(self, asm: str, reg: str = NOTHING, access: str = "NONE") -> None:
@@ -250,7 +251,7 @@ class _Line:
     def add_register(self, register: int, access: str) -> None:
         """Add a token that names a register."""
         full = full_registers()[register]
-        self.told[full] = _larger(self.told.get(full, (0, 0)), ACCESS[access])
+        self.shown[full] = _larger(self.shown.get(full, (0, 0)), ACCESS[access])
         self.add(names("Register")[register], names("Register")[full], access)
 
 

@@ -27,7 +27,7 @@ class TokenList:
         column: which of the six streams.
         rules: the rules that made the tokens.
         tokens: by id.
-        counts: how often each stood where the list was counted; None for a closed list.
+        counts: occurrences of each token; None for a closed list.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class TokenList:
     def counted(
         cls, column: str, rules: str, counts: Mapping[str, int], min_count: int = 1
     ) -> Self:
-        """Make a list of the tokens that stood `min_count` times or oftener."""
+        """Make a list of the tokens that occur at least `min_count` times."""
         kept = (token for token, count in counts.items() if count >= min_count)
         made = cls.of(column, rules, kept)
         made.counts = [counts.get(token, 0) for token in made.tokens]
@@ -66,7 +66,7 @@ class TokenList:
         return f"{self.column}.json"
 
     def to_json(self) -> bytes:
-        """Return the frozen file: equal lists give equal bytes."""
+        """Return the content of the frozen file; equal lists give equal bytes."""
         data: dict[str, Any] = {"column": self.column, "rules": self.rules, "tokens": self.tokens}
         if self.counts is not None:
             data["counts"] = self.counts
@@ -74,7 +74,7 @@ class TokenList:
 
     @classmethod
     def from_json(cls, raw: bytes, where: str = "") -> Self:
-        """Read a frozen file; raises `TokmillError` when it is none."""
+        """Read a frozen file; raises `TokmillError` if it is not valid."""
         try:
             data = loads_json(raw)
             made = cls(data["column"], data["rules"], data["tokens"], data.get("counts"))
@@ -90,15 +90,15 @@ class TokenList:
             good = False
         if not good:
             raise TokmillError(
-                "no vocabulary of an x86 column: an object with column, rules and tokens, "
-                f"of which the first are {' '.join(SPECIALS)}",
+                "not a vocabulary of an x86 column, which is an object with column, rules and "
+                f"tokens, the first of which are {' '.join(SPECIALS)}",
                 where=where,
                 hint="`tokmill vocab import` reads lists of other forms",
             )
         return made
 
     def vocabulary(self) -> tuple[Vocabulary, bytes]:
-        """Return the store's frozen record of this vocabulary, and the file that it names."""
+        """Return the record of this vocabulary for a store, and the content of its file."""
         raw = self.to_json()
         roles = find_roles({token: self.ids[token] for token in SPECIALS}, where=self.file)
         digest = hashlib.sha256(raw).hexdigest()
@@ -113,8 +113,8 @@ Vocabularies = dict[str, TokenList]
 def closed() -> Vocabularies:
     """Return the closed vocabularies of the `tokmill` rules.
 
-    They hold every token that the rules can emit of what iced-x86 1.21 decodes; the list lies in
-    this package, so that it is the same whatever version is installed.
+    They have every token that the rules can make from instructions that iced-x86 1.21 decodes. The
+    list is a file of this package, so it does not depend on the installed version.
     """
     raw = (
         importlib.resources.files("tokmill.x86.tokens").joinpath("closed_tokens.json").read_bytes()
@@ -126,13 +126,12 @@ def closed() -> Vocabularies:
 def counted(
     parts: Iterable[Mapping[str, Mapping[str, int]]], rules: str, min_count: int = 1
 ) -> Vocabularies:
-    """Return vocabularies of what stood in programs.
+    """Return vocabularies of counted tokens.
 
     Args:
-        parts: for each program, column → token → count, as `Templates.counts` gives them; their
-            order does not matter.
+        parts: for each program, column → token → count, as from `Templates.counts`, in any order.
         rules: the rules that made the tokens.
-        min_count: tokens that stood less often than this are left out.
+        min_count: tokens that occur less often are left out.
     """
     sums: dict[str, Counter[str]] = {column: Counter() for column in COLUMNS}
     for part in parts:

@@ -1,4 +1,4 @@
-"""Smaller and larger vocabularies out of others, and the ids that tokens get by it."""
+"""Makes smaller and larger vocabularies from others, and maps of their ids."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ WAYS = "--min-count N, --used-by STORE or --keep FILE"
 
 
 def vocabularies_in(store: Store) -> Vocabularies:
-    """Return the x86 vocabularies that a store carries.
-
-    Raises `TokmillError` where it carries none.
-    """
+    """Return the x86 vocabularies of a store; raises `TokmillError` if it has none."""
     found = {}
     for column in COLUMNS:
         if column in store.schema and (name := store.schema[column].vocab) in store.vocabularies:
@@ -29,15 +26,15 @@ def vocabularies_in(store: Store) -> Vocabularies:
             found[column] = TokenList.from_json(path.read_bytes(), str(path))
     if not found:
         raise TokmillError(
-            "the store carries no vocabulary of an x86 column",
+            "the store has no vocabulary of an x86 column",
             where=str(store.path),
-            hint="stores of `build x86` and `build token-dicts` do",
+            hint="stores of `build x86` and `build token-dicts` have",
         )
     return found
 
 
 def counts_in(store: Store, advance: Callable[[int], None] | None = None) -> Counts:
-    """Return how often each token of each x86 column stands in a store."""
+    """Return the counts of each token of each x86 column in a store."""
     ids = count(store, advance=advance).ids
     return {
         column: {
@@ -69,46 +66,47 @@ def pruned(
     used: Sequence[Counts] = (),
     keep: Mapping[str, TokenList] | None = None,
 ) -> Vocabularies:
-    """Return lists without some tokens; those that stay have the same order, special ones stay.
+    """Return lists without some tokens; the others keep their order, special tokens stay.
 
     Args:
         vocabularies: column → list.
-        min_count: tokens that stood less often go; by the counts of `used`, else of the lists.
-        used: counts of stores: what stands in none of them goes.
-        keep: column → tokens that may stay; other columns stay as they are.
+        min_count: tokens that occur less often are removed, by the counts of `used`, else of the
+            lists.
+        used: counts of stores; tokens that occur in none of them are removed.
+        keep: column → tokens that may stay; other columns are not changed.
 
     Raises:
         TokmillError: `min_count` is above 1, and neither a list nor `used` has counts.
     """
     sums: dict[str, Counter[str]] = {column: Counter() for column in vocabularies}
-    for counts in used:
+    for store_counts in used:
         for column in vocabularies:
-            sums[column].update(counts.get(column, {}))
+            sums[column].update(store_counts.get(column, {}))
     made = {}
     for column, tokens in vocabularies.items():
-        stood: Mapping[str, int] = sums[column]
+        counts: Mapping[str, int] = sums[column]
         if not used:
-            stood = dict(zip(tokens.tokens, tokens.counts or (), strict=False))
-        if min_count > 1 and not stood:
+            counts = dict(zip(tokens.tokens, tokens.counts or (), strict=False))
+        if min_count > 1 and not counts:
             raise TokmillError(
                 f"the list of {column} has no counts, so none is below {min_count}",
-                hint="--used-by STORE counts those of a store, --keep FILE names those to keep",
+                hint="--used-by STORE counts the tokens of a store, --keep FILE lists some",
             )
         least = max(min_count, 1) if used else min_count if min_count > 1 else 0
         allowed = None if keep is None or column not in keep else keep[column].ids
         kept = [
             token
             for token in tokens.tokens[len(SPECIALS) :]
-            if stood.get(token, 0) >= least and (allowed is None or token in allowed)
+            if counts.get(token, 0) >= least and (allowed is None or token in allowed)
         ]
         names = [*SPECIALS, *kept]
-        counted = [stood.get(name, 0) for name in names] if stood else None
+        counted = [counts.get(name, 0) for name in names] if counts else None
         made[column] = TokenList(column, tokens.rules, names, counted)
     return made
 
 
 def lists_to_keep(path: Path | str) -> dict[str, TokenList]:
-    """Return column → the tokens in a file, or in the files of a folder, of any form of list."""
+    """Return column → tokens of a list, or of the lists in a folder, in any form."""
     if Path(path).is_dir():
         return {column: found.tokens for column, found in find_lists(path).items()}
     tokens = read_list(path).tokens
@@ -116,15 +114,15 @@ def lists_to_keep(path: Path | str) -> dict[str, TokenList]:
 
 
 def merged(parts: Sequence[Vocabularies]) -> Vocabularies:
-    """Return lists of all tokens that any of the vocabularies has, sorted; counts are added.
+    """Return the union of vocabularies, sorted; counts are added.
 
-    A column has counts where all its lists do. Raises `UsageError` for lists of different rules.
+    A column has counts if all its lists have. Raises `UsageError` for lists of different rules.
     """
     rules = sorted({tokens.rules for part in parts for tokens in part.values()})
     if len(rules) != 1:
         raise UsageError(
             f"the vocabularies are for different rules: {', '.join(rules)}",
-            hint="their tokens mean different things",
+            hint="their tokens have different meanings",
         )
     made = {}
     for column in COLUMNS:
@@ -141,5 +139,5 @@ def merged(parts: Sequence[Vocabularies]) -> Vocabularies:
 
 
 def id_map(old: TokenList, new: TokenList) -> list[int]:
-    """Return old id → new id; of tokens that went it is that of `[UNK]`."""
+    """Return old id → new id; removed tokens have the id of `[UNK]`."""
     return [new.ids.get(token, UNKNOWN) for token in old.tokens]

@@ -1,9 +1,9 @@
-"""Vocabularies in files: frozen lists, and those of SemanticBBV in text and in pickles.
+"""Files of vocabularies: frozen lists, and SemanticBBV's lists in text and in pickles.
 
-A folder has a file a column: `asm.json` … is the frozen form, `asm_tokens.txt` … has a token a line
+A folder has a file a column. `asm.json` … is the frozen form, `asm_tokens.txt` … has a token a line
 in the order of the ids, `asm_tokens_dict.pkl` … is {token: frequency}. Source of the last two:
-SemanticBBV, `pre_processing/`, whose two writers put either [PAD] alone or five special tokens in
-front of a text.
+SemanticBBV, `pre_processing/`, whose two writers begin a text with either [PAD] alone or with five
+special tokens.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import is_private, machine_errors, make_folder, write_file
 from tokmill.formats.notes import write_noted
 from tokmill.formats.token_dicts_export import pickled_counts
+from tokmill.store.marks import has_store_files
 from tokmill.unpickle import Pickle
 from tokmill.x86.tokens.rules import COLUMNS
 from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, Vocabularies
 
 FROZEN = ".json"
 ENDINGS = (FROZEN, "_tokens.txt", "_tokens_dict.pkl")
-"""How the file of a column ends; where several are there the first is read."""
+"""Endings of a column's file; if there are several files, the first is read."""
 FORMS = {".json": "frozen", ".txt": "text", ".pkl": "pickle", ".pickle": "pickle"}
 """Suffix → form of a list."""
 DEFAULT_RULES = "semanticbbv"
-"""The rules of lists that do not say theirs."""
+"""The rules of lists that do not name theirs."""
 OTHER_NAMES = {"assemble": "asm"}
 KNOWN = "a list is COLUMN.json, COLUMN_tokens.txt or COLUMN_tokens_dict.pkl"
 
 
 class Found(NamedTuple):
-    """A list that was read, and how it was arranged in its file."""
+    """A list that was read, and its arrangement in the file."""
 
     path: Path
     tokens: TokenList
     convention: str
-    """What stood in front, in words."""
+    """The place of special tokens, in words."""
     ids: list[int] | None
-    """Id in the file → id now; None where the file has no ids."""
+    """Id in the file → new id; None: the file has no ids."""
     repeated: tuple[str, ...] = ()
-    """Tokens that stood in the file again, and got the id of the first."""
+    """Tokens that were repeated in the file; they have the id of the first occurrence."""
 
     @property
     def renumbered(self) -> bool:
@@ -52,24 +53,24 @@ class Found(NamedTuple):
 
 
 def read_vocabularies(folder: Path | str, rules: str | None = None) -> Vocabularies:
-    """Return the six vocabularies in a folder, of a store too, in any of the three forms.
+    """Return the six vocabularies in a folder or a store, in any of the three forms.
 
     Args:
-        folder: where the lists lie, or a store.
-        rules: the rules that they are to be for. None: the ones that they name; text and pickles
-            name none and are taken to be of `semanticbbv`.
+        folder: the folder of the lists, or a store.
+        rules: the rules that the lists must have. None: those that the lists name; text and pickles
+            name none and are read as `semanticbbv`.
 
     Raises:
-        TokmillError: a column has no list, a file is none, or lists are for other rules.
+        TokmillError: a column has no list, a file is not a list, or lists are for other rules.
     """
     lists = find_lists(folder, rules)
     for one in lists.values():
         if one.repeated:
             raise TokmillError(
-                f"the token {one.repeated[0]!r} stands in the list more than once, so ids of later "
-                "tokens would not be their lines",
+                f"the token {one.repeated[0]!r} is repeated in the list, so ids of later tokens "
+                "would not be the numbers of their lines",
                 where=str(one.path),
-                hint="`tokmill vocab import` leaves such lines out, and says which ids change",
+                hint="`tokmill vocab import` removes such lines, and lists the ids that change",
             )
     found = {column: one.tokens for column, one in lists.items()}
     missing = [column for column in COLUMNS if column not in found]
@@ -83,10 +84,9 @@ def read_vocabularies(folder: Path | str, rules: str | None = None) -> Vocabular
 
 
 def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]:
-    """Return column → list of those columns that a folder has one for, as `read_vocabularies`.
+    """Return column → list of the lists in a folder, as `read_vocabularies`.
 
-    Where text and pickle of a column lie side by side, ids are those of the text, and counts those
-    of the pickle.
+    If a column has a text and a pickle, the ids are from the text and the counts from the pickle.
     """
     root = Path(folder)
     with machine_errors("read", root):
@@ -94,7 +94,7 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
             raise TokmillError(
                 "there is no such folder", where=str(root), hint="check the path"
             ) from None
-        if (root / "plan.json").exists() or (root / "manifest.json").exists():
+        if has_store_files(root):
             root = root / "vocab"
         paths = {
             column: [
@@ -110,7 +110,7 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
                 raise TokmillError(
                     f"the list is of the column {found[column].tokens.column}, not {column}",
                     where=str(files[0]),
-                    hint="call it by its column",
+                    hint="rename the file to its column",
                 )
         if [form_of(file) for file in files] == ["text", "pickle"]:
             counts = read_list(files[1], rules).tokens
@@ -125,7 +125,7 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
         raise TokmillError(
             f"the lists are for different rules: {', '.join(sorted(named))}",
             where=str(root),
-            hint="take lists of one set of rules in a folder",
+            hint="put lists of different rules into different folders",
         )
     return found
 
@@ -133,7 +133,7 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
 def read_list(path: Path | str, rules: str | None = None, column: str = "") -> Found:
     """Return the list in a file of any of the three forms; see `read_vocabularies`.
 
-    `column` is needed where the name of the file does not say it.
+    `column` is needed if the name of the file does not contain it.
     """
     path = Path(path)
     form = form_of(path)
@@ -148,7 +148,7 @@ def read_list(path: Path | str, rules: str | None = None, column: str = "") -> F
                 raise TokmillError(
                     f"the list is for the rules {tokens.rules}, not {rules}",
                     where=str(path),
-                    hint=f"choose another list, or the rules {tokens.rules} for all else",
+                    hint=f"choose another list, or use the rules {tokens.rules} for everything",
                 )
             return Found(path, tokens, "frozen", list(range(len(tokens))))
         column, rules = column or column_of(path), rules or DEFAULT_RULES
@@ -158,7 +158,7 @@ def read_list(path: Path | str, rules: str | None = None, column: str = "") -> F
 
 
 def is_vocabulary(path: Path) -> bool:
-    """Say whether something is called like a list of tokens, or is a folder with such a list."""
+    """Say whether a path has the name of a list of tokens, or is a folder with such a list."""
     if path.is_dir():
         names = (f"{column}{ending}" for column in COLUMNS for ending in ENDINGS)
         return any((path / name).exists() for name in names)
@@ -173,12 +173,12 @@ def form_of(path: Path) -> str:
 
 
 def column_of(path: Path) -> str:
-    """Return the column that the name of a file begins with."""
+    """Return the column at the beginning of a file's name."""
     word = path.name.partition("_")[0].partition(".")[0]
     column = OTHER_NAMES.get(word, word)
     if column not in COLUMNS:
         raise UsageError(
-            "the name does not say of which column the tokens are",
+            "the name does not contain the column of the tokens",
             where=str(path),
             hint=f"--column {'|'.join(COLUMNS)}",
         )
@@ -191,29 +191,26 @@ def write_vocabularies(folder: Path, vocabularies: Mapping[str, TokenList]) -> l
 
 
 def check_target(folder: Path, rules: str) -> None:
-    """Refuse a folder that holds anything but frozen lists by the same rules, before writing there.
-
-    Raises `TokmillError`.
-    """
+    """Raise `TokmillError` for a folder with anything but frozen lists of the same rules."""
     hint = "choose another folder, or remove this one"
     with machine_errors("read", folder):
         if not folder.exists():
             return
         if not folder.is_dir():
-            raise TokmillError("this is no folder", where=str(folder), hint=hint)
+            raise TokmillError("this is not a folder", where=str(folder), hint=hint)
         names = sorted(path.name for path in folder.iterdir() if not is_private(path.name))
     lists = {f"{column}.json" for column in COLUMNS}
     for name in names:
         if name not in lists:
             raise TokmillError(
-                f"the folder holds something else than a vocabulary: {name}",
+                f"the folder holds other files than a vocabulary: {name}",
                 where=str(folder),
                 hint=hint,
             )
-        there = read_list(folder / name).tokens.rules
-        if there != rules:
+        other = read_list(folder / name).tokens.rules
+        if other != rules:
             raise TokmillError(
-                f"the folder holds a vocabulary by the rules {there}, not {rules}",
+                f"the folder holds a vocabulary of the rules {other}, not {rules}",
                 where=str(folder),
                 hint=hint,
             )
@@ -225,14 +222,14 @@ def write_texts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Pat
 
 
 def write_counts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
-    """Write `asm_tokens_dict.pkl` …, {token: frequency} of the tokens that stood somewhere.
+    """Write `asm_tokens_dict.pkl` …, {token: frequency} of tokens with a count above 0.
 
     Raises `TokmillError` for lists without counts.
     """
     for tokens in vocabularies.values():
         if tokens.counts is None:
             raise TokmillError(
-                f"the list of {tokens.column} has no counts, which such pickles hold",
+                f"the list of {tokens.column} has no counts, which a pickle needs",
                 hint="export a store, whose tokens can be counted, or count programs with "
                 "`tokmill vocab build x86`",
             )
@@ -249,7 +246,7 @@ def _write(
     make_folder(folder)
     if ending == FROZEN:
         return [write_file(folder / name, data) for name, data in files.items()]
-    # Lists of other scripts are called so too, and look the same.
+    # Other scripts write lists with the same names and the same form.
     return write_noted(folder, f"lists{ending}", "vocabulary", files)
 
 
@@ -257,8 +254,8 @@ def _text(tokens: TokenList) -> bytes:
     for token in tokens.tokens:
         if not token or token.splitlines() != [token] or token != token.strip():
             raise TokmillError(
-                f"the token {token!r} of {tokens.column} cannot stand on a line of its own",
-                hint="the frozen form holds any token",
+                f"the token {token!r} of {tokens.column} cannot be written as a line",
+                hint="the frozen form can have any token",
             )
     return "".join(f"{token}\n" for token in tokens.tokens).encode()
 
@@ -273,7 +270,7 @@ def _lines(path: Path) -> list[str]:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise TokmillError(
-            f"the text is no UTF-8: {error.reason}",
+            f"the text is not UTF-8: {error.reason}",
             where=f"{path}, byte {error.start:,}",
             hint="a list is text in UTF-8, a token a line",
         ) from None
@@ -289,7 +286,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _of_pickle(path: Path, column: str, rules: str) -> Found:
-    # The factory of a defaultdict(int), as Python 2's spelling of it is written.
+    # The factory of a defaultdict(int), under its name in Python 2.
     value = Pickle(path, ["builtins.long"]).load()
     if isinstance(value, set | frozenset):
         value = sorted(value, key=str)
@@ -300,11 +297,11 @@ def _of_pickle(path: Path, column: str, rules: str) -> Found:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise _no_list(path, f"{name!r} is no text") from None
+            raise _no_list(path, f"{name!r} is not text") from None
     if isinstance(value, list):
         return _arranged(path, column, rules, value)
     if not all(type(count) is int and count >= 0 for count in value.values()):
-        raise _no_list(path, "its values are no counts")
+        raise _no_list(path, "its values are not counts")
     if sorted(value.values()) == list(range(len(value))) and len(value) > 1:
         return _arranged(path, column, rules, sorted(value, key=value.__getitem__))
     tokens = TokenList.counted(column, rules, value, min_count=0)
@@ -315,16 +312,16 @@ def _of_pickle(path: Path, column: str, rules: str) -> Found:
 
 def _no_list(path: Path, why: str) -> TokmillError:
     return TokmillError(
-        f"no {{token: frequency}} of strings and counts: {why}",
+        f"the pickle is not {{token: frequency}} with strings and counts: {why}",
         where=str(path),
-        hint="`tokmill inspect` shows what it holds",
+        hint="`tokmill inspect` shows its content",
     )
 
 
 def _arranged(path: Path, column: str, rules: str, names: Sequence[str]) -> Found:
-    """Return a list of tokens by id; the five special ones are put in front if they are not.
+    """Return a list of tokens by id; the five special tokens are put first if they are not.
 
-    A token that stands there again is left out, and what had its id gets that of the first.
+    Repeated tokens are removed; their ids become that of the first occurrence.
     """
     counts = Counter(names)
     repeated = tuple(name for name, times in counts.items() if times > 1)
@@ -336,7 +333,7 @@ def _arranged(path: Path, column: str, rules: str, names: Sequence[str]) -> Foun
     if there == ["[PAD]"] and names[0] == "[PAD]":
         convention = "[PAD] alone first"
     elif there:
-        convention = f"{' '.join(there)} elsewhere than in front"
+        convention = f"{' '.join(there)} not at the beginning"
     else:
         convention = "no special tokens"
     tokens = TokenList.of(column, rules, names)
