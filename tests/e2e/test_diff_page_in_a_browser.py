@@ -68,9 +68,10 @@ def test_graphs(made: Path, tmp_path: Path) -> None:
     dom = browse(made, tmp_path / "a", "--dump-dom", fragment="#0-graph")
     shown = dom.partition("<script")[0]
     assert shown.count("<svg") == 2 and shown.count("data-block=") == 6
-    assert len(re.findall(r'<g class="block changed"', shown)) == 2
+    assert len(re.findall(r'<g class="block changed', shown)) == 2
     assert len(re.findall(r'<g class="block (?:deleted|inserted)"', shown)) == 2
     assert len(re.findall(r'<path [^>]*class="(?:fall|branch)"', shown)) == 4
+    assert shown.count(' entry" data-block="0"') == 2
     places = re.findall(r'<rect x="([\d.]+)" y="([\d.]+)"', shown)
     assert len(set(places)) >= 3 and "NaN" not in shown
 

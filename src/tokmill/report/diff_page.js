@@ -288,7 +288,7 @@
     detail.append(place);
     for (const pane of place.children) {
       // The beginning of a wide graph is in its middle.
-      const first = pane.querySelector("[data-block='0'] rect");
+      const first = pane.querySelector(".entry rect");
       if (first) pane.scrollLeft = zoom * (Number(first.getAttribute("x")) - 40);
     }
   }
@@ -316,7 +316,10 @@
       const width = 14 + 6.7 * Math.max(...lines.map((line) => line.length));
       return { lines, name, width, height: 10 + 14 * lines.length };
     });
-    const made = layout(nodes, blocks.map((block) => block[EDGES]));
+    // What was moved out of a function may lie before it.
+    const address = row[side === "B" ? ADDRESS_B : ADDRESS_A];
+    const entry = Math.max(0, blocks.findIndex((block) => block[ADDRESS] === address));
+    const made = layout(nodes, blocks.map((block) => block[EDGES]), entry);
     const arrow = `arrow-${side}`;
     const svg = make("svg", { viewBox: `0 0 ${made.width} ${made.height}`, width: made.width * zoom,
       height: made.height * zoom, role: "img", "aria-label": `Graph of ${blocks.length} blocks` },
@@ -328,7 +331,7 @@
         class: `${EDGE_NAMES[edge.kind]}${edge.back ? " back" : ""}` }));
     }
     nodes.forEach((node, i) => {
-      const group = make("g", { class: `block ${node.name}`, "data-block": i },
+      const group = make("g", { class: `block ${node.name}${i === entry ? " entry" : ""}`, "data-block": i },
         make("title", {}, `block ${i}: ${node.name}`),
         make("rect", { x: node.x, y: node.y, width: node.width, height: node.height, rx: 3 }));
       node.lines.forEach((line, n) => group.append(make("text", { x: node.x + 7, y: node.y + 16 + 14 * n,
@@ -351,8 +354,8 @@
 
   /** Lay blocks out in layers (Sugiyama): layers by the longest way, orders by the middle of
    *  neighbours, long edges through points of their own in each layer. */
-  function layout(nodes, edges) {
-    const back = backEdges(edges);
+  function layout(nodes, edges, entry) {
+    const back = backEdges(edges, entry);
     const depth = depths(edges, back);
     const items = nodes.map((node, i) => ({ node: i, width: node.width, layer: depth[i], up: [], down: [] }));
     const chains = [];
@@ -390,10 +393,10 @@
     return { width: Math.ceil(width), height: Math.ceil(y), edges: chains.map((one) => route(one, items, nodes)) };
   }
 
-  function backEdges(edges) {
+  function backEdges(edges, entry) {
     // Without recursion, as functions may be deep.
     const found = new Set(), colour = new Uint8Array(edges.length);
-    for (let root = 0; root < edges.length; root++) {
+    for (const root of [entry, ...edges.keys()]) {
       if (colour[root]) continue;
       const stack = [[root, 0]];
       colour[root] = 1;
