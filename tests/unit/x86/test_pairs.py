@@ -285,3 +285,24 @@ def test_a_program_is_on_one_side_of_a_split(tmp_path: Path) -> None:
         sides.append({part.record(i)["program"] for i in range(part.records)})
     assert sides[0] and sides[1] and not sides[0] & sides[1]
     assert sides[0] | sides[1] == {"ls", "cp", "mv", "rm", "du"} and store.records
+
+
+def test_a_large_pair_is_cut_into_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write_small(tmp_path, number) for number in (0, 1)]
+    options: dict[str, Any] = {"all_pairs": True, "walks": 60, "walk_tokens": 64}
+    whole = build(tmp_path / "whole", *files, **options)
+    monkeypatch.setattr("tokmill.x86.walks.AT_ONCE", 64 * 50)
+    monkeypatch.setattr("tokmill.x86.source.PART", 900)
+    parts = build(tmp_path / "parts", *files, **options)
+    assert len(parts.shards) > 4 and not validate(parts).problems
+    assert parts.records == whole.records and parts.manifest.notes == whole.manifest.notes
+    for number in range(whole.records):
+        for name in ("asm", "side", "border"):
+            assert np.array_equal(parts.record(number)[name], whole.record(number)[name])
+    # What goes on makes the parts that are missing, and none that is there.
+    made = {path.name: path.read_bytes() for path in (tmp_path / "parts" / "shards").iterdir()}
+    for path in sorted((tmp_path / "parts" / "shards").iterdir())[6:]:
+        path.unlink()
+    build(tmp_path / "parts", *files, **options)
+    again = {path.name: path.read_bytes() for path in (tmp_path / "parts" / "shards").iterdir()}
+    assert again == made
