@@ -207,7 +207,9 @@ def fetch(package: str, folder: Path, suite: str = "") -> Path:
         except Failed:
             listed.unlink()
             raise
-    run("apt-get", "source", "--download-only", "-qq", *options, package, cwd=archives)
+    # The archive alone: mirrors may lack signatures, and its digest stands in the signed list.
+    one = ("--download-only", "--tar-only", "-qq")
+    run("apt-get", "source", *one, *options, package, cwd=archives)
     archive = next(iter(archives.glob("*.orig.tar.*[!c]")), None)
     if archive is None:
         raise Failed(f"{package} has no upstream archive")
