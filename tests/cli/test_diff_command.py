@@ -76,7 +76,7 @@ def test_what_cannot_be_compared_is_exit_code_2(here: Here, built: Path, tmp_pat
     (tmp_path / "folder").mkdir()
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 and no more")
     for other, words in (
-        ("text", "no program file"),
+        ("text", "not a program"),
         ("nothing", "there is no such file"),
         ("folder", "one is a folder and the other is not"),
         ("damaged.parquet", "the graph cannot be read"),
@@ -122,3 +122,18 @@ def test_folders_of_two_releases(here: Here, built: Path, tmp_path: Path) -> Non
     assert "--html is for two programs, not for two folders" in said
     _, said = here("diff", old, tmp_path / "nothing", "-q", code=2)
     assert "one is a folder and the other is not" in said
+
+
+@pytest.mark.long
+def test_vectors_of_a_run_are_evidence(here: Here, built: Path) -> None:
+    here("build", "x86", built / "old", "-o", "store", "-q", "--workers", 0)
+    small = ("--set", "model.dim=16", "--set", "model.layers=1", "--set", "model.heads=1")
+    here("train", "store", "-o", "run", "--steps", 1, "-q", *small)
+    programs = (built / "old-stripped", built / "new-stripped")
+    with_run, _ = here("diff", *programs, "--run", "run", "--json", "-q", code=1)
+    again, _ = here("diff", *programs, "--run", "run", "--json", "-q", code=1)
+    without, _ = here("diff", *programs, "--json", code=1)
+    assert with_run == again
+    assert json.loads(with_run)["counts"]["deleted"] == json.loads(without)["counts"]["deleted"]
+    _, said = here("diff", *programs, "--run", "run", "--at", "9", code=2)
+    assert "hint: " in said

@@ -27,25 +27,29 @@ def row_products(a: Any, b: Any, i: Array, j: Array) -> Array:
     found = np.zeros(len(i), np.float32)
     if not len(i) or not a.nnz or not b.nnz:
         return found
-    columns = a.shape[1]
     begins = np.flatnonzero(np.diff(i, prepend=i[0] - 1))
-    height = min(max(DENSE // columns, 1), len(begins))
-    # Only what is written is cleared again: most of it is never touched.
-    dense = np.zeros(height * columns, np.float32)
     ends = np.append(begins, len(i))
+    # Rows that are held at a time have at most as many columns as entries.
+    mean = a.nnz / a.shape[0]
+    height = int(max(1, min(DENSE / a.shape[1], 1 << 16), (DENSE / max(mean, 1)) ** 0.5))
+    local = np.full(a.shape[1], -1, np.int64)
     for first in range(0, len(begins), height):
         last = min(first + height, len(begins))
         entries, row = _entries(a, i[begins[first:last]])
-        cells = row * columns + a.indices[entries]
-        dense[cells] = a.data[entries]
-        base = np.repeat(np.arange(last - first), np.diff(ends[first : last + 1])) * columns
+        columns, column = np.unique(a.indices[entries], return_inverse=True)
+        local[columns] = np.arange(len(columns))
+        # A column more, of zeros, for what no row here has: -1 is the last one of a row.
+        width = len(columns) + 1
+        dense = np.zeros((last - first) * width, np.float32)
+        dense[row * width + column] = a.data[entries]
+        base = np.repeat(np.arange(last - first), np.diff(ends[first : last + 1])) * width
         pairs = slice(ends[first], ends[last])
-        found[pairs] = _products(dense, b, base, j[pairs])
-        dense[cells] = 0
+        found[pairs] = _products(dense, width, local, b, base, j[pairs])
+        local[columns] = -1
     return found
 
 
-def _products(dense: Array, b: Any, base: Array, j: Array) -> Array:
+def _products(dense: Array, width: int, local: Array, b: Any, base: Array, j: Array) -> Array:
     """Return the products of rows of `b` with dense rows that begin at `base`."""
     ends = np.cumsum(np.diff(b.indptr)[j])
     parts = np.searchsorted(ends, np.arange(AT_ONCE, ends[-1] + 1, AT_ONCE)) + 1
@@ -53,7 +57,9 @@ def _products(dense: Array, b: Any, base: Array, j: Array) -> Array:
     found = np.empty(len(j), np.float32)
     for start, stop in pairwise(cuts):
         entries, row = _entries(b, j[start:stop])
-        values = dense[base[start:stop][row] + b.indices[entries]] * b.data[entries]
+        column = local[b.indices[entries]]
+        column[column < 0] = width - 1
+        values = dense[base[start:stop][row] + column] * b.data[entries]
         found[start:stop] = np.bincount(row, values, stop - start)
     return found
 

@@ -347,7 +347,7 @@ def _facts(file: Any, path: Path) -> About:
 
 
 MALFORMED: tuple[type[Exception], ...] = (
-    KeyError, ValueError, IndexError, TypeError, OverflowError,
+    KeyError, ValueError, IndexError, TypeError, OverflowError, AttributeError,
 )  # fmt: skip
 
 
