@@ -247,3 +247,15 @@ def test_a_graph_without_facts_has_empty_columns(built: Path) -> None:
     assert graph.block_constants.tolist() == [0] * (len(graph.block_address) + 1)
     empty = lift(flat(b"\x06"), facts=True)
     assert empty.facts and len(empty.block_strings) == 1
+
+
+@pytest.mark.parametrize("code", ["a100904000 ffd0", "8b0d00904000 ffd1", "8b8b00100000 ffd1"])
+def test_registers_of_slots_in_32_bit_code(code: str) -> None:
+    program = flat(bytes.fromhex(code) + b"\xc3", bits=32)
+    program.slot_address, program.slot_name = np.array([0x409000], np.uint64), ["GetVersion"]
+    program.slot_target = np.zeros(1, np.uint64)
+    # What EBX holds in the last of them.
+    program.global_offset_table = 0x408000
+    graph = lift(program, facts=True)
+    assert graph.import_name == ["GetVersion"] and graph.unresolved == []
+    assert graph.edge_kind[graph.edge_target == 0x409000].tolist() == [Edge.CALL]

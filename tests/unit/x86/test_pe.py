@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tokmill.x86.graph import Edge
 from tokmill.x86.image.program import open_program
@@ -47,6 +48,36 @@ def test_a_call_that_ends_the_process_ends_the_block(tmp_path: Path) -> None:
     path = tmp_path / "exits.exe"
     path.write_bytes(pe_file(CODE, ("ExitProcess",)))
     assert blocks_of(lift(path), 0x140001000) == {0x140001000: (6, [("CALL", 0x140002000)])}
+
+
+@pytest.mark.parametrize(
+    ("code", "slot"),
+    [
+        ("488b05f90f0000 ffd0", 0x140002000),
+        ("4c8b1d01100000 41ffd3", 0x140002008),
+        ("488b05f90f0000 89d9 ffd0", 0x140002000),
+        ("488b1df90f0000 90 90 ffe3", 0x140002000),
+        # Another register, another value in it, a place that is no slot, a branch between the two.
+        ("488b05f90f0000 ffd1", 0),
+        ("488b05f90f0000 89c8 ffd0", 0),
+        ("488b05f10f0000 ffd0", 0),
+        ("488b05f90f0000 7400 ffd0", 0),
+    ],
+)
+def test_calls_through_a_register_of_a_slot(tmp_path: Path, code: str, slot: int) -> None:
+    path = tmp_path / "register.exe"
+    raw = bytes.fromhex(code)
+    path.write_bytes(pe_file(raw + b"\xc3", ("GetTickCount", "Sleep"), ((0x1000, 0x1020),)))
+    graph = lift(path, facts=True)
+    edges = dict(zip(graph.edge_target.tolist(), graph.edge_kind.tolist(), strict=True))
+    if slot:
+        assert edges[slot] == (Edge.JUMP if code.endswith("ffe3") else Edge.CALL)
+        assert graph.unresolved == []
+        names = dict(zip(graph.import_address.tolist(), graph.import_name, strict=True))
+        assert names[slot] == f"KERNEL32.dll!{'Sleep' if slot & 8 else 'GetTickCount'}"
+    else:
+        assert [why for _, why in graph.unresolved] == ["indirect call"]
+        assert not graph.import_name
 
 
 def test_chained_unwind_ranges_are_parts_of_functions(tmp_path: Path) -> None:

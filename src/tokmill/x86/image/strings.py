@@ -64,9 +64,7 @@ def has_counted_strings(program: Program) -> bool:
     if any(name.startswith(GO) for name in program.function_name):
         return True
     return any(
-        RUST.search(memoryview(section.linked))
-        for section in program.sections
-        if not section.execute
+        RUST.search(section.linked.data) for section in program.sections if not section.execute
     )
 
 

@@ -6,9 +6,10 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge
-from tokmill.x86.image.ranges import distinct, expand, member
+from tokmill.x86.image.ranges import distinct, expand, member, without
 from tokmill.x86.lift.decode import DIRECT, FALLS, INDIRECT, Flow
 from tokmill.x86.lift.findings import Findings
+from tokmill.x86.lift.slot_calls import BACK, slot_calls
 
 EDGE = np.zeros(len(Flow), np.uint8)
 """Flow of a block's last instruction → the kind of its edge beside `FALL`."""
@@ -108,13 +109,33 @@ class Blocks:
 
     def _set_slots(self) -> None:
         """Let calls and jumps through the slot of an import lead to the slot."""
-        begin = self.edge_begin[:-1]
+        begin, slots = self.edge_begin[:-1], self.known.program.slot_address
         through = np.flatnonzero(INDIRECT[self.flow] & (self.edge_begin[1:] > begin))
         edge, slot = begin[through], self.named(through)
-        mine = (self.edge_target[edge] == 0) & member(slot, self.known.program.slot_address)
+        rows = self.last_row[through]
+        loaded, address = slot_calls(
+            self.known.instructions, rows, self._straight(rows, self.count[through] - 1), slots
+        )
+        slot[loaded] = address
+        mine = (self.edge_target[edge] == 0) & member(slot, slots)
+        self.through_slots = through[mine]
+        """i8, ascending: blocks that end in a call or jump through a slot."""
         self.edge_target[edge[mine]] = slot[mine]
         calls = self.flow[through[mine]] == Flow.CALL_INDIRECT
         self.edge_kind[edge[mine]] = np.where(calls, Edge.CALL, Edge.JUMP)
+
+    def _straight(self, rows: Array, most: Array) -> Array:
+        """Return how many instructions before each row run straight on to it, at most `most`."""
+        instructions = self.known.instructions
+        found = np.zeros(len(rows), np.int64)
+        going = np.arange(len(rows))
+        for step in range(1, BACK + 1):
+            going = going[most[going] >= step]
+            before = rows[going] - step
+            end = instructions.start[before] + instructions.length[before]
+            going = going[end == instructions.start[before + 1]]
+            found[going] = step
+        return found
 
     def named(self, blocks: Array) -> Array:
         """Return the address (u8) in the last instruction of blocks that end in a transfer.
@@ -149,8 +170,8 @@ class Blocks:
                 wanted &= target - np.uint64(section.address) >= np.uint64(len(section.data))
         blocks = np.searchsorted(self.edge_begin, lost[wanted], side="right") - 1
         rows: list[tuple[Array, str]] = [
-            (self.last_row[self.lost[~member(self.named(self.lost), slots)]], "indirect jump"),
-            (self.last_row[calls[~member(self.named(calls), slots)]], "indirect call"),
+            (self.last_row[without(self.lost, self.through_slots)], "indirect jump"),
+            (self.last_row[without(calls, self.through_slots)], "indirect call"),
             (self.broken, "no instruction"),
             (self.last_row[distinct(blocks)], "leads out of the code"),
         ]
