@@ -138,8 +138,7 @@ def utilities(cache: Path, names: Sequence[str] = UTILITIES) -> Pairs:
         )
         found.pairs.append(Pair(name, kind, a, b))
     # One version of each is enough where both have the same levels.
-    newest = {(one.program, one.kind): one for one in found.pairs}
-    found.pairs = list(newest.values())
+    found.pairs = list({(one.program, one.kind): one for one in found.pairs}.values())
     return found
 
 
