@@ -81,6 +81,8 @@ BERT_SAME = {
 BERT_POOLER = both("bert.pooler.dense", "pooler.linear")
 FIRST = {"pool": ("first",), "target": ("class", "number")}
 """Of the task classify: which state tells, and what."""
+ALWAYS = {"segment": ("always", True)}
+"""Of tasks that may have no segment: the model has one, whatever the store has."""
 
 
 class Bert(Public, frozen=True, kw_only=True):
@@ -114,12 +116,16 @@ class Bert(Public, frozen=True, kw_only=True):
             BERT_SAME,
         ),
         "BertForMaskedLM": Head(
-            "masked", BERT_HIDDEN, BERT_SAME, unused=("bert.pooler.", "cls.seq_relationship.")
+            "masked",
+            BERT_HIDDEN,
+            BERT_SAME,
+            unused=("bert.pooler.", "cls.seq_relationship."),
+            keys=ALWAYS,
         ),
         "BertForSequenceClassification": Head(
             "classify",
             (*BERT_POOLER, *both("classifier", "output.linear")),
-            keys=FIRST | {"pooler": ("tanh",)},
+            keys=FIRST | ALWAYS | {"pooler": ("tanh",)},
         ),
     }
     known = {

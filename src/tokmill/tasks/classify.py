@@ -54,8 +54,8 @@ class ClassifyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Layer after this state: linear and tanh, as in BERT, or linear and ReLU, as in DistilBERT."""
     dropout: float = 0.1
     """Dropout before the last linear map, in training."""
-    segment: bool = True
-    """Whether the model reads which of two sentences each token belongs to."""
+    segment: bool | Literal["always"] = True
+    """Whether the model reads which of two sentences each token belongs to; always: of one too."""
 
 
 class Classify(Task):
@@ -93,7 +93,7 @@ class Classify(Task):
         found = store_inputs(facts)
         column = facts.schema.get(SEGMENT)
         two = bool(config.sentences) or (column is not None and column.per == "token")
-        made = {SEGMENT: 2} if config.segment and two else {}
+        made = {SEGMENT: 2} if config.segment == "always" or (config.segment and two) else {}
         return dataclasses.replace(found, made=made, classes=facts.classes)
 
     @classmethod

@@ -67,7 +67,8 @@ class Masked(Task):
         """Return the columns of ids, and the segment where the store has one."""
         found = store_inputs(facts)
         column = facts.schema.get(SEGMENT)
-        if not (config.segment and column and column.per == "token"):
+        has = column is not None and column.per == "token"
+        if config.segment != "always" and not (config.segment and has):
             return found
         return dataclasses.replace(found, made={SEGMENT: 2})
 

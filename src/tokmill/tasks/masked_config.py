@@ -46,8 +46,9 @@ class MaskedConfig(HiddenConfig, frozen=True, forbid_unknown_fields=True, kw_onl
     by side; whole: one record a row, between [CLS] and [SEP] where the vocabulary has them."""
     step: int = 0
     """Tokens from one window to the next; 0: `length`."""
-    segment: bool = True
-    """Whether the model reads the segment of each token, if the store has it."""
+    segment: bool | Literal["always"] = True
+    """Whether the model reads the segment of each token, if the store has it; always: if it has
+    none too, and then all tokens are in the first segment."""
 
 
 def check_shares(config: HiddenConfig) -> None:

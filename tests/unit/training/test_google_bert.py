@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+import tokmill
 from bundle_writer import entry, masked, write_bundle
 from tokmill.cli import main
 from tokmill.errors import TokmillError
 from tokmill.models.google_bert import variables
 from tokmill.training.engines.tensors import read_tensors
-from tokmill.training.runs.exchange import export_model
+from tokmill.training.runs.exchange import export_model, import_model
 from tokmill.training.runs.google_bert import import_bert, read_bert
 from tokmill.training.runs.run import load_task
 
@@ -178,3 +179,34 @@ def test_the_command(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     (tmp_path / "other/file").touch()
     assert "holds other files" in run(golden, "-o", str(tmp_path / "other"))[2]
     assert "a file stands where" in run(golden, "-o", str(tmp_path / "other/file"))[2]
+
+
+def test_one_goes_on_with_it(tmp_path: Path) -> None:
+    """On a store of its vocabulary that has no segments: the same weights, and one step."""
+    import_bert(GOLDEN / "bert", tmp_path / "bert")
+    # What transformers calls BertForMaskedLM; its rows may be as short as this checkpoint's.
+    export_model(tmp_path / "bert", tmp_path / "public")
+    config = tmp_path / "public/config.json"
+    config.write_text(config.read_text().replace("BertForPreTraining", "BertForMaskedLM"))
+    import_model(tmp_path / "public", tmp_path / "run")
+    (tmp_path / "a.txt").write_text("mov rax\ncall rax mov\nmov mov raxl\n" * 20)
+    store, run = tmp_path / "store", tmp_path / "run"
+    tokmill.build(
+        "text",
+        [tmp_path / "a.txt"],
+        store,
+        tokenizer=str(run),
+        record="line",
+        template="none",
+        end_of_record="none",
+    )
+    value = {
+        "data": {"train": str(store), "batch": 4},
+        "optim": {"lr": 0.0},
+        "run": {"start": str(run), "steps": 1, "device": "cpu"},
+        "model": {"dropout": 0.1, "attention_dropout": 0.1},
+    }
+    tokmill.train(value, tmp_path / "more", quiet=True)
+    before, after = (load_task(place).state_dict() for place in (run, tmp_path / "more"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
