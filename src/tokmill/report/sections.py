@@ -142,13 +142,16 @@ def store_tables(store: Store, found: Statistics) -> list[Table]:
                 f"{column.unique:,}",
                 "none" if column.vocabulary is None else f"{column.vocabulary:,}",
                 "" if column.used is None else f"{column.used:.1%}",
-                "no such role" if column.unknown is None else f"{column.unknown:.3%}",
-                "no such role" if column.eot is None else f"{column.eot:,}",
+                "" if column.unknown is None else f"{column.unknown:.3%}",
+                "" if column.eot is None else f"{column.eot:,}",
             ]
             for name, column in found.columns.items()
         ]
         headers = ["column", "ids used", "vocabulary", "share used", "unknown", "eot tokens"]
-        tables.append(Table(use, headers, f"Use of ids{scope}", [1, 2, 3, 4, 5]))
+        # Most vocabularies lack a role; a column without values is left out for narrow screens.
+        shown = [place for place in range(len(headers)) if any(row[place] for row in use)]
+        headers, use = [headers[i] for i in shown], [[row[i] for i in shown] for row in use]
+        tables.append(Table(use, headers, f"Use of ids{scope}", [*range(1, len(headers))]))
     return tables
 
 

@@ -266,15 +266,25 @@ def in_two(store: Path, folder: Path) -> list[str]:
     return told
 
 
+def with_deepspeed(store: Path, folder: Path) -> None:
+    """Train with stage 0 of DeepSpeed, in one of two processes."""
+    value = recipe(store, run={"engine": "deepspeed", "micro_tokens": 32})
+    value["engine"] = {"deepspeed": {"zero_optimization": {"stage": 0}}}
+    tokmill.train(value, folder / "deepspeed/whole", quiet=True)
+
+
 def test_several_processes_train_as_one_does(store: Path, tmp_path: Path) -> None:
     values(together(2, in_two, store, tmp_path))
+    values(together(2, with_deepspeed, store, tmp_path))
     value = recipe(store, run={"micro_tokens": 32})
     tokmill.train(value, tmp_path / "single", quiet=True)
     # What bfloat16 rounds differs by the last bits of the gradients' sums.
     close = 2e-4 if product_type(torch.device("cpu")) is torch.bfloat16 else 1e-6
-    for engine in ("ddp", "fsdp2"):
+    for engine in ("ddp", "fsdp2", "deepspeed"):
         found = losses(tmp_path / engine / "whole")
         assert found == pytest.approx(losses(tmp_path / "single"), abs=close)
+        if engine == "deepspeed":
+            continue
         for name in ("model.safetensors", "optimizer.safetensors"):
             files = [tmp_path / engine / run / LAST / name for run in ("whole", "parts")]
             assert files[0].read_bytes() == files[1].read_bytes(), engine

@@ -232,7 +232,7 @@ def test_a_folder_that_is_written_into_holds_lists_of_the_same_rules(tmp_path: P
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(TokmillError, match=r"other files than a vocabulary: notes\.txt"):
         check_target(folder, "tokmill")
-    with pytest.raises(TokmillError, match="no folder"):
+    with pytest.raises(TokmillError, match="not a folder"):
         check_target(folder / "notes.txt", "tokmill")
 
 
