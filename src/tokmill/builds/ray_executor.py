@@ -357,7 +357,7 @@ def _cluster(terms: Terms) -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         with _signals_kept():
-            _connect(address)
+            _connect(address, terms.workers)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0]
         raise MachineError(
@@ -372,12 +372,13 @@ def _cluster(terms: Terms) -> Iterator[None]:
         ray.shutdown()
 
 
-def _connect(address: str) -> None:
+def _connect(address: str, workers: int) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address:
         ray.init(address=address, **quiet)
         return
-    cores = len(os.sched_getaffinity(0))
+    # Ray starts a process for each core at once, also for cores that the build will not use.
+    cores = min(len(os.sched_getaffinity(0)), max(1, workers))
     quiet |= {"num_cpus": cores, "object_store_memory": OBJECTS, "include_dashboard": False}
     ray.init(address="local", **quiet)
 
