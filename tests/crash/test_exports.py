@@ -211,7 +211,7 @@ def test_files_whose_names_tokmill_chose_replace_none_of_others(
     export = plugins.load(plugins.EXPORTS, kind)
     options = {"pad_id": 0, "max_length": 8, "stride": 8} if kind == "npz" else {}
     exporter = export(recipe.convert(export.Config, options))
-    with pytest.raises(TokmillError, match="not one that an export wrote") as caught:
+    with pytest.raises(TokmillError, match="not written by an export") as caught:
         exporter.write(stores[kind], tmp_path / out)
     assert str(path) in str(caught.value)
     assert contents(tmp_path) == {name: b"mine"} or kind == "npz"

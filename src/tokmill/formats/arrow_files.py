@@ -1,7 +1,7 @@
-"""Arrow files and streams (`.arrow`, `.feather`): record batches, mapped and not loaded.
+"""Arrow files and streams (`.arrow`, `.feather`), and what they share with Parquet files.
 
-`datasets` writes the form of a stream, which has no list of its batches; it is walked once to count
-them, and again to the ones that are wanted.
+`datasets` writes Arrow streams, which have no index of their batches. A stream is read once to
+count the batches, and again up to the wanted ones.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ArrowFile:
                 batches = reader
             self.rows = [len(batch) for batch in batches]
         except arrow_errors(self._arrow) as error:
-            raise self._broken(error) from None
+            raise damaged(self.path, error) from None
 
     @property
     def count(self) -> int:
@@ -54,7 +54,7 @@ class ArrowFile:
     def batches(self, numbers: Sequence[int], names: Sequence[str], most: int) -> Iterator[Any]:
         """Yield the named columns of some batches, in parts of about `most` bytes.
 
-        Raises `TokmillError` where the file is damaged.
+        Raises `TokmillError` if the file is damaged.
         """
         try:
             for batch in self._wanted(numbers):
@@ -64,10 +64,10 @@ class ArrowFile:
                 for start in range(0, len(chosen), rows):
                     yield chosen.slice(start, rows)
         except arrow_errors(self._arrow) as error:
-            raise self._broken(error) from None
+            raise damaged(self.path, error) from None
 
     def _wanted(self, numbers: Sequence[int]) -> Iterator[Any]:
-        # Not mapped: a damaged place would end the process where it leads out of the file.
+        # Not mapped: a damaged offset beyond the end of the file would crash the process.
         reader = self._open(mapped=False)
         wanted = [number for number in numbers if number < len(self.rows)]
         if hasattr(reader, "get_batch"):
@@ -86,18 +86,16 @@ class ArrowFile:
         except self._arrow.ArrowInvalid:
             return self._ipc.open_stream(open_(self.path))
 
-    def _broken(self, error: Exception) -> TokmillError:
-        lines = str(error).splitlines() or [type(error).__name__]
-        return TokmillError(
-            f"the file is damaged or no Parquet or Arrow file: {lines[0]}",
-            where=self.path,
-            hint="its writer was killed or its copy cut off: make or fetch it again"
-            if self._is_arrow()
-            else f"it begins like neither: `tokmill inspect {shlex.quote(self.path)}` says what "
-            "it is",
-        )
 
-    def _is_arrow(self) -> bool:
-        """Return whether the file begins as Arrow files, or their streams, do."""
-        with machine_errors("read", self.path), open(self.path, "rb") as file:
-            return file.read(6).startswith((b"ARROW1", b"\xff\xff\xff\xff"))
+def damaged(path: str, error: Exception) -> TokmillError:
+    """Return the error for a file that pyarrow cannot read."""
+    with machine_errors("read", path), open(path, "rb") as file:
+        known = file.read(6).startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"))
+    lines = str(error).splitlines() or [type(error).__name__]
+    return TokmillError(
+        f"the file is damaged or no Parquet or Arrow file: {lines[0]}",
+        where=path,
+        hint="its writer was killed or its copy cut off: make or fetch it again"
+        if known or path.endswith(".parquet")
+        else f"it begins like neither: `tokmill inspect {shlex.quote(path)}` shows what it is",
+    )

@@ -43,21 +43,20 @@ class BinOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """Options of headerless token files and llm.c shards."""
 
     dtype: Literal["auto", "u2", "u4"] = "auto"
-    """Width of the ids; auto: the llm.c header, else 4 bytes above 65,536 ids and 2 below."""
+    """Width of the ids; auto: as in the llm.c header, else 4 bytes above 65,536 ids, or 2."""
     separator_id: int | None = None
-    """Id that ends each document; if none is given, the tokenizer's eot."""
+    """Id that ends each document; by default the tokenizer's eot."""
     record_tokens: int | None = None
-    """Cut records of so many tokens instead; 1,048,576 where no separator is known."""
+    """Cut records of this number of tokens instead; 1,048,576 if no separator is known."""
 
 
 class BinSource(TokenSource):
-    """Headerless token files and llm.c shards, told apart by the magic number.
+    """Headerless token files, and llm.c shards, which have a magic number.
 
     A record ends after each `separator_id`, or with the file; the separator stays in the record,
-    as the `eot` of the store's own text does. An item holds the documents that begin in its range,
-    of shards that follow one another also what the next files hold of its last document. The path
-    of such an item is the folder, as more than one file belongs to it. Without a separator a file
-    is cut into records of `record_tokens`.
+    like the `eot` of text stores. An item has the documents that begin in its range. In consecutive
+    shards, the last document of an item may continue in the next files; the path of such an item is
+    the folder. Without a separator a file is cut into records of `record_tokens`.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = BinOptions
@@ -101,7 +100,7 @@ class BinSource(TokenSource):
         return store_dtype([self.id_range(file.path).dtype for file in files])
 
     def id_range(self, path: Path) -> IdRange:
-        """Return where a file's ids lie; refuse a size, header or width that cannot be right."""
+        """Return the place of a file's ids; refuse an impossible size, header or width."""
         with machine_errors("read", path), open(path, "rb") as file:
             size = file.seek(0, 2)
             head = read_exactly(file, 0, min(size, SAMPLE), path)
@@ -117,7 +116,7 @@ class BinSource(TokenSource):
             return IdRange(HEADER, told, (size - HEADER) // told.itemsize)
         if wanted is None and path.with_suffix(".idx").exists():
             raise TokmillError(
-                "an index of Megatron's stands beside it, which says where documents begin",
+                "there is a Megatron index beside it, with the beginnings of the documents",
                 where=str(path),
                 hint="`tokmill build megatron` reads the pair; --dtype u2 reads the ids alone",
             )
@@ -133,7 +132,7 @@ class BinSource(TokenSource):
             raise TokmillError(
                 why,
                 where=str(path),
-                hint="if it is what it should be, say so: --dtype u2 or --dtype u4",
+                hint="if the file is right, name the type of its ids: --dtype u2 or --dtype u4",
             )
         return IdRange(0, dtype, size // dtype.itemsize)
 
@@ -165,7 +164,7 @@ class BinSource(TokenSource):
                 yield Item(file.name, str(path), start, min(start + step, end), digest)
 
     def _digest(self, place: Place, own: str) -> str:
-        """Return the digest of a file and of all that other files say of its records."""
+        """Return the digest of a file, and of parts of other files that belong to its records."""
         assert self.separator is not None
         digest = hashlib.sha256(f"{own} {place.continues}".encode())
         for _, _, ids in place.rest(self.separator):
@@ -219,7 +218,7 @@ class BinSource(TokenSource):
                 yield Records(offsets, {"token": token}, starts, done=done)
 
     def _rest(self, place: Place, digest: Hash) -> list[Array]:
-        """Return what other files hold of the last document of a file, and hand it to `digest`."""
+        """Return the parts of a file's last document in other files, and update `digest`."""
         assert self.separator is not None
         found = []
         for path, byte, ids in place.rest(self.separator):
@@ -236,20 +235,20 @@ class BinSource(TokenSource):
 
 
 def changed(path: Path) -> InputChanged:
-    """Return what is raised where a shard, or one after it, is not what the plan saw."""
+    """Return the error for a shard that has changed, or whose next shards have changed."""
     return InputChanged(
-        "the file, or one that goes on where it ends, has changed since the build was planned",
+        "the file, or one that continues it, has changed since the build was planned",
         where=str(path),
         hint="the same `tokmill build` with --yes plans anew and makes what changed again",
     )
 
 
 def look_alike(sample: Array) -> str:
-    """Say why ids cannot be of the width and byte order that they were read with, else ''.
+    """Return why ids seem to have another width or byte order, else "".
 
-    Needs 32 ids for a verdict. uint16 ids whose every second value is 0 or tiny are uint32 ids in
-    two halves; ids that are all multiples of 256, or in whose low bytes fewer values occur than in
-    their high bytes, have their bytes swapped.
+    Needs at least 32 ids. If every second uint16 value is 0 or very small, they are halves of
+    uint32 ids. If all ids are multiples of 256, or their low bytes have fewer values than their
+    high bytes, the bytes are swapped.
     """
     if len(sample) < 32 or not sample.any():
         return ""

@@ -1,4 +1,4 @@
-"""The ids of headerless token files and llm.c shards, and which of these files go on in others.
+"""The ids of headerless token files and llm.c shards, and documents that continue in other files.
 
 Writers of shards cut a corpus at a number of tokens, so a document may begin in `X_000000.bin` and
 end in `X_000001.bin`, or later. Source of the format: llm.c, `dev/data/data_common.py`.
@@ -26,7 +26,7 @@ NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
 class IdRange(NamedTuple):
-    """Where the ids of a file begin (byte), how wide they are, how many there are."""
+    """The ids of a file: first byte, dtype, number."""
 
     header: int
     dtype: np.dtype[Any]
@@ -48,9 +48,9 @@ class Ids:
         return np.frombuffer(read_exactly(self.file, start, stop, self.path), self.dtype)
 
     def behind(self, place: int, separator: int, most: int | None = None) -> int:
-        """Return the id behind the first separator at or after `place`; without one the end.
+        """Return the place after the first separator at or after `place`; without one the end.
 
-        Raises `TokmillError` where none comes within `most` ids (64 MiB), though the file goes on.
+        Raises `TokmillError` if there is none within `most` ids (64 MiB), but more ids follow.
         """
         at = place
         limit = min(
@@ -110,24 +110,24 @@ class Ids:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where a file stands among the shards of its corpus."""
+    """The position of a file among the shards of its corpus."""
 
     file: InputFile
     id_range: IdRange
     continues: bool
-    """Its first tokens belong to a document that began in a file before."""
+    """Its first tokens belong to a document that began in an earlier file."""
     is_open: bool
-    """Its last document does not end with it."""
+    """Its last document has no end in this file."""
     next: Place | None
-    """The file that goes on where it ends."""
+    """The file that continues it."""
 
     @property
     def alone(self) -> bool:
-        """Whether no other file says what its records are."""
+        """Whether its records do not depend on other files."""
         return not self.continues and not (self.is_open and self.next)
 
     def rest(self, separator: int) -> list[tuple[Path, int, Array]]:
-        """Return (path, first byte, ids) of what later files hold of its last document."""
+        """Return (path, first byte, ids) of the parts of its last document in later files."""
         found: list[tuple[Path, int, Array]] = []
         left = MAX_RECORD // self.id_range.dtype.itemsize
         after = self.next if self.is_open and self.id_range.tokens else None
@@ -152,11 +152,10 @@ def in_order(files: Iterable[InputFile]) -> list[InputFile]:
 def places(
     files: Sequence[InputFile], id_range: Callable[[Path], IdRange], separator: int
 ) -> list[Place]:
-    """Return where each file stands; `files` are in order.
+    """Return the position of each file; `files` are in order.
 
-    A file goes on where another ends if both lie in one folder, their names are equal but for the
-    number that ends them, the numbers follow one another, and their ids are as wide behind an equal
-    header.
+    A file continues another if both are in the same folder, their names differ only in the number
+    at the end, the numbers are consecutive, and headers and dtypes are equal.
     """
     found: list[Place] = []
     for file in files:

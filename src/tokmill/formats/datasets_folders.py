@@ -1,4 +1,4 @@
-"""Folders that `datasets.save_to_disk` writes: which of their files hold the rows.
+"""Folders of `datasets.save_to_disk`: find the files with the rows.
 
 Format: Hugging Face datasets, `Dataset.save_to_disk` and `DatasetDict.save_to_disk`. A dataset is
 `state.json`, which lists the Arrow files in order, and `dataset_info.json`; a dictionary of splits
@@ -40,14 +40,14 @@ def expanded(inputs: Sequence[str], split: str) -> tuple[list[str], dict[str, in
 
     Args:
         inputs: INPUT arguments.
-        split: which split of a dictionary is read; empty: `train`, or the only one.
+        split: the split of a dictionary to read; empty: `train`, or the only one.
 
     Returns:
-        Also what is not read: a split → 1.
+        (paths, splits that are not read → 1).
 
     Raises:
-        UsageError: there is no such split, or none of several is the usual one.
-        TokmillError: a file of the folder is not what it should be.
+        UsageError: there is no such split, or several splits and none is called `train`.
+        TokmillError: a file of the folder is invalid.
     """
     found: list[str] = []
     left: dict[str, int] = {}
@@ -96,9 +96,9 @@ def _files(folder: Path) -> list[str]:
     state = _read(folder / STATE, _State)
     if state.indices:
         raise TokmillError(
-            "the dataset has an order of its rows beside them, which is not read",
+            "the rows of the dataset are in another order (it has indices), which is not read",
             where=str(folder),
-            hint="dataset.flatten_indices() before save_to_disk",
+            hint="call dataset.flatten_indices() before save_to_disk",
         )
     paths = [inside(folder, file.filename) for file in state.data_files]
     for path in paths:
@@ -121,7 +121,7 @@ def _read(path: Path, kind: type[T]) -> T:
         return value
     except ValueError as error:
         raise TokmillError(
-            f"this is none of the files that datasets writes: {error}",
+            f"this is not a file of `datasets`: {error}",
             where=str(path),
             hint="name the .arrow files themselves",
         ) from None

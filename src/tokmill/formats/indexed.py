@@ -1,4 +1,4 @@
-"""Token files with an index of their documents beside them: what Megatron and datatrove share."""
+"""Token files with an index of their documents: the common parts of Megatron and datatrove."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENTS = 1 << 16
 
 
 class Index(ABC):
-    """Where the documents of a token file begin; the numbers are looked up, never held whole."""
+    """The beginnings of the documents of a token file; read on demand, never all at once."""
 
     dtype: np.dtype[Any]
     documents: int
@@ -41,15 +41,15 @@ class Index(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Refuse an index that contradicts itself; reads all of it once."""
+        """Refuse an index that contradicts itself; reads all of it."""
 
 
 class IndexedSource(TokenSource):
-    """A source of pairs: a file of ids, and an index that says where documents begin.
+    """A source of pairs: a file of ids, and an index with the beginnings of documents.
 
-    A record is a document. Items are cut at borders of documents, so they are at most 64 MiB
-    unless a document is longer, and all workers share one file. An item's digest covers the index
-    too; its `path` is the folder, as a pair is more than one file.
+    A record is a document. Files are cut at documents into items of at most 64 MiB (or one longer
+    document), so all workers can share a file. An item's digest covers the index too; its `path` is
+    the folder, as a pair has two files.
     """
 
     token_suffix: ClassVar[str]
@@ -77,7 +77,7 @@ class IndexedSource(TokenSource):
             yield InputFile(file.name, file.path, file.size, self._digest(file.path))
 
     def found(self) -> list[InputFile]:
-        """Return the files of ids; the folders' other halves of pairs are not left out."""
+        """Return the files of ids; their indexes are not counted as left out."""
         inputs = dict.fromkeys(self._named(argument) for argument in self.inputs)
         found = find_files(list(inputs), [self.token_suffix], choice=self.config)
         self.left_out = {w: n for w, n in found.left_out.items() if w not in self.companions}
@@ -124,7 +124,7 @@ class IndexedSource(TokenSource):
         last = index.documents
         if item.stop // size < index.tokens:
             last = bisect_left(every, item.stop // size, key=index.start)
-        # Lengths first: a digest that mixed them with the ids would depend on the blocks.
+        # All lengths first: mixed with the ids, the digest would depend on the blocks.
         for at in range(first, last, DOCUMENTS):
             lengths = np.diff(index.starts(at, min(last, at + DOCUMENTS)))
             digest.update(np.ascontiguousarray(lengths, "<i8").tobytes())

@@ -34,9 +34,9 @@ MAX_COUNT = 1 << 31
 
 
 def read_header(head: bytes, size: int, path: Path) -> np.dtype[Any] | None:
-    """Return the dtype of an llm.c file from its first bytes, None if it is none.
+    """Return the dtype of an llm.c file from its first bytes; None for another file.
 
-    Raises `TokmillError` where the magic number is llm.c's but version, count or size are not.
+    Raises `TokmillError` if the magic number is llm.c's but version, count or size are wrong.
     """
     if len(head) < 4:
         return None
@@ -67,7 +67,7 @@ def read_header(head: bytes, size: int, path: Path) -> np.dtype[Any] | None:
         raise TokmillError(
             f"llm.c files with magic {magic} have version {version}, this one says {fields[1]}",
             where=f"{path}, byte 4",
-            hint="a headerless file that begins so by chance is read with --dtype u2 or u4",
+            hint="for a headerless file that begins like this by chance, use --dtype u2 or u4",
         )
     if HEADER + int(fields[2]) * dtype.itemsize != size:
         raise TokmillError(
@@ -85,13 +85,13 @@ class LlmcOptions(exports.ExportOptions, frozen=True, forbid_unknown_fields=True
     name: str = "tokens"
     """First part of the file names."""
     split: str = "train"
-    """Second part of the file names, which llm.c's scripts choose files by."""
+    """Second part of the file names, by which llm.c's scripts select files."""
     shard_tokens: int = 100_000_000
-    """Tokens of a shard; the last one has what is left."""
+    """Tokens of a shard; the last shard has the rest."""
 
 
 class LlmcExport:
-    """Shards `NAME_SPLIT_000000.bin` … in a folder, borders of documents not regarded.
+    """Shards `NAME_SPLIT_000000.bin` … in a folder, cut without regard to documents.
 
     uint16 up to 65,536 ids, uint32 above (llm.c's C loader reads uint16 alone).
     """
@@ -134,7 +134,7 @@ class LlmcExport:
                 header[:3] = magic, version, count
                 taken = ids.take(count)
                 export.put(path, exports.raw(chain([header], taken)))
-                # Of a file that stands nothing was taken yet.
+                # If the file existed already, its ids were not taken yet.
                 collections.deque(taken, maxlen=0)
         return exports.summary(files, store.tokens)
 

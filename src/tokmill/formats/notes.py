@@ -1,9 +1,9 @@
-"""What an export wrote down of itself: a small hidden file beside what it wrote.
+"""Notes of exports: a small hidden file beside the files of an export.
 
-`.NAME.tokmill.json` holds what was exported and each file's size and sha256. It is begun before the
-first file and finished after the last one, so the same export completes what was cut short, and
-`tokmill store validate` checks a folder of exports. Readers of the formats look for other names. A
-file whose name tokmill chose is replaced only where such a note names it.
+`.NAME.tokmill.json` identifies the export, and holds size and sha256 of each file. It is written
+before the first file and again after the last one. So the same export can complete an interrupted
+one, and `tokmill store validate` can check a folder of exports. Readers of the formats ignore it. A
+file whose name tokmill chooses is replaced only if a note names it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export says of itself."""
+    """The note of an export."""
 
     format: int = FORMAT
     export: str
     """Its kind: npz, bin, …"""
     identity: str
-    """Digest of the kind, the options and the store's content: equal ones write equal files."""
+    """Digest of kind, options and the store's content; exports with the same one are equal."""
     complete: bool
     files: list[Written]
     claimed: list[str] = []
-    """Names of files that it may have begun, or that the export before it wrote."""
+    """Names of files that it may have begun to write, or that an earlier export wrote."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One thing that is wrong with an export."""
+    """One problem of an export."""
 
     where: str
     what: str
@@ -78,14 +78,14 @@ def note_path(folder: Path, name: str) -> Path:
 
 
 class Export:
-    """Writes the files of one export; those that stand as they were noted are left alone."""
+    """Writes the files of one export; files that already equal their note are not written again."""
 
     def __init__(self, folder: Path, name: str, kind: str, identity: str) -> None:
         self.folder, self.kind, self.identity = folder, kind, identity
         self.path = note_path(folder, name)
         self.written: list[Written] = []
         self.changed = False
-        """Whether a file was written that did not stand already."""
+        """Whether a file was written."""
         self.before: dict[str, Written] = {}
         self.known: Note | None = None
         self.claimed: list[str] = []
@@ -93,7 +93,7 @@ class Export:
             try:
                 self.known = read_sealed(self.path, Note)
             except TokmillError:
-                # A damaged note says nothing; the files are written again.
+                # With a damaged note, all files are written again.
                 self.changed = True
         self.found = self.known
         if self.is_same:
@@ -102,24 +102,24 @@ class Export:
 
     @property
     def is_same(self) -> bool:
-        """Whether the folder holds this very export, or a part of it."""
+        """Whether the folder holds the same export, or a part of it."""
         return self.known is not None and self.known.identity == self.identity
 
     def claim(self, paths: Iterable[Path], named: Path) -> None:
-        """Say which files will be written, before any is; those that are not ours are refused.
+        """Check which files will be written, before any is written.
 
-        Ours are the files that a note in the folder names. The path `named` was chosen by the user,
-        who may replace what is there.
+        An existing file is refused unless a note in the folder names it, or the user named it
+        (`named`).
         """
         mine = self.known.files if self.known else []
-        # A damaged note makes no stranger of its files.
+        # With a damaged note, the files are taken for those of an export.
         is_damaged = self.known is None and self.path.exists()
         claimed = {*(self.known.claimed if self.known else []), *(file.name for file in mine)}
         for path in paths:
             known = path.name in claimed or path == named or is_damaged
             if not known and os.path.lexists(path) and not is_written(path):
                 raise UsageError(
-                    "the file is not one that an export wrote, and it would be replaced",
+                    "the file was not written by an export, and would be replaced",
                     where=str(path),
                     hint="move it, or choose another folder",
                 )
@@ -127,7 +127,7 @@ class Export:
         self.claimed = sorted(claimed)
 
     def refuse_others(self, pattern: str, own: str) -> None:
-        """Refuse files that fit `pattern` and are not this export's: readers take all they find.
+        """Refuse files that match `pattern` and are not this export's: readers would read them too.
 
         `own`: the pattern of this export's files.
         """
@@ -142,12 +142,12 @@ class Export:
             )
 
     def begin(self) -> None:
-        """Write down that the export has begun, and what was written before."""
+        """Note that the export has begun, and the files that were written before."""
         _sweep(self.path)
         self._note(complete=False, files=list(self.before.values()))
 
     def put(self, path: Path, chunks: bytes | str | Iterable[bytes | memoryview]) -> Path:
-        """Write a file atomically, unless it stands as noted; then `chunks` are not asked for."""
+        """Write a file atomically, unless it equals its note; then `chunks` are not read."""
         _sweep(path)
         if not self.stands(path):
             self.changed = True
@@ -171,16 +171,16 @@ class Export:
         return path
 
     def stands(self, path: Path) -> bool:
-        """Say whether a file is there and is what was noted."""
+        """Say whether a file exists and equals its note."""
         known = self.before.get(path.name)
         return known is not None and not problem_of(self.folder, known)
 
     def end(self) -> None:
-        """Write down what was written, when all of it was."""
+        """Note that all files were written."""
         self._note(complete=True, files=self.written)
 
     def give_up(self) -> None:
-        """Leave what was there before, as nothing was written."""
+        """Restore the old note, as nothing was written."""
         if self.found is None:
             remove(self.path)
         else:
@@ -200,7 +200,7 @@ class Export:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what killed writers of a file left beside it."""
+    """Remove the private files that killed writers of a file have left."""
     for left in path.parent.iterdir():
         if left.name.startswith(f"{TEMPORARY}{path.name}-") and is_private(left.name):
             remove(left)
@@ -220,8 +220,8 @@ def exporting(
 ) -> Iterator[Export]:
     """Write an export called `name` into a folder; see `Export`.
 
-    `files` will be written, of which the user chose the name of one at most: `named`.
-    `others`: a pattern of files that a reader would take, and that of this export's own.
+    `files`: the files to write. `named`: the path that the user has named.
+    `others`: a pattern of the files that a reader would read, and the pattern of this export's.
     """
     identity = canonical_digest([kind, msgspec.to_builtins(config), store.content])
     export = Export(folder, name, kind, identity)
@@ -232,12 +232,11 @@ def exporting(
 
 
 def write_noted(folder: Path, name: str, kind: str, files: Mapping[str, bytes | str]) -> list[Path]:
-    """Write files whose names tokmill chose, with a note of them called `name`.
+    """Write files whose names tokmill chooses, with a note called `name`.
 
-    Raises `UsageError` where one would replace a file that no note names.
+    Raises `UsageError` if one would replace a file that no note names.
     """
     data = {inside(folder, file): text for file, text in files.items()}
-    # What stands as it is to be is left alone, as in other exports.
     export = Export(folder, name, kind, canonical_digest([kind, name]))
     with _begun(export, data, folder):
         for path, text in data.items():
@@ -263,12 +262,12 @@ def _begun(export: Export, files: Iterable[Path], named: Path) -> Iterator[None]
 
 
 def is_written(path: Path) -> bool:
-    """Say whether a note beside a file names it: an export wrote it, or had begun to."""
+    """Say whether a note beside a file names it."""
     return bool(find_notes(path))
 
 
 def problem_of(folder: Path, file: Written) -> str:
-    """Return what is wrong with a file; empty: nothing."""
+    """Return the problem of a file, or ""."""
     path = inside(folder, file.name)
     if not path.is_file():
         return "the file is missing"
@@ -295,7 +294,7 @@ def _names(note: Path, name: str) -> bool:
 
 
 def check(path: Path) -> Checked:
-    """Compare the exports in a folder, or the one of a file, with what they wrote down."""
+    """Compare the exports in a folder, or the one of a file, with their notes."""
     files: list[Written] = []
     kinds: list[str] = []
     problems: list[Problem] = []

@@ -1,4 +1,4 @@
-"""Padded windows in .npz files, as tokenization kits write them.
+"""Padded windows in .npz files, in the format of the JSONL tokenization kit.
 
 `input_ids` and `attention_mask`, both int32 of shape (windows, width); the mask is 1 where a token
 stands. Beside them `tokenization_stats.json`. Source of the format: the JSONL tokenization kit.
@@ -32,16 +32,16 @@ class NpzOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     ids_name: str = IDS
     """Name of the array of ids."""
     mask_name: str = MASK
-    """Name of the array that is 1 where a token stands."""
+    """Name of the array that is 1 at tokens and 0 at padding."""
 
 
 class NpzSource(TokenSource):
     """.npz files of padded windows: a record is a window without its padding.
 
-    Windows that overlap stay as they are: which of them belong to one document is not in the
-    files. A window without tokens is skipped, one whose mask has a hole is an error. A file is cut
-    into items of at most 64 MiB of decoded ids; a record's place is its row. Arrays of other names
-    than `ids_name` and `mask_name` are not read. Nothing is unpickled.
+    Overlapping windows are not merged, as the files do not state which windows belong to the same
+    document. A window without tokens is skipped; a mask with a hole is an error. A file is cut into
+    items of at most 64 MiB of decoded ids; a record's place is its row. Only the arrays `ids_name`
+    and `mask_name` are read. Nothing is unpickled.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = NpzOptions
@@ -83,7 +83,7 @@ class NpzSource(TokenSource):
             last = min(arrays.rows, row + arrays.rows_of_item)
             block = max(1, self.resources.block_bytes // max(1, arrays.ids.row_bytes))
             arrays.skip(row, block)
-            # A digest of its own: a mixed one would depend on the blocks.
+            # A separate digest: mixed with the ids, it would depend on the blocks.
             masks = hashlib.sha256()
             while row < last:
                 ids, mask = arrays.take(min(block, last - row))
@@ -167,12 +167,12 @@ class _Arrays:
         return self.ids.take(rows), self.mask.take(rows)
 
     def skip(self, rows: int, block: int) -> None:
-        """Read past rows; a compressed stream has no other way."""
+        """Skip rows by reading them, as a compressed stream has no seek."""
         for start in range(0, rows, block):
             self.take(min(block, rows - start))
 
     def finish(self) -> None:
-        """Read to the ends, where the checksums stand."""
+        """Read to the ends, so that the checksums are compared."""
         for member in (self.ids, self.mask):
             if member.file.read(1):
                 raise TokmillError(
@@ -219,7 +219,7 @@ class _Member:
 
 @contextlib.contextmanager
 def _open(path: Path, names: tuple[str, str]) -> Iterator[_Arrays]:
-    """Open a file; whatever zip, deflate or the array headers object to names it."""
+    """Open a file; errors of zip, deflate and array headers become a `TokmillError`."""
     try:
         with machine_errors("read", path), contextlib.ExitStack() as opened:
             archive = opened.enter_context(zipfile.ZipFile(path))

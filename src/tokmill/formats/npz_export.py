@@ -47,13 +47,13 @@ class NpzExportOptions(
     stride: int = 512
     """Tokens from the beginning of a window to the next (a step, not an overlap)."""
     pad_id: int | None = None
-    """Id that fills up windows; if none is given, the vocabulary's pad token."""
+    """Id that fills up windows; by default the vocabulary's pad token."""
     windows_per_file: int | None = None
-    """Windows of a file, 10,000 if nothing is said; the last one has what is left."""
+    """Windows of a file, by default 10,000; the last file has the rest."""
     per_input: bool = False
-    """One file for each input of the store, called tokenized_INPUT.npz."""
+    """Write one file for each input of the store, called tokenized_INPUT.npz."""
     name: str = "data"
-    """The files are called tokenized_NAME_part001.npz …"""
+    """Part of the file names: tokenized_NAME_part001.npz …"""
     ids_name: str = IDS
     """Name of the array of ids."""
     mask_name: str = MASK
@@ -63,9 +63,9 @@ class NpzExportOptions(
 class NpzExport:
     """.npz files of padded windows in a folder, and their statistics.
 
-    Each record is cut alone: a window of `max_length` tokens every `stride` tokens, the last one
-    ends with the record. Masks come from lengths, never from ids. Equal stores give equal files
-    with the same zlib.
+    Each record is cut by itself: a window of `max_length` tokens every `stride` tokens; the last
+    one ends with the record. Masks follow from lengths, not from ids. Equal stores give equal files
+    (with the same zlib).
     """
 
     Config: ClassVar[type[msgspec.Struct]] = NpzExportOptions
@@ -76,8 +76,8 @@ class NpzExport:
     def write(self, store: Store, out: Path) -> dict[str, Any]:
         """Write the parts into the folder `out`; return files, tokens, bytes and statistics.
 
-        Raises `TokmillError` when there is no id to pad with, an id is above 2^31 - 1, or the
-        folder holds .npz files that are not of this very export.
+        Raises `TokmillError` if there is no id for padding, an id is above 2^31 - 1, or the folder
+        holds .npz files of another export.
         """
         began = time.monotonic()
         config = self.config
@@ -224,7 +224,7 @@ def _lengths(windows: Windows, rows: Array) -> Array:
 
 
 def _inputs(windows: Windows) -> dict[str, Runs]:
-    """Return the name of each input → its windows, in the order in which they stand."""
+    """Return name of an input → its windows, in order."""
     store, base = windows.store, 0
     found: dict[str, Runs] = {}
     for number, entry in enumerate(store.shards):
@@ -239,10 +239,10 @@ def _inputs(windows: Windows) -> dict[str, Runs]:
 
 
 def file_names(inputs: Iterable[str]) -> dict[str, str]:
-    """Return the name of each input → that of its file, each another one.
+    """Return name of an input → name of its file; all file names differ.
 
-    `data/a.jsonl` gives `tokenized_data_a.npz`; with the suffix where two would be called so, and
-    with a number where that is not enough.
+    `data/a.jsonl` gives `tokenized_data_a.npz`. If two files would have the same name, the name
+    includes the suffix, and if necessary a number.
     """
     plain = {name: _plain(name) for name in inputs}
     times = Counter(_stem(name).lower() for name in plain.values())
@@ -270,7 +270,7 @@ def _plain(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """Return a name without its suffix, and without that of a packed file."""
+    """Return a name without its suffix, and without a compression suffix."""
     path = PurePath(name)
     return (path.with_suffix("") if path.suffix in PACKED else path).stem
 
@@ -311,7 +311,7 @@ def deterministic_npz(
         for name, blocks in arrays.items():
             entry = zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0))
             entry.compress_type = zipfile.ZIP_DEFLATED
-            # Otherwise the host's system is recorded.
+            # A fixed value; by default it depends on the operating system.
             entry.create_system = 3
             header = {"descr": "<i4", "fortran_order": False, "shape": shape}
             with archive.open(entry, "w", force_zip64=True) as file:

@@ -14,7 +14,7 @@ from tokmill import plugins
 from tokmill.builds.scan import InputFile, find_files
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.formats.arrow_files import ArrowFile, is_parquet
+from tokmill.formats.arrow_files import ArrowFile, damaged, is_parquet
 from tokmill.formats.datasets_folders import expanded
 from tokmill.formats.parquet_export import ParquetExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
@@ -36,10 +36,9 @@ class ParquetTokensOptions(TokenOptions, frozen=True, forbid_unknown_fields=True
     column: str = "input_ids"
     """List column of ids."""
     split: str = ""
-    """Which split of a folder of `datasets.save_to_disk` is read; without it `train`, or the only
-    one."""
+    """The split of a folder of `datasets.save_to_disk`; by default `train`, or the only one."""
     keep: tuple[str, ...] = ()
-    """Further columns to carry along: strings, integers, 32-bit floats."""
+    """Other columns to keep: strings, integers, 32-bit floats."""
 
 
 class ParquetTokensSource(TokenSource):
@@ -55,7 +54,7 @@ class ParquetTokensSource(TokenSource):
     config: ParquetTokensOptions
 
     def found(self) -> list[InputFile]:
-        """Return the files, of datasets in folders those that hold their rows."""
+        """Return the files; for folders of datasets, the files with their rows."""
         inputs, left = expanded(self.inputs, self.config.split)
         found = find_files(inputs, self.suffixes, choice=self.config)
         self.left_out = {**found.left_out, **left}
@@ -81,7 +80,7 @@ class ParquetTokensSource(TokenSource):
         return store_dtype([rows.dtype for _, rows in self.files()])
 
     def kept(self) -> Schema:
-        """Return the columns that are carried along."""
+        """Return the columns of `keep`."""
         if not self.config.keep:
             return {}
         _, rows = next(self.files())
@@ -109,7 +108,7 @@ class ParquetTokensSource(TokenSource):
         mine = [i for i, edge in enumerate(edges[:-1]) if item.start <= edge < item.stop]
         row = first = rows.rows_before(mine[0]) if mine else 0
         last = rows.rows_before(mine[-1] + 1) if mine else 0
-        # One digest a column: a mixed one would depend on the blocks.
+        # One digest a column: a digest over all columns would depend on the blocks.
         beside = [hashlib.sha256() for _ in range(1 + 2 * len(self.config.keep))]
         for batch in rows.batches(mine, self.resources.block_bytes):
             ids, offsets = rows.lists(batch, row)
@@ -149,7 +148,7 @@ class _Rows:
                 schema = self.file.schema_arrow
                 names = list(schema.names)
             except arrow_errors(self.arrow) as error:
-                raise self._damaged(error) from None
+                raise damaged(str(path), error) from None
         else:
             self.batched = ArrowFile(str(path))
             schema = self.batched.schema
@@ -187,16 +186,8 @@ class _Rows:
             )
         return str(kind)
 
-    def _damaged(self, error: Exception) -> TokmillError:
-        lines = str(error).splitlines() or [type(error).__name__]
-        return TokmillError(
-            f"the file is damaged or no Parquet or Arrow file: {lines[0]}",
-            where=str(self.path),
-            hint="its writer was killed or its copy cut off: make or fetch it again",
-        )
-
     def edges(self, size: int) -> list[int]:
-        """Return the byte edges of the row groups, as if they were of one size."""
+        """Return the byte edges of the row groups, as if all had the same size."""
         batched = self.batched
         count = max(1, self.file.metadata.num_row_groups) if batched is None else batched.count
         return [size * i // count for i in range(count + 1)]
@@ -224,7 +215,7 @@ class _Rows:
         try:
             yield from self.file.iter_batches(count, row_groups=groups, columns=names)
         except arrow_errors(self.arrow) as error:
-            raise self._damaged(error) from None
+            raise damaged(str(self.path), error) from None
 
     def lists(self, batch: Any, row: int) -> tuple[Array, Array]:
         """Return the ids of a batch's rows, flat, and their offsets (int64)."""

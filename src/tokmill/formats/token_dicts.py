@@ -41,13 +41,13 @@ from tokmill.store.strings import Strings
 from tokmill.unpickle import Pickle
 
 MOST_PHRASES = 1 << 18
-"""Different instructions at which the table begins anew."""
+"""Different instructions after which a new table begins."""
 MOST_INSTRUCTIONS = 1 << 20
 """Instructions of a batch."""
 INSTRUCTION = 16
-"""Bytes that an instruction costs, about, once it is known."""
+"""Memory of an instruction that is known already, about, in bytes."""
 NO_REGISTER = {"tokmill": "-", "semanticbbv": "[PAD]"}
-"""Rules → their token of `reg` where there is no register, which the others never make."""
+"""Rules → their token in `reg` for no register, which the other rules never use."""
 HINT = "`tokmill inspect` shows what the file holds"
 
 
@@ -55,13 +55,13 @@ class TokenDictsOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, 
     """Options of pickles of token dicts."""
 
     vocab: str = ""
-    """Folder with the six vocabularies, or a store; without one the tokens are counted."""
+    """Folder with the six vocabularies, or a store; by default the tokens are counted."""
     min_count: int = 1
-    """Tokens that stand less often than this in the inputs become [UNK], where they are counted."""
+    """If tokens are counted: rarer tokens become [UNK]."""
     rules: str = "semanticbbv"
-    """Rules that made the tokens, for the record of counted vocabularies."""
+    """Rules that made the tokens; noted in counted vocabularies."""
     separator: bool = False
-    """Put a [SEP] behind each instruction, in all columns."""
+    """Put a [SEP] after each instruction, in all columns."""
 
 
 class TokenDictsSource(Source):
@@ -69,8 +69,8 @@ class TokenDictsSource(Source):
 
     The columns `function`, `level` and `variant` are the key of a dict, the level of optimisation
     and the place in the list ("", "" and 0 in files that are lists of sequences; in a list of
-    levels the function is its number there). A record's place is its number in the file. Nothing is
-    run of a file.
+    levels, `function` is the number in that list). A record's place is its number in the file. No
+    code in a file is run.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = TokenDictsOptions
@@ -92,8 +92,8 @@ class TokenDictsSource(Source):
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the six vocabularies: the named ones, or those of the tokens in the inputs.
 
-        Raises `TokmillError` where a file is no vocabulary or no token dicts, and `UsageError`
-        where only other rules can have made the dicts.
+        Raises `TokmillError` for a file without vocabulary or token dicts, and `UsageError` if
+        other rules must have made the dicts.
         """
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
@@ -132,11 +132,11 @@ class TokenDictsSource(Source):
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return nothing for what only chooses vocabularies, as these are in the plan."""
+        """Leave out options that only choose vocabularies, as these are in the plan."""
         return {"vocab": None, "min_count": None, "rules": None}
 
     def items(self) -> Iterator[Item]:
-        """Yield the files; one can only be read from its beginning."""
+        """Yield the files whole, as a pickle can only be read from its beginning."""
         found = find_files(self.inputs, self.suffixes, choice=self.config)
         self.left_out = found.left_out
         for file in found.files:
@@ -175,7 +175,7 @@ class TokenDictsSource(Source):
 
 
 def count_tokens(path: Path, counts: dict[str, dict[str, int]]) -> None:
-    """Add how often each token of each column stands in a file, aligned: once a token of `asm`."""
+    """Add the number of occurrences of each token of each column in a file, aligned to `asm`."""
     seen: dict[Key, int] = {}
     streams: dict[Key, list[tuple[str, ...]]] = {}
     for place, (_, sequence, _) in enumerate(_sequences(path)):
@@ -195,7 +195,7 @@ def count_tokens(path: Path, counts: dict[str, dict[str, int]]) -> None:
 
 
 class _Place(NamedTuple):
-    """Where a sequence stands in its file."""
+    """The position of a sequence in its file."""
 
     function: str
     level: str
@@ -229,9 +229,9 @@ def _sequences(path: Path) -> Iterator[tuple[_Place, list[Any], int]]:
 
 
 def _rows(key: Any, value: Any) -> Iterator[tuple[_Place, Any]]:
-    """Yield the sequences of an entry: it is one itself, or holds a list, or one a level."""
+    """Yield the sequences of an entry: itself, those of its list, or those of its levels."""
     if _is_by_level(value):
-        # In a list the function has no name but its number.
+        # In a list, the number of the function is its name.
         for level, rows in value.items():
             for variant, row in enumerate(rows):
                 yield _Place(str(key), str(level), variant), row
@@ -262,7 +262,7 @@ def _unfit(path: Path, place: int, number: int | None, why: object) -> TokmillEr
 
 
 def _digest(raw: BinaryIO, stop: int, digest: Hash) -> None:
-    """Hand over the file's bytes up to a place."""
+    """Update `digest` with the file's bytes up to a place."""
     while data := raw.read(min(1 << 20, stop - raw.tell())):
         digest.update(data)
 
@@ -273,15 +273,15 @@ Key = tuple[
 
 
 def _key(instruction: Any) -> Key:
-    """Return all that an instruction holds, as what is quick to compare.
+    """Return the content of an instruction as a tuple, which is fast to compare.
 
-    Raises `TypeError`, `ValueError` or `KeyError` where it is no token dict.
+    Raises `TypeError`, `ValueError` or `KeyError` if it is no token dict.
     """
     asm, reg = instruction["asm"], instruction["reg"]
     kinds, kind_runs = zip(*instruction["type"], strict=True)
     accesses, access_runs = zip(*instruction["rw"], strict=True)
     mne, eflag = instruction["mne"], instruction["eflag"]
-    # That all are strings is asked of `join`, which is the quickest to tell.
+    # `join` is the fastest way to check that all are strings.
     "".join(asm), "".join(reg), "".join(kinds), "".join(accesses), "".join((mne, eflag))
     return tuple(asm), mne, kinds, bytes(kind_runs), tuple(reg), accesses, bytes(access_runs), eflag
 
@@ -303,7 +303,7 @@ def _streams(key: Key) -> list[tuple[str, ...]]:
     for column, stream in zip(COLUMNS, streams, strict=True):
         if len(stream) != count or not count:
             raise ValueError(f"{len(stream)} entries of {column} for {count} tokens")
-        # Vocabularies are UTF-8: half a surrogate pair is no token.
+        # Vocabularies are UTF-8, so a lone surrogate is refused.
         "".join(stream).encode()
     return streams
 
@@ -327,7 +327,7 @@ class _Table:
         """For each phrase the unknown tokens of each column."""
 
     def keep_small(self) -> None:
-        """Begin anew where there are very many; numbers given before are void then."""
+        """Clear the table if it is very large; earlier numbers are then invalid."""
         if len(self.numbers) > MOST_PHRASES:
             self.clear()
 
@@ -358,7 +358,7 @@ class _Table:
         }
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        # Copies, as an array with views of it cannot grow.
+        # Copies, as an array cannot grow while views of it exist.
         table = {c: np.array(values) for c, values in zip(COLUMNS, self.columns, strict=True)}
         return Phrases(rows, offsets, np.array(self.offsets), table), notes
 

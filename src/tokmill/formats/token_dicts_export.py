@@ -1,8 +1,8 @@
-"""Stores of x86 code as pickles of token dicts, for scripts that read nothing else.
+"""Stores of x86 code as pickles of token dicts, for scripts that read only these.
 
-The one place that writes a pickle: plain lists, dicts, tuples, strings and numbers, in protocol 4.
-The operations are written directly, as each instruction is then a piece of bytes made once. Source
-of the formats: SemanticBBV, `pre_processing/`, and CPython, `Lib/pickletools.py`.
+Only this module writes pickles: plain lists, dicts, tuples, strings and numbers, in protocol 4. The
+operations are written directly, so the bytes of each instruction are made once. Source of the
+formats: SemanticBBV, `pre_processing/`, and CPython, `Lib/pickletools.py`.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ RUNS = ("type", "rw")
 ONCE = ("mne", "eflag")
 """Written as one string an instruction."""
 BATCH = 1000
-"""Entries that Python's own writer puts in at a time."""
+"""Entries that Python's own pickler writes at a time."""
 
 
 def tokens_of(data: bytes, where: str) -> Any:
-    """Return a frozen vocabulary of an x86 column; raises `TokmillError` where it is none."""
+    """Return the vocabulary of an x86 column from its file; raises `TokmillError` if invalid."""
     return plugins.require("tokmill.x86.tokens.vocabulary").TokenList.from_json(data, where)
 
 
@@ -53,8 +53,8 @@ class TokenDictsExportOptions(
 class TokenDictsExport:
     """A pickle of sequences of token dicts, or several in a folder.
 
-    Run lengths are taken from the tokens: neighbours that are equal become one run. A [SEP] behind
-    an instruction is left out. Equal stores give equal files.
+    Equal adjacent tokens of `type` and `rw` become one run. A [SEP] after an instruction is left
+    out. Equal stores give equal files.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = TokenDictsExportOptions
@@ -129,7 +129,7 @@ def _in_phrases(store: Store, name: str) -> bool:
 
 
 class _Writer:
-    """Writes one pickle. A string is written once and fetched from then on."""
+    """Writes one pickle; a string is written once, then referred to."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -175,7 +175,7 @@ class _Writer:
         return b"](" + b"".join(found) + b"e"
 
     def _new(self, row: int) -> bytes:
-        """Return an instruction that was not written before, with the strings that are new."""
+        """Return the bytes of an instruction that is written for the first time."""
         shard = self.store.shard(self.shard)
         start, stop = shard["table_offsets"][row : row + 2].tolist()
         ids = [shard[f"table.{name}"][start:stop] for name in COLUMNS]
@@ -184,7 +184,7 @@ class _Writer:
         ):
             ids = [column[:-1] for column in ids]
         first = self._instruction(ids)
-        # From the second time on it fetches all its strings.
+        # From the second time on, all its strings are known.
         self.pieces[row] = self._instruction(ids)
         return first
 

@@ -1,8 +1,8 @@
-"""Bytes of an item as blocks of whole records, whatever the delimiter and compression.
+"""Read the bytes of an item as blocks of whole records, for any delimiter and compression.
 
-A record begins after a delimiter. An item owns the records that begin in (start, stop], the first
-item also the one at 0; so the ranges of a file's items tile it, and each is found by two searches.
-Members of compressed files follow the same rule, counted in the bytes that they inflate to.
+A record begins after a delimiter. An item has the records that begin in (start, stop]; the first
+item also has the record at 0. So each record is in exactly one item of a file, and two searches
+find the records of an item. For members of compressed files the rule applies to the inflated bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PEEK = 1 << 16
 class Block(NamedTuple):
     """Whole records with their delimiters, and where they begin.
 
-    Offsets are those of the file; in a compressed one of the content of the item.
+    Offsets count bytes of the file; for a compressed file, bytes of the item's content.
     """
 
     data: bytes
@@ -40,13 +40,13 @@ class Block(NamedTuple):
 
 
 MOST_RECORDS = 1 << 16
-"""Records of a block: a reader may hold some hundred bytes for each."""
+"""Records of a block at most, as a reader may need some hundred bytes for each."""
 
 
 def record_blocks(item: Item, delimiter: bytes, digest: Hash, block_bytes: int) -> Iterator[Block]:
-    """Yield an item's records in blocks of about `block_bytes`; hash all that they consist of.
+    """Yield an item's records in blocks of about `block_bytes`; update `digest` with all bytes.
 
-    A block has no more than 65,536 records.
+    A block has at most 65,536 records.
     """
     read = _Read(item)
     for block in _large_blocks(item, delimiter, digest, block_bytes, read):
@@ -63,13 +63,13 @@ class _Read:
     def __init__(self, item: Item) -> None:
         self.item, self.packed = item, is_stream(item.path)
         self.place, self.done = item.start, 0.0
-        """Of a compressed item the byte up to which it is inflated."""
+        """`place`: for a compressed item, the byte up to which it is inflated."""
 
     def inflated(self, place: int) -> None:
         self.place = place
 
     def after(self, block: Block) -> float:
-        """Return the share that ends with a block, the last that was made."""
+        """Return the share of the item up to the end of the last block."""
         if not self.packed:
             self.place = block.start + len(block.data)
         share = (self.place - self.item.start) / max(1, self.item.size)
@@ -118,16 +118,16 @@ def _large_blocks(
 
 
 def _record_start(file: BinaryIO, place: int, size: int, delimiter: bytes) -> tuple[int, bool]:
-    """Return (the first record start after `place`, True), looking at most 64 MiB further.
+    """Return (first record start after `place`, True), searching at most 64 MiB.
 
-    Where there is none so near: (a byte inside of the over-long record, False).
+    If there is none so near: (a byte inside of the too long record, False).
     """
     if place == 0 or place >= size:
         return min(place, size), True
     length = len(delimiter)
     at = max(0, place - length + 1)
     if _overlaps_itself(delimiter):
-        at = _in_step(file, at, delimiter)
+        at = _synchronized(file, at, delimiter)
     file.seek(at)
     window = b""
     last = place + MAX_RECORD + length
@@ -147,14 +147,14 @@ def _record_start(file: BinaryIO, place: int, size: int, delimiter: bytes) -> tu
 
 
 def _overlaps_itself(delimiter: bytes) -> bool:
-    """Say whether a delimiter can begin within another one, as an empty line in three newlines."""
+    """Say whether two delimiters can overlap, as two empty lines in three newlines."""
     return any(delimiter.startswith(delimiter[i:]) for i in range(1, len(delimiter)))
 
 
-def _in_step(file: BinaryIO, place: int, delimiter: bytes) -> int:
-    """Return the nearest byte at or before `place` that no delimiter, wherever it begins, spans.
+def _synchronized(file: BinaryIO, place: int, delimiter: bytes) -> int:
+    """Return the nearest byte at or before `place` that lies inside of no possible delimiter.
 
-    From there on delimiters are found as from the beginning of the file.
+    A search from there finds the same delimiters as a search from the beginning of the file.
     """
     length, low, window = len(delimiter), place, b""
     while True:
@@ -169,7 +169,7 @@ def _in_step(file: BinaryIO, place: int, delimiter: bytes) -> int:
 
 
 def _last_end(data: bytes, delimiter: bytes) -> int:
-    """Return where the last delimiter ends, or 0, as splitting from the left finds it."""
+    """Return the end of the last delimiter when splitting from the left, or 0."""
     if not _overlaps_itself(delimiter):
         found = data.rfind(delimiter)
         return found + len(delimiter) if found >= 0 else 0
@@ -196,7 +196,7 @@ def _read(file: BinaryIO, left: int) -> Iterator[bytes]:
 
 
 def _members(item: Item, delimiter: bytes, read: _Read) -> Iterator[bytes]:
-    """Yield the content of an item's members, and of the next ones up to the first delimiter."""
+    """Yield the content of an item's members, then of the next ones up to the first delimiter."""
     size = Path(item.path).stat().st_size
     yield from inflate(item.path, item.start, item.stop, read.inflated)
     if item.stop < size:
@@ -220,8 +220,8 @@ def _cut(
 ) -> Iterator[Block]:
     """Cut chunks into blocks of whole records.
 
-    `inside`: the first bytes belong to an over-long record that another item reports. `whole`: the
-    end of the chunks is the end of the file, so the last record needs no delimiter.
+    `inside`: the first bytes belong to a too long record that another item reports. `whole`: the
+    chunks end at the end of the file, so the last record needs no delimiter.
     """
     part, part_stop = 0, base + MAX_ITEM
     pending: list[bytes] = []
@@ -243,7 +243,7 @@ def _cut(
         data = b"".join(pending)
         if skipping:
             end = data.find(delimiter)
-            # Its last bytes may be the first of a delimiter.
+            # The last bytes may be the beginning of a delimiter.
             gone = end + len(delimiter) if end >= 0 else max(0, len(data) - len(delimiter) + 1)
             gone = len(data) if end < 0 and chunk is None else gone
             read(data[:gone])
@@ -283,7 +283,7 @@ def _cut(
 def _without_long(
     data: bytes, position: int, delimiter: bytes, lost: list[int], ends_part: bool
 ) -> Iterator[Block]:
-    """Yield whole records as one block, or as several around those above 64 MiB."""
+    """Yield whole records as one block, or as several without the records above 64 MiB."""
     start = 0
     if len(data) > MAX_RECORD:
         place = 0
@@ -300,7 +300,7 @@ def _without_long(
 
 
 WHITE = np.zeros(256, bool)
-"""Bytes that `bytes.strip` takes off."""
+"""Bytes that `bytes.strip` removes."""
 WHITE[list(b" \t\n\r\v\f")] = True
 
 

@@ -1,8 +1,8 @@
-"""Byte pair encoding in readable Python: the trainer and the encoder that the engines must equal.
+"""Byte pair encoding in readable Python: the reference for the engines' trainers and encoders.
 
-The trainer counts distinct words once, then updates the counts of pairs only in the words that a
-merge touches (Sennrich et al. 2016, with byte units as in GPT-2). Counts are Python integers, so
-they do not overflow.
+The trainer counts distinct words once. After a merge it updates the counts of pairs only in the
+words that change (Sennrich et al. 2016, with byte units as in GPT-2). Counts are Python integers,
+so they do not overflow.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tokmill.text.patterns import GPT2, safe_cut, split_words
 TieBreak = Literal["first", "greatest-bytes"]
 TIE_BREAKS: tuple[str, ...] = get_args(TieBreak)
 
-# Printable characters stand for themselves, the others follow; the order of Hugging Face's
-# alphabet, so that ids (and with them the tie-break "first") are theirs.
+# Printable characters first, then the others: the order of Hugging Face's alphabet, so that ids
+# (and with them the tie-break "first") are the same.
 BYTE_ORDER = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTE_ORDER += [byte for byte in range(256) if byte not in BYTE_ORDER]
 """The 256 bytes in the order in which they get ids."""
 
 MOST_IDS = 2**32 - 1
-"""Ids that 32 bits tell apart, which is what stores and engines hold."""
+"""Largest vocabulary: stores and engines have ids of 32 bits."""
 _INVERTED = bytes(255 - byte for byte in range(256))
 
 
@@ -45,8 +45,8 @@ def train_bpe(
 
     Args:
         source: the path of a text file, or an iterable of records (a word never crosses two).
-        vocab_size: tokens in all: special tokens, 256 bytes, and what is learned.
-        special_tokens: they get the first ids, and the text is cut at them before it is counted.
+        vocab_size: number of tokens: special tokens, 256 bytes, and learned tokens.
+        special_tokens: they get the first ids; text is cut at them before words are counted.
         tie_break: of pairs with equal counts, `greatest-bytes` takes the lexicographically greatest
             pair of byte strings (the rule of CS336), `first` the pair with the smallest ids (the
             rule of Hugging Face `tokenizers`).
@@ -72,7 +72,7 @@ def train_bpe(
 
 
 def check_request(vocab_size: int, special_tokens: Sequence[str]) -> None:
-    """Raise `UsageError` for a vocabulary that cannot be: too small, a special token twice."""
+    """Raise `UsageError` for an impossible vocabulary: too small, a special token twice."""
     for token, times in Counter(special_tokens).items():
         if not token:
             raise UsageError("a special token is empty", hint="give it a name: <|endoftext|>")
@@ -103,7 +103,7 @@ def check_request(vocab_size: int, special_tokens: Sequence[str]) -> None:
 def count_words(
     records: Iterable[Iterable[str]], special_tokens: Sequence[str], pattern: str = GPT2
 ) -> Counter[bytes]:
-    """Count the words of records, each given as chunks of text; memory follows distinct words."""
+    """Count the words of records (chunks of text); memory grows with the distinct words."""
     words: Counter[str] = Counter()
     for chunks in records:
         for piece, is_special in segments(chunks, special_tokens, safe_cut(pattern)):
@@ -153,8 +153,8 @@ def train_words(
         negative, _, _, a, b = heapq.heappop(queue)
         count = pairs[a, b]
         if count != -negative:
-            # Counts that fell are put right when their turn comes; those that rose are in the
-            # queue a second time.
+            # A count that fell is corrected when it is taken from the queue; for a count that
+            # rose there is a second entry.
             if 0 < count < -negative:
                 heapq.heappush(queue, (-count, order[a], order[b], a, b))
             continue
@@ -183,14 +183,14 @@ def train_words(
 
 
 def merge_ids(ids: Sequence[int], ranks: Mapping[tuple[int, int], tuple[int, int]]) -> list[int]:
-    """Merge a word's units: always the pair of the smallest rank, of equal ones the leftmost.
+    """Merge a word's units: always the pair with the smallest rank; among equals, the leftmost.
 
     Args:
         ids: the ids of a word's bytes (or characters).
         ranks: pair of ids → (rank, id of the joined token).
 
     Returns:
-        The ids that are left. Time grows as n log n, so a word of a million letters is fine.
+        The remaining ids. Takes n log n time, so a word of a million letters is no problem.
     """
     symbols: list[int] = list(ids)
     count = len(symbols)
@@ -238,8 +238,8 @@ def _join(ids: list[int], a: int, b: int, joined: int) -> list[int]:
 
 
 def _descending(token: bytes) -> str:
-    # Strings that sort opposite to the bytes: a longer token must come before its own prefix,
-    # hence the end mark, which is greater than any inverted byte.
+    # Strings that sort in the opposite order of the bytes. A longer token must come before its own
+    # prefix, so an end mark is added that is greater than any inverted byte.
     return token.translate(_INVERTED).decode("latin-1") + "\u0100"
 
 

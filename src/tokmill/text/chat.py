@@ -1,4 +1,4 @@
-"""Chats in JSON Lines: a template writes the roles, and the column `loss` says what is learned."""
+"""Chats in JSON Lines: a template writes the roles; the column `loss` marks the learned tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from tokmill.store.schema import (
     Array,
     Column,
     Drop,
+    Drops,
     Records,
     Schema,
     drops_of,
@@ -35,39 +36,39 @@ from tokmill.text.chat_templates import BREAK, CLOSE, MARKS, OPEN, NoMask, Templ
 from tokmill.text.documents import column_name, surround
 from tokmill.text.jsonl import JsonlSource, as_text
 from tokmill.text.paths import Paths
-from tokmill.text.prepare import Documents
+from tokmill.text.prepare import Documents, select
 from tokmill.text.probe import make_probe
 from tokmill.text.seen_keys import why_nothing
 
 USUAL = ("messages", "conversations")
-"""Keys of the list of messages that are looked for."""
+"""Default keys of the list of messages."""
 BESIDE = ("system", "tools")
-"""Keys beside the messages that are read."""
+"""Other keys that are read."""
 
 
 class ChatConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of chats."""
 
     messages: str = ""
-    """Path of the list of messages; without it `messages` or `conversations`."""
+    """Path of the list of messages; by default `messages` or `conversations`."""
     chat_template: str = ""
     """How messages become text: chatml, llama3, plain, a .jinja file or a tokenizer_config.json;
-    without it the template beside the tokenizer."""
+    by default the template beside the tokenizer."""
     learn: Literal["assistant", "last", "all"] = "assistant"
-    """What is learned: all that the assistant writes, its last turn, everything."""
+    """What is learned: all turns of the assistant, its last turn, everything."""
     specials_in_text: Literal["plain", "special", "reject"] = "plain"
-    """What `<|im_end|>` inside a message means: ordinary text, the special token (as transformers
-    does, so that a message can forge a turn), a reject."""
+    """Meaning of `<|im_end|>` inside a message: ordinary text, the special token (as in
+    transformers; a message can then forge a turn), a reject."""
     end_of_record: Literal["eot", "none"] = "none"
-    """Whether a chat ends with the `eot` token behind what the template writes; it is not learned,
-    unless everything is."""
+    """Whether the `eot` token is added after the text of the template; it is not learned, unless
+    everything is."""
     date: str = ""
-    """The day that a template sees as today, such as 2026-01-31."""
+    """The date that a template gets as today, such as 2026-01-31."""
     tokens: dict[str, str] = {}
-    """What a template calls bos_token, eos_token and so on; those that the files beside the
-    tokenizer name are taken without it."""
+    """Values of bos_token, eos_token and so on for the template; by default those in the files
+    beside the tokenizer."""
     keep: tuple[str, ...] = ()
-    """Fields that are carried along as string columns."""
+    """Fields that are kept as string columns."""
 
 
 @dataclass(slots=True)
@@ -77,10 +78,12 @@ class Chats(Documents):
     marked: Sequence[str] = ()
     notes: dict[str, int] = field(default_factory=dict)
 
-    def one(self, index: int) -> Chats:
-        """Return a batch of one of the chats, without what is carried along."""
-        texts, starts = [self.texts[index]], self.starts[index : index + 1]
-        return Chats(texts, starts, marked=[self.marked[index]])
+    def take(self, chosen: Sequence[int], drops: Sequence[Drops]) -> Self:
+        """Return some of the chats, and further drops."""
+        # Not `super()`: a dataclass with slots is another class than the one in the closure.
+        taken = Documents.take(self, chosen, drops)
+        taken.marked = [self.marked[i] for i in chosen]
+        return taken
 
 
 class ChatSource(JsonlSource):
@@ -99,7 +102,7 @@ class ChatSource(JsonlSource):
         "role": "roles are system, developer, user or human, assistant or gpt, and tool",
         "too many turns": "{% generation %} in a copy of the template marks any number of turns",
     }
-    """Reason → what helps, where it is the most frequent one of those that end a build."""
+    """Reason → hint, if it is the most frequent reason in a build that ends."""
     config: ChatConfig  # type: ignore[assignment]
 
     def __init__(
@@ -137,20 +140,20 @@ class ChatSource(JsonlSource):
 
     @classmethod
     def resolve(cls, config: ChatConfig, request: Request) -> ChatConfig:
-        """Return the options with the template itself, and what it calls special tokens.
+        """Return the options with the text of the template and its names of special tokens.
 
-        So the plan holds all of it, and a file that changes later is another recipe.
+        So both are part of the recipe, and a file that changes later gives another recipe.
         """
         found = chat_templates.find(config.chat_template, request.tokenizer)
         text, _ = chat_templates.BUILT_IN.get(found.template, (found.template, ()))
-        # What a template never writes is no part of the recipe.
+        # Names that the template does not use are no part of the recipe.
         names = {key: name for key, name in found.names.items() if key in text}
         tokens = dict(sorted((names | config.tokens).items()))
         return msgspec.structs.replace(config, chat_template=found.template, tokens=tokens)
 
     @classmethod
     def why_nothing(cls, config: Any, paths: Sequence[str]) -> str:
-        """Return what is to be said where (nearly) no line of the files makes a record."""
+        """Return a hint if no line of the files makes a record, or very few do."""
         lists = [config.messages] if config.messages else USUAL
         said = why_nothing(paths, lists)
         if any(f"(the list {name})" in said for name in lists):
@@ -176,7 +179,7 @@ class ChatSource(JsonlSource):
             )
 
     def _names(self, data: Mapping[str, Any]) -> dict[str, str]:
-        """Return what templates call the tokens with a role, where no file says it."""
+        """Return the default names in templates of tokens with a role."""
         by_id = {number: name for name, number in files.added_tokens(data).items()}
         roles = self.frozen.vocabulary.roles if self.frozen is not None else {}
         calls = {"eot": "eos_token", "bos": "bos_token", "pad": "pad_token", "unk": "unk_token"}
@@ -185,7 +188,7 @@ class ChatSource(JsonlSource):
 
     @property
     def schema(self) -> Schema:
-        """Tokens, whether each is learned, the bytes of each chat, and what is carried along."""
+        """Tokens, whether each is learned, the bytes of each chat, and the kept fields."""
         schema: Schema = {}
         for name, column in super().schema.items():
             if name == LOSS:
@@ -199,7 +202,7 @@ class ChatSource(JsonlSource):
         return schema
 
     def _guard(self, text: str) -> str:
-        """Break the names of special tokens in a text, so that they stay text."""
+        """Put a mark into names of special tokens in a text, so that they stay text."""
         if not text.isascii() and MARKS.search(text):
             raise Refused("noncharacter")
         if self.config.specials_in_text == "special":
@@ -267,7 +270,7 @@ class ChatSource(JsonlSource):
         return text
 
     def encoder(self, resources: Resources) -> EncodeChats:
-        """Return what makes records of chats."""
+        """Return the encoder of chats."""
         assert self.frozen is not None
         return EncodeChats(self.frozen, self.config, self.template.text, resources)
 
@@ -290,7 +293,10 @@ class EncodeChats:
         """Return the records of a batch of chats."""
         assert isinstance(documents, Chats)
         if not self.chats.in_segments:
-            documents = _without_broken(documents)
+            # Such a tokenizer encodes whole texts only; in these a name of a special token is the
+            # token.
+            reasons = ["special token" if BREAK in text else "" for text in documents.marked]
+            documents = select(documents, reasons, rejected=True)
         last = self.config.learn == "last"
         ids, offsets, learned, sizes = self.chats(documents.marked, last)
         lengths = np.diff(offsets)
@@ -316,35 +322,14 @@ class EncodeChats:
         )
 
     def probe(self, texts: Sequence[str]) -> Probe:
-        """Return the ids of known texts alone, as a template may refuse them; see `make_probe`."""
+        """Return the ids of known texts without the template, which may refuse them; see
+        `make_probe`.
+        """
         return make_probe(self.chats.plain, 0, 0, texts)
 
 
-def _without_broken(chats: Chats) -> Chats:
-    """Reject chats with names of special tokens in their text.
-
-    A tokenizer whose special tokens change the text beside them encodes whole texts alone, and in
-    these each name is the token.
-    """
-    kept = [i for i, text in enumerate(chats.marked) if BREAK not in text]
-    if len(kept) == len(chats.marked):
-        return chats
-    gone = set(range(len(chats.marked))) - set(kept)
-    drops = [Drop(int(chats.starts[i]), "special token", True) for i in sorted(gone)]
-    return Chats(
-        [chats.texts[i] for i in kept],
-        chats.starts[np.asarray(kept, np.int64)],
-        chats.drops + drops_of(drops),
-        {name: [values[i] for i in kept] for name, values in chats.kept.items()},
-        chats.ends_part,
-        chats.done,
-        [chats.marked[i] for i in kept],
-        chats.notes,
-    )
-
-
 def _unlearned(text: str, messages: Sequence[Mapping[str, Any]], learned: Sequence[bool]) -> str:
-    """Return a text without the marks of turns that are not to be learned (`weight` 0)."""
+    """Return a text without the marks of turns that must not be learned (`weight` 0)."""
     turns = [may for m, may in zip(messages, learned, strict=True) if m["role"] == "assistant"]
     pieces = re.split(f"[{OPEN}{CLOSE}]", text)
     if len(pieces) != 2 * len(turns) + 1:

@@ -1,4 +1,4 @@
-"""Lines of chats to messages with a role and a text, whatever shape they have."""
+"""Read the messages of chats (role and text) from the common shapes of JSON."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""What files call who speaks → what templates call them."""
+"""Role in files → role in templates."""
 CALLS = ("tool_calls", "function_call", "tool_call_id")
 READ = {"role", "from", "content", "value", "weight"}
 
 
 class Refused(Exception):
-    """A chat that does not enter the store: why, and whether that is a fault of it."""
+    """A chat that does not enter the store: the reason, and whether it is rejected or skipped."""
 
     def __init__(self, reason: str, rejected: bool = True) -> None:
         super().__init__(reason)
@@ -44,10 +44,10 @@ class Reader:
         """Prepare.
 
         Args:
-            template: its text; what it never names it cannot write.
-            guard: breaks the names of special tokens in a text.
-            built_in: the template knows nothing of tools.
-            notes: counts of what is left out.
+            template: its text; a key that does not occur in it cannot be written.
+            guard: marks names of special tokens in a text.
+            built_in: whether the template is built in; such templates do not write tools.
+            notes: counts of keys that are left out.
         """
         self.template, self.guard, self.built_in, self.notes = template, guard, built_in, notes
 
@@ -55,11 +55,11 @@ class Reader:
         """Return the messages of a chat, and for each whether it may be learned.
 
         Args:
-            value: the list of messages as it stands in the line.
-            system: what a key `system` beside it says.
+            value: the list of messages in the line.
+            system: the value of the key `system` beside it.
 
-        Raises `Refused`: missing and empty are skipped; type, role, content, "no text" (an image),
-        "tool calls" and weight are rejected.
+        Raises `Refused`. The reasons missing and empty are skips; type, role, content, "no text"
+        (an image), "tool calls" and weight are rejects.
         """
         if value is None:
             raise Refused("missing", rejected=False)
@@ -113,7 +113,7 @@ class Reader:
         return message
 
     def _others(self, given: Mapping[str, Any], message: dict[str, Any]) -> None:
-        """Take the other keys of a message that the template can write; count the others."""
+        """Add the other keys of a message that the template can write; count the rest."""
         for key, value in given.items():
             if key in READ or value is None or value == []:
                 continue
@@ -125,7 +125,7 @@ class Reader:
                 self.note(f"the key {key!r} of messages, which the template does not write")
 
     def guarded(self, value: Any) -> Any:
-        """Return a value all of whose texts, and keys, went through the guard."""
+        """Return a value with the guard applied to all its texts and keys."""
         if isinstance(value, str):
             return self.guard(value)
         if isinstance(value, dict):
@@ -133,12 +133,12 @@ class Reader:
         return [self.guarded(inner) for inner in value] if isinstance(value, list) else value
 
     def note(self, what: str) -> None:
-        """Count something that is left out."""
+        """Count a key that is left out."""
         self.notes[what if what in self.notes or len(self.notes) < 20 else "other keys"] += 1
 
 
 def _text_of_parts(parts: list[Any]) -> str:
-    """Return the text of content that comes in parts, end to end."""
+    """Return the joined text of content that is a list of parts."""
     texts = []
     for part in parts:
         text = part.get("text") if isinstance(part, dict) else part

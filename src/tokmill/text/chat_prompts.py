@@ -1,4 +1,4 @@
-"""Messages to the ids that a model answers: what `build chat` would write before the answer."""
+"""Encode messages as the prompt of a model: the ids that `build chat` writes before an answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ASKED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 
 class ChatPrompts:
-    """Writes messages as a store of chats has them, up to where the assistant begins."""
+    """Writes messages like the store of chats, up to the beginning of the assistant's answer."""
 
     def __init__(
         self, data: bytes, vocabulary: Vocabulary, options: Mapping[str, Any], template: str = ""
@@ -30,11 +30,11 @@ class ChatPrompts:
 
         Args:
             data: the tokenizer.json.
-            vocabulary: its record, which knows the roles.
-            options: those of the build of the store.
-            template: another chat template than the store's: a name, or a file.
+            vocabulary: its record, with the roles.
+            options: the options with which the store was built.
+            template: a chat template in place of the store's: a name, or a file.
 
-        Raises `TokmillError` where no template is known, or it does not fit the tokenizer.
+        Raises `TokmillError` if there is no template, or it does not fit the tokenizer.
         """
         config = recipe.convert(ChatConfig, dict(options), "options of the store")
         if template:
@@ -45,17 +45,17 @@ class ChatPrompts:
         self.encoder = ChatEncoder(data, self.source.template.text, resources)
 
     def ids(self, messages: Any, where: str = "") -> list[int]:
-        """Return the ids of messages and of what begins an answer to them.
+        """Return the ids of messages and of the beginning of an answer.
 
         Names of special tokens in messages are text, as in the store.
 
-        Raises `UsageError` for messages that are none, or that the template refuses.
+        Raises `UsageError` for invalid messages, or messages that the template refuses.
         """
         try:
             chat, _ = self.source.reader.chat(messages, None)
             text = self.source.template.render(chat, None, prompt=True)
         except Refused as why:
-            what = f"these are no messages that can be read: {why.reason}"
+            what = f"these messages cannot be read: {why.reason}"
             raise UsageError(what, where=where, hint=SHAPE) from None
         except TemplateFailed as why:
             raise UsageError(
@@ -74,7 +74,7 @@ class ChatPrompts:
         return ids
 
     def ends(self) -> list[int]:
-        """Return the id that ends a turn of the assistant, where the template writes one."""
+        """Return the id of the token that ends a turn of the assistant, if there is one."""
         try:
             text = self.source.template.marked(ASKED, None, self.source.ends)
         except (NoMask, TemplateFailed):
@@ -86,7 +86,7 @@ class ChatPrompts:
 
 
 def template_of(options: Mapping[str, Any]) -> str:
-    """Return the chat template of a store's options; "" where there is none."""
+    """Return the chat template in a store's options, or ""."""
     found = options.get("chat_template")
     if not isinstance(found, str):
         return ""
@@ -100,15 +100,16 @@ def load(
     template: str,
     where: str,
 ) -> ChatPrompts:
-    """Return the writer of a run.
+    """Return the writer of prompts for a run.
 
-    `kept`: options of the store that it learned from, or nothing. Raises `TokmillError` where there
-    is no template.
+    `kept`: options of the stores from which it learned. Raises `TokmillError` if there is no
+    template.
     """
     options = next((each for each in kept if template_of(each)), None)
     if options is None and not template:
         raise TokmillError(
-            "the run keeps no chat template: its store was not made by `tokmill build chat`",
+            "the run has no chat template: its store was not made by `tokmill build chat`, or from "
+            "chats with different templates",
             where=where,
             hint="name one: --chat-template chatml, llama3, plain, or a file",
         )

@@ -1,10 +1,10 @@
-"""Chat templates: a list of messages to the text that a model reads, and which of it is learned.
+"""Chat templates: they turn a list of messages into text, and mark the parts that are learned.
 
 Templates are Jinja programs in the dialect of Hugging Face transformers (`apply_chat_template`):
-white space around blocks is trimmed, `{% generation %}` encloses what the assistant writes, and
+white space around blocks is trimmed, `{% generation %}` encloses the text of the assistant, and
 `raise_exception`, `strftime_now`, `tojson`, `break` and `continue` are known. They run in Jinja's
-sandbox, which keeps them from this program's objects. Their time and memory are bounded here, as
-anybody may have written a template that comes with a tokenizer.
+sandbox, which gives no access to objects of this program. Their time and memory are limited here,
+as the template of a tokenizer may come from anyone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tokmill.files import machine_errors
 from tokmill.headers import loads_json
 
 OPEN, CLOSE, BREAK, END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-"""Marks in a rendered chat: what is learned begins and ends, a name of a special token is broken
-(so that it stays text), the chat ends. Unicode keeps these for a program's own use; a chat that
-holds one is refused."""
+"""Marks in a rendered chat: begin and end of learned text; a mark inside a name of a special token
+(so that it stays text); end of the chat. Unicode reserves these characters for internal use; a chat
+that holds one is refused."""
 MARKS = re.compile(f"[{OPEN}-{END}]")
 
 CHATML = """\
@@ -81,27 +81,23 @@ BUILT_IN: dict[str, tuple[str, tuple[str, ...]]] = {
 """Name → (template, special tokens that it writes)."""
 
 ANGLED = re.compile(r"<[|｜][^|｜<>\s]{1,40}[|｜]>")
-"""What looks like a special token in a template."""
+"""Matches names of special tokens in a template."""
 MOST_TURNS = 1000
-"""Turns of the assistant that are found by rendering a chat again up to each of them."""
-
-
+"""Turns of the assistant at most, if a chat must be rendered again for each of them."""
 STEPS, STEPS_OF_MESSAGE = 200_000, 1_000
-"""Turns of loops and calls of macros that a template may make for a chat, and more a message."""
+"""Loop steps and macro calls that a template may make for a chat, plus so many for each message."""
 MEMORY = 2 << 30
-"""Bytes of address space that a template may take beyond what the process has."""
+"""Bytes of address space that a template may use in addition to those of the process."""
 DIGITS = 1 << 16
-"""Bits of a whole number that a template may reckon with."""
-
-
+"""Bits of an integer that a template may compute."""
 WIDE = 1 << 20
-"""Length of what a template may make by saying how long it is to be; chats hold what is longer."""
+"""Length of a text that a template may create by a number (padding, repetition)."""
 WIDTHS = re.compile(r"%[^a-zA-Z%]*(?:\d{7}|\*)|:[^}]*\d{7}")
-"""A width in a format that is larger, or that comes as a value."""
+"""Matches a format with a larger width, or with a width that is a value."""
 
 
 class NoMask(Exception):
-    """What the assistant wrote cannot be told from the rest."""
+    """The text of the assistant cannot be separated from the rest."""
 
 
 class TooMany(Exception):
@@ -116,10 +112,10 @@ class Template:
 
         Args:
             text: the Jinja program.
-            names: what it calls `bos_token`, `eos_token` and the like.
-            date: the day that it sees as today, YYYY-MM-DD; empty: it may not ask.
+            names: values of `bos_token`, `eos_token` and similar names.
+            date: the date that it gets as today, YYYY-MM-DD; empty: it must not use the date.
 
-        Raises `UsageError` for a text that is no template, or that asks for a day.
+        Raises `UsageError` for a text that is no template, or that uses the date without `date`.
         """
         self.text = text
         self.names = dict(names)
@@ -132,7 +128,7 @@ class Template:
         errors = plugins.require("jinja2.exceptions")
         try:
             with _little_memory():
-                # What is constant is reckoned here already.
+                # Jinja computes constant expressions here already.
                 self._compiled = _environment(date).from_string(text)
         except (errors.TemplateError, MemoryError, RecursionError, OverflowError) as error:
             raise UsageError(
@@ -148,10 +144,9 @@ class Template:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None, prompt: bool = False
     ) -> str:
-        """Return the text of a chat, with `OPEN` and `CLOSE` around what `generation` encloses.
+        """Return the text of a chat, with `OPEN` and `CLOSE` around the `generation` blocks.
 
-        Raises `TemplateFailed` where the template refuses the chat, or asks for more time or memory
-        than any chat needs.
+        Raises `TemplateFailed` if the template refuses the chat, or needs too much time or memory.
         """
         names = {"messages": messages, "tools": tools, "documents": None}
         steps = _Steps(STEPS + STEPS_OF_MESSAGE * len(messages))
@@ -169,12 +164,12 @@ class Template:
     def marked(
         self, messages: Sequence[Mapping[str, Any]], tools: Any, ends: re.Pattern[str]
     ) -> str:
-        """Return the text of a chat with the assistant's turns marked, whatever the template.
+        """Return the text of a chat with the assistant's turns marked, for any template.
 
-        A template without `generation` is rendered again up to each turn of the assistant: what the
-        turn adds behind the prompt for it is learned, without the white space behind the special
-        token that ends it (`ends` matches the two together, at the end of a text). Raises `NoMask`
-        where the template writes earlier turns in another way when later ones follow, or none.
+        A template without `generation` is rendered again up to each turn of the assistant. The text
+        that the turn adds after its prompt is learned, without white space after the special token
+        that ends it (`ends` matches this token and white space at the end of a text). Raises
+        `NoMask` if the template writes earlier turns differently when later ones follow.
         """
         full = self.render(messages, tools)
         if self.marks:
@@ -201,11 +196,11 @@ class Template:
 
 
 class TemplateFailed(Exception):
-    """A template refuses a chat, or fails at it."""
+    """A template refuses a chat, or fails."""
 
 
 STEP = "tokmill_step"
-"""What the name of the counter of steps is in a template."""
+"""Name of the counter of steps in a template."""
 
 
 class _Steps:
@@ -223,21 +218,21 @@ class _Steps:
 _limited = threading.Lock()
 _renders = itertools.count()
 AGAIN = 256
-"""Chats after which it is looked up again how much memory the process has."""
+"""Chats after which the memory of the process is measured again."""
 
 
 @functools.lru_cache(maxsize=1)
 def _address_space(time: int) -> int:
-    """Return the bytes of address space that the process has; looked up once for each `time`."""
+    """Return the address space of the process in bytes; measured once for each `time`."""
     with open("/proc/self/statm", "rb") as handle:
         return int(handle.read().split()[0]) * resource.getpagesize()
 
 
 @contextmanager
 def _little_memory() -> Iterator[None]:
-    """Let allocations fail that would take the process `MEMORY` beyond what it has.
+    """Let allocations fail that exceed the current address space of the process by `MEMORY`.
 
-    One thread at a time, so that each puts back what was before.
+    One thread at a time, so that each restores the right limit.
     """
     with _limited:
         before = resource.getrlimit(resource.RLIMIT_AS)
@@ -252,13 +247,13 @@ def _little_memory() -> Iterator[None]:
 
 
 def _check_widths(*values: Any) -> None:
-    """Raise `OverflowError` where one of the numbers would make something very long."""
+    """Raise `OverflowError` if one of the numbers would make a very long text."""
     if any(isinstance(value, int) and value > WIDE for value in values):
         raise OverflowError("what it makes is too long")
 
 
 def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter none of whose arguments may be a large number."""
+    """Return a filter that refuses large numbers as arguments."""
 
     @functools.wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
@@ -274,7 +269,7 @@ def _bits(value: Any) -> int:
 
 @functools.cache
 def _environment(date: str) -> Any:
-    """Return Jinja's sandbox with what chat templates expect."""
+    """Return Jinja's sandbox with the extensions that chat templates expect."""
     jinja = plugins.require("jinja2")
     sandbox = plugins.require("jinja2.sandbox")
     extension = plugins.require("jinja2.ext")
@@ -295,12 +290,12 @@ def _environment(date: str) -> Any:
             return f"{OPEN}{caller()}{CLOSE}"
 
     class Sandbox(sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc, name-defined]
-        """A sandbox whose loops, macros and numbers have an end."""
+        """A sandbox with limits on loops, macros and numbers."""
 
         intercepted_binops = frozenset(("*", "**", "%"))
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            """Return a product or a power, unless it is a number that takes long."""
+            """Return a product, power or formatted text, unless it is too large."""
             bits = _bits(left) * right if operator == "**" else _bits(left) + _bits(right)
             if isinstance(left, int) and isinstance(right, int) and bits > DIGITS:
                 raise OverflowError("its numbers are too large")
@@ -313,7 +308,7 @@ def _environment(date: str) -> Any:
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, called: Any, /, *arguments: Any, **named: Any) -> Any:
-            """Call a method of a text, such as `ljust`, unless what it makes would be long."""
+            """Call a method of a text, such as `ljust`, unless its result would be too long."""
             if isinstance(getattr(called, "__self__", None), str):
                 _check_widths(*arguments, *named.values())
                 if called.__name__ in ("format", "format_map") and WIDTHS.search(called.__self__):
@@ -352,7 +347,7 @@ def _environment(date: str) -> Any:
             sort_keys=sort_keys,
         )
 
-    # Chance has no place in a store.
+    # Equal inputs must give equal stores, so random functions are removed.
     del environment.filters["random"], environment.globals["lipsum"]
     environment.filters["tojson"] = _narrow(tojson)
     for name in ("batch", "slice", "center", "indent"):
@@ -371,25 +366,25 @@ def _environment(date: str) -> Any:
 
 
 class Found(NamedTuple):
-    """A template as it was found, and what it may call special tokens."""
+    """A template, and its names of special tokens."""
 
     template: str
     names: dict[str, str]
 
 
 def is_text(template: str) -> bool:
-    """Say whether this is a template itself, not the name of one or of its file."""
+    """Say whether this is the text of a template, not a name or a path."""
     return "{%" in template or "{{" in template
 
 
 def find(template: str, tokenizer: str | None) -> Found:
-    """Return the template that is meant.
+    """Return the template for an option.
 
     Args:
-        template: a name of `BUILT_IN`, a template, a file with one, or nothing: the tokenizer's.
-        tokenizer: path of the tokenizer; files beside it say what its special tokens are called.
+        template: a name of `BUILT_IN`, a template, a file with one, or "": the tokenizer's.
+        tokenizer: path of the tokenizer; files beside it have the names of its special tokens.
 
-    Raises `UsageError` where there is none.
+    Raises `UsageError` if there is none.
     """
     folder = None
     if tokenizer is not None:
@@ -450,7 +445,7 @@ def _read(path: Path, missing: str | None = None) -> str:
 
 
 def _names(folder: Path) -> dict[str, str]:
-    """Return what a tokenizer's own files call its special tokens: eos_token and the like."""
+    """Return the special tokens in a tokenizer's own files: eos_token and so on → token."""
     names: dict[str, str] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         path = folder / file

@@ -1,7 +1,7 @@
-"""Compare tokenizers on one text: how many tokens, how much of the vocabulary, does it come back.
+"""Compare tokenizers on one text: number of tokens, used ids, round trip, speed.
 
-The numbers are those that tokenizer papers report: bytes a token (compression), tokens a word
-(fertility; a word is what white space separates), ids that the text never uses.
+The figures are those of papers on tokenizers: bytes a token (compression), tokens a word
+(fertility; words are separated by white space), ids that the text does not use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCK = 1 << 20
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What one tokenizer makes of a text."""
+    """The figures of one tokenizer."""
 
     tokenizer: str
     size: int
@@ -33,11 +33,11 @@ class Comparison(msgspec.Struct, frozen=True):
     bytes_a_token: float
     tokens_a_word: float
     unused_ids: int
-    """Ids of the vocabulary, special tokens left out, that the text does not use."""
+    """Ids of the vocabulary, without special tokens, that the text does not use."""
     round_trip: bool
-    """Whether decoding gives the text again, byte for byte."""
+    """Whether decoding the ids gives the same bytes."""
     megabytes_a_second: float
-    """Encoding alone, the text in memory, the best of three passes or one second."""
+    """Speed of encoding a text in memory: the best of three passes, or of those within a second."""
     engine: str
 
 

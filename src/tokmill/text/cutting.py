@@ -1,4 +1,4 @@
-"""Cut text at special tokens, and a stream of text where no token can lie across the cut."""
+"""Cut text at special tokens, and streams of text at places that no token can cross."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 @functools.lru_cache(maxsize=64)
 def specials_pattern(specials: tuple[str, ...]) -> re.Pattern[str] | None:
-    """Return what matches special tokens: the leftmost, and of several there the longest."""
+    """Return a pattern of special tokens: it finds the leftmost, and there the longest."""
     if not specials:
         return None
     return re.compile("|".join(re.escape(token) for token in sorted(specials, key=len)[::-1]))
@@ -25,10 +25,10 @@ def segments(
 ) -> Iterator[tuple[str, bool]]:
     """Cut text that arrives in chunks into (piece, is it a special token), losing nothing.
 
-    A special token is found also where it lies across chunks. Other text is cut at special tokens
-    and where `safe` matches (`patterns.safe_cut`), so that words of the pieces are words of the
-    whole; without it a piece lasts to the next special token.
-    Memory: a chunk and the longest stretch without a safe place.
+    Special tokens across chunks are found too. Other text is cut at special tokens and where `safe`
+    matches (`patterns.safe_cut`), so that the words of the pieces are those of the whole text.
+    Without `safe` a piece extends to the next special token.
+    Memory: a chunk, and the longest stretch without a safe place.
     """
     found = specials_pattern(tuple(sorted(specials)))
     hold = max(map(len, specials), default=1)
@@ -38,12 +38,12 @@ def segments(
     for chunk in chunks:
         parts.append(chunk)
         waiting += len(chunk)
-        # Looking again only after the text has doubled keeps text without safe places linear.
+        # Search again only after the text has doubled: linear time for text without safe places.
         if waiting < 2 * looked:
             continue
         text = "".join(parts)
         start = 0
-        # A special token that starts before `sure` is whole, and no longer one can still appear.
+        # A special token that starts before `sure` is complete, and cannot become a longer one.
         sure = len(text) - hold
         if found is not None:
             for match in found.finditer(text):
@@ -65,8 +65,8 @@ def segments(
 def _last_cut(safe: re.Pattern[str] | None, text: str, start: int, end: int) -> int:
     if safe is None:
         return start
-    # The window before the end nearly always has a place; growing backwards finds the last one
-    # without matching the whole text.
+    # A small window before the end nearly always has a safe place. It grows backwards, so that the
+    # last place is found without searching the whole text.
     width = 256
     while end > start:
         low = max(start, end - width)

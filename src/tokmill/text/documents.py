@@ -1,4 +1,4 @@
-"""Text sources share this: read documents, then turn them into token records."""
+"""Common parts of all text sources: read documents, then encode them as records of tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ M_ARENA_MAX = -8
 
 
 class Encoder(Protocol):
-    """What makes records of a batch of documents."""
+    """Turns a batch of documents into records."""
 
     engine: str
     """`gigatoken` or `tokenizers`."""
@@ -68,9 +68,9 @@ class DocumentSource(Source):
     Config: ClassVar[type[msgspec.Struct]] = TextOptions
     version: ClassVar[int] = 1
     suffixes: ClassVar[tuple[str, ...]]
-    """What files are called that are read of folders; none: whatever `fits` takes."""
+    """Suffixes of the files that are read in folders; none: all that `fits` accepts."""
     lines: bool = True
-    """Whether records are lines; only then is a compressed file of several members cut."""
+    """Whether records are lines; only then are compressed files with several members cut."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class DocumentSource(Source):
 
     @property
     def schema(self) -> Schema:
-        """Tokens, the bytes of each document as UTF-8, and the fields that are carried along."""
+        """Tokens, the UTF-8 bytes of each document, and the kept fields."""
         assert self.frozen is not None
         schema: Schema = {
             "token": Column(id_dtype(self.frozen.vocabulary.size), vocab="token"),
@@ -119,15 +119,15 @@ class DocumentSource(Source):
         return {}
 
     def fits(self) -> Fits | None:
-        """Return what says why a file of a folder is not read; None: its suffix alone decides."""
+        """Return the function that checks files in folders; None: only the suffix is checked."""
         return None
 
     def find(self) -> Inputs:
-        """Return the files of the inputs, and what of folders is left out."""
+        """Return the files of the inputs, and counts of what is not read."""
         return find_files(self.inputs, self.suffixes, self.fits(), self.config)
 
     def items(self) -> Iterator[Item]:
-        """Yield the files, cut at 64 MiB where they can be cut."""
+        """Yield the files, cut into items of 64 MiB if that is possible."""
         found = self.find()
         self.left_out = found.left_out
         for file in found.files:
@@ -148,13 +148,13 @@ class DocumentSource(Source):
         """Yield an item's documents, prepared."""
 
     def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hand on the content of an item: documents need not be encoded for it."""
+        """Update `digest` with the content of an item, without encoding the documents."""
         for batch in self.documents(item, digest):
             if batch.ends_part:
                 yield
 
     def encoder(self, resources: Resources) -> Encoder:
-        """Return what makes records of documents."""
+        """Return the encoder of documents."""
         assert self.frozen is not None
         return Encode(self.frozen, self.config, resources)
 
@@ -173,8 +173,9 @@ class DocumentSource(Source):
         if not self.resources.threads:
             yield from map(encode, self.documents(item, digest))
             return
-        # The encoder's threads leave the interpreter alone, so the next block is read meanwhile;
-        # but not over the end of a part, as its digest is taken when the part is committed.
+        # The encoder's threads do not hold the interpreter's lock, so the next block can be read
+        # meanwhile. At the end of a part, reading waits until the part is committed: its digest is
+        # taken then.
         committed = threading.Semaphore(0)
 
         def read() -> Iterator[Documents]:
@@ -202,7 +203,7 @@ def column_name(field: str) -> str:
 
 
 class Encode:
-    """Documents to records: ids, the eot token, specials in text."""
+    """Encodes documents as records, with the eot token and the handling of special tokens."""
 
     def __init__(self, frozen: Frozen, config: TextOptions, resources: Resources) -> None:
         mode = "special" if config.specials_in_text == "special" else "plain"
@@ -274,10 +275,10 @@ class Encode:
 
 
 def share_one_heap() -> None:
-    """Let the threads of this process share glibc's main heap.
+    """Let all threads of this process share glibc's main heap.
 
-    Each thread has one of its own otherwise, which keeps what was freed: some 40 MB more with the
-    reader and gigatoken's threads. `tokenizers` allocates so much that it would take twice as long.
+    Otherwise each thread has its own heap, which keeps freed memory: about 40 MB more with the
+    reader and gigatoken's threads. Not for `tokenizers`, which would be half as fast with one heap.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, 1)
@@ -305,18 +306,18 @@ def surround(
 
 
 class NoHash:
-    """Stands for a digest where nobody asks for one."""
+    """A digest that does nothing."""
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """Forget the content."""
+        """Ignore the content."""
 
 
 def iter_documents(
     inputs: Sequence[str], kind: str, options: Mapping[str, Any] | None = None
 ) -> Iterator[list[str]]:
-    """Yield the documents that a build of this kind would see, in batches of texts.
+    """Yield the documents that a build of this kind would read, in batches of texts.
 
-    Raises `TokmillError` where all of them were left out: for which reasons, and what helps.
+    Raises `TokmillError` with the reasons and a hint if all of them were left out.
     """
     source_kind = plugins.load(plugins.SOURCES, kind)
     config = recipe.convert(source_kind.Config, dict(options or {}), f"options of {kind}")

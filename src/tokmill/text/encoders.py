@@ -1,9 +1,9 @@
-"""The engines that builds encode with, behind one interface and with equal ids.
+"""The engines that encode text in builds, with one interface and equal ids.
 
-gigatoken is taken where its ids are known to equal those of Hugging Face `tokenizers`: byte-level
-BPE with the patterns of `tokmill.text.patterns`, and no step that the two read differently. All
-else goes to `tokenizers`. The two know different versions of Unicode, so texts with characters
-newer than 16.0 go to `tokenizers` one by one.
+gigatoken is used if its ids are known to equal those of Hugging Face `tokenizers`: for byte-level
+BPE with the patterns of `tokmill.text.patterns`, without steps that the two handle differently.
+Otherwise `tokenizers` is used. The two have different versions of Unicode, so texts with characters
+newer than Unicode 16.0 are always encoded by `tokenizers`, one by one.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ __all__ = ["BatchEncoder", "make_encoder", "template_tokens"]
 Array = NDArray[Any]
 
 _LONG = 1 << 20
-"""Characters above which a text goes to `tokenizers` in parts."""
+"""Characters above which a text is encoded in parts by `tokenizers`."""
 _SHARED = 4 << 20
-"""Bytes above which gigatoken shares a batch among threads: each has a cache of its own, and below
-this threads gain nothing."""
+"""Bytes above which gigatoken uses several threads; each has its own cache, so threads do not help
+with smaller batches."""
 _AT_ONCE = 1 << 19
-"""Characters that `tokenizers` encodes at once: its Encodings take some 100 bytes a token."""
+"""Characters that `tokenizers` encodes at a time: its Encodings need about 100 bytes a token."""
 
 SPECIALS_IN_TEXT = ("plain", "special", "reject")
 
 
 class BatchEncoder(Protocol):
-    """Many texts at a time → ids in one array."""
+    """Encodes many texts at a time into one array of ids."""
 
     name: str
     """`gigatoken` or `tokenizers`."""
@@ -62,10 +62,10 @@ class BatchEncoder(Protocol):
         ...
 
     def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
-        """Encode texts that lie in one buffer, without a Python object for each.
+        """Encode texts in one buffer, without a Python object for each.
 
         Args:
-            data: uint8, valid UTF-8 (the engines do not agree on what is none).
+            data: uint8, valid UTF-8 (the engines handle invalid UTF-8 differently).
             offsets: int64 (n + 1), text i is `data[offsets[i]:offsets[i + 1]]`; it begins and ends
                 between characters.
         """
@@ -83,12 +83,12 @@ def make_encoder(
 
     Args:
         tokenizer_json: the content of a tokenizer.json.
-        engine: `auto` takes gigatoken where it gives the ids of `tokenizers`, else `tokenizers`.
-        specials_in_text: `plain`, and `reject` (whose check is the caller's), take special tokens
-            in a text as text; `special` as the token.
-        threads: use all cores; else all work is on the calling thread.
+        engine: `auto` uses gigatoken if it gives the ids of `tokenizers`, else `tokenizers`.
+        specials_in_text: with `plain` and `reject`, names of special tokens in a text are text
+            (the caller checks for `reject`); with `special` they become the tokens.
+        threads: use all cores; otherwise only the calling thread.
 
-    Template tokens of the post-processor are never added (`tokenizer_json.template_tokens`).
+    Tokens of the post-processor are never added (`tokenizer_json.template_tokens`).
 
     Raises:
         UsageError: an engine or mode of this name does not exist.
@@ -134,7 +134,7 @@ def make_encoder(
 
 
 class TokenizersEncoder:
-    """Hugging Face `tokenizers`: runs every tokenizer.json."""
+    """Hugging Face `tokenizers`, for every tokenizer.json."""
 
     name = "tokenizers"
 
@@ -186,7 +186,7 @@ class TokenizersEncoder:
 
     @functools.cached_property
     def _reader(self) -> ReadableEncoder | None:
-        # Its safe places; where it does not know the file, or a step adds to each text, no cuts.
+        # For its safe places. None if it does not know the file, or a step changes each text.
         steps = files.flatten(self._data.get("pre_tokenizer"), "pretokenizers")
         wordpiece = self._data["model"]["type"] == "WordPiece"
         if (self._data.get("normalizer") and not wordpiece) or any(
@@ -200,7 +200,7 @@ class TokenizersEncoder:
         return reader if reader.safe_places is not None else None
 
     def _in_parts(self, texts: list[str]) -> tuple[Array, Array]:
-        """Encode long texts cut at safe places: an Encoding takes some 100 bytes a token."""
+        """Encode long texts in parts, cut at safe places, to bound the memory of Encodings."""
         reader = self._reader
         assert reader is not None
         ids: list[Array] = []
@@ -248,9 +248,9 @@ class TokenizersEncoder:
 
 
 class GigatokenEncoder:
-    """gigatoken: byte-level BPE without a Python object a text.
+    """gigatoken: byte-level BPE without a Python object for each text.
 
-    Its engine is made anew when its cache has grown too large (`tokmill.text.recycling`).
+    Its engine is replaced when its cache has grown too large (`tokmill.text.recycling`).
     """
 
     name = "gigatoken"
@@ -326,7 +326,7 @@ class GigatokenEncoder:
         ends = np.asarray(layout.offsets.data)
         ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
         if self.growth.too_large(size):
-            # First without, then a new one: two at a time would be the peak.
+            # Free the old engine first: two at a time would need twice the memory.
             self.tokenizer = None
             give_back_memory()
             self.tokenizer = self._engine()
@@ -367,12 +367,12 @@ def _as_json(data: Mapping[str, Any]) -> str:
     try:
         return msgspec.json.encode(data).decode()
     except UnicodeEncodeError:
-        # A lone surrogate in a token: the libraries refuse it with a message of their own.
+        # A lone surrogate in a token: the libraries refuse it with their own message.
         return json.dumps(data)
 
 
 class Utf8Texts(Sequence[str]):
-    """Texts that lie as UTF-8 in one buffer (uint8, offsets int64 (n + 1)), read when asked for."""
+    """Texts as UTF-8 in one buffer (uint8, offsets int64 (n + 1)), decoded on demand."""
 
     def __init__(self, data: Array, offsets: Array) -> None:
         self.data, self.offsets = data, offsets
@@ -420,7 +420,7 @@ def _utf8(texts: Sequence[str]) -> list[bytes]:
 
 
 def _readable_panic(error: BaseException) -> BaseException:
-    # PyO3's PanicException is a BaseException, which would end a worker without a word.
+    # PyO3's PanicException is a BaseException and would end a worker without a message.
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return TokmillError(
             f"gigatoken failed: {error}",

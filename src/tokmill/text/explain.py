@@ -1,4 +1,4 @@
-"""`--explain FILE:LINE`: every stage of one record, from bytes to its place in the store."""
+"""`--explain FILE:LINE`: all stages of one record, from its bytes to its place in the store."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SHOWN = 400
 
 
 def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
-    """Return stage → what it made of the record that holds line LINE of FILE.
+    """Return stage → its result for the record that contains line LINE of FILE.
 
-    Of Parquet, LINE is the row, counted from 1. Stages: place, raw, outcome, document, tokens, ids,
-    store. Raises `UsageError` for a place that does not exist.
+    For Parquet, LINE is the row, counted from 1. Stages: place, raw, outcome, document, tokens,
+    ids, store. Raises `UsageError` for a line that does not exist.
     """
     name, _, number = place.rpartition(":")
     if not name or not number.isdecimal() or int(number) < 1:
@@ -43,7 +43,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     line = int(number)
     offset, raw = (line - 1, b"") if rows else find_line(name, line)
     if offset == 0 and raw.startswith(BOM):
-        # A record may begin before or behind it.
+        # A record may begin before or after the byte order mark.
         offset = len(BOM)
     found = {"place": f"{name}, {'row' if rows else 'line'} {line}, byte {offset:,}"}
     if rows:
@@ -55,7 +55,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     index, outcome = -1, ""
     items = source.items()
     if is_stream(name):
-        # Whole, whatever members it is cut into: offsets are then those of the content.
+        # As one item, even if it has several members: offsets are then those of the content.
         items = iter([Item(Path(name).name, name, 0, Path(name).stat().st_size, "")])
     for item in items:
         for batch in source.documents(item, NoHash()):
@@ -80,7 +80,7 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     found["document"] = f"{len(text.encode()):,} bytes: {show(text.encode())}"
     for field, values in documents.kept.items():
         found[f"kept {field}"] = values[index]
-    found.update(_tokens(source, documents.one(index), frozen["token"]))
+    found.update(_tokens(source, documents.take([index], []), frozen["token"]))
     found.update(_in_store(chosen.out, Path(name), begins))
     return found
 

@@ -1,13 +1,14 @@
-"""Where gigatoken 0.10 and Hugging Face `tokenizers` 0.23 part, and how builds go around it.
+"""Differences between gigatoken 0.10 and Hugging Face `tokenizers` 0.23, and how builds avoid them.
 
 Found by fuzzing both with every kind of step (tests/property/test_tokenizer_properties.py):
 
-- gigatoken has Unicode 17.0, `tokenizers` 16.0: texts with newer letters, marks and numbers go to
-  `tokenizers`, one by one.
-- Added tokens: `tokenizers` looks first for those that are not `normalized`, then for the others;
-  gigatoken for all at once. `lstrip`, `rstrip` and `single_word` are not compared at all.
-- gigatoken knows only the patterns that it has a scanner for; tiktoken's newer spelling of cl100k
-  is among them only but for texts that end in white space.
+- gigatoken has Unicode 17.0, `tokenizers` 16.0. Texts with newer letters, marks and numbers are
+  encoded by `tokenizers`, one by one.
+- Added tokens: `tokenizers` first searches for those that are not `normalized`, then for the
+  others; gigatoken searches for all at once. Tokens with `lstrip`, `rstrip` or `single_word` are
+  left to `tokenizers`.
+- gigatoken has scanners for some patterns only. tiktoken's newer spelling of cl100k gives the same
+  words, except in texts that end in white space.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from tokmill.text.unicode_classes import runs
 Array = NDArray[Any]
 
 _PATTERNS = {CL100K: CL100K, O200K: O200K, CL100K_TIKTOKEN: CL100K}
-"""Pattern → the one that gigatoken knows and that gives the same words.
+"""Pattern → pattern that gigatoken knows and that gives the same words.
 
-tiktoken's spelling of cl100k differs at the end of a text that ends in white space; such texts go
-to the other engine.
+tiktoken's spelling of cl100k differs in texts that end in white space; these are encoded by
+`tokenizers`.
 """
 
 
@@ -102,7 +103,7 @@ def texts_with_newer_characters(data: Array, offsets: Array) -> Array:
     if not len(data) or int(data.max()) < 0xC0:
         return none
     characters, suspects = _newer_characters()
-    # The first two bytes of a character say nearly always that it is none of them.
+    # For nearly all characters the first two bytes show that it is none of them.
     leads = np.flatnonzero(data[:-1] >= 0xC0)
     leads = leads[suspects[_two_bytes(data[leads], data[leads + 1])]]
     hits = []
@@ -131,10 +132,10 @@ def _newer_characters() -> tuple[frozenset[bytes], Array]:
 
 
 def texts_with_white_tails(data: Array, offsets: Array) -> Array:
-    """Return the numbers of the texts that end in white space that is no newline."""
+    """Return the numbers of the texts that end in white space other than a newline."""
     full = np.flatnonzero(np.diff(offsets))
     last = data[offsets[full + 1] - 1]
-    # A newline at the very end is read alike.
+    # With a newline at the end both patterns give the same words.
     full = full[(last == 0x20) | (last == 0x09) | (last == 0x0B) | (last == 0x0C) | (last >= 0x80)]
     found = [
         text
@@ -147,13 +148,13 @@ def texts_with_white_tails(data: Array, offsets: Array) -> Array:
 
 
 def sees_end_of_text(data: Mapping[str, Any]) -> bool:
-    """Say whether white space at the end of a text is read apart (tiktoken's cl100k)."""
+    """Say whether white space at the end of a text is special (tiktoken's cl100k)."""
     steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
     return bool(steps) and steps[0].get("pattern") == {"Regex": CL100K_TIKTOKEN}
 
 
 def for_gigatoken(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the file with its pattern in the spelling that gigatoken knows."""
+    """Return the file with its pattern as gigatoken knows it."""
     steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
     if len(steps) < 2:
         return dict(data)

@@ -29,14 +29,14 @@ class JsonlConfig(FieldOptions, frozen=True, forbid_unknown_fields=True, kw_only
 class JsonlSource(DocumentSource):
     """JSON Lines files.
 
-    A block of lines is decoded in one call where every newline stands between `}` and `{` and as
-    many records come back as there are lines; otherwise line by line, with a reason for each line
-    that is refused.
+    A block of lines is decoded in one call if every newline stands between `}` and `{`, and the
+    result has as many records as lines. Otherwise it is decoded line by line, with a reason for
+    each line that is refused.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = JsonlConfig
     version = 2
-    """2: fields are not stripped unless it is asked for."""
+    """Since 2, fields are not stripped by default."""
     stdin_suffix = ".jsonl"
     suffixes = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst")
     hints: ClassVar[dict[str, str]] = {
@@ -58,13 +58,13 @@ class JsonlSource(DocumentSource):
 
     @classmethod
     def why_nothing(cls, config: JsonlConfig, paths: Sequence[str]) -> str:
-        """Return what is to be said where (nearly) no line of the files makes a record."""
+        """Return a hint if no line of the files makes a record, or very few do."""
         return why_nothing(paths, config.fields)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield the documents of the lines that begin in the item."""
         for block in record_blocks(item, b"\n", digest, self.resources.block_bytes):
-            # Of a block that is being encoded nothing but its texts should be in memory.
+            # In a call, so that only the texts of a block stay in memory while it is encoded.
             yield self._documents(block)
 
     def _documents(self, block: Block) -> Documents:
@@ -112,7 +112,7 @@ class JsonlSource(DocumentSource):
         return records, starts + base, drops
 
     def _all(self, data: bytes) -> list[Any] | None:
-        """Return the records of lines of which none is blank or refused; else None."""
+        """Return the records if no line is blank or refused, else None."""
         flat = np.frombuffer(data, np.uint8)
         newlines = np.flatnonzero(flat == NEWLINE)
         inner = newlines[:-1] if data[-1] == NEWLINE else newlines
@@ -141,7 +141,7 @@ class JsonlSource(DocumentSource):
             lines.pop()
         known: dict[bytes, str] = {}
         for line in lines:
-            # A short line that is refused often comes again, and an exception is slow.
+            # Short bad lines often repeat, and exceptions are slow.
             reason = known.get(line)
             if reason is None:
                 try:
@@ -195,7 +195,7 @@ def refusal(line: bytes, error: Exception) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a value that is carried along as text: JSON, where it is no string."""
+    """Return a kept value as text: a string unchanged, other values as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

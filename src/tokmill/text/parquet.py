@@ -12,8 +12,8 @@ import numpy as np
 from tokmill import plugins
 from tokmill.builds.scan import InputFile, Inputs, find_files
 from tokmill.builds.source import MAX_ITEM, Hash, Item
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.formats.arrow_files import ArrowFile, is_parquet
+from tokmill.errors import UsageError, nearest
+from tokmill.formats.arrow_files import ArrowFile, damaged, is_parquet
 from tokmill.formats.datasets_folders import expanded
 from tokmill.headers import arrow_errors
 from tokmill.store.schema import Array, each_drop
@@ -30,8 +30,7 @@ class ParquetConfig(FieldOptions, frozen=True, forbid_unknown_fields=True, kw_on
     """Options of Parquet and Arrow files."""
 
     split: str = ""
-    """Which split of a folder of `datasets.save_to_disk` is read; without it `train`, or the only
-    one."""
+    """The split of a folder of `datasets.save_to_disk`; by default `train`, or the only one."""
 
 
 class ParquetSource(DocumentSource):
@@ -49,7 +48,7 @@ class ParquetSource(DocumentSource):
     config: ParquetConfig
 
     def find(self) -> Inputs:
-        """Return the files, of datasets in folders those that hold their rows."""
+        """Return the files; for folders of datasets, the files with their rows."""
         inputs, left = expanded(self.inputs, self.config.split)
         found = find_files(inputs, self.suffixes, self.fits(), self.config)
         return Inputs(found.files, {**found.left_out, **left})
@@ -139,9 +138,9 @@ class ParquetSource(DocumentSource):
 
 
 def as_they_are(column: Any, options: FieldOptions) -> Utf8Texts | None:
-    """Return the texts of a string column without making a Python string of any.
+    """Return the texts of a string column without making Python strings.
 
-    None where one of them has to be changed, left out or refused: the slow way then does it.
+    None if one of the texts must be changed, left out or refused; the slow way then does it.
     """
     pyarrow = plugins.require("pyarrow")
     if column.null_count or not len(column) or pyarrow.types.is_dictionary(column.type):
@@ -169,12 +168,12 @@ def as_they_are(column: Any, options: FieldOptions) -> Utf8Texts | None:
 
 
 SOLID = np.zeros(256, bool)
-"""ASCII characters that are no white space: a text that begins and ends so needs no stripping."""
+"""ASCII characters other than white space; a text that begins and ends with them needs no strip."""
 SOLID[33:127] = True
 
 
 def _strings(column: Any, refused: list[str]) -> list[str | None]:
-    """Return a column's strings; one that is no UTF-8 is None, and its place says so."""
+    """Return a column's strings; a string that is not UTF-8 becomes None, noted in `refused`."""
     try:
         values: list[str | None] = column.to_pylist()
         return values
@@ -212,11 +211,7 @@ class _Groups:
             self.names = list(self._schema.names)
             self.count = self._parquet.metadata.num_row_groups
         except arrow_errors(pyarrow) as error:
-            raise TokmillError(
-                f"the file is damaged or no Parquet or Arrow file: {str(error).splitlines()[0]}",
-                where=path,
-                hint="its writer was killed or its copy cut off: make or fetch it again",
-            ) from None
+            raise damaged(path, error) from None
         self.count = max(1, self.count)
 
     def type(self, name: str) -> Any:
@@ -243,11 +238,7 @@ class _Groups:
                 most = max(1, min(8192, BATCH * rows // max(size, 1)))
                 yield from self._parquet.iter_batches(most, row_groups=[group], columns=names)
         except arrow_errors(pyarrow) as error:
-            raise TokmillError(
-                f"the file is damaged: {str(error).splitlines()[0]}",
-                where=self.path,
-                hint="copy the file again, or leave it out",
-            ) from None
+            raise damaged(self.path, error) from None
 
 
 def _largest_column(metadata: Any) -> int:

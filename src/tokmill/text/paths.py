@@ -19,14 +19,14 @@ _STEP = re.compile(r'("(?:[^"\\]|\\.)*"|[^."\[\]]+)((?:\[\])*)(\.|$)', re.DOTALL
 
 
 class Step(NamedTuple):
-    """One key of a path, and how many lists lie behind it."""
+    """One key of a path, and the number of `[]` after it."""
 
     key: str
     lists: int
 
 
 def parse_path(path: str) -> tuple[Step, ...]:
-    """Return the steps of a path; raises `UsageError` for what is none."""
+    """Return the steps of a path; raises `UsageError` for an invalid path."""
     steps: list[Step] = []
     place = 0
     while True:
@@ -53,30 +53,30 @@ def parse_path(path: str) -> tuple[Step, ...]:
 
 
 def quoted(key: str) -> str:
-    """Return a key as a path has it."""
+    """Return a key as it is written in a path."""
     plain = _STEP.fullmatch(key + ".") and not key.startswith('"') and "[" not in key
     return key if plain else msgspec.json.encode(key).decode()
 
 
 class Paths:
-    """Several paths, read out of decoded lines.
+    """Several paths, read from decoded lines.
 
-    Lines are decoded into structs that hold nothing but these paths, so what else a line has costs
-    no object.
+    Lines are decoded into structs that hold only these paths, so other content of a line makes no
+    objects.
     """
 
     def __init__(self, texts: Sequence[str], others: Sequence[str] = ()) -> None:
-        """Take paths.
+        """Prepare.
 
         Args:
-            texts: paths at whose ends strings must stand (or null, or nothing).
-            others: paths at whose ends anything may stand.
+            texts: paths that must lead to strings (or null, or nothing).
+            others: paths that may lead to anything.
 
-        Raises `UsageError` for two paths of which one ends where the other goes on.
+        Raises `UsageError` for two paths of which one is the beginning of the other.
         """
         tree: dict[str, Any] = {}
         self._getters: dict[str, Callable[[Any], Any]] = {}
-        # A field may make the document and be carried along as well: its text decides.
+        # A path may be in both: then it must lead to strings.
         for path in dict.fromkeys([*texts, *others]):
             _grow(tree, path, parse_path(path), str | None if path in texts else Any)
         self.struct = _struct(tree)
@@ -84,10 +84,9 @@ class Paths:
         self._steps = {path: _attributes(tree, parse_path(path)) for path in (*texts, *others)}
 
     def values(self, records: Sequence[Any], path: str) -> list[Any]:
-        """Return what stands at the end of a path in each record; None where nothing does.
+        """Return the value at a path in each record, or None.
 
-        A path through a list gives the list of what stands at its ends, or None where there is no
-        end at all.
+        A path through a list gives the list of all values at it, or None if there are none.
         """
         found: list[Any] = list(records)
         steps = self._steps[path]
@@ -149,7 +148,7 @@ def _attributes(tree: dict[str, _Node], steps: Sequence[Step]) -> tuple[tuple[st
 
 
 def _ends(value: Any, lists: int, steps: Sequence[tuple[str, int]]) -> list[Any]:
-    """Return all that stands at the ends below a value, in order; null counts as nothing."""
+    """Return all values at the end of a path below a value, in order, without nulls."""
     found = [value]
     for _ in range(lists):
         found = [inner for each in found if each is not None for inner in each]

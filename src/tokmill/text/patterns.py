@@ -1,13 +1,14 @@
-"""The patterns that cut text into words before byte pairs are merged, exact without a library.
+"""Patterns that cut text into words before byte pairs are merged.
 
 A pattern is written in the dialect of tokenizer files (`\\p{L}`, `(?i:…)`, possessive `?+`).
-`compile_pattern` turns it into Python's `re` with the Unicode 16.0 tables of
-`tokmill.text.unicode_classes`, so the words do not depend on the Python version.
+`compile_pattern` translates it for Python's `re`, with the Unicode 16.0 tables of
+`tokmill.text.unicode_classes`, so the words do not depend on the version of Python.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import signal
 import threading
@@ -29,10 +30,10 @@ CL100K_TIKTOKEN = (
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+(?!.|\n)|\s*[\r\n]|\s+(?!\S)|\s"
 )
-"""`cl100k_base` as tiktoken 0.14 has it, in a spelling that every engine reads alike.
+"""`cl100k_base` of tiktoken 0.14, in a spelling that all engines interpret in the same way.
 
-It differs from `CL100K` at the end of a text: white space there is one word even where it holds a
-newline. tiktoken's own `{1,3}+` and `$` mean something else to Hugging Face's regular expressions.
+It differs from `CL100K` at the end of a text: white space there is one word even if it has a
+newline. tiktoken's own `{1,3}+` and `$` have another meaning in Hugging Face's regular expressions.
 """
 
 O200K = "|".join(
@@ -51,17 +52,19 @@ O200K = "|".join(
 """GPT-4o's words (tiktoken's `o200k_base`)."""
 
 PATTERNS = {"gpt2": GPT2, "cl100k": CL100K, "o200k": O200K}
-"""Names for `--pattern`; anything else is taken as a pattern itself."""
+"""Names for `--pattern`; any other value is a regular expression."""
 
 WELL_KNOWN = {GPT2, CL100K, CL100K_TIKTOKEN, O200K}
 LIMIT = 5.0
-"""CPU seconds for one match of a pattern that is not well known."""
+"""CPU seconds for `AT_ONCE` matches of a pattern that is not well known."""
+AT_ONCE = 256
+"""Matches that are searched with one timer, as setting it takes 5 microseconds."""
 
 
 def resolve_pattern(name: str) -> str:
-    """Return the pattern called `name`, or `name` itself when it is a pattern.
+    """Return the pattern called `name`, or `name` itself if it is a regular expression.
 
-    Raises `UsageError` for a plain word that names none (a pattern of letters only is a mistake).
+    Raises `UsageError` for an unknown plain word (a pattern of letters only is a mistake).
     """
     if name in PATTERNS:
         return PATTERNS[name]
@@ -77,7 +80,7 @@ def resolve_pattern(name: str) -> str:
 def compile_pattern(pattern: str) -> re.Pattern[str]:
     """Compile a pattern for Python's `re`, with Unicode 16.0 classes.
 
-    Raises `TokmillError` for a class or a construct that this translation does not know.
+    Raises `TokmillError` for an unknown class or construct.
     """
     try:
         return re.compile(_translate(pattern))
@@ -92,7 +95,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 def matches(pattern: str, text: str) -> Iterator[re.Match[str]]:
     """Yield the matches of a pattern in a text.
 
-    Raises `TokmillError` if the search for one match takes more than `LIMIT` CPU seconds: `(a+)+$`
+    Raises `TokmillError` if the search for a match takes more than `LIMIT` CPU seconds: `(a+)+$`
     would take years. `re` has no limit of its own, but it lets signal handlers run, so a timer
     stops it. Handlers run in the main thread alone; in other threads there is no limit.
     """
@@ -103,22 +106,21 @@ def matches(pattern: str, text: str) -> Iterator[re.Match[str]]:
 
     def stop(number: int, frame: object) -> None:
         raise TokmillError(
-            f"the pattern takes more than {LIMIT:g} seconds to find one word",
+            f"the pattern takes more than {LIMIT:g} seconds to find a word",
             where=f"pattern {pattern!r}",
             hint="a pattern such as (a+)+ takes endless time: write it without one + in another",
         )
 
-    while True:
+    batch: list[re.Match[str]] | None = None
+    while batch is None or len(batch) == AT_ONCE:
         before = signal.signal(signal.SIGVTALRM, stop)
         signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT)
         try:
-            match = next(found, None)
+            batch = list(itertools.islice(found, AT_ONCE))
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(signal.SIGVTALRM, before)
-        if match is None:
-            return
-        yield match
+        yield from batch
 
 
 def split_words(pattern: str, text: str) -> Iterator[str]:
@@ -140,12 +142,12 @@ def split_words(pattern: str, text: str) -> Iterator[str]:
 
 @functools.cache
 def safe_cut(pattern: str) -> re.Pattern[str] | None:
-    """Return a pattern whose matches are places where a text may be cut in two before its end.
+    """Return a pattern that matches places where a text may be cut, except at its end.
 
-    Such a place lies after a letter or digit and before what can belong to no word of letters or
-    digits (an apostrophe can: `'s`; a mark can). All patterns of `PATTERNS` end a word there, with
-    or without what follows, so the words of the parts are the words of the whole. None for a
-    pattern of which this is not known.
+    Such a place lies after a letter or digit, and before a character that cannot belong to a word
+    of letters or digits (an apostrophe can: `'s`; a mark can). All patterns of `PATTERNS` end a
+    word there, whatever follows, so the words of the parts are those of the whole. None if this is
+    not known for a pattern.
     """
     if pattern not in WELL_KNOWN:
         return None
@@ -164,7 +166,7 @@ def _translate(pattern: str) -> str:
             continue
         if char == "[" and not inside:
             inside = True
-            # A bracket that stands first in a class is a literal there.
+            # A bracket at the beginning of a class is a literal.
             end = position + (2 if pattern[position + 1 : position + 2] == "^" else 1)
             if pattern[end : end + 1] == "]":
                 end += 1

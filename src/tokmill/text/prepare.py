@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 
@@ -16,7 +17,7 @@ class TextOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_onl
     """Options that all text sources share."""
 
     specials_in_text: Literal["plain", "special", "reject"] = "plain"
-    """What `<|endoftext|>` inside user text means: ordinary text, the special token, a reject."""
+    """Meaning of `<|endoftext|>` inside user text: ordinary text, the special token, a reject."""
     end_of_record: Literal["eot", "none"] = "eot"
     """Whether a document ends with the `eot` token."""
     template: Literal["refuse", "add", "none"] = "refuse"
@@ -27,21 +28,21 @@ class FieldOptions(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     """Options of sources whose records have fields."""
 
     fields: tuple[str, ...] = ("title", "text")
-    """Fields whose texts make the document, in this order; a missing one is left out. Of JSON also
-    paths: meta.title, messages[].content, "a.b" for a key with a dot."""
+    """Fields whose texts make the document, in this order; missing fields are left out. In JSON
+    also paths: meta.title, messages[].content, "a.b" for a key with a dot."""
     join: str = "\n"
-    """What stands between two fields, and between the elements of a list."""
+    """Text between two fields, and between the elements of a list."""
     strip: bool = False
     """Whether white space around each field is removed."""
     placeholders: tuple[str, ...] = ("[deleted]", "[removed]")
-    """Texts that stand for nothing."""
+    """Texts that count as empty."""
     keep: tuple[str, ...] = ()
-    """Fields that are carried along as string columns."""
+    """Fields that are kept as string columns."""
 
 
 @dataclass(slots=True)
 class Documents:
-    """A batch of documents: texts, where each began, what was left out, fields carried along."""
+    """A batch of documents: texts, where each begins, records left out, fields that are kept."""
 
     texts: Sequence[str]
     starts: Array
@@ -49,15 +50,24 @@ class Documents:
     kept: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ends_part: bool = False
     done: float | None = None
-    """Share of the item that ends with these documents."""
+    """Share of the item up to the end of these documents."""
 
-    def one(self, index: int) -> Documents:
-        """Return a batch of one of the documents, without what is carried along."""
-        return Documents([self.texts[index]], self.starts[index : index + 1])
+    def take(self, chosen: Sequence[int], drops: Sequence[Drops]) -> Self:
+        """Return some of the documents, and further drops."""
+        return dataclasses.replace(
+            self,
+            texts=[self.texts[i] for i in chosen],
+            starts=self.starts[np.asarray(chosen, np.int64)],
+            drops=[*self.drops, *drops],
+            kept={name: [values[i] for i in chosen] for name, values in self.kept.items()},
+        )
+
+
+D = TypeVar("D", bound=Documents)
 
 
 def join_lists(values: Sequence[list[str] | None], options: FieldOptions) -> list[str | None]:
-    """Return lists of texts as one text each; their elements are treated as fields are."""
+    """Return each list of texts as one text; elements are treated like fields."""
     placeholders = frozenset(options.placeholders)
     joined: list[str | None] = []
     for texts in values:
@@ -72,9 +82,9 @@ def join_lists(values: Sequence[list[str] | None], options: FieldOptions) -> lis
 def join_fields(
     columns: Sequence[Sequence[str | None]], options: FieldOptions
 ) -> tuple[list[str], list[str]]:
-    """Return (texts, reasons): a text is empty where its reason for skipping is not.
+    """Return (texts, reasons); a text that is skipped is empty and has a reason.
 
-    `columns` holds one sequence of values a field, None where the field is missing.
+    `columns` has a sequence of values for each field, None for a missing field.
     """
     placeholders = frozenset(options.placeholders)
     if len(columns) == 1:
@@ -96,7 +106,7 @@ def join_fields(
                         parts.append(part)
             texts.append(options.join.join(parts))
     reasons = [""] * len(texts)
-    # A comprehension, as it looks at every document and finds one seldom.
+    # A comprehension for speed: it tests every document, and few are empty.
     for i in [i for i, text in enumerate(texts) if not text or text.isspace()]:
         reasons[i] = _reason([values[i] for values in columns], placeholders)
         texts[i] = ""
@@ -111,7 +121,7 @@ def _reason(values: Sequence[str | None], placeholders: frozenset[str]) -> str:
     return "empty"
 
 
-def select(documents: Documents, reasons: Sequence[str], rejected: bool = False) -> Documents:
+def select(documents: D, reasons: Sequence[str], rejected: bool = False) -> D:
     """Return the documents without a reason, and a drop for each of the others."""
     if not any(reasons):
         return documents
@@ -121,11 +131,4 @@ def select(documents: Documents, reasons: Sequence[str], rejected: bool = False)
         if reason:
             left.setdefault(reason, []).append(i)
     drops = [Drops(documents.starts[at], reason, rejected) for reason, at in left.items()]
-    return Documents(
-        [documents.texts[i] for i in kept],
-        documents.starts[np.asarray(kept, np.int64)],
-        documents.drops + drops,
-        {name: [values[i] for i in kept] for name, values in documents.kept.items()},
-        documents.ends_part,
-        documents.done,
-    )
+    return documents.take(kept, drops)

@@ -1,4 +1,4 @@
-"""Known texts that every engine is asked, in many scripts, code, white space and special tokens."""
+"""The known texts of probes: many scripts, code, white space and names of special tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXTS = (
     "!!!???...", "$x^2$ ∑ → ≤", "<|endoftext|>", "<s>a</s>", "[CLS] a [SEP] [MASK]",
     "<|im_start|>user", "aaaaaaaaaaaaaaaaaaaaaaaa", "Donaudampfschifffahrt",
 )  # fmt: skip
-"""64 texts. Others would not match the stores that there are, but these keep theirs."""
+"""64 texts. They may be changed: existing stores keep their own."""
 
 
 def make_probe(
@@ -31,13 +31,13 @@ def make_probe(
     after: int,
     texts: Sequence[str],
 ) -> Probe:
-    """Ask an engine for the ids of texts; without any for those of `TEXTS`.
+    """Return a probe: the ids that an engine gives known texts.
 
     Args:
         encode: texts → (ids, offsets (n + 1)), as a build writes them.
-        before: ids that the build puts before each text.
-        after: ids that it puts behind.
-        texts: those of a probe that there is.
+        before: number of ids that the build puts before each text.
+        after: number of ids that it puts after each text.
+        texts: the texts of an existing probe; empty: `TEXTS`.
     """
     asked = list(texts) or list(TEXTS)
     try:
@@ -45,7 +45,7 @@ def make_probe(
         cuts = offsets.tolist()
         found = [ids[a:b].tolist() for a, b in zip(cuts[:-1], cuts[1:], strict=True)]
     except TokmillError:
-        # A model without `unk` has no ids for letters that it does not know.
+        # A model without `unk` refuses texts with unknown characters.
         found = [_alone(encode, text) for text in asked]
     answers = list(zip(asked, found, strict=True))
     return Probe(before=before, after=after, answers=answers)

@@ -1,8 +1,8 @@
-"""When an engine whose cache only grows is to be made anew, by the memory that was measured.
+"""Decide, by measured memory, when an engine with a growing cache must be replaced.
 
-gigatoken keeps every word that it has met (its releases up to 0.10 have no bound). Of source code
-the cache is worth its memory: words come again, and after 400 MB it holds some 80 MiB. Of text
-whose words never come again it grows by 10 bytes a byte, and slows the engine down.
+gigatoken keeps every word that it has met (releases up to 0.10 have no limit). For source code the
+cache is worth its memory: words repeat, and after 400 MB it has about 80 MiB. For text whose words
+do not repeat it grows by 10 bytes for each byte of text, and slows the engine down.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import os
 from collections.abc import Callable
 
 START = 20 << 20
-"""Bytes that an engine may grow by, whatever it has read."""
+"""Bytes by which an engine may always grow."""
 YOUNG = 4 << 20
-"""Bytes of text after which it is known how an engine grows; before, it is looked at often, as
-tables that double take three times their size meanwhile."""
+"""Bytes of text up to which memory is measured often: a table that doubles needs three times its
+size meanwhile."""
 OFTEN = 512 << 10
 SELDOM = 4 << 20
 EACH = 1.0
-"""Further bytes of growth a byte of text: source code stays below, random words take ten."""
+"""More bytes of growth for each byte of text: source code needs less, random words need ten."""
 MOST = 128 << 20
-"""Bytes of growth at which any cache is given up."""
+"""Bytes of growth after which an engine is always replaced."""
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process; 0 where the system does not say."""
+    """Return the resident memory of this process; 0 if the system does not state it."""
     try:
         with open("/proc/self/statm", "rb", 0) as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -35,7 +35,7 @@ def resident_bytes() -> int:
 
 
 def give_back_memory() -> None:
-    """Hand memory that was freed back to the system, where the C library can (glibc)."""
+    """Return freed memory to the system, if the C library can do that (glibc)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -43,8 +43,8 @@ def give_back_memory() -> None:
 class Growth:
     """Follows the memory of the process while one engine encodes.
 
-    What else grows meanwhile counts as well. That makes an engine anew too early at worst, which
-    costs some milliseconds and a cold cache.
+    Other growth of the process counts too. At worst an engine is replaced too early, which costs
+    some milliseconds and an empty cache.
     """
 
     def __init__(self, resident: Callable[[], int] = resident_bytes) -> None:
@@ -58,15 +58,15 @@ class Growth:
 
     @property
     def step(self) -> int:
-        """Bytes of text to encode before the next look, about."""
+        """Bytes of text to encode before the next measurement, about."""
         return OFTEN if self._bytes < YOUNG else SELDOM
 
     def too_large(self, encoded: int) -> bool:
-        """Say whether the engine is to be made anew, after so many more bytes of text."""
+        """Say whether to replace the engine, after `encoded` more bytes of text."""
         now = self.resident()
         self._bytes += encoded
         if self._base is None:
-            # What an engine sets up for its first text is no growth.
+            # The tables that an engine makes for its first text are no growth.
             self._base = now
             return False
         self._base = min(self._base, now)

@@ -1,4 +1,4 @@
-"""Which keys the lines of a file have: what an error says when the one that was named is absent."""
+"""The keys that the lines of a file have, for errors about missing fields."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tokmill.text.paths import quoted
 from tokmill.text.streams import inflate, is_stream
 
 LINES = 1000
-"""Lines that are looked at, in at most `HEAD` bytes."""
+"""Lines that are read, in at most `HEAD` bytes."""
 HEAD = 1 << 22
 DEEP = 8
-"""Keys and lists of a path at most."""
+"""Keys and lists in a path at most."""
 SHOWN = 12
 TOGETHER = (
     ("instruction", "input", "output"),
@@ -32,13 +32,13 @@ TOGETHER = (
     ("prompt", "response"),
     ("question", "answer"),
 )
-"""Keys that make a document together, as lists of tasks with their answers have them."""
+"""Keys that together make a document, in data sets of instructions and answers."""
 
 
 class Seen(NamedTuple):
-    """Paths → lines that have them: those that end in text, and those that end in something else.
+    """Path → number of lines with it: paths to text, and paths to other values.
 
-    `lines`: how many objects were looked at.
+    `lines`: number of objects that were read.
     """
 
     lines: int
@@ -58,13 +58,13 @@ class Seen(NamedTuple):
         return f"the first {self.lines:,} lines have {shown or 'no keys'}{more}"
 
     def together(self) -> tuple[str, ...]:
-        """Return the keys that lines of tasks and answers have together, or nothing."""
+        """Return the keys of instructions and answers that together make a document, or none."""
         return next((keys for keys in TOGETHER if self.texts.keys() >= {*keys}), ())
 
     def nearest(self, wanted: Sequence[str]) -> str:
-        """Return the path with text that is nearest to one of those that were named, or ""."""
+        """Return the path to text that is most similar to a wanted one, or ""."""
         for name in wanted:
-            # A key with a dot that was named as it is, and a key that stands deeper.
+            # A key with a dot that must be quoted; the same key in a nested object; a similar name.
             same = [path for path in self.texts if path == quoted(name)]
             deeper = [p for p in self.texts if p.rpartition(".")[2] == name.rpartition(".")[2]]
             close = difflib.get_close_matches(name, list(self.texts), n=1, cutoff=0.5)
@@ -75,9 +75,9 @@ class Seen(NamedTuple):
 
 
 def seen_keys(path: str) -> Seen:
-    """Return the keys of the first lines of a JSON Lines file; lines that are none are passed over.
+    """Return the keys of the first lines of a JSON Lines file; invalid lines are ignored.
 
-    Raises `TokmillError` where the file cannot be inflated.
+    Raises `TokmillError` if the file cannot be decompressed.
     """
     lines, texts, others = 0, Counter[str](), Counter[str]()
     for line in islice(_lines(path), LINES):
@@ -94,7 +94,7 @@ def seen_keys(path: str) -> Seen:
 
 
 def chat_key(seen: Seen) -> str:
-    """Return the path of the messages where the lines are chats, else ""."""
+    """Return the path of the messages if the lines are chats, else ""."""
     for path in seen.texts:
         if path.endswith(("[].role", "[].from")):
             return path.rpartition("[]")[0]
@@ -102,16 +102,16 @@ def chat_key(seen: Seen) -> str:
 
 
 def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
-    """Return the hint for lines that have none of the fields, or other values than text in them.
+    """Return the hint for lines without text in any of the fields.
 
-    It names the keys that the files have; "" where no line of them is an object, or a line has
-    text in one of the fields.
+    It names the keys that the files have; "" if no line is an object, or a line has text in one of
+    the fields.
     """
     for path in paths:
         try:
             if is_list(path):
                 return (
-                    "this is one JSON list, not JSON Lines; a line of each entry makes: "
+                    "this is one JSON list, not JSON Lines; a command that converts it makes: "
                     f"{how_to_split(path)}"
                 )
             seen = seen_keys(path)
@@ -133,13 +133,13 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
 
 
 def is_list(path: str) -> bool:
-    """Return whether a file is one JSON list of objects, as far as its beginning tells."""
+    """Return whether a file begins like one JSON list of objects."""
     head = b"".join(islice(_lines(path), 3))
     return re.match(rb"\s*\[\s*\{", head) is not None
 
 
 def how_to_split(path: str) -> str:
-    """Return the command that makes JSON Lines of a file that is one JSON list."""
+    """Return the command that converts a file with one JSON list to JSON Lines."""
     read = {".gz": "zcat", ".zst": "zstdcat"}.get(Path(path).suffix, "")
     name = path.removesuffix(".gz").removesuffix(".zst").removesuffix(".json")
     made = shlex.quote(f"{name}.jsonl" if f"{name}.jsonl" != path else f"{name}.lines.jsonl")

@@ -27,13 +27,13 @@ class TextConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Options of plain text."""
 
     record: Literal["separator", "line"] = "separator"
-    """What a document is: the text between two separators, or one line."""
+    """A document is the text between two separators, or one line."""
     separator: str = "<|endoftext|>"
-    """A file in which it never occurs is one document."""
+    """A file without any separator is one document."""
     strip: bool = False
     """Whether white space around each document is removed."""
     invalid_utf8: Literal["reject", "replace"] = "reject"
-    """What happens to a document whose bytes are no UTF-8; `replace` puts U+FFFD."""
+    """What happens to a document that is not UTF-8; `replace` inserts U+FFFD."""
 
 
 class TextSource(DocumentSource):
@@ -45,9 +45,9 @@ class TextSource(DocumentSource):
     config: TextConfig
 
     def fits(self) -> Fits:
-        """Return what says why a file of a folder is not read: it is no text, or is empty.
+        """Return the function that checks whether a file in a folder is text, and not empty.
 
-        The files that are no text are listed in `not_text`.
+        Files that are not text are added to `not_text`.
         """
         found = self.not_text = []
 
@@ -61,7 +61,7 @@ class TextSource(DocumentSource):
 
     @classmethod
     def remark(cls, names: Sequence[str], config: object) -> str:
-        """Return what is to be said of files that are read as text, but look like records."""
+        """Return a remark on files that are read as text but look like JSON Lines."""
         from tokmill.text.jsonl import JsonlSource
 
         records = [name for name in names if name.lower().endswith(JsonlSource.suffixes)]
@@ -128,15 +128,15 @@ class TextSource(DocumentSource):
 
 
 def why_no_text(path: Path, head: bytes) -> str:
-    """Say by its first bytes why a file is no text; "" if it is.
+    """Return, from its first bytes, why a file is not text; "" if it is text.
 
-    Of a compressed file what its first bytes inflate to is looked at.
+    For a compressed file, the first bytes are decompressed.
     """
     if is_stream(str(path)):
         try:
             head = next(inflate(str(path)), b"")[: len(head)]
         except TokmillError:
-            # Whoever reads it says so.
+            # Reading it will raise the error.
             return ""
     if not head:
         return "empty file"
@@ -144,11 +144,11 @@ def why_no_text(path: Path, head: bytes) -> str:
 
 
 def is_text(head: bytes) -> bool:
-    """Say whether a file begins like text: as UTF-8, without a zero byte."""
+    """Say whether a file begins like text: with UTF-8, without a zero byte."""
     if b"\0" in head:
         return False
     try:
-        # The last character may be cut.
+        # The last character may be incomplete.
         codecs.getincrementaldecoder("utf-8")().decode(head)
     except UnicodeDecodeError:
         return False

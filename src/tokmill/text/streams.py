@@ -1,9 +1,9 @@
-"""Compressed text: .gz and .zst as streams, cut where a member or a frame begins.
+"""Compressed text: .gz and .zst as streams, cut at members or frames.
 
-A single member or frame can only be read from its beginning. Files of many (bgzip, `cat a.gz b.gz`,
-seekable zstd, pzstd) are cut: the first member or frame that begins after each 16 MiB starts an
-item. Where one begins is found by its magic number and a trial; reading then proves it, as every
-member must end where the next item begins.
+A member or frame can only be read from its beginning. Files with many of them (bgzip,
+`cat a.gz b.gz`, seekable zstd, pzstd) are cut into items: after each 16 MiB, the next member or
+frame begins an item. Its beginning is found by its magic number and a trial decompression. Reading
+then verifies it, as a member must end where the next item begins.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SUFFIXES = (".gz", ".zst")
 STEP = 16 << 20
 """Compressed bytes of an item, about."""
 SEARCH = 64 << 20
-"""A file whose second member begins later than this is not searched further."""
+"""A file whose second member begins later than this is not cut."""
 EXPANDS = 5
-"""What compressed text usually grows by; decides how many files share a shard, nothing else."""
+"""Usual ratio of content to compressed size; it only decides how many files share a shard."""
 MAGIC = {".gz": b"\x1f\x8b\x08", ".zst": b"\x28\xb5\x2f\xfd"}
 PIECE = {".gz": 1 << 16, ".zst": 1 << 13}
 OUTPUT = 1 << 20
@@ -47,9 +47,9 @@ def inflate(
 ) -> Iterator[bytes]:
     """Yield the content of the members or frames between two bytes of a compressed file.
 
-    `tell` is told the byte of the file at which what was yielded ends.
+    `tell` is called with the byte of the file up to which the yielded content was compressed.
 
-    Raises `TokmillError` when a member is damaged, or does not end at `stop` or the file's end.
+    Raises `TokmillError` if a member is damaged, or does not end at `stop` or at the file's end.
     """
     kind = suffix(path)
     with machine_errors("read", path), open(path, "rb") as file:
@@ -106,7 +106,7 @@ def _broken(path: str, what: str) -> TokmillError:
 
 
 def members(path: str, size: int) -> list[int]:
-    """Return the bytes at which a compressed file is cut: 0, and beginnings of later members."""
+    """Return the bytes at which a compressed file is cut: 0, and the beginnings of some members."""
     edges = [0]
     if size <= STEP:
         return edges
@@ -135,7 +135,7 @@ def _next_member(file: BinaryIO, start: int, stop: int, kind: str) -> int | None
 
 
 def _begins_member(data: bytes, kind: str) -> bool:
-    """Say whether bytes that begin with the magic number inflate."""
+    """Say whether bytes that begin with the magic number can be decompressed."""
     if kind == ".gz" and data[3] & 0xE0:
         return False
     trial = _decompressor(kind)

@@ -1,9 +1,9 @@
-"""Mistral's `tekken.json`: ranks of tokens as tiktoken has them, behind a block of special tokens.
+"""Mistral's `tekken.json`: ranks of tokens as in tiktoken, after a block of special tokens.
 
-Format: mistral-common, `tokens/tokenizers/tekken.py` (versions v3 and later). `config` names the
-pattern, the ids in all (`default_vocab_size`) and how many of them are special
-(`default_num_special_tokens`, the first ids); `vocab` lists tokens by rank, more of them than are
-used; the id of a token is its rank behind the special ones.
+Format: mistral-common, `tokens/tokenizers/tekken.py` (versions v3 and later). `config` has the
+pattern, the number of ids (`default_vocab_size`) and the number of special tokens
+(`default_num_special_tokens`, the first ids). `vocab` lists tokens by rank, more than are used. The
+id of a token is its rank plus the number of special tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ USUAL_SPECIALS = (
     "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
     "[TOOL_CONTENT]",
 )  # fmt: skip
-"""What the first ids are in files that do not say it."""
+"""The first special tokens in files that do not list them."""
 
 
 class _Config(msgspec.Struct):
@@ -51,14 +51,14 @@ class _File(msgspec.Struct):
 
 
 def is_tekken(raw: bytes) -> bool:
-    """Say whether a JSON file looks like one."""
+    """Say whether a JSON file looks like a tekken.json."""
     return b'"token_bytes"' in raw and b'"default_num_special_tokens"' in raw
 
 
 def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
     """Turn the bytes of a tekken.json into the content of a tokenizer.json with equal ids.
 
-    Raises `TokmillError` for a file that is none, or does not hold what it says.
+    Raises `TokmillError` for another file, or one that contradicts itself.
     """
     try:
         file = loads_json(raw, _File)

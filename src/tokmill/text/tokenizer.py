@@ -1,4 +1,4 @@
-"""The `Tokenizer` object: text ↔ ids, and the frozen vocabulary of a store."""
+"""The class `Tokenizer`: text ↔ ids, and the vocabulary of a store."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Specials = Literal["special", "plain"]
 
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json")
 LONGEST_TEXT = 10**30
-"""What a tokenizer_config.json says where texts may have any length."""
+"""`model_max_length` in a tokenizer_config.json if texts may have any length."""
 
 
 class Tokenizer:
-    """A tokenizer, whatever file it came from.
+    """A tokenizer, from any file format.
 
-    `encode` and `encode_iterable` are the readable encoder, exact and slow; builds use
+    `encode` and `encode_iterable` use the readable encoder, which is exact and slow. Builds use
     `tokmill.text.encoders`, which gives equal ids.
     """
 
@@ -46,8 +46,8 @@ class Tokenizer:
             vocab: id → bytes.
             merges: pairs of tokens, first learned first.
             special_tokens: names, or names with their ids. A name that is in the vocabulary keeps
-                its id there, another one gets the next free id.
-            pattern: how text is cut into words, by name or as a regular expression.
+                its id; other names get the next free ids.
+            pattern: how text is cut into words: a name or a regular expression.
         """
         vocab = dict(vocab)
         specials: dict[str, int] = {}
@@ -68,7 +68,7 @@ class Tokenizer:
         cut = resolve_pattern(pattern)
         data = tokenizer_json.byte_level(vocab, list(merges), specials, pattern=cut)
         self._set(data, "tokenizer")
-        # Made now, so that `encode_iterable` needs no more memory than it says.
+        # Created now, so that `encode_iterable` runs in constant memory.
         self._special  # noqa: B018
 
     @classmethod
@@ -83,8 +83,7 @@ class Tokenizer:
 
         They are vocab.json and merges.txt, vocab.txt, `.tiktoken`, `.model` and tekken.json.
 
-        `pattern` and `specials` are for rank files whose name is not known; see
-        `tokenizer_files.read`.
+        `pattern` and `specials` are for rank files with unknown names; see `tokenizer_files.read`.
         """
         return cls.from_data(
             tokenizer_files.read(path, pattern=pattern, specials=specials), str(path)
@@ -108,7 +107,7 @@ class Tokenizer:
 
     @cached_property
     def vocab(self) -> dict[int, bytes]:
-        """Id → the bytes of the token, added tokens included, by id."""
+        """Id → the bytes of the token, including added tokens, ordered by id."""
         return tokenizer_json.token_bytes(self.data)
 
     @cached_property
@@ -131,7 +130,7 @@ class Tokenizer:
 
     @property
     def size(self) -> int:
-        """Largest id + 1, added tokens counted."""
+        """Largest id + 1, including added tokens."""
         return max(self.vocab, default=-1) + 1
 
     def inside_words(self) -> list[int]:
@@ -178,29 +177,29 @@ class Tokenizer:
 
         Args:
             text: any text without lone surrogates.
-            specials: `special` makes the special token where its name stands in the text (of
-                overlapping names the leftmost, then the longest); `plain` takes it as text.
+            specials: with `special`, the name of a special token in the text becomes the token (of
+                overlapping names the leftmost, then the longest); with `plain` it stays text.
 
         Raises:
-            TokmillError: the file has a step that the readable encoder does not know, or a lone
-                surrogate stands in the text.
+            TokmillError: the file has a step that the readable encoder does not know, the text
+                has a lone surrogate, or the pattern takes too long.
         """
         return [i for ids in self._readable(specials).encode([text]) for i in ids]
 
     def encode_iterable(
         self, chunks: Iterable[str], specials: Specials = "special"
     ) -> Iterator[int]:
-        """Yield the ids of a text that comes in parts (lines of a file), in constant memory.
+        """Yield the ids of a text that arrives in parts (lines of a file), in constant memory.
 
-        The ids are those of the whole text: words and special tokens may lie across parts. Where
-        the pattern is not one of `patterns.PATTERNS`, or there is a normalizer, the text between
-        two special tokens is held whole.
+        The ids are those of the whole text: words and special tokens may cross parts. If the
+        pattern is not one of `patterns.PATTERNS`, or there is a normalizer, the whole text between
+        two special tokens is held in memory.
         """
         for ids in self._readable(specials).encode(chunks):
             yield from ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD.
 
         Raises `TokmillError` for an id that the vocabulary does not have.
         """
@@ -240,10 +239,10 @@ class Tokenizer:
     def vocabulary(
         self, role_overrides: Mapping[str, str] | None = None
     ) -> tuple[Vocabulary, bytes]:
-        """Return the store's frozen record of this vocabulary, and the file that it names.
+        """Return the record of this vocabulary for a store, and the content of its file.
 
         Args:
-            role_overrides: role → token, over the roles that follow from names.
+            role_overrides: role → token; they replace roles that follow from names.
         """
         raw = self.to_json()
         roles = find_roles(tokenizer_json.added_tokens(self.data), role_overrides, where=self.where)
@@ -264,11 +263,11 @@ class Tokenizer:
         *,
         segments: bool = False,
     ) -> Path:
-        """Write tokenizer.json, and beside it what `transformers.AutoTokenizer` wants to find.
+        """Write tokenizer.json and the files that `transformers.AutoTokenizer` needs beside it.
 
         Args:
             path: the file, or a folder for `tokenizer.json`.
-            roles: role → id; None: as the names of special tokens say.
+            roles: role → id; None: from the names of special tokens.
             segments: whether the model reads the segment of each token, which transformers' object
                 is then asked to give.
 
@@ -276,7 +275,7 @@ class Tokenizer:
             The path of the tokenizer.json.
 
         Raises:
-            UsageError: files of another program stand where those beside it belong.
+            UsageError: files of another program have the names of the files beside it.
         """
         path = Path(path)
         if path.is_dir() or not path.suffix:
@@ -291,7 +290,7 @@ class Tokenizer:
     def files(
         self, roles: Mapping[str, int] | None = None, *, segments: bool = False
     ) -> dict[str, bytes]:
-        """Return the files that `save` writes, by name, tokenizer.json the last."""
+        """Return name → content of the files that `save` writes; tokenizer.json comes last."""
         names = {
             "eot": "eos_token",
             "bos": "bos_token",
@@ -338,10 +337,10 @@ def _json(value: object) -> bytes:
 
 
 def check_beside(path: Path) -> None:
-    """Refuse to write beside a tokenizer.json what would replace files that are not ours.
+    """Refuse to replace files beside a tokenizer.json that tokmill did not write.
 
-    Ours are known by `model_max_length` of tokenizer_config.json: transformers writes 1e30 as a
-    float has it, and so another number.
+    tokmill's files are recognised by `model_max_length` of tokenizer_config.json: transformers
+    writes 1e30 as a float, which is another number.
     """
     config, named = (path.with_name(name) for name in BESIDE)
     there = [file for file in (config, named) if file.exists()]

@@ -1,8 +1,8 @@
 """Train a WordPiece tokenizer on records, with Hugging Face `tokenizers`.
 
-Its trainer numbers characters in the order in which a hash table holds words, which differs from
-one run to the next, and of two pairs that are as frequent the one with the smaller numbers wins. So
-it is given all characters in a fixed order, and equal texts give equal tokenizers.
+Its trainer numbers characters in the order of a hash table of words, which differs between runs; of
+two equally frequent pairs the one with the smaller numbers wins. So the trainer gets all characters
+in a fixed order here, and equal texts give equal tokenizers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tokmill.text.train import Spool, no_text
 from tokmill.text.wordpiece import INSIDE, SPECIALS, tokenizer_data
 
 ALPHABET = 1000
-"""Characters of the vocabulary at most, the most frequent ones; words with others are `[UNK]`."""
+"""Largest number of characters: the most frequent ones; words with others are `[UNK]`."""
 LEAST = 2
-"""How often two tokens stand side by side, at least, before they are joined."""
+"""Two tokens are joined only if they occur side by side at least so often."""
 
 
 def train_wordpiece(
@@ -39,14 +39,14 @@ def train_wordpiece(
 
     Args:
         texts: records.
-        vocab_size: tokens in all: `SPECIALS` (the first ids), further special tokens, characters,
-            what is learned.
+        vocab_size: number of tokens: `SPECIALS` (the first ids), other special tokens, characters,
+            learned tokens.
         specials: special tokens besides `[PAD] [UNK] [CLS] [SEP] [MASK]`.
-        cased: keep capital letters and accents; else text is put into lower case.
-        alphabet: characters that are kept at most.
+        cased: keep capital letters and accents; else text is converted to lower case.
+        alphabet: largest number of characters.
 
     Returns:
-        A tokenizer with `vocab_size` ids; fewer where no two tokens stand side by side twice.
+        A tokenizer with `vocab_size` ids; fewer if no two tokens occur side by side often enough.
 
     Raises:
         UsageError: the vocabulary is too small for its characters, or a special token is given
@@ -79,7 +79,7 @@ def train_wordpiece(
         trainer = library.trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=LEAST,
-            # In this order, which is that of their ids.
+            # The order of their ids.
             special_tokens=first,
             initial_alphabet=kept,
             limit_alphabet=len(kept),
@@ -102,7 +102,7 @@ def _characters(texts: Iterable[str], tokenizer: Any, most: int) -> list[str]:
 
 
 def _goes_on(tokenizer: Any, character: str) -> bool:
-    """Say whether a character may stand inside of a word."""
+    """Say whether a character can continue a word."""
     return len(list(_words(tokenizer, f"a{character}"))) == 1
 
 

@@ -25,27 +25,28 @@ from tokmill.text.tsv_encode import LABEL, EncodeSentences
 
 BOM = b"\xef\xbb\xbf"
 MOST_CLASSES = 10_000
-"""Classes above which a column is no label."""
+"""Largest number of classes of a label column."""
 
 
 class TsvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Options of tables of sentences."""
 
     sentences: tuple[str, ...] = ()
-    """One or two columns, by name or number from 1; without it those of GLUE, by the header."""
+    """One or two columns, by name or number from 1; by default those of GLUE, by the header."""
     label_column: str = ""
-    """The column of the class, by name or number; without it that of GLUE, by the header."""
+    """The column of the class, by name or number; by default that of GLUE, by the header."""
     labels: tuple[str, ...] = ()
-    """The names of the classes, in the order of their numbers; without it those of the files, in
-    the order of their first use."""
+    """The names of the classes, in the order of their numbers; by default those in the files, in
+    the order of first use."""
     unlabelled: bool = False
-    """Make no column `label` (files to be predicted)."""
+    """Make no column `label` (for files without classes)."""
     header: bool = True
     """Whether the first line of each file names the columns."""
     max_tokens: int = 512
-    """Tokens of a record at most, special ones too; the longer sentence is cut first. 0: any."""
+    """Largest number of tokens of a record, with special tokens; the longer sentence is cut first.
+    0: no limit."""
     specials_in_text: Literal["plain", "special", "reject"] = "plain"
-    """What `[SEP]` inside a sentence means: ordinary text, the special token, a reject."""
+    """Meaning of `[SEP]` inside a sentence: ordinary text, the special token, a reject."""
 
 
 class TsvSource(DocumentSource):
@@ -99,14 +100,14 @@ class TsvSource(DocumentSource):
         return schema
 
     def encoder(self, resources: Resources) -> EncodeSentences:
-        """Return what makes records of sentences."""
+        """Return the encoder of sentences."""
         assert self.frozen is not None
         return EncodeSentences(self.frozen, self.config, self.classes, resources)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield the sentences of the lines that begin in the item."""
         layout = self._layout(item)
-        # The first line decides what the columns of all others mean.
+        # The first line decides the meaning of the columns in all other lines.
         digest.update(layout.first)
         for block in record_blocks(item, b"\n", digest, self.resources.block_bytes):
             yield self._documents(block, layout)

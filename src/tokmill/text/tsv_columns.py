@@ -31,10 +31,10 @@ KNOWN: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 class Layout(NamedTuple):
-    """What the columns of a file are: numbers from 0."""
+    """The columns of a file; numbers from 0."""
 
     first: bytes
-    """The first line, which says it."""
+    """The first line."""
     columns: int
     sentences: tuple[int, ...]
     label: int | None
@@ -43,7 +43,7 @@ class Layout(NamedTuple):
 def layout_of(item: Item, config: Any) -> Layout:
     """Return the layout of an item's file, by its first line and the options.
 
-    Raises `TokmillError` and `UsageError` where a column is not there, or is not known.
+    Raises `TokmillError` and `UsageError` if a column is missing or not known.
     """
     first = _first_line(item.path)
     try:

@@ -1,10 +1,10 @@
-"""Foreign pickles, read as data: nothing in them is imported, and nothing in them is called.
+"""Read foreign pickles as data: nothing in them is imported or called.
 
-A pickle is a program for a small stack machine, and Python's own reader calls whatever functions
-that program names. This reader knows the machine (protocols 0 to 5) and makes plain values only:
-dict, list, tuple, set, frozenset, int, float, str, bytes, bytearray, bool, None. What the program
-would make by a call is an inert `Instance`, a function or class a `Name`; names that the caller
-does not expect are refused.
+A pickle is a program for a small stack machine, and Python's own reader calls any function that
+this program names. The reader here implements the machine (protocols 0 to 5), but makes only plain
+values: dict, list, tuple, set, frozenset, int, float, str, bytes, bytearray, bool, None. In place
+of a call it makes an inert `Instance`, in place of a function or class a `Name`. Names that the
+caller does not expect are refused.
 
 Source of the format: CPython, `Lib/pickletools.py`.
 """

@@ -1,4 +1,4 @@
-"""How much may be made of a file before it is too much to be meant well."""
+"""A limit on the memory and time that a pickle may cost."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from pathlib import Path
 from tokmill.errors import TokmillError
 
 SPARE = 256 << 20
-"""Bytes that may be made of a small file."""
+"""Bytes that any file may cost."""
 TIMES = 16
-"""Bytes that may be made of each byte of a file, beside these."""
+"""More bytes for each byte of the file."""
 
 
 class Budget:
-    """Counts down what is made of a pickle, in bytes.
+    """Counts the bytes that are made from a pickle.
 
-    A value that a pickle refers to again costs it a few bytes, whatever the value holds. Whoever
-    copies or counts what values hold asks here first, so that a small file cannot take all memory
-    or time.
+    A reference to an earlier value takes a few bytes in a pickle, however large the value is. Code
+    that copies or counts the content of values must call `take` first, so that a small file cannot
+    use up all memory or time.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -25,11 +25,11 @@ class Budget:
         self.left = SPARE + TIMES * size
 
     def take(self, size: int) -> None:
-        """Use up budget; raises `TokmillError` where there is no more."""
+        """Use some of the budget; raises `TokmillError` if it is used up."""
         self.left -= size
         if self.left < 0:
             raise TokmillError(
-                "the pickle makes far more than it holds",
+                "the pickle makes far more data than its size allows",
                 where=str(self.path),
-                hint="it is damaged, or made to fill the memory of who opens it",
+                hint="it is damaged, or was made to fill the memory of its readers",
             )

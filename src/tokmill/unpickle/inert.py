@@ -1,4 +1,4 @@
-"""What a pickle makes by calls, as data: names, instances, and the calls that give plain values."""
+"""Calls of a pickle as data: names, instances, and the calls whose results are plain values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tokmill.unpickle.budget import Budget
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MAX_KEY = 64
-"""Entries of a tuple that is a key: to hash a key must cost no more than to read it."""
+"""Entries of a tuple that is a key at most: hashing a key must not cost more than reading it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A function or class that a pickle names; it is never looked up."""
+    """A function or class that a pickle names; it is never imported."""
 
     module: str
     name: str
@@ -31,7 +31,7 @@ class Name:
 
 @dataclass(slots=True, eq=False)
 class Instance:
-    """What a pickle would make by a call: what is called, and what is handed over."""
+    """A call in a pickle: the function or class, and the arguments."""
 
     kind: str
     """Name of the class or function."""
@@ -43,14 +43,14 @@ class Instance:
 
 
 FREE = frozenset({str, bytes, float, bool, type(None), Name, Instance, frozenset})
-"""Types of keys whose hash costs little, whatever they hold."""
+"""Types of keys whose hash is always cheap."""
 
 
 def check_key(key: Any, deep: int = 2) -> None:
     """Refuse a key of a dict or set whose hash could cost more than reading it.
 
-    Raises `ValueError` for large integers and for long or deep tuples, `TypeError` for what has no
-    hash.
+    Raises `ValueError` for large integers and for long or deep tuples, `TypeError` for types
+    without a hash.
     """
     if type(key) is int:
         # Integers that differ by a multiple of 2^61 - 1 share a hash: a file of them takes hours.
@@ -66,9 +66,9 @@ def check_key(key: Any, deep: int = 2) -> None:
 
 
 def array_of(value: Any) -> Array | None:
-    """Return a numpy array that a pickle holds; None for what is none, or holds Python objects.
+    """Return the numpy array of an `Instance`; None for other values, and arrays of objects.
 
-    Both ways to pickle one are known: `_reconstruct` with a state, `_frombuffer` with arguments.
+    Both ways to pickle an array are known: `_reconstruct` with a state, `_frombuffer`.
     """
     if not isinstance(value, Instance):
         return None
@@ -164,7 +164,7 @@ def _scalar(args: tuple[Any, ...], budget: Budget) -> Any:
     if kind is None or not isinstance(data, bytes) or len(data) != kind.itemsize:
         return None
     value = np.frombuffer(data, kind)[0].item()
-    # Not so for the long double, of which Python has none.
+    # A long double has no Python type.
     return value if isinstance(value, int | float | complex | str | bytes) else None
 
 
@@ -184,9 +184,9 @@ CALLS: dict[str, Callable[[tuple[Any, ...], Budget], Any]] = {
     "numpy.core.multiarray.scalar": _scalar,
     "numpy._core.multiarray.scalar": _scalar,
 }
-"""Called name → what gives its value from the arguments; None where it would be no plain value.
+"""Name → function that returns the value of a call from its arguments; None: no plain value.
 
-They raise `ValueError` or `TypeError` for arguments that do not fit.
+The functions raise `ValueError` or `TypeError` for wrong arguments.
 """
 
 PLAIN = frozenset(CALLS) | {
@@ -203,7 +203,7 @@ OLD_MODULES = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 def call(called: Any, args: Any, budget: Budget) -> Any:
-    """Return what a call would make, as data: a plain value, or an `Instance`."""
+    """Return the result of a call as data: a plain value, or an `Instance`."""
     if not isinstance(args, tuple):
         raise TypeError("a call without a tuple of arguments")
     if isinstance(called, Instance):
@@ -213,7 +213,7 @@ def call(called: Any, args: Any, budget: Budget) -> Any:
     value = None
     maker = CALLS.get(str(called))
     if maker:
-        # Arguments that do not fit are no damage: what they would give is not plain.
+        # With wrong arguments the result is not a plain value; the pickle is not damaged.
         with contextlib.suppress(ValueError, TypeError):
             value = maker(args, budget)
     return Instance(str(called), args) if value is None else value

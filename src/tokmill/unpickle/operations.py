@@ -1,4 +1,4 @@
-"""The operations of a pickle's program: how long each is, and what the rarer ones do."""
+"""The operations of a pickle's program: their sizes, and the implementation of the rarer ones."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ SIZES = _sizes()
 
 
 class Operations:
-    """The operations over the bytes of one file, but those that `reader.Machine.run` does itself.
+    """The operations on the bytes of one file, except those in `reader.Machine.run`.
 
     Args:
         path: the file, for messages.
         data: its bytes.
-        names: the names that may occur beside those of plain values; None: any.
+        names: names that may occur in addition to those of plain values; None: any.
     """
 
     def __init__(self, path: Path, data: mmap.mmap, names: frozenset[str] | None) -> None:
         self.path, self.data, self.names = path, data, names
         self.budget = Budget(path, len(data))
         self.named: set[str] = set()
-        """Names that occurred, but those of plain values."""
+        """Names that occurred, except those of plain values."""
 
     def extend(self, target: Any, items: list[Any]) -> None:
         """APPEND, APPENDS: put values into a list."""
@@ -92,14 +92,14 @@ class Operations:
             _only(target, Instance).items.extend(zip(both, both, strict=True))
 
     def line(self, start: int) -> tuple[bytes, int]:
-        """Return the line that begins at a byte, and the byte behind it."""
+        """Return the line that begins at a byte, and the byte after it."""
         stop = self.data.find(b"\n", start)
         if stop < 0:
             raise IndexError("a line without an end")
         return self.data[start:stop], stop + 1
 
     def memo_number(self, place: int) -> tuple[int, int]:
-        """Return the number that a PUT or GET names (-1 for none), and the byte behind it."""
+        """Return the memo number of a PUT or GET (-1: invalid), and the byte after it."""
         code, data = self.data[place], self.data
         if code in (0x6A, 0x72):  # LONG_BINGET, LONG_BINPUT
             return UNSIGNED.unpack_from(data, place + 1)[0], place + 5
@@ -109,26 +109,26 @@ class Operations:
         return int(line) if line.isdigit() and len(line) < 20 else -1, after
 
     def broken(self, place: int, why: str = "") -> TokmillError:
-        """Return the error of a program that makes no sense at a byte."""
+        """Return the error for an invalid operation at a byte."""
         code = self.data[place] if place < len(self.data) else -1
         reason = f" ({why})" if why else ""
         what = f"{NAMES[code]} does not fit here" if code in NAMES else "no operation of pickles"
         return TokmillError(
             f"this is no sound pickle: {what}{reason}",
             where=f"{self.path}, byte {place:,}",
-            hint="it is damaged, of another format, or made to trouble who opens it",
+            hint="it is damaged, of another format, or made to harm its readers",
         )
 
     def _refuse(self, what: str, place: int) -> NoReturn:
         raise TokmillError(
             f"the pickle {what}, which is no data",
             where=f"{self.path}, byte {place:,}",
-            hint="it is of another kind, or made to run code where it is opened: nothing of it was "
-            "run here, and `tokmill inspect` shows what it holds",
+            hint="it is of another kind, or made to run code in its readers: no code was run here, "
+            "and `tokmill inspect` shows what it holds",
         )
 
     def _counted(self, place: int) -> tuple[bytes, int]:
-        """Return the bytes whose number stands before them, and the byte behind them."""
+        """Return the bytes after a length, and the byte after them."""
         start = place + 1 - SIZES[self.data[place]]
         stop = start + int.from_bytes(self.data[place + 1 : start], "little")
         return self.data[start:stop], stop

@@ -1,8 +1,8 @@
-"""Pickle files as plain values: whole, or one entry at a time.
+"""Read pickle files as plain values: whole, or one entry at a time.
 
-Memory is bounded by the size of the file (about a hundredfold, as with any reader of nested
-values), whatever lengths it promises. There are two passes: the first finds which objects are
-asked for again, so that the second keeps no other, and `entries` can let each entry go.
+Memory is bounded by the size of the file (about a hundredfold, as for any reader of nested values),
+whatever lengths it states. There are two passes. The first finds the objects that are used again;
+the second keeps only these, so `entries` can free each entry.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ NONE: array[int] = array("Q")
 MALFORMED = (
     IndexError, KeyError, ValueError, TypeError, AttributeError, OverflowError, struct.error,
 )  # fmt: skip
-"""What a program that is none raises on the way."""
+"""Errors that an invalid program can cause."""
 
 
 class Pickle:
     """A pickle file, read without running it.
 
-    `names` are the names that it may hold beside those of plain values: whole ones, and modules
-    with a dot behind for all that stands in and below them. None: any name, for looking only.
+    `names`: the names that it may contain in addition to those of plain values: full names, or
+    modules with a dot at the end, for all names in and below them. None: any name, to inspect it.
 
-    Both methods raise `TokmillError` where the file is damaged or cut off or names what it may
-    not, and `MachineError` where it cannot be read. After them `stop` is the byte behind the
-    pickle: other data may follow.
+    `load` and `entries` raise `TokmillError` if the file is damaged, cut off, or has a name that is
+    not allowed, and `MachineError` if it cannot be read. Afterwards `stop` is the byte after the
+    pickle; other data may follow.
     """
 
     def __init__(self, path: Path | str, names: Sequence[str] | None = ()) -> None:
@@ -52,10 +52,10 @@ class Pickle:
         self.holds: type[Any] | None = None
         """Type of the outermost value, as far as `entries` has seen."""
         self.named: set[str] = set()
-        """Names that occurred, but those of plain values."""
+        """Names that occurred, except those of plain values."""
 
     def budget(self) -> Budget:
-        """Return what may be made of the file by whoever copies or counts what it holds."""
+        """Return the budget of the file, for code that copies or counts its content."""
         with machine_errors("read", self.path):
             return Budget(self.path, self.path.stat().st_size)
 
@@ -66,9 +66,9 @@ class Pickle:
         return value
 
     def entries(self) -> Iterator[tuple[Any, Any]]:
-        """Yield (key, value) of a dict, (number, value) of a list, holding a few at a time.
+        """Yield (key, value) of a dict or (number, value) of a list, with few in memory.
 
-        A file that holds neither is refused too, though perhaps at its end only.
+        Other files are refused, perhaps only at their end.
         """
         with self._mapped() as data:
             yield from Machine(self, data).run(streaming=True)
@@ -95,13 +95,14 @@ class Machine(Operations):
         pickle.named = self.named
         self.yielded = 0
         self.batch, self.taken = NONE, 0
-        """Of the outermost run of entries: where each object is whole, and how many were taken."""
+        """For the outermost run of entries: where each object is complete, and how many were
+        taken."""
 
     def run(self, *, streaming: bool) -> Iterator[tuple[Any, Any]]:
-        """Yield (None, the value), or while streaming the entries of the outermost container.
+        """Yield (None, the value), or with `streaming` the entries of the outermost container.
 
-        The operations of which data mostly consists stand here, the usual ones first: a method
-        for each would cost as much again. The others are in `operations.py`.
+        The most frequent operations are implemented here, as a method for each would double the
+        time. The others are in `operations.py`.
         """
         data, place, number = self.data, 0, 0
         survey = Survey(self, levels=streaming)
@@ -126,7 +127,7 @@ class Machine(Operations):
                     case 0x6A | 0x68:  # LONG_BINGET, BINGET
                         key = unsigned(data, place + 1)[0] if code == 0x6A else data[place + 1]
                         stack.append(memo[key])
-                        # Its last use: let it go.
+                        # Its last use: free it.
                         if uses[key] == 1:
                             del memo[key]
                         elif uses[key] < 255:
@@ -224,7 +225,7 @@ class Machine(Operations):
             if not streaming:
                 yield None, value
             elif type(value) in ROOTS:
-                # What was put in before it was known to be the outermost one.
+                # Entries that were added before it was known to be the outermost container.
                 yield from value.items() if type(value) is dict else enumerate(value)
             else:
                 kind = value.kind if isinstance(value, Instance) else type(value).__name__
@@ -244,7 +245,7 @@ class Machine(Operations):
         stack: list[Any],
         marks: list[list[Any]],
     ) -> Iterator[tuple[Any, Any]]:
-        """Put items into a container, and yield the entries of the outermost one that are whole."""
+        """Add items to a container, and yield complete entries of the outermost container."""
         if not marks and len(stack) == 1 and type(stack[0]) in ROOTS:
             yield from self._entries(stack[0], items)
             return

@@ -1,4 +1,4 @@
-"""The first pass over a pickle: what will be fetched again, and where entries are whole."""
+"""The first pass over a pickle: which objects are used again, and where entries are complete."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ CLOSERS = {
     }.items()
     for name in names.split()
 }
-"""What ends at a mark → whether it makes an object, and does not put items into one."""
+"""Operation that ends at a mark → whether it makes an object (else it adds items to one)."""
 BATCHES = {CODES["APPENDS"], CODES["SETITEMS"]}
 EFFECTS = {
     ord(opcode.code): (len(opcode.stack_before), len(opcode.stack_after))
     for opcode in pickletools.opcodes
 }
-"""Operation → objects that it takes off the stack, and puts on."""
+"""Operation → number of objects that it takes from the stack, and puts on it."""
 
 LEVEL = -20
 DEEP = [LEVEL if code in {MARK, CODES["POP"], *CLOSERS} else SIZES[code] for code in range(256)]
-"""Sizes where only marks matter, and what ends at them."""
+"""Sizes inside of entries, where only marks and the operations that end at them matter."""
 SHALLOW = [size if size in (END, UNKNOWN) else LEVEL for size in SIZES]
-"""Sizes where every operation matters: in the outermost container itself."""
+"""Sizes in the outermost container itself, where every operation matters."""
 
 
 class Survey:
-    """What one reading of a pickle's operations tells, without doing any of them.
+    """The result of reading a pickle's operations without executing them.
 
     Attributes:
-        uses: memo number → how often it is fetched (255: that or more).
-        stop: the byte behind the pickle.
+        uses: memo number → number of uses (255: that or more).
+        stop: the byte after the pickle.
         batches: for each outermost run of entries, the byte of its mark → for each object in it
-            the byte of the last operation on it, ascending. Without `levels` there is none.
+            the byte of the last operation on it, ascending. Empty without `levels`.
 
     Raises:
         TokmillError: an operation is unknown, or the end is missing.
@@ -99,7 +99,7 @@ class Survey:
                 place = self._behind(place)
 
     def _behind(self, place: int) -> int:
-        """Return the byte behind an operation, counting what it fetches."""
+        """Return the byte after an operation, and count the memo number that it uses."""
         data, size = self.data, SIZES[self.data[place]]
         if size > 0:
             return place + size
@@ -127,7 +127,7 @@ class Survey:
         return after
 
     def _level(self, place: int) -> None:
-        """Follow the depth, and in the outermost container what lies on the stack."""
+        """Track the depth, and in the outermost container the objects on the stack."""
         code, objects = self.data[place], self._objects
         if code == MARK:
             self._depth += 1
@@ -146,6 +146,6 @@ class Survey:
             del objects[len(objects) - min(takes, len(objects)) :]
             objects.extend([place] * puts)
         if code == CODES["POP"]:
-            # It may take a mark off, which only the second pass sees. No writer of data uses it.
+            # It may remove a mark, which only the second pass can follow. No pickler writes this.
             self._levels, self._depth = False, 2
             self.batches.clear()

@@ -9,12 +9,14 @@ import pytest
 
 from entry_stores import labelled, lay, tuples_of
 from making import token_store
+from tokmill.cli import main
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.entries import Entries, Pairs, Tuples
 from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole, Windows
 from tokmill.feed.values import Vectors
 from tokmill.store.store import Store
+from toy import make_store
 
 LENGTH = 8
 TRIPLET = ("anchor", "positive", "negative")
@@ -184,3 +186,20 @@ def test_vectors_of_references(listed: Store, functions: Path) -> None:
         assert not batch.columns["vector"][row, len(members) :].any()
     with pytest.raises(UsageError, match="vector a record"):
         Vectors("member", Store(functions, ["label"]), "label")
+
+
+def test_entries_without_records_are_refused_and_the_hint_works(
+    functions: Path, tmp_path: Path
+) -> None:
+    """A record of no tokens names no record."""
+    listed = tmp_path / "listed"
+    make_store(listed, [np.ones(3, np.int64), np.ones(0, np.int64)])
+    store = lay(listed, "groups", {"member": np.arange(3, dtype=np.uint32)}, functions)
+    with pytest.raises(UsageError, match="1 records of 2 name no record") as caught:
+        Tuples(store, LENGTH, ["member"])
+    command = caught.value.hint.split("`")[1]
+    words = command.replace("STORE", str(listed)).replace("NEW", str(tmp_path / "new")).split()
+    with pytest.raises(SystemExit) as ended:
+        main(words[1:])
+    assert not ended.value.code
+    assert Store(tmp_path / "new").records == 1

@@ -164,7 +164,7 @@ def test_a_shard_that_changes_after_the_plan_is_refused(tmp_path):
     source = BinSource(BinOptions(separator_id=0), [str(tmp_path / "s")], {}, Resources())
     item = next(iter(source.items()))
     save(tmp_path / "s", 1, [5, 0, 4])
-    with pytest.raises(TokmillError, match="or one that goes on where it ends, has changed"):
+    with pytest.raises(TokmillError, match="or one that continues it, has changed"):
         list(source.read(item, Read()))
 
 
