@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def test_recipe_parses(path: Path) -> None:
         configs = pytest.importorskip(
             "tokmill.training.recipe.check", reason="needs the extra train"
         )
-        configs.from_dict(stated, str(path))
+        names = importlib.import_module("tokmill.training.recipe.key_names")
+        configs.from_dict(names.merged(stated, {}, str(path)), str(path))
 
 
 def test_recipes_explain_themselves() -> None:

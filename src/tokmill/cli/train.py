@@ -13,7 +13,7 @@ from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.structs import PANEL, settings
 from tokmill.errors import Interrupted, UsageError
-from tokmill.progress import human_bytes, human_count
+from tokmill.progress import human_bytes, human_count, human_time
 from tokmill.recipe import merge
 
 
@@ -46,6 +46,15 @@ def train(
             metavar="A.B=C",
             help="Set a key of the recipe, with its table (optim.lr=1e-3) or, if it is unique, "
             "without (lr=1e-3); names of other trainers work too (learning_rate). May be repeated.",
+        ),
+    ] = None,
+    config_: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            help="A JSON file of settings under the names of this or another trainer, over the "
+            "recipe and below --set. May be repeated.",
         ),
     ] = None,
     data: Annotated[
@@ -151,6 +160,8 @@ def train(
         for section, keys in given.items()
     }
     options = merge(settings(set_), {section: keys for section, keys in flags.items() if keys})
+    if config_:
+        options["settings"] = [str(file) for file in config_]
     resolving = plugins.require("tokmill.training.recipe.resolve")
     launching = plugins.require("tokmill.training.launch")
     if out is None and not dry_run:
@@ -175,7 +186,7 @@ def train(
     line = launch.line(context.obj) if launch.several else ""
     if dry_run or out is None:
         plan = plugins.require("tokmill.training.estimate").estimate(
-            config, processes * nodes, processes
+            config, processes * nodes, processes, timed=True
         )
         if not launching.place().rank and not resume:
             for note in plugins.require("tokmill.training.recipe.check").notes(config):
@@ -235,9 +246,10 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
             ["batch", " rows × ".join(map(str, plan["batch"])) + " positions"],
             ["micro-batch", micro],
             ["tokens a step", f"{plan['tokens_per_step']:,}"],
-            ["rows", plan["rows_kind"]],
+            *([["rows", plan["rows_kind"]]] if plan["rows_kind"] else []),
             *([["overlays", ", ".join(plan["overlays"])]] if plan["overlays"] else []),
             ["steps", f"{plan['steps']:,} ({plan['epochs']:.2f} epochs of {plan['rows']:,} rows)"],
+            ["time, about", _time(plan["seconds_per_step"], plan["steps"])],
             ["tokens in all", f"{plan['tokens']:,}"],
             ["operations in all", f"{plan['flops']:.2e}"],
             *([["GPUs of this machine", plan["gpus"]]] if "gpus" in plan else []),
@@ -253,6 +265,16 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
         _print_stores(plan["stores"])
     if "torchrun" in plan:
         print(f"\n{plan['torchrun']}")
+
+
+def _time(seconds: float | None, steps: int) -> str:
+    """Return how long a training will take, in words."""
+    if seconds is None:
+        return "not measured: the device is not here, or the model is too large for a try"
+    return (
+        f"{human_time(seconds * steps)} ({seconds:.2g} s a step, "
+        "as one forward and backward took now)"
+    )
 
 
 def _print_stores(stores: list[dict[str, Any]]) -> None:

@@ -12,7 +12,9 @@ from tokmill import plugins
 from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Rows
 from tokmill.training.data import make_feed, open_stores
+from tokmill.training.epochs import with_epochs
 from tokmill.training.memory_budget import judge, step_bytes, whole_bytes
+from tokmill.training.pace import seconds_a_step
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.runs.run import facts_from, inputs_of, make_task, task_type
 from tokmill.training.runs.warm_start import start_facts
@@ -21,14 +23,20 @@ SAMPLE = 1000
 """Rows of a store from which the share of padding is estimated."""
 
 
-def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[str, Any]:
+def estimate(
+    config: TrainConfig, processes: int = 1, local: int = 0, *, timed: bool = False
+) -> dict[str, Any]:
     """Return the facts that `--dry-run` prints; weights are never made.
 
     `tensor_bytes`: the most that the tensors of one process take, for whole rows of one document
     (formula: `memory.tensor_bytes`, with what engines split over `processes`). `memory_bytes`: an
     estimate of all that the process takes, or of its GPU's memory. `memory_warning`: a text if
     that is much for the `local` processes of this machine (0: all), else "".
+
+    `timed`: measure how long a step takes (`pace`), with weights that are made for that;
+    `seconds_per_step` is None where it is not measured.
     """
+    config = with_epochs(config, processes)
     kind = plugins.load(plugins.LOOPS, task_type(config).loop)
     stores = open_stores(config.data) if kind.reads_stores else []
     facts = facts_from(config, stores)
@@ -46,6 +54,13 @@ def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[st
     flops = task.flops_per_token(task.length)
     tensors = step_bytes(config, inputs, micro, -(-share // micro), processes)
     one, needed = whole_bytes(config, tensors, len(inputs.embedded), share, local or processes)
+    pace = None
+    if timed:
+        pace = seconds_a_step(config, inputs, micro, -(-share // micro), flops * task.length)
+        if pace is not None and feed and not config.run.compile:
+            # Rows are trimmed to what stands in them.
+            parts = stores_of(feed, config.data.weights)
+            pace *= sum(part["share"] * (1 - part["padding"]) for part in parts)
     return {
         "model": config.model.kind,
         "task": config.task.kind,
@@ -65,6 +80,7 @@ def estimate(config: TrainConfig, processes: int = 1, local: int = 0) -> dict[st
         "stores": stores_of(feed, config.data.weights) if feed else [],
         "flops_per_token": flops,
         "flops": flops * a_step * config.run.steps,
+        **({"seconds_per_step": pace} if timed else {}),
         "tensor_bytes": tensors,
         "memory_bytes": round(one),
         "memory_warning": judge(config, needed)[1],

@@ -31,6 +31,7 @@ from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.optim import learning_rate
 from tokmill.training.engines.reduce import add, over_processes
 from tokmill.training.engines.rng import seed_random_states, set_torch_states, torch_states
+from tokmill.training.epochs import with_epochs
 from tokmill.training.flops import peak_flops
 from tokmill.training.launch import one_a_machine, place, resume_command
 from tokmill.training.loader import Micro
@@ -110,7 +111,8 @@ def train(
         recipe: a TOML file, the folder of a store (all else default), or a recipe as nested dicts;
             None with `resume`: the run's own.
         out: folder of the run.
-        options: nested dicts over the recipe, such as `{"run": {"steps": 100}}`.
+        options: nested dicts over the recipe, such as `{"run": {"steps": 100}}`; `settings` may
+            list files of settings in JSON, which go below the others.
         resume: continue the run in `out` from its newest checkpoint; begin where there is none.
         quiet: print nothing but notes on doubtful settings of the recipe.
 
@@ -121,7 +123,7 @@ def train(
     """
     out = Path(out)
     with one_a_machine():
-        config = resolve(recipe, out, options or {}, resume)
+        config = with_epochs(resolve(recipe, out, options or {}, resume), place().world)
     with (
         make_engine(config.run, config.engine) as engine,
         Stop(seconds(config.run.max_time)) as stop,

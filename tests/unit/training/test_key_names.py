@@ -46,7 +46,7 @@ def test_a_name_finds_its_table(given: str, key: str) -> None:
 
 def test_every_other_name_is_of_a_key_that_is_there_and_is_none_of_ours() -> None:
     whole = msgspec.to_builtins(from_dict({}))
-    keys = flatten(whole)
+    keys = flatten(whole) | flatten(msgspec.to_builtins(from_dict({"task": {"kind": "masked"}})))
     assert set(OTHER_NAMES.values()) <= keys.keys()
     ours = {key.partition(".")[2] for key in keys}
     assert not ours & (OTHER_NAMES.keys() | OTHER_WAYS.keys())
@@ -54,6 +54,19 @@ def test_every_other_name_is_of_a_key_that_is_there_and_is_none_of_ours() -> Non
     parts = {name for table in LEARNED for name in whole[table]}
     parts.remove("kind")
     assert not parts & {name for kind in TABLES.values() for name in kind.__struct_fields__}
+
+
+def test_names_of_several_keys_and_a_warm_up_that_is_a_share() -> None:
+    assert merged({}, {"seed": 3}) == {"data": {"seed": 3}, "run": {"seed": 3}}
+    with pytest.raises(UsageError, match="run.seed and seed are the same key"):
+        merged({"run": {"seed": 2}, "seed": 1}, {})
+    assert merged({"max_len": 64}, {}) == {"task": {"length": 64}, "model": {"context": 64}}
+    recurrent = {"model": {"kind": "rwkv7"}}
+    assert merged({"max_len": 64} | recurrent, {}) == recurrent | {"task": {"length": 64}}
+    bert = {"optim": {"kind": "bert_adam"}}
+    found = merged(bert, {"warmup": 0.1})["optim"]
+    assert found == {"kind": "bert_adam", "warmup_share": 0.1}
+    assert merged(bert, {"warmup": 100})["optim"]["warmup"] == 100
 
 
 def test_options_win_over_the_recipe_under_any_name() -> None:
@@ -70,7 +83,11 @@ def test_options_win_over_the_recipe_under_any_name() -> None:
 @pytest.mark.parametrize(
     ("given", "what", "hint"),
     [
-        ({"seed": 1}, "seed may be data.seed or run.seed", "name its table"),
+        (
+            {"warmup": 0.1},
+            "warmup: 0.1 is a share of the steps, and adamw counts them",
+            "optim.kind=bert_adam",
+        ),
         ({"kind": "x"}, "kind may be model.kind or task.kind or optim.kind", "name its table"),
         ({"warmupp": 1}, "warmupp: there is no such key", "did you mean 'warmup'?"),
         ({"learning_rat": 1}, "learning_rat: there is no such key", "'learning_rate'?"),

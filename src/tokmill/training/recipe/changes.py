@@ -22,7 +22,8 @@ ENGINE = "engine."
 """Keys with this prefix (settings of engines) may change too."""
 
 RATE = {
-    "run.steps", "optim.lr", "optim.schedule", "optim.warmup", "optim.warmup_share", "optim.decay",
+    "run.steps", "run.epochs",
+    "optim.lr", "optim.schedule", "optim.warmup", "optim.warmup_share", "optim.decay",
     "optim.floor",
 }  # fmt: skip
 """Keys that decide only the learning rates: they may change on `--resume` if the steps that are

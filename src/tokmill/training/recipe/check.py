@@ -27,6 +27,8 @@ LARGEST = {"layers": 1_000, "dim": 1 << 18, "heads": 1 << 14, "hidden": 1 << 22,
 LARGEST_NUMBER = 1 << 31
 """The maximum of other whole numbers, and of sizes of what is in memory at a time."""
 
+MOST_STEPS = 10**15
+"""The most steps; a recipe of epochs alone has so many until its stores are open."""
 MOST_EMA = 0.999999
 """The maximum decay: with a larger one, a step's change is too small for float32."""
 
@@ -106,7 +108,8 @@ def check(config: TrainConfig, where: str = "") -> None:
     """Refuse impossible numbers and unknown names; needs no torch."""
     data, optim, run = config.data, config.optim, config.run
     limits: dict[str, tuple[float, float, float]] = {
-        "run.steps": (run.steps, 1, 10**15),
+        "run.steps": (run.steps, 1, MOST_STEPS),
+        "run.epochs": (run.epochs, 0, MOST_STEPS),
         "run.micro_tokens": (run.micro_tokens, 1, LARGEST_NUMBER),
         "run.log_every": (run.log_every, 1, math.inf),
         "run.eval_every": (run.eval_every, 0, math.inf),

@@ -81,6 +81,9 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     steps: int = 1000
     """Steps of the optimiser."""
+    epochs: float = 0.0
+    """Epochs after which it ends, if that is before `steps`; 0: `steps` alone decides. `steps` is
+    then what the epochs are."""
     seed: int = 0
     """Seed of the first weights and of dropout."""
     device: str = "auto"

@@ -1,6 +1,7 @@
 """Names of recipe keys without their table: ours, and those of other trainers.
 
-`lr = 1e-3` at the top of a recipe, or `--set lr=1e-3`, is `optim.lr`; `n_layer` is `model.layers`.
+`lr = 1e-3` at the top of a recipe, or `--set lr=1e-3`, is `optim.lr`; `n_layer` is `model.layers`;
+`seed` is both `data.seed` and `run.seed`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,17 @@ from typing import Any
 
 import msgspec
 
-from tokmill import recipe
+from tokmill import plugins, recipe
 from tokmill.errors import UsageError, nearest
 from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
-from tokmill.training.recipe.kinds import DEFAULT_KINDS, config_type, kinds_of, with_size
+from tokmill.training.recipe.kinds import (
+    DEFAULT_KINDS,
+    KINDS,
+    check_kind,
+    config_type,
+    kinds_of,
+    with_size,
+)
 
 OTHER_NAMES = {
     "batch_size": "data.batch",
@@ -24,7 +32,13 @@ OTHER_NAMES = {
     "num_attention_heads": "model.heads",
     "num_kv_heads": "model.kv_heads", "n_kv_heads": "model.kv_heads",
     "num_key_value_heads": "model.kv_heads",
-    "d_ff": "model.hidden", "intermediate_size": "model.hidden",
+    "d_ff": "model.hidden", "dim_ff": "model.hidden", "intermediate_size": "model.hidden",
+    "p_drop_hidden": "model.dropout", "hidden_dropout_prob": "model.dropout",
+    "p_drop_attn": "model.attention_dropout",
+    "attention_probs_dropout_prob": "model.attention_dropout",
+    "max_position_embeddings": "model.context",
+    "mask_prob": "task.share", "masked_lm_prob": "task.share", "mlm_probability": "task.share",
+    "max_pred": "task.most", "max_predictions_per_seq": "task.most",
     "context_length": "task.length", "block_size": "task.length", "seq_len": "task.length",
     "sequence_length": "task.length", "max_seq_len": "task.length",
     "learning_rate": "optim.lr", "max_learning_rate": "optim.lr", "max_lr": "optim.lr",
@@ -33,6 +47,9 @@ OTHER_NAMES = {
     "ema_decay": "optim.ema", "optimizer": "optim.kind",
     "grad_clip": "optim.clip", "max_grad_norm": "optim.clip", "max_l2_norm": "optim.clip",
     "max_iters": "run.steps", "max_steps": "run.steps", "num_steps": "run.steps",
+    "total_steps": "run.steps",
+    "n_epochs": "run.epochs", "num_epochs": "run.epochs", "max_epochs": "run.epochs",
+    "num_train_epochs": "run.epochs",
     "eval_interval": "run.eval_every", "eval_steps": "run.eval_every",
     "log_interval": "run.log_every", "logging_steps": "run.log_every",
     "save_interval": "run.checkpoint_every", "save_steps": "run.checkpoint_every",
@@ -51,9 +68,13 @@ OTHER_WAYS = {
     "dtype": "--set run.precision=bf16",
     "warmup_ratio": "optim.warmup counts steps; bert_adam takes a share, optim.warmup_share",
     "warmup_proportion": "optim.warmup counts steps; bert_adam takes a share, optim.warmup_share",
-    "num_train_epochs": "--set run.steps=N; --dry-run says how many epochs that is",
 }
 """A name for what is said in another way here → how."""
+
+SEVERAL = {"seed": ("data.seed", "run.seed"), "max_len": ("task.length", "model.context")}
+"""A name for several keys → these; those that the model lacks are left out."""
+SHARE_KEY = "optim.warmup_share"
+"""What `warmup` means where it is a fraction, as in the settings of BERT."""
 
 TABLES: dict[str, type[msgspec.Struct]] = {
     "data": DataConfig,
@@ -86,15 +107,45 @@ def in_tables(
             if isinstance(inner, Mapping):
                 given |= {f"{name}.{key}": f"{name}.{key}" for key in inner}
     for name in [name for name in value if name not in result]:
-        place = key_of(name, whole, where)
-        if place in given:
-            raise UsageError(
-                f"{given[place]} and {name} are the same key", where=where, hint="give one of them"
-            )
-        given[place] = name
-        table, _, key = place.partition(".")
-        result = recipe.merge(result, {table: {key: value[name]}})
+        for place in places_of(name, value[name], whole, where):
+            if place in given:
+                raise UsageError(
+                    f"{given[place]} and {name} are the same key",
+                    where=where,
+                    hint="give one of them",
+                )
+            given[place] = name
+            table, _, key = place.partition(".")
+            result = recipe.merge(result, {table: {key: value[name]}})
     return with_size(result, kinds_of(whole)["model"], where)
+
+
+def places_of(name: str, value: Any, whole: Mapping[str, Any], where: str = "") -> list[str]:
+    """Return the keys, table and all, that a name without a table means with this value."""
+    kinds = kinds_of(whole)
+    if name == "warmup" and isinstance(value, float) and 0 < value < 1:
+        check_kind("optim", kinds["optim"], where)
+        if has_key("optim", kinds["optim"], "warmup_share"):
+            return [SHARE_KEY]
+        raise UsageError(
+            f"warmup: {value} is a share of the steps, and {kinds['optim']} counts them",
+            where=where,
+            hint="--set warmup=100, or --set optim.kind=bert_adam, which takes a share",
+        )
+    if name not in SEVERAL:
+        return [key_of(name, whole, where)]
+    check_kind("model", kinds["model"], where)
+    parts = [place.partition(".") for place in SEVERAL[name]]
+    return [
+        f"{table}.{key}"
+        for table, _, key in parts
+        if table not in KINDS or table == "task" or has_key(table, kinds[table], key)
+    ]
+
+
+def has_key(table: str, kind: str, key: str) -> bool:
+    """Say whether the table of a recipe has a key where it is of a kind."""
+    return key in plugins.load(KINDS[table], kind).Config.__struct_fields__
 
 
 def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
@@ -104,7 +155,11 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
     if name in OTHER_WAYS:
         raise UsageError(f"{name}: there is no such key", where=where, hint=OTHER_WAYS[name])
     keys = plain_keys(name)
-    known = {*OTHER_NAMES, *(key for kind in TABLES.values() for key in kind.__struct_fields__)}
+    known = {
+        *OTHER_NAMES,
+        *SEVERAL,
+        *(key for kind in TABLES.values() for key in kind.__struct_fields__),
+    }
     if not keys:
         # Only now: these come with torch, and who mistypes a plain key does not wait for it.
         parts = {f.name: f.default for f in msgspec.structs.fields(config_type(**kinds_of(whole)))}

@@ -12,10 +12,12 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.store.manifest import read_json
 from tokmill.store.marks import has_store_files
+from tokmill.training.recipe import settings
+from tokmill.training.recipe.key_names import in_tables, merged
 
 RECIPE = "recipe.json"
 """The resolved recipe in the folder of a run."""
-DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".json", ".gz", ".zst", ".parquet", ".bin")
+DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", ".gz", ".zst", ".parquet", ".bin")
 """Endings of data files, which are no recipes."""
 BUILT_FROM = {
     b"\x7fELF": ("programs", "tokmill build x86 FOLDER -o STORE"),
@@ -81,7 +83,12 @@ def _check_folder(folder: Path) -> None:
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """Return a recipe file as a dict; a data file is refused."""
+    """Return a recipe file as a dict; a data file is refused.
+
+    A file of settings in JSON (`recipe.settings`) is put over the recipe for BERT.
+    """
+    if path.suffix.lower() == ".json":
+        return over(recipes.read_toml(settings.BASE), settings.read_settings(path), str(path))
     if path.suffix.lower() in DATA_SUFFIXES:
         kinds = {".jsonl": "jsonl", ".parquet": "parquet", ".bin": "bin"}
         kind = kinds.get(path.suffix.lower(), "text")
@@ -99,6 +106,18 @@ def read_file(path: Path) -> dict[str, Any]:
             hint=f"tokmill build {path} INPUT… -o STORE, then tokmill train STORE -o RUN",
         )
     return value
+
+
+def over(value: Mapping[str, Any], options: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return a recipe with options over it, every key of both in its table.
+
+    Epochs that options ask for are not ended by the steps of the recipe.
+    """
+    found = merged(value, options, where)
+    asked = in_tables(options, found, "options").get("run", {})
+    if isinstance(asked, Mapping) and asked.get("epochs") and "steps" not in asked:
+        found["run"] = {key: one for key, one in found["run"].items() if key != "steps"}
+    return found
 
 
 def read_recipe(run: Path) -> dict[str, Any]:

@@ -12,12 +12,21 @@ from typing import Any
 
 from tokmill.errors import UsageError
 from tokmill.recipe import merge
-from tokmill.training.recipe.check import check_given, check_plain, check_stores, from_dict
+from tokmill.training.recipe.check import (
+    MOST_STEPS,
+    check_given,
+    check_plain,
+    check_stores,
+    from_dict,
+)
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.recipe.key_names import merged
 from tokmill.training.recipe.kinds import DEFAULT_KINDS, LEARNED, kinds_of
 from tokmill.training.recipe.places import check_places, with_absolute_places
-from tokmill.training.recipe.read import RECIPE, read_given, read_recipe, run_of
+from tokmill.training.recipe.read import RECIPE, over, read_given, read_recipe, run_of
+from tokmill.training.recipe.settings import read_settings
+
+SETTINGS = "settings"
+"""Among options: files of settings in JSON."""
 
 
 def resolve(
@@ -31,7 +40,8 @@ def resolve(
     Args:
         recipe: a file, the name of a shipped recipe, the folder of a store, or nested dicts.
         out: the folder of the run.
-        options: nested dicts that win over the recipe.
+        options: nested dicts that win over the recipe; under `SETTINGS` files of settings in
+            JSON, which win over the recipe alone.
         resume: whether the run continues; the recipe, or its stores, are then the run's by default.
     """
     # 1. Read the recipe.
@@ -42,11 +52,15 @@ def resolve(
     elif not before:
         check_something_given(out, options, resume)
     # 2. Put the options over it, and each key into its table.
-    value = merged(value, options, where)
+    options = dict(options)
+    for file in options.pop(SETTINGS, ()):
+        value = over(value, read_settings(Path(file)), str(file))
+    value = over(value, options, where)
     # 3. Make places absolute.
     value = with_absolute_places(value)
     # 4. Fill in what is missing from the run to start from, or to resume.
     value = with_stores(merge(start_tables(value), value), before)
+    value = with_most_steps(value)
     # 5. Check what needs no torch, then the folders, then the keys of each kind.
     plain = check_plain(value, where)
     if kinds_of(value)["task"] == DEFAULT_KINDS["task"]:
@@ -91,6 +105,14 @@ def start_tables(value: Mapping[str, Any]) -> dict[str, Any]:
         for table, keys in given.items()
         if isinstance(keys, Mapping) and keys.get("kind") in (None, before[table]["kind"])
     }
+
+
+def with_most_steps(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe whose epochs alone decide the steps, where it names no steps."""
+    run = value.get("run", {})
+    if not isinstance(run, Mapping) or not run.get("epochs") or "steps" in run:
+        return dict(value)
+    return {**value, "run": {**run, "steps": MOST_STEPS}}
 
 
 def with_stores(value: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""Settings in JSON, as programs that train BERT have them: flat names with numbers.
+
+Such a file has names that `key_names` knows, in one object, for instance
+{"seed": 3431, "batch_size": 32, "lr": 1e-4, "n_epochs": 30, "warmup": 0.1, "save_steps": 10000,
+"total_steps": 1000000}. One of a model has its sizes.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokmill.errors import UsageError
+from tokmill.files import machine_errors
+from tokmill.headers import loads_json
+
+BASE = "pretrain"
+"""The shipped recipe that settings alone are put over."""
+ELSEWHERE = {
+    "vocab_size": "the vocabulary of the store says it",
+    "n_segments": "the task says how many segments there are",
+    "type_vocab_size": "the task says how many segments there are",
+}
+"""Names of such files that are no keys → who says it here."""
+MOST_BYTES = 1 << 20
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the names and values of a file of settings.
+
+    What is said elsewhere is left out, with a note on stderr. Raises `UsageError` for a file that
+    is no such thing.
+    """
+    with machine_errors("read", path), open(path, "rb") as file:
+        raw = file.read(MOST_BYTES + 1)
+    try:
+        found = loads_json(raw) if len(raw) <= MOST_BYTES else None
+    except ValueError as error:
+        raise UsageError(
+            f"the file is no JSON: {error}", where=str(path), hint="names need quotation marks"
+        ) from None
+    if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
+        raise UsageError(
+            "the file is no recipe and holds no settings",
+            where=str(path),
+            hint='settings are one object of names and numbers: {"batch_size": 32, "lr": 1e-4}; '
+            "texts in JSON become a store with `tokmill build jsonl`",
+        )
+    for name in found.keys() & ELSEWHERE.keys():
+        tell(f"{path}: {name} = {found[name]!r} is not used: {ELSEWHERE[name]}")
+    return {name: value for name, value in found.items() if name not in ELSEWHERE}
+
+
+@cache
+def tell(note: str) -> None:
+    """Print a note on stderr, once."""
+    print(f"note: {note}", file=sys.stderr)
