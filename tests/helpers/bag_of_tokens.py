@@ -16,8 +16,10 @@ def bags(
     feed = Feed(rows, 256, columns=[column], shuffle=False)
     found, labels = [], []
     for epoch in epochs:
-        for start in range(0, min(len(rows), most), 256):
-            row = np.arange(start, min(len(rows), most, start + 256))
+        # Those of one place would meet others of elsewhere, which is not what an epoch does.
+        chosen = np.random.default_rng(epoch).permutation(len(rows))[:most]
+        for start in range(0, len(chosen), 256):
+            row = chosen[start : start + 256]
             batch = feed.make(np.full(len(row), epoch), row)
             counts = []
             for half in (batch.document == 0, batch.document > 0):

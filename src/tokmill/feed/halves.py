@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from tokmill.errors import UsageError, nearest
@@ -14,9 +16,9 @@ from tokmill.store.store import Store
 LEAST = 4
 """Tokens of a half at least."""
 NEAR = 64
-"""Another half is of a record at most so many places away, in the order of their lengths."""
-TRIES = 8
-"""Records that are tried until one is of another function."""
+"""Records of so many places, in the order of their lengths, meet each other."""
+TRIES = 4
+"""Ways of pairing them that are tried, until none pairs two of one function."""
 AROUND = 32
 """Tokens around the middle of a record that are searched for the beginning of an instruction."""
 BORDER = "border"
@@ -29,13 +31,15 @@ class Halves(Rows):
     """Rows of two halves; the first half of each record stands in one row of an epoch.
 
     In half of the rows the second half is its own (document `OWN`), in the others that of another
-    record (`OTHER`): of the same value of `group`, of about the same length, and where that can be
-    had of another value of `apart`. Seed and epoch decide which rows these are, so any process can
+    record (`OTHER`): of the same value of `group`, of about the same length, and mostly of another
+    value of `apart`. Seed and epoch decide which rows these are, so any process can
     make any row. A half begins with an instruction where the store has borders.
 
-    Lengths tell nothing: whichever it is, the second half is as long as the shorter of both that it
-    might be. Where both halves are longer than a row, the first keeps its end and the second its
-    beginning.
+    Records meet in pairs, new ones each epoch: each might get the other's second half. So second
+    halves are the same ones in both kinds of rows, but for one record of a group of odd size.
+    Lengths tell nothing either: whichever it is, the second half is as long as the shorter of both
+    that it might be. Where both halves are longer than a row, the first keeps its end and the
+    second its beginning.
 
     Args:
         store: whose records are cut in two.
@@ -82,8 +86,11 @@ class Halves(Rows):
         ordered = of_group[self.records][self._order]
         self._place = np.empty(len(ordered), np.int64)
         self._place[self._order] = np.arange(len(ordered))
-        self._first = np.searchsorted(ordered, ordered, side="left")[self._place]
-        self._size = np.searchsorted(ordered, ordered, side="right")[self._place] - self._first
+        first = np.searchsorted(ordered, ordered, side="left")
+        place = np.arange(len(ordered))
+        # Where the part of each place begins, in the order of lengths.
+        self._begins = first + (place - first) // NEAR * NEAR
+        self._partners = lru_cache(maxsize=2)(self._make_partners)
         ends = np.cumsum([0, *(part.records for part in store.shards)])
         borders = np.searchsorted(self.records, ends)
         self._numbering = Numbering(borders, shard_groups(len(store.shards), shards, seed))
@@ -109,7 +116,7 @@ class Halves(Rows):
         rows = np.asarray(rows, np.int64)
         keys = key(self.seed, epoch, rows.astype(np.uint64), 1)
         here = self._numbering.in_store_order(rows)
-        other = self._other(here, keys)
+        other = self._partners(epoch)[here]
         record, partner = self.records[here], self.records[other]
         cut, cut_other = self._cuts(record, keys), self._cuts(partner, key(keys, 2))
         lengths, own = np.diff(self.offsets), self.own(rows, epoch)
@@ -126,24 +133,31 @@ class Halves(Rows):
             stop=np.column_stack([cut, begin + second]).ravel(),
         )
 
-    def _other(self, here: Array, keys: Array) -> Array:
-        """Return another record of the same group and about the same length, as its place."""
-        first, size, place = self._first[here], self._size[here], self._place[here]
-        reach = np.minimum(size - 1, NEAR).astype(np.uint64)
-        found = np.full(len(here), -1)
-        for number in range(TRIES):
-            drawn = key(keys, 3 + number)
-            far = 1 + (drawn >> np.uint64(1)) % reach
-            away = np.where(drawn & np.uint64(1), 1, -1) * far.astype(np.int64)
-            tried = self._order[first + (place - first + away) % size]
-            found = np.where(found < 0, tried, found)
-            if self.apart is None:
-                break
-            alike = self.apart[found] == self.apart[here]
-            if not alike.any():
-                break
-            found = np.where(alike & (self.apart[tried] != self.apart[here]), tried, found)
-        return found
+    def _make_partners(self, epoch: int) -> Array:
+        """Return whom each record meets in an epoch, as places in `records`, (n,) int64."""
+        place, begins = np.arange(len(self._begins)), self._begins
+        starts = np.flatnonzero(np.diff(begins, prepend=-1))
+        part = np.cumsum(np.diff(begins, prepend=-1) > 0) - 1
+        ends = np.append(starts[1:], len(begins))[part]
+        meets = begins + ((place - begins) ^ 1)
+        # The last of an odd number meets the one before it, which is of the same group.
+        meets = np.where(meets < ends, meets, place - 1)
+        best, fewest = np.empty(0, np.int64), np.empty(0, np.int64)
+        for number in range(TRIES if self.apart is not None else 1):
+            drawn = key(self.seed, epoch, number, place)
+            tried = self._order[np.lexsort((drawn, begins))]
+            partner = np.empty_like(tried)
+            partner[tried] = tried[meets]
+            alike = np.zeros(len(starts), np.int64)
+            if self.apart is not None:
+                same = self.apart[tried] == self.apart[tried[meets]]
+                alike = np.add.reduceat(same.astype(np.int64), starts)
+            if not len(best):
+                best, fewest = partner, alike
+                continue
+            better = (alike < fewest)[part[self._place]]
+            best, fewest = np.where(better, partner, best), np.minimum(alike, fewest)
+        return best
 
     def _cuts(self, records: Array, keys: Array) -> Array:
         """Return where records are cut in two, from .35 to .65 of their length."""

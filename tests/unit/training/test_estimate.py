@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,7 +133,11 @@ def test_memory_is_what_the_process_grows_by(sections: dict[str, Any]) -> None:
     run = {"micro_tokens": 8192, "device": "cpu", **sections.get("run", {})}
     value = {"model": model, "task": {"length": 256}, "run": run}
     done = subprocess.run(
-        [sys.executable, __file__, json.dumps(value)], check=True, capture_output=True, text=True
+        [sys.executable, __file__, json.dumps(value)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+        capture_output=True,
+        text=True,
     )
     config = from_dict(value)
     tensors = tensor_bytes(config, Inputs({"token": 8192}), 32, 2)
