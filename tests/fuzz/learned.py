@@ -166,6 +166,37 @@ def make_scale(folder: Path) -> Iterable[Path]:
     return [folder / name for name in Precision("fp16", torch.device("cpu")).save(folder)]
 
 
+class Remembering:
+    """What a task is to `save_extra` and `load_extra`: one that keeps something of everything."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
+
+    def extra_state(self) -> dict[str, Any]:
+        import torch
+
+        return {"seen": torch.arange(4.0), "step": 3, "names": {"a": [1, 2.5, "x"]}}
+
+    def load_extra_state(self, state: dict[str, Any]) -> None:
+        self.found = state
+
+
+def make_extra(folder: Path) -> Iterable[Path]:
+    from tokmill.training.runs.checkpoint import save_extra
+
+    task: Any = Remembering()
+    save_extra(folder / "task-00000.safetensors", task)
+    return [folder / "task-00000.safetensors"]
+
+
+def read_extra(folder: Path) -> Any:
+    from tokmill.training.runs.checkpoint import load_extra
+
+    task: Any = Remembering()
+    load_extra(folder / "task-00000.safetensors", task)
+    return {name: repr(value) for name, value in sorted(task.found.items())}
+
+
 def whole_run(folder: Path, kept: Path) -> None:
     """Put back names that a reader changed."""
     shutil.rmtree(folder / "run")

@@ -127,3 +127,13 @@ def read_training_recipe(folder: Path) -> Any:
     from tokmill.training.recipe.check import from_dict
 
     return repr(from_dict(read_toml(folder / "r.toml"), "r.toml"))
+
+
+SETTINGS = b'{"seed": 3431, "batch_size": 32, "lr": 1e-4, "warmup": 0.1, "n_epochs": 3, "dim": 64}'
+
+
+def read_settings(folder: Path) -> Any:
+    from tokmill.training.recipe.check import from_dict
+    from tokmill.training.recipe.read import read_file
+
+    return repr(from_dict(read_file(folder / "s.json"), "s.json"))
