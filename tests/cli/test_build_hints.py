@@ -63,7 +63,7 @@ def test_a_line_without_end_has_a_hint_of_its_own(tmp_path: Path, here: Any) -> 
     _, err = here("build", "jsonl", "a.jsonl", *build, code=1)
     assert "too long" in err and "the line does not end" in err
     _, err = here("build", "text", "a.jsonl", "--record", "line", *build, code=1)
-    assert "--record line takes" not in err and "hint: " in err
+    assert "--record line reads" not in err and "hint: " in err
 
 
 def test_more_rejects_than_records_end_a_small_build_too(tmp_path: Path, here: Any) -> None:

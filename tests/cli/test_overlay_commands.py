@@ -50,7 +50,7 @@ def test_mistakes(here: Here, store: Path) -> None:
         (("s",), 2, "no file of values was named"),
         (("s", "--values", "none.npy"), 1, "none.npy: there is no such file"),
         (("s", "--values", "mask.npy", "--column", "a b"), 1, "cannot be called 'a b'"),
-        (("s", "--values", "mask.npy", "-o", "x"), 2, "has its place in its store"),
+        (("s", "--values", "mask.npy", "-o", "x"), 2, "lies in its store"),
         (("s", "--values", "mask.npy", "--per", "record"), 2, "11 rows; the store has 5 records"),
         (("s", "--values", "mask.npy", "--tokenizer", "t"), 2, "an overlay has no vocabulary"),
         (("x", "--values", "mask.npy"), 1, "x: there is no such store"),
