@@ -207,7 +207,7 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
         (["train", "STORE", "-o", "RUN", "--set", "modle.dim=1"], 2, "did you mean 'model'"),
         (["train", "STORE", "-o", "STORE"], 1, "no run"),
         (["train", "STORE", "-o", "RUN", "--set", "data.batch=0"], 2, "data.batch"),
-        (["train", "STORE", "-o", "RUN", "--set", "seed=1"], 2, "data.seed or run.seed"),
+        (["train", "STORE", "-o", "RUN", "--set", "kind=gpt"], 2, "model.kind or task.kind"),
         (["train", "STORE", "-o", "RUN", "--set", "min_lr=1"], 2, "optim.floor"),
         (["train", "STORE", "-o", "RUN", "--set", "track=['tb']"], 2, "tensorboard"),
         (
