@@ -14,6 +14,7 @@ import pytest
 
 import bag_of_tokens
 from tokmill.feed.halves import Halves
+from tokmill.inference.embed import COLUMN
 from tokmill.store.overlay import overlay_names
 from tokmill.store.store import Store
 from tokmill.training.runs.run import read_run
@@ -88,7 +89,7 @@ def test_the_commands_of_the_page(programs: Path, repository: Path) -> None:
     ]
     assert losses[-1] < losses[0]
     (name,) = [name for name in overlay_names(folder / "val") if name.startswith("mean-")]
-    assert Store(folder / "val", [name]).schema["vector"].width == 128
+    assert Store(folder / "val", [name]).schema[COLUMN].width == 128
 
 
 def test_a_bag_of_tokens_does_not_know_the_pairs(programs: Path, tmp_path: Path) -> None:
