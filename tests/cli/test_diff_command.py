@@ -55,6 +55,37 @@ def test_a_database_of_bindiff(here: Here, built: Path, tmp_path: Path) -> None:
     here("inspect", "old.BinExport")
 
 
+def test_programs_and_functions_of_other_names(here: Here, built: Path, tmp_path: Path) -> None:
+    for name, version in (("old", "1.0"), ("new", "1.1")):
+        (tmp_path / version).mkdir()
+        shutil.copy(built / name, tmp_path / version / "tool")
+    tools = tmp_path / "1.0" / "tool", tmp_path / "1.1" / "tool"
+    out, _ = here("diff", *tools, "-o", "made/x.bindiff", "--html", "page.html", code=1)
+    assert out.startswith("old: 1.0/tool, 64 bits, ") and "\nnew: 1.1/tool, " in out
+    assert "<title>1.0/tool → 1.1/tool</title>" in (tmp_path / "page.html").read_text()
+    assert (tmp_path / "made" / "x.bindiff").read_bytes().startswith(b"SQLite")
+    _, said = here("diff", tmp_path / "1.0", tmp_path / "1.1", "-o", "x.BinDiff", code=2)
+    assert "BinDiff's database holds two programs" in said and not (tmp_path / "x.BinDiff").exists()
+
+
+def test_renamed_functions_long_names_and_almost_the_same(here: Here, tmp_path: Path) -> None:
+    # A symbol that is renamed, mangled and longer than a line; one constant changed in it.
+    code = """int sum(int *x, int n) {{
+        int s = 0; for (int i = 0; i < n; i++) s += x[i] * {}; return s; }}
+    int main(int n, char **v) {{ int x[9] = {{n}}; {} return sum(x, n); }}"""
+    many = 'if (n > 3) __builtin_puts("words"); x[n % 9] += n * 77;' * 400
+    symbol = f"_ZN{20}{'n' * 20}{40}{'f' * 40}EPii"
+    for name, factor, other in (("old", 3, "before"), ("new", 5, symbol)):
+        compiles(tmp_path, name, code.format(factor, many), "-O1", f"-Dsum={other}")
+    out, _ = here("diff", "old", "new", code=1)
+    assert "; 99.9% of the instructions alike" in out
+    line = out[out.index("changed most") :].splitlines()[3]
+    assert line.startswith(f"before → {'n' * 20}::{'f' * 25}…  ")
+    report = json.loads(here("diff", "old", "new", "--json", code=1)[0])
+    assert report["counts"]["similarity"] < 1
+    assert report["changed_most"][0]["name"] == f"before → {symbol}"
+
+
 def test_the_same_program_is_exit_code_0(here: Here, built: Path) -> None:
     out, _ = here("diff", built / "old", built / "old")
     assert ", 0 changed, 0 deleted, 0 inserted; 100.0% of the instructions alike" in out

@@ -64,6 +64,21 @@ def test_list_and_code(made: Path, tmp_path: Path) -> None:
     assert "<img" not in dom.partition("<script")[0]
 
 
+@pytest.mark.parametrize(
+    ("width", "fragment", "row"), [(1280, "", "0"), (1280, "#2", "2"), (400, "", "")]
+)
+def test_what_changed_most_is_open(
+    made: Path, tmp_path: Path, width: int, fragment: str, row: str
+) -> None:
+    # Narrow windows begin with the list.
+    dom = browse(
+        made, tmp_path / "a", "--dump-dom", f"--window-size={width},900", fragment=fragment
+    )
+    shown = dom.partition("<script")[0]
+    assert re.findall(r'data-row="(\d)" aria-current', shown) == list(row)
+    assert ("Choose a function" in shown) == (not row)
+
+
 def test_graphs(made: Path, tmp_path: Path) -> None:
     dom = browse(made, tmp_path / "a", "--dump-dom", fragment="#0-graph")
     shown = dom.partition("<script")[0]

@@ -14,7 +14,7 @@ from tokmill.cli.options import At, Json, Quiet
 from tokmill.cli.output import print_json
 from tokmill.cli.programs import MOST_LISTED, Glob, Suffix, Workers, choice, processes
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import sha256_file, write_file
+from tokmill.files import make_folder, sha256_file, write_file
 from tokmill.progress import human_count
 
 BINDIFF = ".BinDiff"
@@ -90,6 +90,12 @@ def diff(
                     f"{option} is for two programs, not for two folders",
                     hint=f"leave {option} out, or name one program of each folder",
                 )
+            if out is not None and out.suffix.lower() == BINDIFF.lower():
+                raise UsageError(
+                    "BinDiff's database holds two programs, not two folders",
+                    where=str(out),
+                    hint="name a .json file, or one program of each folder",
+                )
             return _folders(old, new, out, names, workers, choice(suffix, glob), quiet, json)
         if old.is_dir() or new.is_dir():
             raise UsageError(
@@ -120,6 +126,7 @@ def _programs(
     from tokmill.x86.diff.summary import changed_most, counts_of
 
     graphs = _read(old), _read(new)
+    called = _told_apart((graphs[0].program, graphs[1].program), (old, new))
     vectors = None
     if model[0] is not None:
         from tokmill.cli.diff_vectors import vectors_of
@@ -128,15 +135,19 @@ def _programs(
     found = diff_graphs(*graphs, names=names, vectors=vectors)
     digests = sha256_file(old), sha256_file(new)
     out, html = outs
+    if out is not None:
+        make_folder(out.parent)
     written = [path for path in outs if path is not None]
-    if out is not None and out.suffix == BINDIFF:
+    if out is not None and out.suffix.lower() == BINDIFF.lower():
         from tokmill.x86.diff.bindiff_database import write_bindiff
 
         written += write_bindiff(out, *graphs, found, digests)
     elif out is not None:
         write_diff(out, diff_file(*graphs, found, digests))
     if html is not None:
-        plugins.require("tokmill.report.diff_page").diff_page(*graphs, found, html)
+        plugins.require("tokmill.report.diff_page").diff_page(
+            *graphs, found, html, title=" → ".join(called)
+        )
     counts = counts_of(*graphs, found)
     judged = None
     if judges is not None:
@@ -156,7 +167,7 @@ def _programs(
             }
         )
     else:
-        print_programs(graphs, found, counts, digests[0] == digests[1])
+        print_programs(graphs, called, found, counts, digests[0] == digests[1])
         if judged is not None:
             from tokmill.cli.diff_truth import print_truth
 
@@ -164,6 +175,15 @@ def _programs(
         for path in written:
             print(f"{path}: written")
     return SAME if found.same else DIFFER
+
+
+def _told_apart(names: tuple[str, str], paths: tuple[Path, Path]) -> tuple[str, str]:
+    """Return the names of two programs; of one name, the ends of their paths that differ."""
+    parts = paths[0].parts, paths[1].parts
+    if names[0] != names[1] or parts[0] == parts[1]:
+        return names
+    end = next(n for n in range(1, 1 + max(map(len, parts))) if parts[0][-n:] != parts[1][-n:])
+    return str(Path(*parts[0][-end:])), str(Path(*parts[1][-end:]))
 
 
 def _read(path: Path) -> Any:
@@ -192,6 +212,7 @@ def _folders(
     if not found.matched and not found.deleted and not found.inserted:
         raise UsageError("there are no programs", where=f"{old}, {new}", hint=KNOWN)
     if out is not None:
+        make_folder(out.parent)
         write_file(out, msgspec.json.encode(found) + b"\n")
     if json:
         print_json(found)

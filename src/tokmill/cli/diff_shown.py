@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from tokmill.cli.output import print_table
 from tokmill.cli.programs import MOST_LISTED, left_out_line
+from tokmill.errors import plain
 from tokmill.progress import human_count
 from tokmill.x86.diff.folders import FolderDiff
 from tokmill.x86.diff.result import Diff
-from tokmill.x86.diff.summary import Counts, changed_most, shown_name
+from tokmill.x86.diff.summary import ARROW, Counts, changed_most, shown_name
 from tokmill.x86.graph import Graph
+from tokmill.x86.image.program import demangle
+
+LONGEST_NAME = 48
+"""Characters of a function's name in a table; templates of C++ have hundreds."""
 
 
 def print_programs(
-    graphs: tuple[Graph, Graph], found: Diff, counts: Counts, same_bytes: bool
+    graphs: tuple[Graph, Graph],
+    called: tuple[str, str],
+    found: Diff,
+    counts: Counts,
+    same_bytes: bool,
 ) -> None:
     """Print what became of the functions of two programs."""
-    for title, graph in zip(("old", "new"), graphs, strict=True):
+    for title, name, graph in zip(("old", "new"), called, graphs, strict=True):
         by = " ".join(part for part in (graph.compiler, graph.level) if part)
         facts = [f"{graph.bits} bits", human_count(len(graph.function_address), "function")]
-        print(f"{title}: {graph.program}, {', '.join([*facts, by] if by else facts)}")
+        print(f"{title}: {plain(name)}, {', '.join([*facts, by] if by else facts)}")
     print(_in_words(counts))
     if counts.reasons:
         print(f"matched by: {', '.join(f'{why} {n:,}' for why, n in counts.reasons.items())}")
@@ -26,14 +35,14 @@ def print_programs(
     if most:
         print("\nchanged most")
         headers = ["function", "old", "new", "similarity", "instructions", "blocks", "by"]
-        rows = [[one.name, f"{one.a:x}", f"{one.b:x}", *one[3:]] for one in most]
+        rows = [[_short(one.name), f"{one.a:x}", f"{one.b:x}", *one[3:]] for one in most]
         print_table(headers, rows)
         if counts.changed > len(most):
             print(f"… {counts.changed - len(most):,} more changed (-o diff.json has all)")
     lists = (("deleted", graphs[0], found.deleted), ("inserted", graphs[1], found.inserted))
     for title, graph, functions in lists:
         if len(functions):
-            shown = [shown_name(graph, one) for one in functions[:MOST_LISTED].tolist()]
+            shown = [_short(shown_name(graph, one)) for one in functions[:MOST_LISTED].tolist()]
             more = (
                 [f"{len(functions) - MOST_LISTED:,} more"] if len(functions) > MOST_LISTED else []
             )
@@ -45,9 +54,18 @@ def print_programs(
 
 
 def _in_words(counts: Counts) -> str:
+    alike = counts.similarity if counts.similarity == 1 else min(counts.similarity, 0.999)
     return (
         f"{counts.same:,} the same, {counts.changed:,} changed, {counts.deleted:,} deleted, "
-        f"{counts.inserted:,} inserted; {counts.similarity:.1%} of the instructions alike"
+        f"{counts.inserted:,} inserted; {alike:.1%} of the instructions alike"
+    )
+
+
+def _short(name: str) -> str:
+    """Return a name of a function as it fits into a line: C++ demangled, long ones cut."""
+    parts = (plain(part) for part in demangle(name.split(ARROW)))
+    return ARROW.join(
+        part if len(part) <= LONGEST_NAME else f"{part[: LONGEST_NAME - 1]}…" for part in parts
     )
 
 
@@ -69,7 +87,7 @@ def print_folders(found: FolderDiff) -> None:
         name = pair.a if pair.a == pair.b else f"{pair.a} → {pair.b}"
         numbers = [counts.same, counts.changed, counts.deleted, counts.inserted]
         rows.append(
-            [name, counts.similarity, *numbers, ", ".join(x.name for x in pair.changed[:3])]
+            [name, counts.similarity, *numbers, ", ".join(_short(x.name) for x in pair.changed[:3])]
         )
     if rows:
         print()

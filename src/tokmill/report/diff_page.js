@@ -521,11 +521,13 @@
 
   function fromHash() {
     const found = /^#(\d+)(-graph)?$/.exec(location.hash);
-    if (!found) return;
+    if (!found) return false;
     view = found[2] ? "graph" : "instructions";
     open(Number(found[1]));
+    return chosen >= 0;
   }
 
   find();
-  fromHash();
+  // Narrow windows show the list or one function, so there the reader chooses.
+  if (!fromHash() && matchMedia("(min-width: 50.01rem)").matches) step(1);
 })();

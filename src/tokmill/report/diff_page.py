@@ -101,7 +101,8 @@ def diff_page(
         lstrip_blocks=True,
     )
     html = environment.get_template("diff_page.html.j2").render(
-        title=title or " → ".join(shown(Path(one.program).name, 80) for one in (a, b)),
+        title=shown(title, LONGEST_NAME)
+        or " → ".join(shown(Path(one.program).name, 80) for one in (a, b)),
         version=__version__,
         programs=[_about(one) for one in (a, b)],
         counts=_counts(rows),

@@ -12,6 +12,11 @@ from tokmill.x86.diff.files import REASONS
 from tokmill.x86.diff.result import Diff
 from tokmill.x86.graph import Graph
 
+ARROW = " → "
+"""Between what a function is called in the old and in the new program."""
+NOT_SAME = 0.9999
+"""The largest similarity of programs that differ: 1 is said only of the same code."""
+
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the functions of two programs."""
@@ -21,7 +26,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     deleted: int
     inserted: int
     similarity: float
-    """Share of the instructions of both programs that are alike."""
+    """Share of the instructions of both programs that are alike; 1 only where nothing differs."""
     reasons: dict[str, int]
     """What speaks most for a match → matches."""
 
@@ -30,7 +35,8 @@ class Changed(NamedTuple):
     """A matched function that is not the same."""
 
     name: str
-    """Of the new program, of the old one where that has none; `sub_401000` without a symbol."""
+    """Of the one program that has a name, of both as `old → new` where these differ; without a
+    symbol `sub_401000`, of the new program."""
     a: int
     """Address."""
     b: int
@@ -56,7 +62,7 @@ def counts_of(a: Graph, b: Graph, diff: Diff) -> Counts:
         changed=changed,
         deleted=len(diff.deleted),
         inserted=len(diff.inserted),
-        similarity=round(alike / total, 4) if total else 1.0,
+        similarity=1.0 if diff.same or not total else min(round(alike / total, 4), NOT_SAME),
         reasons={name: count for count, name in named if count},
     )
 
@@ -82,6 +88,13 @@ def shown_name(graph: Graph, function: int) -> str:
     return graph.function_name[function] or f"sub_{int(graph.function_address[function]):x}"
 
 
+def _both_names(a: Graph, one: int, b: Graph, other: int) -> str:
+    old, new = a.function_name[one], b.function_name[other]
+    return (
+        f"{old}{ARROW}{new}" if old and new and old != new else new or old or shown_name(b, other)
+    )
+
+
 def _changed(a: Graph, b: Graph, diff: Diff, match: int, size: int) -> Changed:
     one, other = int(diff.function_a[match]), int(diff.function_b[match])
     pairs = slice(*diff.match_blocks[match : match + 2].tolist())
@@ -91,7 +104,7 @@ def _changed(a: Graph, b: Graph, diff: Diff, match: int, size: int) -> Changed:
         low, high = graph.function_blocks[function : function + 2].tolist()
         changed += high - low - matched
     return Changed(
-        b.function_name[other] or a.function_name[one] or shown_name(b, other),
+        _both_names(a, one, b, other),
         int(a.function_address[one]),
         int(b.function_address[other]),
         float(diff.similarity[match]),
