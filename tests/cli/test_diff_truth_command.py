@@ -57,7 +57,7 @@ def test_what_does_not_fit(here: Here, built: Path, tmp_path: Path) -> None:
     for more, words in (
         (["--truth", old, built / "new/stripped"], "it has no debug information"),
         (["--truth", old, tmp_path / "other"], "no function in common"),
-        (["--truth", old, tmp_path / "none"], "not there"),
+        (["--truth", old, tmp_path / "none"], "there is no such file"),
         (["--source", built, built], "--source is of --truth"),
         (["--truth", old, new, "--source", tmp_path / "none", built], "no folder"),
         (["--truth", old, new, "--source", tmp_path, tmp_path], "none of the program's source"),

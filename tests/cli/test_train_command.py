@@ -263,7 +263,6 @@ def test_the_command_line_loads_no_torch() -> None:
         ["train", "STORE", "-o", "RUN", "--set", "steps"],
         ["train", "STORE", "-o", "RUN", "--set", "run.stepz=3"],
         ["train", "STORE", "-o", "RUN", "--set", "modle.dim=3"],
-        ["train", "STORE", "-o", "RUN", "--set", "seed=3"],
         ["train", "STORE", "-o", "RUN", "--from", "none"],
         ["train", "STORE", "-o", "RUN", "--steps", "0"],
         ["train", "STORE", "-o", "RUN", "--max-time", "soon"],

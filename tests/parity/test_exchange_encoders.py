@@ -190,7 +190,7 @@ def outputs_of(run: Path) -> dict[str, Tensor]:
     found = {"last_hidden_state": hidden}
     if task.config.kind == "classify":
         found["logits"] = task.output(task.pooler(hidden))
-        torch.testing.assert_close(task.told(batch), found["logits"])
+        torch.testing.assert_close(task.predicted_values(batch), found["logits"])
     else:
         logits = task.heads.logits(task.model, hidden, "token")
         found["logits"] = found["prediction_logits"] = logits

@@ -154,7 +154,7 @@ def test_the_next_token_is_not_to_be_sampled() -> None:
     )
     task.model = small_model("encoder", {"token": 11})
     assert task.model.cached() is None
-    with pytest.raises(TokmillError, match="looks ahead"):
+    with pytest.raises(TokmillError, match="not causal"):
         reading(task)
 
 

@@ -27,6 +27,7 @@ STYLES: list[dict[str, Any]] = [
     {"kind": "decoder", "heads": 4, "kv_heads": 2, "bias": True, "join": "concat"},
     {"kind": "decoder", "heads": 4, "norm": "layer", "position": "learned", "context": 16},
     {"kind": "encoder", "heads": 4, "context": 16},
+    {"kind": "modernbert", "heads": 4},
     {"kind": "rwkv7", "head_dim": 8},
 ]
 pytestmark = pytest.mark.usefixtures(toy_masked.__name__)
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.usefixtures(toy_masked.__name__)
 
 def task_for(style: dict[str, Any]) -> dict[str, Any]:
     """Return what is learned with a model: not the next token, where it looks ahead."""
-    if style["kind"] == "encoder":
+    if style["kind"] in ("encoder", "modernbert"):
         return {"kind": "toy_masked", "length": 16}
     return {"kind": "next_token", "length": 16, "tied": False}
 

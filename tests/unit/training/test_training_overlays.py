@@ -106,7 +106,7 @@ def test_a_store_to_evaluate_on_may_lack_it(learned: Path, tmp_path: Path) -> No
 
 
 def test_the_key_is_a_list(learned: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"data\.overlays: it is a list"):
+    with pytest.raises(UsageError, match=r"data\.overlays: a list is needed"):
         tokmill.train(recipe(learned, 2, data={"overlays": "mask"}), tmp_path / "run", quiet=True)
 
 

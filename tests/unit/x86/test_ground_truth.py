@@ -211,7 +211,7 @@ int main(int c, char **v) { return twice(c); }
 
 
 def test_clones_and_names_that_stand_twice(built: Path) -> None:
-    folder = built / "twice"
+    folder = built / "names-that-stand-twice"
     folder.mkdir(exist_ok=True)
     same = "static __attribute__((noinline)) int same(int x) {{ return x * {0}; }}\n"
     (folder / "a.h").write_text(same.format(3))
