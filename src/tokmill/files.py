@@ -169,9 +169,11 @@ def write_file(
     """Write a file atomically: private file, fsync, rename, fsync of the folder.
 
     Without `sync` the folder is not synced. This is for a file that has no meaning until another
-    one is written after it (a shard before its receipt).
+    one is written after it (a shard before its receipt). Raises `UsageError` for a pipe or a
+    device, which the rename would replace.
     """
     path = Path(path)
+    _check_regular(path)
     if isinstance(chunks, str):
         chunks = chunks.encode()
     if isinstance(chunks, bytes):
@@ -193,6 +195,20 @@ def write_file(
     if sync:
         sync_folder(path.parent)
     return path
+
+
+def _check_regular(path: Path) -> None:
+    # As root, a rename to /dev/null takes it from the whole machine. A folder is refused by rename.
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UsageError(
+            "a pipe or a device cannot be replaced by a file",
+            where=str(path),
+            hint="name a file",
+        )
 
 
 def nameless_file(folder: Path) -> BinaryIO:

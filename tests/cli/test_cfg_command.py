@@ -118,6 +118,21 @@ def test_a_file_is_no_folder_of_graphs(here: Here, programs: Path) -> None:
     assert Path("programs/tiny").read_bytes() == before
 
 
+def test_a_graph_replaces_no_program(here: Here, programs: Path) -> None:
+    before = (programs / "tiny").read_bytes()
+    for name in ("tiny.parquet", "tiny.BinExport"):
+        (programs / name).write_bytes(before)
+        _, error = here("cfg", f"programs/{name}", "-o", f"programs/{name}", "-q", code=2)
+        assert "would replace the program" in error and "hint:" in error
+    _, error = here("cfg", "programs", "-o", "programs", "-q", "--workers", 0, code=2)
+    assert "would replace the program" in error
+    for name in ("tiny.parquet", "tiny.BinExport"):
+        assert (programs / name).read_bytes() == before
+    _, error = here("cfg", "programs/tiny", "-o", "x.jsonl", "--to", "parquet", "-q", code=2)
+    assert "--format parquet, and the name ends in .jsonl" in error
+    assert not Path("x.jsonl").exists()
+
+
 def test_graphs_of_other_programs_are_told(here: Here, programs: Path) -> None:
     here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
     out, _ = here("cfg", "programs/tiny", "-o", "graphs", "-q")

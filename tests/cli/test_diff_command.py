@@ -155,6 +155,25 @@ def test_folders_of_two_releases(here: Here, built: Path, tmp_path: Path) -> Non
     assert "one is a folder and the other is not" in said
 
 
+def test_outputs_replace_nothing_that_is_read(here: Here, built: Path, tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        shutil.copy(built / name, tmp_path / name)
+    before = (tmp_path / "old").read_bytes()
+    for option in ("-o", "--html"):
+        _, said = here("diff", "old", "new", option, tmp_path / "old", code=2)
+        assert "would replace what is read" in said and "hint:" in said
+    _, said = here("diff", "old", "new", "-o", "x", "--html", "./x", code=2)
+    assert "--out and --html name the same file" in said
+    for side in ("old", "new"):
+        (tmp_path / f"{side}s").mkdir()
+        shutil.copy(tmp_path / side, tmp_path / f"{side}s" / "tool")
+    _, said = here("diff", "olds", "news", "-o", "news/tool", "-q", "--workers", 0, code=2)
+    assert "would replace what is read" in said
+    here("diff", "olds", "news", "-o", "news/diff.json", "-q", "--workers", 0, code=1)
+    assert (tmp_path / "old").read_bytes() == before
+    assert (tmp_path / "news/tool").read_bytes() == (tmp_path / "new").read_bytes()
+
+
 @pytest.mark.long
 def test_vectors_of_a_run_are_evidence(here: Here, built: Path) -> None:
     here("build", "x86", built / "old", "-o", "store", "-q", "--workers", 0)

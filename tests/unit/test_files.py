@@ -90,3 +90,14 @@ def test_a_line_is_not_appended_to_a_copy_of_hard_links(tmp_path: Path) -> None:
     append_line(log, b"three")
     assert mine.read_text() == "one\ntorn"
     assert log.read_text() == "one\ntwo\nthree\n"
+
+
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path) -> None:
+    """As root, a rename to /dev/null would take it from the whole machine."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(UsageError, match="a pipe or a device"):
+            write_file(tmp_path / name, b"x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe"]
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()

@@ -20,7 +20,7 @@ from tokmill.cli.programs import (
     listed,
     processes,
 )
-from tokmill.errors import TokmillError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.progress import human_count, human_time
 
 KNOWN = "ELF and PE files for x86 are read"
@@ -70,6 +70,12 @@ def cfg(
     from tokmill.x86.graphs.lifting import lift_files
 
     forms = {ending: name for name, ending in SUFFIXES.items()}
+    if form and forms.get(out.suffix, form) != form:
+        raise UsageError(
+            f"--format {form}, and the name ends in {out.suffix}",
+            where=str(out),
+            hint="leave --format out, or name a folder",
+        )
     report = lift_files(
         programs,
         out,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +12,10 @@ import typer
 from tokmill import plugins
 from tokmill.builds.scan import FolderOptions
 from tokmill.cli.options import At, Json, Quiet
-from tokmill.cli.output import print_json
+from tokmill.cli.output import check_outputs, print_json
 from tokmill.cli.programs import MOST_LISTED, Glob, Suffix, Workers, choice, processes
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import make_folder, sha256_file, write_file
+from tokmill.files import make_folder, path_from_text, sha256_file, write_file
 from tokmill.progress import human_count
 
 BINDIFF = ".BinDiff"
@@ -103,6 +104,7 @@ def diff(
                 where=str(old if old.is_dir() else new),
                 hint="compare two programs, or two folders",
             )
+        check_outputs({"--out": out, "--html": html}, (old, new, *(truth or ())))
         judges = (truth, source) if truth else None
         return _programs(old, new, (out, html), names, (run, at, device, quiet), judges, json)
     except TokmillError as error:
@@ -212,6 +214,7 @@ def _folders(
     if not found.matched and not found.deleted and not found.inserted:
         raise UsageError("there are no programs", where=f"{old}, {new}", hint=KNOWN)
     if out is not None:
+        check_outputs({"--out": out}, _programs_of(found))
         make_folder(out.parent)
         write_file(out, msgspec.json.encode(found) + b"\n")
     if json:
@@ -227,3 +230,10 @@ def _folders(
             hint=f"the first: {refused[0].refused}; --glob leaves files out",
         )
     return SAME if found.same else DIFFER
+
+
+def _programs_of(found: Any) -> Iterator[Path]:
+    """Yield the files that were compared or have no partner in the other folder."""
+    for folder, side, alone in ((found.a, "a", found.deleted), (found.b, "b", found.inserted)):
+        for name in [*(getattr(pair, side) for pair in found.matched), *alone]:
+            yield Path(folder, path_from_text(name))

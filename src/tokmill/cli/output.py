@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, ParamSpec, TextIO, TypeVar, cast
 
 import msgspec
 
-from tokmill.errors import UNSAFE, plain
+from tokmill.errors import UNSAFE, UsageError, plain
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,6 +57,30 @@ def behind_doors(function: Callable[P, T]) -> Callable[P, T]:
             return function(*arguments, **options)
 
     return run
+
+
+def check_outputs(outputs: Mapping[str, Path | None], inputs: Iterable[Path]) -> None:
+    """Refuse an output that is an input or another output, as one would replace the other.
+
+    `outputs`: option → file. Raises `UsageError`.
+    """
+    read = {path.resolve() for path in inputs}
+    taken: dict[Path, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        place = path.resolve()
+        if place in read:
+            raise UsageError(
+                f"{option} would replace what is read", where=str(path), hint="name another file"
+            )
+        if place in taken:
+            raise UsageError(
+                f"{taken[place]} and {option} name the same file",
+                where=str(path),
+                hint="name two files",
+            )
+        taken[place] = option
 
 
 def print_text(text: str) -> None:

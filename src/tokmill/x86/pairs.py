@@ -24,7 +24,7 @@ from tokmill.x86.pair_lists import GraphFile, Names, find_graphs, placed, read_p
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
 from tokmill.x86.source import Caches, check_rules, cut_parts, take_file, vocabularies_of
 from tokmill.x86.tokens.rules import COLUMNS, make_rules
-from tokmill.x86.walks import Walking
+from tokmill.x86.walks import Walking, check_counts
 
 BETWEEN = " <> "
 """What stands between the two files in the name of an item."""
@@ -276,8 +276,4 @@ def check(config: PairsConfig) -> None:
         raise UsageError(
             f"min_tokens = {config.min_tokens}", hint=f"1 to {config.walk_tokens} (walk_tokens)"
         )
-    if config.walks < 1 or config.walk_blocks < 0:
-        raise UsageError(
-            f"walks = {config.walks}, walk_blocks = {config.walk_blocks}",
-            hint="at least 1 walk; 0 or more blocks",
-        )
+    check_counts(config.walks, config.walk_blocks)

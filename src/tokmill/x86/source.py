@@ -26,7 +26,7 @@ from tokmill.x86.tokens.rules import COLUMNS, make_rules
 from tokmill.x86.tokens.templates import Templates
 from tokmill.x86.tokens.vocabulary import TokenList, Vocabularies, closed
 from tokmill.x86.tokens.vocabulary_files import read_vocabularies
-from tokmill.x86.walks import Walking
+from tokmill.x86.walks import Walking, check_counts
 
 PART = 128 << 20
 """Bytes of phrases of one program after which its shard is cut, so that memory has a bound."""
@@ -326,8 +326,4 @@ def check(config: X86Config) -> None:
             hint=f"{max(config.min_tokens, LEAST_TOKENS)} (min_tokens) to "
             f"{config.max_tokens} (max_tokens)",
         )
-    if config.walks < 1 or config.walk_blocks < 0:
-        raise UsageError(
-            f"walks = {config.walks}, walk_blocks = {config.walk_blocks}",
-            hint="at least 1 walk; 0 or more blocks",
-        )
+    check_counts(config.walks, config.walk_blocks)

@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from tokmill.errors import UsageError
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
@@ -22,6 +23,8 @@ from tokmill.x86.graph import Edge, Graph
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 AT_ONCE = 1 << 22
 """Most tokens of the walks that are walked at a time: what they visit lies in memory."""
+MOST_WALKS, MOST_BLOCKS = 1 << 16, 1 << 30
+"""Most walks that begin at a block, and blocks of a walk; a walk's number in its function is u4."""
 MOST_STEPS = 4
 """Steps of a walk at most, as a multiple of its tokens: blocks may have none, and form circles."""
 _STEP = np.asarray(0x9E3779B97F4A7C15, np.uint64)
@@ -64,6 +67,15 @@ class Ground:
     entry: Array
     """(F,) i8: the block at which each function begins."""
     flow: Flow
+
+
+def check_counts(walks: int, walk_blocks: int) -> None:
+    """Raise `UsageError` for numbers of walks a block, and of blocks a walk, that are none."""
+    if not 1 <= walks <= MOST_WALKS or not 0 <= walk_blocks <= MOST_BLOCKS:
+        raise UsageError(
+            f"walks = {walks}, walk_blocks = {walk_blocks}",
+            hint=f"1 to {MOST_WALKS:,} walks; 0 to {MOST_BLOCKS:,} blocks",
+        )
 
 
 def flow_of(graph: Graph, weight: str = "uniform") -> Flow:

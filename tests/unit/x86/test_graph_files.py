@@ -148,6 +148,31 @@ def test_what_is_no_graph_is_refused(graph: Graph, tmp_path: Path) -> None:
     assert read_about(path) is None
 
 
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [({"bits": 99}, "99 bits"), ({"program": "a\0b"}, "a zero byte"), ({"bits": 0}, "0 bits")],
+)
+def test_facts_of_no_program_are_refused(
+    graph: Graph, tmp_path: Path, facts: dict[str, object], what: str
+) -> None:
+    path = tmp_path / "x.parquet"
+    write_graph(graph, path)
+    table = pyarrow.parquet.read_table(path)
+    said = json.loads(table.schema.metadata[KEY]) | facts
+    pyarrow.parquet.write_table(
+        table.replace_schema_metadata({KEY: json.dumps(said).encode()}), path
+    )
+    with pytest.raises(TokmillError, match=what):
+        read_graph(path)
+
+
+def test_blocks_behind_the_last_address_are_refused(graph: Graph, tmp_path: Path) -> None:
+    far = dataclasses.replace(graph, block_address=np.full_like(graph.block_address, 2**64 - 1))
+    write_graph(far, tmp_path / "x.parquet")
+    with pytest.raises(TokmillError, match="behind the last address"):
+        read_graph(tmp_path / "x.parquet")
+
+
 def test_damage_to_the_data_is_seen(graph: Graph, tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     write_graph(graph, path)

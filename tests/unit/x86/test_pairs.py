@@ -235,6 +235,8 @@ def test_files_of_pairs_that_are_refused(tmp_path: Path, text: str, what: str) -
         ({"pair": ["O0/tool:nothing"]}, "nothing"),
         ({"all_pairs": True, "streams": ["as"]}, "no stream"),
         ({"all_pairs": True, "walks": 0}, "walks = 0"),
+        ({"all_pairs": True, "walks": 10**23}, "walks = 1000"),
+        ({"all_pairs": True, "walk_blocks": 10**23}, "walk_blocks = 1000"),
         ({"all_pairs": True, "walk_tokens": 3}, "walk_tokens = 3"),
         ({"all_pairs": True, "min_tokens": 0}, "min_tokens = 0"),
         ({"all_pairs": True, "rules": "none"}, "no rules"),

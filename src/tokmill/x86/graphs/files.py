@@ -173,7 +173,11 @@ def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
 
 
 def _check(graph: Graph) -> None:
-    """Raise `ValueError` where the columns of a graph do not fit one another."""
+    """Raise `ValueError` where the columns of a graph do not fit one another, or no program."""
+    if graph.bits not in (32, 64):
+        raise ValueError(f"a program of {graph.bits} bits")
+    if "\0" in graph.program:
+        raise ValueError("the name of its program holds a zero byte")
     blocks = len(graph.block_address)
     ends = np.append(0, np.cumsum(graph.lengths, dtype=np.int64))
     good = (
@@ -197,6 +201,9 @@ def _check(graph: Graph) -> None:
     )
     if not good:
         raise ValueError("its columns do not fit one another")
+    last = np.uint64(2**64 - 1) - np.diff(graph.block_bytes).astype(np.uint64)
+    if (graph.block_address > last).any():
+        raise ValueError("a block ends behind the last address")
 
 
 def read_about(path: Path) -> About | None:

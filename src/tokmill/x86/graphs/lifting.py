@@ -140,6 +140,11 @@ def lift_files(
         )
         for file in files
     ]
+    read = {file.path.resolve() for file in files}
+    if replaced := next((task.out for task in tasks if task.out.resolve() in read), None):
+        raise UsageError(
+            "the graph would replace the program", where=str(replaced), hint="choose another path"
+        )
     with _folder(out.parent if single else out):
         done = _carry_out(tasks, workers, quiet)
         others = (
