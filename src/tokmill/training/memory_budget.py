@@ -142,7 +142,7 @@ def check_memory(config: TrainConfig, inputs: Inputs, rows: int, world: int, loc
     Raises `MachineError`, unless the recipe says `run.over_memory`.
     """
     share = max(1, rows // world)
-    micro = min(share, max(1, config.run.micro_tokens // config.task.length))
+    micro = min(share, max(1, config.run.micro_tokens // max(1, config.task.length)))
     sure = SURE * memory_of(config)[0]
     rough = rough_bytes(config, inputs, micro, world)
     if whole_bytes(config, rough, len(inputs.embedded), share, local)[1] < sure:
