@@ -34,6 +34,16 @@ def label_column(store: Store, name: str) -> Column:
     return column
 
 
+def check_numbers(store: Store, name: str) -> None:
+    """Refuse a label column of fractions that all are NaN, which means: no label."""
+    if label_column(store, name).dtype.startswith("f") and name not in store.manifest.ranges:
+        raise UsageError(
+            f"no record has a finite number in the column {name!r}",
+            where=str(store.path),
+            hint="`tokmill inspect STORE` shows it; --set task.column names another",
+        )
+
+
 def classes_of(store: Store, name: str) -> tuple[str, ...]:
     """Return the names of the classes of a column, by number.
 

@@ -24,7 +24,7 @@ from tokmill.models.model import Group, Model, Tensors, decay_groups
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.tasks.class_metrics import class_metrics, pearson
-from tokmill.tasks.classes import check_classes, classes_of, label_column
+from tokmill.tasks.classes import check_classes, check_numbers, classes_of
 from tokmill.tasks.framing import Frame, frame_of, framed, is_framed
 from tokmill.tasks.inputs import SEGMENT, Facts, joined, store_inputs
 from tokmill.tasks.measures import Measures
@@ -100,7 +100,7 @@ class Classify(Task):
     def label_classes(cls, config: Any, store: Store) -> dict[str, tuple[str, ...]]:
         """Return the names of the classes."""
         if config.target == "number":
-            label_column(store, config.column)
+            check_numbers(store, config.column)
             return {}
         return {config.column: classes_of(store, config.column)}
 

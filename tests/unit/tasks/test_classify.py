@@ -185,6 +185,19 @@ def test_what_is_no_label_is_told(
     assert caught.value.hint
 
 
+def test_numbers_of_no_record_are_an_error(tmp_path: Path) -> None:
+    store = special_store(tmp_path / "a", walks(3))
+    for name, values in (("none", [np.nan] * 3), ("some", [np.nan, 2.0, np.nan])):
+        lay(store, name, {name: np.asarray(values, np.float32)})
+    value = recipe(tmp_path, "classify", steps=1, eval_every=0)
+    value["data"] = {"train": str(tmp_path / "a"), "overlays": ["none", "some"], "batch": 2}
+    value["task"] |= {"target": "number", "column": "none"}
+    with pytest.raises(UsageError, match="no record has a finite number in the column 'none'"):
+        tokmill.train(value, tmp_path / "run", quiet=True)
+    value["task"]["column"] = "some"
+    tokmill.train(value, tmp_path / "run", quiet=True)
+
+
 def test_labels_outside_are_errors(tmp_path: Path) -> None:
     for name, label in (("a", [0, 1, 1]), ("b", [0, 1, 2]), ("c", [0, 1, 20_000])):
         store = special_store(tmp_path / name, walks(3))

@@ -31,6 +31,8 @@ from tokmill.training.recipe.config import TrainConfig
         ("data.weights", [1.0, float("inf")], "a weight must be a finite number above 0"),
         ("data.batch_tokens", -1, "-1 is below 0"),
         ("data.shards", -1, "-1 is below 0"),
+        ("data.seed", 10**20, "data.seed: 100000000000000000000 is above 9223372036854775807"),
+        ("run.seed", -(10**20), "run.seed: -100000000000000000000 is below -9223372036854775808"),
         ("run.peak_flops", -1.0, "-1.0 is below 0"),
         ("data.weights", [1.0], "1 weights for 2 stores"),
         ("data.weights", [1.0, 0.0], "a weight must be a finite number above 0"),

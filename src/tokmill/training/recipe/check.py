@@ -29,6 +29,8 @@ LARGEST_NUMBER = 1 << 31
 
 MOST_STEPS = 10**15
 """The most steps; a recipe of epochs alone has so many until its stores are open."""
+SEEDS = (-(1 << 63), (1 << 63) - 1)
+"""The least and the most that a seed may be: what fits into eight bytes."""
 MOST_EMA = 0.999999
 """The maximum decay: with a larger one, a step's change is too small for float32."""
 
@@ -118,6 +120,8 @@ def check(config: TrainConfig, where: str = "") -> None:
         "run.keep": (run.keep, 1, math.inf),
         "run.prefetch": (run.prefetch, 1, 10_000),
         "run.peak_flops": (run.peak_flops, 0, math.inf),
+        "data.seed": (data.seed, *SEEDS),
+        "run.seed": (run.seed, *SEEDS),
         "data.batch": (data.batch, 1, LARGEST_NUMBER),
         "data.batch_tokens": (data.batch_tokens, 0, 1 << 40),
         "data.shards": (data.shards, 0, math.inf),
