@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tokmill import plugins
-from tokmill.cli.options import AsJson, At, Device, RunFolder
+from tokmill.cli.options import AsJson, At, Device, Quiet, RunFolder
 from tokmill.cli.output import print_json, print_table, say
 
 
@@ -37,12 +37,21 @@ def evaluate(
     partial: Annotated[
         bool, typer.Option("--partial", help="Take a store that is not complete.")
     ] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the loss of a run on a store, by column, beside the loss of unigram frequencies."""
     module = plugins.require("tokmill.training.evaluate")
     found = module.evaluate(
-        run, store, at=at, rows=rows, batch=batch, device=device, partial=partial, by=by
+        run,
+        store,
+        at=at,
+        rows=rows,
+        batch=batch,
+        device=device,
+        partial=partial,
+        by=by,
+        quiet=quiet,
     )
     if as_json:
         print_json(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from tokmill.errors import TokmillError, UsageError
+from tokmill.progress import Progress
 from tokmill.store.check import ShardCheck
 from tokmill.store.schema import Array
 from tokmill.tasks.inputs import Facts
@@ -39,6 +41,7 @@ def evaluate(
     device: str = "auto",
     partial: bool = False,
     by: str = "",
+    quiet: bool = True,
 ) -> dict[str, Any]:
     """Return the loss of a run on a store, and what follows from it.
 
@@ -51,6 +54,7 @@ def evaluate(
         device: cpu, cuda, or auto.
         partial: take a store whose build has not finished.
         by: a column of the store with a value a record; the loss of each value is reported.
+        quiet: show no progress.
 
     Returns:
         run, store, fingerprint, step, rows, tokens (targets), and the task's metrics: loss in nats
@@ -78,7 +82,9 @@ def evaluate(
     notes = overlay_notes(opened, config.data)
     place = pick_device(device)
     watched = [opened] if config.data.verify else []
-    with ShardCheck(watched):
+    bar = Progress("eval", validation.size, unit="rows", quiet=quiet)
+    validation = dataclasses.replace(validation, bar=bar)
+    with bar, ShardCheck(watched):
         if task.predicts_tokens:
             apart = breakdown_of(config, task, facts, validation, by, notes)
             found, tokens = taken_apart(config, task, validation, apart, place)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tokmill.feed.feed import Batch, Feed
+from tokmill.progress import Progress
 from tokmill.store.mask import leaves_out
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -34,6 +35,8 @@ class Validation:
     """Bytes of input a token; 0: not known, as for tokens that a mask selects."""
     trim: bool = True
     """Whether padding is trimmed (`micro_batches`)."""
+    bar: Progress | None = None
+    """Counts this process's entries."""
 
     @property
     def size(self) -> int:
@@ -52,6 +55,8 @@ class Validation:
         entries = np.append(entries, np.full(share - len(entries), -1))
         for start in range(0, share, self.feed.batch_size):
             yield entries[start : start + self.feed.batch_size]
+            if self.bar:
+                self.bar.advance(min(self.feed.batch_size, share - start))
 
     def shared_numbers(self, rank: int = 0, world: int = 1) -> Iterator[Array]:
         """Yield numbers as `numbers` does, of batches that do not depend on `world`.
@@ -64,6 +69,8 @@ class Validation:
             share = -(-len(batch) // world)
             padded = np.append(batch, np.full(share * world - len(batch), -1))
             yield padded[rank * share : (rank + 1) * share]
+            if self.bar:
+                self.bar.advance(share)
 
     def batches(self, task: Task, rank: int = 0, world: int = 1) -> Iterator[Batch]:
         """Yield the prepared batches of one process."""

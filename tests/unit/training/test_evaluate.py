@@ -36,6 +36,17 @@ def test_it_is_what_the_loop_measured(run: Path, val: Path) -> None:
     assert evaluate(run, val, batch=3, device="cpu")["loss"] == pytest.approx(found["loss"])
 
 
+def test_progress_counts_all_rows(
+    run: Path, val: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tokmill.progress.EVERY", 0)
+    evaluate(run, val, rows=7, batch=3, device="cpu")
+    assert not capsys.readouterr().err
+    evaluate(run, val, rows=7, batch=3, device="cpu", quiet=False)
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("eval: 7 of 7 rows (100%)")
+
+
 def test_it_is_the_mean_over_all_targets(run: Path, val: Path) -> None:
     task = load_task(run)
     assert isinstance(task, NextToken)
