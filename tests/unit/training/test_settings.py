@@ -98,6 +98,7 @@ def test_the_command_reads_them(
         ('{"text": "once"}', "text: there is no such key"),
         ('{"lr": "much"}', "expected `float`"),
         ("[" * 100_000, "is no JSON"),
+        ('{"lr": 1e-4, "seed": 1, "lr": 2e-4}', "the name 'lr' stands twice"),
     ],
 )
 def test_other_files_are_no_settings(text: str, said: str, stores: Path, tmp_path: Path) -> None:

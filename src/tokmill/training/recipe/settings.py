@@ -7,6 +7,7 @@ Such a file has names that `key_names` knows, in one object, for instance
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import cache
 from pathlib import Path
@@ -37,7 +38,9 @@ def read_settings(path: Path) -> dict[str, Any]:
         raw = file.read(MOST_BYTES + 1)
     try:
         found = loads_json(raw) if len(raw) <= MOST_BYTES else None
-    except ValueError as error:
+        if isinstance(found, dict):
+            json.loads(raw, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"the file is no JSON: {error}", where=str(path), hint="names need quotation marks"
         ) from None
@@ -51,6 +54,16 @@ def read_settings(path: Path) -> dict[str, Any]:
     for name in found.keys() & ELSEWHERE.keys():
         tell(f"{path}: {name} = {found[name]!r} is not used: {ELSEWHERE[name]}")
     return {name: value for name, value in found.items() if name not in ELSEWHERE}
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Readers of JSON take the last of two values in silence.
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r} stands twice")
+        found[name] = value
+    return found
 
 
 @cache
