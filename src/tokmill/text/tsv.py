@@ -7,6 +7,7 @@ behind it) and the number of its class in the column `label`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -37,7 +38,7 @@ class TsvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """The column of the class, by name or number; by default that of GLUE, by the header."""
     labels: tuple[str, ...] = ()
     """The names of the classes, in the order of their numbers; by default those in the files, in
-    the order of first use."""
+    the order of first use, or by value where all are whole numbers."""
     unlabelled: bool = False
     """Make no column `label` (for files without classes)."""
     header: bool = True
@@ -86,7 +87,7 @@ class TsvSource(DocumentSource):
         for role in ("cls", "sep"):
             frozen["token"].vocabulary.role(role)
         if not config.unlabelled:
-            names = config.labels or tuple(_first_uses(cls, config, request.inputs))
+            names = config.labels or tuple(_classes_in(cls, config, request.inputs))
             frozen["label"] = vocabulary_of(names)
         return frozen
 
@@ -194,8 +195,11 @@ def _lines(data: bytes) -> Iterator[bytes]:
         yield rest
 
 
-def _first_uses(kind: type[TsvSource], config: TsvConfig, inputs: Sequence[str]) -> list[str]:
-    """Return the names of the classes in the order of their first use."""
+def _classes_in(kind: type[TsvSource], config: TsvConfig, inputs: Sequence[str]) -> list[str]:
+    """Return the names of the classes in the order of their first use, numbers by value.
+
+    So class 1 of MRPC is what GLUE calls 1, whichever the first line is of.
+    """
     source = kind(config, inputs, {}, Resources())
     found: dict[str, None] = {}
     for item in source.items():
@@ -213,4 +217,5 @@ def _first_uses(kind: type[TsvSource], config: TsvConfig, inputs: Sequence[str])
             where=", ".join(inputs),
             hint="--sentence and --label-column name the columns; --no-header: no line does",
         )
-    return list(found)
+    numbers = all(re.fullmatch(r"0|[1-9][0-9]{0,8}", name) for name in found)
+    return sorted(found, key=int) if numbers else list(found)

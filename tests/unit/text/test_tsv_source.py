@@ -59,15 +59,15 @@ def test_mrpc(tmp_path: Path, vocab: Path) -> None:
     )
     store = build(path, vocab)
     assert records(store) == [
-        ('[CLS] the " a [SEP] b c [SEP]', "00000111", 0),
-        ("[CLS] d [SEP] a b [SEP]", "000111", 1),
+        ('[CLS] the " a [SEP] b c [SEP]', "00000111", 1),
+        ("[CLS] d [SEP] a b [SEP]", "000111", 0),
     ]
     label = store.vocabularies["label"]
     names = json.loads(store.vocabulary_file("label").read_text())["tokens"]
-    assert (label.size, names) == (2, ["1", "0"])
+    assert (label.size, names) == (2, ["0", "1"])
     assert store.schema["label"].dtype == "u4" and store.schema["label"].vocab == "label"
-    named = build(path, vocab, "named", labels=("0", "1"))
-    assert [label for _, _, label in records(named)] == [1, 0]
+    named = build(path, vocab, "named", labels=("1", "0"))
+    assert [label for _, _, label in records(named)] == [0, 1]
 
 
 def test_columns_by_name_and_by_number(tmp_path: Path, vocab: Path) -> None:
@@ -85,7 +85,7 @@ def test_columns_by_name_and_by_number(tmp_path: Path, vocab: Path) -> None:
     assert records(one) == [("[CLS] b [SEP]", "000", None)]
     cola = table(tmp_path / "cola.tsv", "gj04\t1\t\ta b", "gj04\t0\t*\tb")
     found = build(cola, vocab, "cola", sentences=("4",), label_column="2", header=False)
-    assert records(found) == [("[CLS] a b [SEP]", "0000", 0), ("[CLS] b [SEP]", "000", 1)]
+    assert records(found) == [("[CLS] a b [SEP]", "0000", 1), ("[CLS] b [SEP]", "000", 0)]
 
 
 def test_what_is_left_out(tmp_path: Path, vocab: Path) -> None:
