@@ -170,6 +170,7 @@ def test_it_begins_from_masked_and_tells_what_begins_anew(
         ({"task": {"sentences": ["a"]}}, "a pair has two columns"),
         ({"task": {"dropout": 1.0}}, "at least 0 and below 1"),
         ({"task": {"length": 3}}, "no room for tokens"),
+        ({"task": {"length": 0}}, "no room for tokens"),
         ({"model": {"kind": "decoder"}}, "has seen only one token"),
     ],
 )
