@@ -118,6 +118,18 @@ def test_what_cannot_be_compared_is_exit_code_2(here: Here, built: Path, tmp_pat
     assert "the run does not read x86 code" in said
 
 
+def test_a_name_cannot_forge_a_line(here: Here, built: Path, tmp_path: Path) -> None:
+    for side in ("old", "new"):
+        (tmp_path / side).mkdir()
+        shutil.copy(built / side, tmp_path / side / "a\nerror: forged")
+    out, _ = here(
+        "diff", tmp_path / "old/a\nerror: forged", tmp_path / "new/a\nerror: forged", code=1
+    )
+    assert "a\\nerror: forged, 64 bits" in out and "\nerror:" not in out
+    out, _ = here("diff", tmp_path / "old", tmp_path / "new", code=1)
+    assert "a\\nerror: forged" in out and "\nerror:" not in out
+
+
 def test_folders_of_two_releases(here: Here, built: Path, tmp_path: Path) -> None:
     old, new = tmp_path / "1.0", tmp_path / "1.1"
     for folder in (old, new):

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from diff_sources import NEW, OLD
+from tokmill.cli.diff_truth import judged
+from tokmill.x86.diff.ground_truth import LeftOut
+from tokmill.x86.image.truth import Score
 from x86_programs import compiler, run
 
 Here = Callable[..., tuple[str, str]]
@@ -44,6 +47,13 @@ def test_scores_of_two_versions(here: Here, built: Path) -> None:
     assert found["functions"]["left_out"]["a"]["not known to the other"] == 1
     out, _ = here("diff", *truth[1:], *truth, code=1)
     assert "names of functions were looked at; --no-names leaves them out" in out
+
+
+def test_nothing_to_judge_is_no_perfect_score() -> None:
+    nothing = judged(Score(0, 0, 0), LeftOut())
+    assert (nothing.recall, nothing.precision, nothing.f1) == (None, None, None)
+    lost = judged(Score(0, 0, 3), LeftOut())
+    assert (lost.recall, lost.precision, lost.f1) == (0.0, None, 0.0)
 
 
 def test_what_does_not_fit(here: Here, built: Path, tmp_path: Path) -> None:

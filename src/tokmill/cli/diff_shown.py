@@ -25,9 +25,9 @@ def print_programs(
 ) -> None:
     """Print what became of the functions of two programs."""
     for title, name, graph in zip(("old", "new"), called, graphs, strict=True):
-        by = " ".join(part for part in (graph.compiler, graph.level) if part)
+        by = _line(" ".join(part for part in (graph.compiler, graph.level) if part))
         facts = [f"{graph.bits} bits", human_count(len(graph.function_address), "function")]
-        print(f"{title}: {plain(name)}, {', '.join([*facts, by] if by else facts)}")
+        print(f"{title}: {_line(name)}, {', '.join([*facts, by] if by else facts)}")
     print(_in_words(counts))
     if counts.reasons:
         print(f"matched by: {', '.join(f'{why} {n:,}' for why, n in counts.reasons.items())}")
@@ -61,9 +61,14 @@ def _in_words(counts: Counts) -> str:
     )
 
 
+def _line(text: str) -> str:
+    """Return text that cannot begin a line of its own."""
+    return plain(text).replace("\n", "\\n")
+
+
 def _short(name: str) -> str:
     """Return a name of a function as it fits into a line: C++ demangled, long ones cut."""
-    parts = (plain(part) for part in demangle(name.split(ARROW)))
+    parts = (_line(part) for part in demangle(name.split(ARROW)))
     return ARROW.join(
         part if len(part) <= LONGEST_NAME else f"{part[: LONGEST_NAME - 1]}…" for part in parts
     )
@@ -79,12 +84,12 @@ def print_folders(found: FolderDiff) -> None:
     )
     for pair in found.matched:
         if pair.refused:
-            print(f"{pair.a}: refused, {pair.refused}")
+            print(f"{_line(pair.a)}: refused, {pair.refused}")
     rows: list[list[object]] = []
     for pair in compared:
         counts = pair.counts
         assert counts is not None
-        name = pair.a if pair.a == pair.b else f"{pair.a} → {pair.b}"
+        name = _line(pair.a if pair.a == pair.b else f"{pair.a} → {pair.b}")
         numbers = [counts.same, counts.changed, counts.deleted, counts.inserted]
         rows.append(
             [name, counts.similarity, *numbers, ", ".join(_short(x.name) for x in pair.changed[:3])]

@@ -25,9 +25,10 @@ class Judged(msgspec.Struct, frozen=True):
     right: int
     wrong: int
     lost: int
-    recall: float
-    precision: float
-    f1: float
+    recall: float | None
+    precision: float | None
+    f1: float | None
+    """None where nothing could be judged."""
     left_out: dict[str, dict[str, int]]
     """`a`, `b` and `matches`: reason → how many do not count."""
 
@@ -69,8 +70,8 @@ def judge(
     for path, info in zip(debug, (info_a, info_b), strict=True):
         notes += [f"{path}: {number:,} {what}" for what, number in info.left_out.items()]
     return Truth(
-        _judged(*judge_functions(truth, diff.function_a, diff.function_b)),
-        _judged(*judge_blocks(truth, diff.block_a, diff.block_b)),
+        judged(*judge_functions(truth, diff.function_a, diff.function_b)),
+        judged(*judge_blocks(truth, diff.block_a, diff.block_b)),
         notes,
     )
 
@@ -91,14 +92,15 @@ def _check(truth: GroundTruth, debug: tuple[Path, Path]) -> None:
             )
 
 
-def _judged(score: Score, left_out: LeftOut) -> Judged:
+def judged(score: Score, left_out: LeftOut) -> Judged:
+    """Return scores as they are shown: None stands for what nothing can be said of."""
     return Judged(
         score.right,
         score.wrong,
         score.lost,
-        score.recall,
-        score.precision,
-        score.f1,
+        score.recall if score.right + score.lost else None,
+        score.precision if score.right + score.wrong else None,
+        score.f1 if score.right + score.wrong + score.lost else None,
         {
             "a": _ordered(left_out.a),
             "b": _ordered(left_out.b),
@@ -111,12 +113,17 @@ def _ordered(counts: Counter[str]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
 def print_truth(truth: Truth) -> None:
     """Print the scores, and what does not count."""
     print("truth, by debug information")
     for what, one in (("functions", truth.functions), ("blocks", truth.blocks)):
         print(
-            f"  {what}: recall {one.recall:.3f}, precision {one.precision:.3f}, F1 {one.f1:.3f} "
+            f"  {what}: recall {_share(one.recall)}, precision {_share(one.precision)}, "
+            f"F1 {_share(one.f1)} "
             f"({one.right:,} right, {one.wrong:,} wrong, {one.lost:,} lost)"
         )
     for what, one in (("functions", truth.functions), ("blocks", truth.blocks)):

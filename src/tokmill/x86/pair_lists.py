@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,9 @@ from tokmill.files import machine_errors
 from tokmill.headers import loads_toml
 from tokmill.x86.graphs.files import read_about
 from tokmill.x86.graphs.inputs import GRAPH
+
+LARGEST = 256 << 20
+"""Bytes of a list of pairs that is read."""
 
 
 class GraphFile(NamedTuple):
@@ -99,6 +103,13 @@ def read_pairs(path: str) -> list[tuple[str, str]]:
     """Return the pairs of a TOML file; raises `UsageError` where it holds something else."""
     example = 'pairs = [["gcc-O0/ls", "gcc-O2/ls"]]'
     with machine_errors("read", path):
+        state = os.stat(path)
+        if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST:
+            raise UsageError(
+                "this is no list of pairs: it is no file, or larger than 256 MiB",
+                where=path,
+                hint=f"a file in TOML, such as {example}",
+            )
         raw = Path(path).read_bytes()
     try:
         table = loads_toml(raw.decode())

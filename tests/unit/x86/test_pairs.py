@@ -19,6 +19,7 @@ from tokmill.store.validate import validate
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.files import write_graph
 from tokmill.x86.graphs.lifting import lift_files
+from tokmill.x86.pair_lists import read_pairs
 from tokmill.x86.pairs import NO_FACTS
 from tokmill.x86.tokens.rules import COLUMNS
 from x86_graphs import Block, graph_of
@@ -204,6 +205,11 @@ def test_the_programs_of_a_file_of_pairs(tmp_path: Path) -> None:
     store = build(tmp_path / "s", *files, pairs=str(listed))
     found = {(r["first"], r["second"]) for r in map(store.record, range(store.records))}
     assert found == {("O0/tool", "O1/tool"), ("O2/tool", "O0/tool")}
+
+
+def test_a_list_of_pairs_is_a_file() -> None:
+    with pytest.raises(UsageError, match="no list of pairs"):
+        read_pairs("/dev/zero")
 
 
 @pytest.mark.parametrize(
