@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -217,6 +218,8 @@ def test_strings_of_difficult_places() -> None:
     assert 0x10 + data.index(b"no end") not in found, "it does not end"
 
 
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("go") is None, reason="needs go, which `make bench` installs")
 def test_strings_of_go_have_a_length(tmp_path: Path) -> None:
     (tmp_path / "main.go").write_text(GO_SOURCE)
     env = {"HOME": str(tmp_path), "GOFLAGS": "-mod=mod"}

@@ -363,7 +363,7 @@ def test_other_rules_need_vocabularies(tmp_path: Path, program: Path, graph: Gra
         ({"walks": 2}, "--unit walk"),
         ({"min_tokens": 5}, "--unit walk"),
         ({"unit": "walk", "walk_tokens": 80}, "100 \\(min_tokens\\)"),
-        ({"unit": "walk", "walks": 0}, "at least 1"),
+        ({"unit": "walk", "walks": 0}, "walks = 0"),
         ({"layout": "{projct}/x"}, "not a template"),
         ({"layout": "{project}/{program}"}, "no path fits"),
     ],
