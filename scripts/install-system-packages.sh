@@ -8,7 +8,8 @@ set -u
 
 # command:package[,package], a line each; a command with a slash is a file that must be there.
 # strace ends builds at any system call, mount makes small disks, setpriv gives up root's rights;
-# the compilers make the programs that are lifted; git compares their sources; chromium shows pages.
+# the compilers make the programs that are lifted; git compares their sources; chromium shows pages;
+# the readers of BinExport files that tests compare with need libmagic.
 WANTED="
 strace:strace
 mount:mount
@@ -19,6 +20,7 @@ objcopy:binutils
 git:git
 /usr/include/x86_64-linux-gnu/gnu/stubs-32.h:gcc-multilib
 clang:clang
+/usr/lib/x86_64-linux-gnu/libmagic.so.1:libmagic1
 x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64-win32
 chromium:chromium
 "
