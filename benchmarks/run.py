@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import bbv_reading
 import bert_checkpoint
 import bpe_training
 import corpus
@@ -89,6 +90,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             "Programs to functions and blocks",
             lambda: lifting.main(cache, peers_python),
         ),
+        "bbv": ("Basic block vectors read", lambda: bbv_reading.main(cache)),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
         "rwkv7": ("RWKV-7", rwkv7.main),
         "masked": ("Masked language modelling", masked_head.main),

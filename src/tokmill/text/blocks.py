@@ -16,8 +16,9 @@ import numpy as np
 
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.files import machine_errors
+from tokmill.inflate import inflate
 from tokmill.store.schema import Array
-from tokmill.text.streams import inflate, is_stream
+from tokmill.text.streams import is_stream
 
 MAX_RECORD = 64 << 20
 READ = 1 << 20

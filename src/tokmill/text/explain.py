@@ -12,6 +12,7 @@ from tokmill import plugins, recipe
 from tokmill.builds.prepare import BuildRecipe
 from tokmill.builds.source import Frozen, Item, Request, Resources
 from tokmill.errors import TokmillError, UsageError
+from tokmill.inflate import inflate
 from tokmill.store.locate import find_input, locate
 from tokmill.store.mask import LOSS
 from tokmill.store.schema import each_drop
@@ -19,7 +20,7 @@ from tokmill.store.store import Store, read_planned
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.prepare import Documents
 from tokmill.text.source import BOM
-from tokmill.text.streams import inflate, is_stream
+from tokmill.text.streams import is_stream
 
 SHOWN = 400
 

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError
 from tokmill.headers import loads_json
+from tokmill.inflate import inflate
 from tokmill.text.paths import quoted
-from tokmill.text.streams import inflate, is_stream
+from tokmill.text.streams import is_stream
 
 LINES = 1000
 """Lines that are read, in at most `HEAD` bytes."""

@@ -14,11 +14,12 @@ import numpy as np
 from tokmill.builds.scan import NOT_TEXT, Fits, suffix_of
 from tokmill.builds.source import Hash, Item
 from tokmill.errors import TokmillError, UsageError
+from tokmill.inflate import inflate
 from tokmill.store.schema import Drops
 from tokmill.text.blocks import Block, blank_lines, record_blocks
 from tokmill.text.documents import DocumentSource
 from tokmill.text.prepare import Documents, TextOptions, select
-from tokmill.text.streams import inflate, is_stream
+from tokmill.text.streams import is_stream
 
 BOM = b"\xef\xbb\xbf"
 

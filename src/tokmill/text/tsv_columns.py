@@ -12,8 +12,9 @@ from tokmill.builds.source import Frozen, Item
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.headers import loads_json
+from tokmill.inflate import inflate
 from tokmill.store.vocab import Vocabulary
-from tokmill.text.streams import inflate, is_stream
+from tokmill.text.streams import is_stream
 
 FILE = "label.json"
 MOST_HEAD = 1 << 20

@@ -12,6 +12,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tokmill import inflate
 from tokmill.builds.source import Item
 from tokmill.errors import TokmillError
 from tokmill.text import blocks, streams
@@ -143,7 +144,7 @@ def test_parts_of_a_stream(
     with pytest.MonkeyPatch.context() as patch:
         small(patch, limit, 7)
         patch.setattr(blocks, "MAX_ITEM", part_bytes)
-        patch.setattr(streams, "OUTPUT", 5)
+        patch.setattr(inflate, "OUTPUT", 5)
         parts = read_parts(item, delimiter, block_bytes)
         assert read_parts(item, delimiter, other_block) == parts
         for done in range(len(parts)):
@@ -207,7 +208,7 @@ def test_streams_are_cut_only_where_a_member_begins(tmp_path: Path) -> None:
         data = b"".join(
             chunk
             for start, stop in zip(edges, edges[1:], strict=False)
-            for chunk in streams.inflate(str(path), start, stop)
+            for chunk in inflate.inflate(str(path), start, stop)
         )
         assert data == b"".join(contents)
 
@@ -244,4 +245,4 @@ def test_skippable_frames_and_padding_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "x.zst").write_bytes(skippable + frames[0] + skippable + frames[1])
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"one\n") + gzip.compress(b"two\n") + b"\0" * 9)
     for path in (tmp_path / "x.zst", tmp_path / "x.gz"):
-        assert b"".join(streams.inflate(str(path))) == b"one\ntwo\n"
+        assert b"".join(inflate.inflate(str(path))) == b"one\ntwo\n"

@@ -1,0 +1,1 @@
+"""Execution profiles: basic block vectors and cycles per instruction, of programs that ran."""

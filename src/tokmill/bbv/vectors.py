@@ -1,0 +1,172 @@
+"""Basic block vectors in memory: sparse rows, one an interval of an execution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokmill.errors import TokmillError
+from tokmill.progress import human_count
+from tokmill.store.schema import Array
+
+SHORT = 0.5
+"""A last interval with less than this share of the declared instructions is called short."""
+
+
+class Declared(NamedTuple):
+    """What a file says about itself, in the comments of valgrind's exp-bbv; None: it does not."""
+
+    interval: int | None = None
+    """Instructions of an interval."""
+    intervals: int | None = None
+    instructions: int | None = None
+    repetitions: int | None = None
+    """Repetitions of REP instructions beyond the first; exp-bbv does not count them."""
+    thread: int | None = None
+
+
+class IntervalFacts(NamedTuple):
+    """Intervals compared with the size that they should have, in instructions."""
+
+    size: int | None
+    """The size that was declared; None: none was, and nothing is compared."""
+    smallest: int
+    largest: int
+    mean: float
+    drift: int
+    """Instructions by which all intervals but a short last one differ from intervals · size."""
+    off: int
+    """Intervals, without a short last one, that are more than 1 % away from the size."""
+    short_last: bool
+    """Whether the last interval has less than half of the size."""
+
+    def lines(self) -> list[str]:
+        """Return in words what is unusual."""
+        said = []
+        if self.off and self.size is not None:
+            said.append(
+                f"{human_count(self.off, 'interval')} more than 1 % away from the declared "
+                f"{self.size:,} instructions ({self.smallest:,} to {self.largest:,})"
+            )
+        if self.short_last:
+            said.append("the last interval is short")
+        return said
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockVectors:
+    """Basic block vectors, rows of a sparse matrix (CSR).
+
+    Row i has the entries `indptr[i]` to `indptr[i + 1]`. A count is the number of instructions that
+    were executed in a block: executions times instructions, in an interval of the execution.
+    Entries stand in the order of the file; a block may stand twice in a row.
+    """
+
+    indptr: Array
+    """int64, intervals + 1."""
+    ids: Array
+    """Blocks, as the file numbers them: int64."""
+    counts: Array
+    """Instructions executed: uint64."""
+    id_base: int = 1
+    """The smallest id that can be: 1 in most producers, 0 in QEMU's plugin."""
+    declared: Declared = Declared()
+    ignored: dict[str, int] = field(default_factory=dict)
+    """First character of lines that are no vectors (`#`, `blank`) → number of such lines."""
+    torn: bool = False
+    """Whether the last line does not end with a newline; the file may have been cut off."""
+
+    def __len__(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def entries(self) -> int:
+        """Number of entries."""
+        return len(self.ids)
+
+    @property
+    def columns(self) -> Array:
+        """Blocks numbered from 0 (int64): `ids - id_base`."""
+        return self.ids - self.id_base
+
+    @property
+    def blocks(self) -> int:
+        """Number of columns: the largest block number + 1."""
+        return int(self.ids.max(initial=self.id_base - 1)) - self.id_base + 1
+
+    @property
+    def instructions(self) -> Array:
+        """Instructions of each interval (int64).
+
+        Raises `TokmillError` for a sum of more than 63 bits.
+        """
+        return row_sums(self.counts, self.indptr)
+
+    def rows(self, start: int, stop: int) -> BlockVectors:
+        """Return some consecutive intervals; entries are not copied."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        stop = max(start, stop)
+        first, last = self.indptr[start], self.indptr[stop]
+        return replace(
+            self,
+            indptr=self.indptr[start : stop + 1] - first,
+            ids=self.ids[first:last],
+            counts=self.counts[first:last],
+        )
+
+    def check_intervals(self, size: int | None = None) -> IntervalFacts:
+        """Compare the intervals with `size` instructions, or with what the file declares."""
+        size = self.declared.interval if size is None else size
+        sums = self.instructions
+        if not len(sums):
+            return IntervalFacts(size, 0, 0, 0.0, 0, 0, False)
+        facts = int(sums.min()), int(sums.max()), float(sums.mean())
+        if size is None:
+            return IntervalFacts(None, *facts, 0, 0, False)
+        short = bool(sums[-1] < SHORT * size)
+        full = sums[: len(sums) - short]
+        drift = int(full.sum()) - len(full) * size
+        off = int(np.count_nonzero(np.abs(full - size) > size // 100))
+        return IntervalFacts(size, *facts, drift, off, short)
+
+
+def row_sums(counts: Array, indptr: Array) -> Array:
+    """Return the sum of each row of a CSR matrix (int64).
+
+    Raises `TokmillError` if one has more than 63 bits.
+    """
+    lengths = np.diff(indptr)
+    sums = np.zeros(len(lengths), np.uint64)
+    filled = np.flatnonzero(lengths)
+    if len(filled):
+        begins = indptr[:-1][filled]
+        sums[filled] = np.add.reduceat(counts, begins)
+        about = np.add.reduceat(counts.astype(np.float64), begins)
+        if (wrong := about >= 2.0**63).any():
+            raise TokmillError(
+                f"the counts of interval {filled[wrong.argmax()]} add up to more than 63 bits",
+                hint="no program executes so many instructions: the file is damaged",
+            )
+    return sums.astype(np.int64)
+
+
+def joined(pieces: list[BlockVectors]) -> BlockVectors:
+    """Return the intervals of all pieces (at least one), with the facts of the last."""
+    ends = np.cumsum([0, *(piece.entries for piece in pieces)])
+    indptr = [piece.indptr[1:] + end for piece, end in zip(pieces, ends[:-1], strict=True)]
+    return replace(
+        pieces[-1],
+        indptr=np.concatenate([np.zeros(1, np.int64), *indptr]),
+        ids=np.concatenate([piece.ids for piece in pieces]),
+        counts=np.concatenate([piece.counts for piece in pieces]),
+    )
+
+
+def from_rows(rows: list[dict[int, int]], **facts: Any) -> BlockVectors:
+    """Return the vectors of rows {block id: instructions}; for small ones, such as in tests."""
+    indptr = np.cumsum([0, *(len(row) for row in rows)]).astype(np.int64)
+    ids = np.array([block for row in rows for block in row], np.int64)
+    counts = np.array([count for row in rows for count in row.values()], np.uint64)
+    return BlockVectors(indptr, ids, counts, **facts)

@@ -1,0 +1,202 @@
+"""Basic block vectors as text: every producer's way of writing, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokmill.bbv import read as reader
+from tokmill.bbv.read import pieces, read
+from tokmill.bbv.vectors import BlockVectors, from_rows
+from tokmill.bbv.write import write
+from tokmill.errors import TokmillError, UsageError
+
+ENTRY = re.compile(r":(\d+):(\d+)")
+
+
+def slow(text: bytes) -> list[list[tuple[int, int]]]:
+    """The readable twin: line by line, with a regular expression."""
+    rows = []
+    for line in text.decode("latin-1").split("\n"):
+        stripped = line.strip(" \t\r\f\v")
+        if re.match(r"T([\s:]|$)", stripped):
+            rows.append([(int(i), int(c)) for i, c in ENTRY.findall(stripped)])
+    return rows
+
+
+def rows_of(vectors: BlockVectors) -> list[list[tuple[int, int]]]:
+    pairs = list(zip(vectors.ids.tolist(), vectors.counts.tolist(), strict=True))
+    edges = vectors.indptr.tolist()
+    return [pairs[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def file_of(folder: Path, text: bytes | str, name: str = "a.bb") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+PRODUCERS = {
+    # SimPoint 3.2's example, valgrind 3.19, QEMU's plugin, gem5, BbTracker
+    "simpoint": ("T:1:20 :2:5\nT:2:25\n", 1),
+    "valgrind": ("T:2218:4   :2219:2   \nT:1:7   \n\n\n# Thread 1\n#   Total intervals: 2 "
+                 "(Interval Size 6)\n#   Total instructions: 13\n#   Total reps: 3\n", 1),
+    "qemu": ("T:3:4 :0:9 \nT:0:1 \n", 0),
+    "gem5": ("T:1:10 :9:1 \nT:1:8 \n", 1),
+    "windows": ("T:1:10 :9:1\r\nT:1:8\r\n", 1),
+    "odd": ("\t T \t :1:10 \t :9:1\n  \nTotal: 3:4\nT:1:8", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PRODUCERS)
+@pytest.mark.parametrize("packing", ["", "gz", "xz", "zst"])
+def test_every_producer_is_read(name: str, packing: str, tmp_path: Path) -> None:
+    text, base = PRODUCERS[name]
+    pack = {"": bytes, "gz": gzip.compress, "xz": lzma.compress,
+            "zst": zstandard.ZstdCompressor().compress}[packing]  # fmt: skip
+    # A name says nothing about the content.
+    found = read(file_of(tmp_path, pack(text.encode())))
+    assert rows_of(found) == slow(text.encode())
+    assert found.id_base == base
+    assert found.columns.min() >= 0
+
+
+def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
+    found = read(file_of(tmp_path, PRODUCERS["valgrind"][0]))
+    assert found.declared == (6, 2, 13, 3, 1)
+    assert found.ignored == {"#": 4, "blank": 2}
+    assert not found.torn and found.blocks == 2219
+    assert found.instructions.tolist() == [6, 7]
+    assert read(file_of(tmp_path, PRODUCERS["odd"][0])).torn
+
+
+CELL = st.sampled_from(
+    [":1:2", ":0:0", ":18446744073709551615:1"[:0] + ":7:18446744073709551615", ":12345678:9",
+     ":123456789:1", ":9223372036854775807:12345678901234567", ":0000000000000000000000012:3"]
+)  # fmt: skip
+GAP = st.sampled_from([" ", "   ", "\t", " \r", "\x0b\x0c"])
+LINE = st.one_of(
+    st.builds(lambda lead, cells, gap: lead + "T" + gap.join(cells), st.sampled_from(["", " \t"]),
+              st.lists(CELL, max_size=6), GAP),
+    st.sampled_from(["", "   ", "# a comment :1:2 T:3:4", "M:1:2", "T1:2", "#", "é :1:2"]),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(lines=st.lists(LINE, max_size=12), end=st.booleans(), chunk=st.integers(1, 80))
+def test_any_chunks_give_what_the_slow_reader_gives(
+    lines: list[str], end: bool, chunk: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    text = ("\n".join(lines) + "\n" * end).encode()
+    path = file_of(tmp_path_factory.getbasetemp(), text)
+    wanted = slow(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "CHUNK", chunk)
+        if not wanted:
+            with pytest.raises(TokmillError, match="no line is an interval"):
+                read(path)
+            return
+        # An entry that is longer than a chunk is refused at 1 MiB only.
+        patch.setattr(reader, "LONGEST", 1000)
+        assert rows_of(read(path)) == wanted
+        parts = list(pieces(path, entries=3))
+    assert [row for part in parts for row in rows_of(part)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("T:1:2\nT:1:2:3\n", 2, "no entry"),
+        ("T:1:2\n\nT:1 2\n", 3, "no entry"),
+        ("T:1:2 x\n", 1, "'x' is no entry"),
+        ("T:1:-2\n", 1, "no entry"),
+        ("T:1:2.5\n", 1, "no entry"),
+        ("T:1:2:\n", 1, "no entry"),
+        ("T:1:nan\n", 1, "no entry"),
+        ("T::1:2\n", 1, "no entry"),
+        ("T:1:2 :3\n:4\n", 1, "no entry"),
+        ("T:1:2\0\n", 1, "no entry"),
+        ("# :\nT:1:2\nT:1:18446744073709551616\n", 3, "64 bits"),
+        ("T:1:2\nT:1:1 :9223372036854775808:1\n", 2, "63 bits"),
+        ("T:1:2\nT:3:4:5:6\n", 2, "':3:4:5:6' is no entry"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(text: str, line: int, what: str, tmp_path: Path) -> None:
+    with pytest.raises(TokmillError, match=what) as error:
+        read(file_of(tmp_path, text))
+    assert error.value.where.endswith(f"line {line}")
+    assert error.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "\n" * 1_000_000, "# T:1:2\n", "Tee\n", "x" * 3_000_000])
+def test_a_file_without_intervals(text: str, tmp_path: Path) -> None:
+    with pytest.raises(TokmillError, match="no line is an interval"):
+        read(file_of(tmp_path, text))
+
+
+def test_a_line_has_no_limit_and_an_entry_has(tmp_path: Path) -> None:
+    long = "T" + " ".join(f":{i}:{i * 7}" for i in range(1, 200_001))
+    found = read(file_of(tmp_path, f"{long}\nT:1:1\n"))
+    assert np.diff(found.indptr).tolist() == [200_000, 1]
+    assert (found.counts[:-1] == found.ids[:-1].astype(np.uint64) * 7).all()
+    with pytest.raises(TokmillError, match="longer than 1 MiB"):
+        read(file_of(tmp_path, "T:" + "1" * 3_000_000))
+
+
+def test_a_file_that_was_cut_off_is_told(tmp_path: Path) -> None:
+    whole = PRODUCERS["valgrind"][0]
+    with pytest.raises(TokmillError, match="declares 2 intervals and has 1"):
+        read(file_of(tmp_path, whole.replace("T:1:7   \n", "")))
+    packed = gzip.compress(whole.encode() * 100)
+    with pytest.raises(TokmillError, match="damaged or cut off"):
+        read(file_of(tmp_path, packed[:-9]))
+    with pytest.raises(TokmillError, match="failed"):
+        read(tmp_path)
+    with pytest.raises(TokmillError, match="failed"):
+        read(tmp_path / "none")
+
+
+def test_a_given_base_is_held_to(tmp_path: Path) -> None:
+    path = file_of(tmp_path, "T:1:2\nT:0:4\n")
+    assert read(path).id_base == 0
+    with pytest.raises(TokmillError, match="the id 0"):
+        read(path, id_base=1)
+    assert read(file_of(tmp_path, "T:1:2\n"), id_base=0).columns.tolist() == [1]
+
+
+def test_intervals_are_compared_with_their_size() -> None:
+    vectors = from_rows([{1: 100}, {1: 90, 2: 12}, {2: 110}, {1: 30}])
+    facts = vectors.check_intervals(100)
+    assert facts == (100, 30, 110, 85.5, 12, 2, True)
+    assert len(facts.lines()) == 2
+    assert vectors.rows(0, 3).check_intervals(100).short_last is False
+    assert vectors.check_intervals().size is None
+    assert from_rows([]).check_intervals(5).largest == 0
+
+
+def test_sums_of_more_than_63_bits_are_refused() -> None:
+    with pytest.raises(TokmillError, match="interval 1 add up"):
+        _ = from_rows([{}, {1: 1 << 63, 2: 1 << 63}]).instructions
+    assert from_rows([{}, {1: 3}, {}]).instructions.tolist() == [0, 3, 0]
+
+
+@pytest.mark.parametrize("name", ["a.bb", "a.bb.gz", "a.bb.xz", "a.zst"])
+@pytest.mark.parametrize("style", ["simpoint", "valgrind"])
+def test_what_is_written_is_read(name: str, style: str, tmp_path: Path) -> None:
+    vectors = from_rows([{5: 3, 1: (1 << 64) - 1}, {}, {2: 1}] * 300, id_base=1)
+    path = write(tmp_path / name, vectors, style=style)
+    assert rows_of(read(path)) == rows_of(vectors)
+    first = path.read_bytes()
+    assert write(path, vectors, style=style).read_bytes() == first
+    moved = read(write(path, vectors, id_base=0))
+    assert moved.id_base == 0 and (moved.columns == vectors.columns).all()
+    with pytest.raises(UsageError, match="no style"):
+        write(path, vectors, style="x")
