@@ -12,7 +12,7 @@ CACHE/pairs lie
 
 What was made is kept, so the same command goes on. What cannot be fetched or built is named.
 
-    python benchmarks/program_pairs.py CACHE [--small | --package NAME --level O0 …]
+    python benchmarks/program_pairs.py CACHE [--small | --package NAME --level O0 --program ls …]
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ KINDS = (
 )
 """Pairs within a version; between versions it is gcc at O2."""
 ELF = b"\x7fELF"
+FLAT = {"coreutils": "src"}
+"""Packages whose programs one Makefile makes one by one, and where they lie there."""
+BUILT = "include Makefile\nbuilt: $(BUILT_SOURCES)\n"
+"""A Makefile that makes what the sources include, without compiling any."""
 
 
 @dataclass
@@ -53,6 +57,8 @@ class Made:
     """What lies in the folder, and what does not."""
 
     folder: Path
+    only: tuple[str, ...] = ()
+    """Programs that are wanted of the packages `FLAT`; none: all."""
     left_out: list[str] = field(default_factory=list)
 
     def programs(self) -> list[str]:
@@ -97,7 +103,7 @@ def trees(package: str, made: Made, versions: int) -> Iterator[Tree]:
 
 def build(tree: Tree, compiler: str, levels: Sequence[str], made: Made, jobs: int) -> None:
     """Compile all programs of a tree with one compiler at the levels that are missing."""
-    missing = [level for level in levels if not _done(tree, compiler, level, made).exists()]
+    missing = [level for level in levels if not _there(tree, compiler, level, made)]
     if not missing:
         return
     if shutil.which(compiler) is None:
@@ -115,6 +121,14 @@ def build(tree: Tree, compiler: str, levels: Sequence[str], made: Made, jobs: in
         except Failed as error:
             made.left_out.append(f"{tree.name} with {compiler} at {level}: {error}")
     shutil.rmtree(work)
+
+
+def _there(tree: Tree, compiler: str, level: str, made: Made) -> bool:
+    """Return whether what is wanted of one way was made."""
+    if _done(tree, compiler, level, made).exists():
+        return True
+    bare = made.folder / "programs" / tree.name / f"{compiler}-{level}"
+    return tree.project in FLAT and bool(made.only) and all((bare / n).exists() for n in made.only)
 
 
 def _done(tree: Tree, compiler: str, level: str, made: Made) -> Path:
@@ -146,9 +160,11 @@ def _compile(tree: Tree, compiler: str, level: str, work: Path, made: Made, jobs
         programs = [work / name for name in names]
     else:
         run("make", "clean", cwd=work)
+        targets = _targets(tree, work, made)
         # Manuals and tests may want tools that are not there; the programs are looked for below.
         subprocess.run(
-            ["make", "-k", f"-j{jobs}", f"CFLAGS={flags}", "MAKEINFO=true", "HELP2MAN=true"],
+            ["make", "-k", f"-j{jobs}", f"CFLAGS={flags}", "MAKEINFO=true", "HELP2MAN=true",
+             *targets],
             cwd=work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
         )  # fmt: skip
         programs = [
@@ -159,13 +175,23 @@ def _compile(tree: Tree, compiler: str, level: str, work: Path, made: Made, jobs
     names = f"{tree.name}/{compiler}-{level}"
     debug, bare = made.folder / "debug" / names, made.folder / "programs" / names
     for folder in (debug, bare):
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        if not (made.only and tree.project in FLAT):
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(programs):
         shutil.copy(path, debug / path.name)
         run("objcopy", "--strip-all", path, bare / path.name)
-    _done(tree, compiler, level, made).touch()
+    if not (made.only and tree.project in FLAT):
+        _done(tree, compiler, level, made).touch()
     print(f"{names}: {len(programs)} programs", flush=True)
+
+
+def _targets(tree: Tree, work: Path, made: Made) -> list[str]:
+    """Return what to make of a package: nothing where that is all of it."""
+    if not (made.only and tree.project in FLAT):
+        return []
+    run("make", "-f", "-", "built", cwd=work, input=BUILT)
+    return [f"{FLAT[tree.project]}/{name}" for name in made.only]
 
 
 def _compile_small(compiler: str, flags: str, work: Path) -> None:
@@ -228,10 +254,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--package", action="append", choices=PACKAGES)
     parser.add_argument("--compiler", action="append", choices=COMPILERS)
     parser.add_argument("--level", action="append", choices=(*LEVELS, "Os"))
+    parser.add_argument("--program", action="append", help=f"of {', '.join(FLAT)} these alone")
     parser.add_argument("--versions", type=int, default=2)
     parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)))
     chosen = parser.parse_args(arguments)
-    made = Made(chosen.cache.resolve() / ("pairs-small" if chosen.small else "pairs"))
+    folder = chosen.cache.resolve() / ("pairs-small" if chosen.small else "pairs")
+    made = Made(folder, tuple(chosen.program or ()))
     made.folder.mkdir(parents=True, exist_ok=True)
     packages = [SMALL] if chosen.small else chosen.package or PACKAGES
     versions = 1 if chosen.small else chosen.versions

@@ -169,8 +169,10 @@ def write_file(
     """Write a file atomically: private file, fsync, rename, fsync of the folder.
 
     Without `sync` the folder is not synced. This is for a file that has no meaning until another
-    one is written after it (a shard before its receipt). Raises `UsageError` for a pipe or a
-    device, which the rename would replace.
+    one is written after it (a shard before its receipt).
+
+    A link is never written through: the file takes its place, and what it led to stays as it was.
+    Raises `UsageError` for a pipe or a device, which the rename would replace.
     """
     path = Path(path)
     _check_regular(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,17 @@ def test_a_database_of_bindiff(here: Here, built: Path, tmp_path: Path) -> None:
     assert found.primary_file.hash == sha256_file(built / "old")
     assert {"main", "twice", "kept"} <= {one.name1 for one in found.function_matches}
     here("inspect", "old.BinExport")
+    # The same again, and of another build, as the database is replaced too.
+    here("diff", built / "old", built / "new", "-o", "result.BinDiff", code=1)
+    shutil.copy(built / "new", tmp_path / "old")
+    here("diff", "old", built / "new", "-o", "result.BinDiff")
+    # A graph that another database needs, or another tool has written, stays.
+    _, said = here("diff", built / "old", built / "new", "-o", "other.BinDiff", code=2)
+    assert "old.BinExport" in said and "is of another program" in said and "hint:" in said
+    (tmp_path / "old.BinExport").write_bytes(b"of IDA")
+    _, said = here("diff", built / "old", built / "new", "-o", "result.BinDiff", code=2)
+    assert "tokmill has not written" in said
+    assert (tmp_path / "old.BinExport").read_bytes() == b"of IDA"
 
 
 def test_programs_and_functions_of_other_names(here: Here, built: Path, tmp_path: Path) -> None:
@@ -143,14 +155,19 @@ def test_folders_of_two_releases(here: Here, built: Path, tmp_path: Path) -> Non
     # The same bytes under another name.
     for folder, name in ((old, "before"), (new, "after")):
         (folder / name).write_bytes((built / "old").read_bytes() + b"\0")
+    for folder, side in ((old, "old"), (new, "new")):
+        debug = folder / "bin" / "tool.debug"
+        subprocess.run(["objcopy", "--only-keep-debug", built / side, debug], check=True)
     out, _ = here("diff", old, new, "-o", "releases.json", "-q", "--workers", 0, code=1)
     first, *rest = out.splitlines()
     assert first == "4 programs in both (2 the same bytes), 0 deleted, 0 inserted"
     lines = {line.split()[0]: line for line in rest if line.startswith(("bin", "libx"))}
     assert set(lines) == {"bin/tool", "libx.so.1.2"} and "→ libx.so.1.3" in lines["libx.so.1.2"]
-    assert "left out of the folders: 2 files that are no program" in out
+    assert "2 files that are no program" in out and "2 files of debug information alone" in out
     written = json.loads((tmp_path / "releases.json").read_text())
-    assert (written["format"], written["version"]) == ("tokmill.diff.folders", 1)
+    assert (written["format"], written["version"]) == ("tokmill.diff.folders", 2)
+    changed = next(one for one in written["matched"] if one["a"] == "bin/tool")["changed"]
+    assert {"name", "a", "b", "similarity", "instructions_a", "blocks"} <= changed[0].keys()
     assert {one["a"]: one["matched_by"] for one in written["matched"]} == {
         "bin/same": "name", "bin/tool": "name", "before": "content",
         "libx.so.1.2": "name without version",

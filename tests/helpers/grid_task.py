@@ -112,9 +112,10 @@ class GridLoop:
         """There is nothing to open."""
         yield
 
-    def next(self) -> float:
+    def next(self) -> tuple[float, float]:
         """How many moves there will be; nothing has moved yet."""
-        return float(self.task.config.walkers * self.task.config.moves)
+        moves = float(self.task.config.walkers * self.task.config.moves)
+        return moves, moves
 
     def learn(self, session: Any, total: int) -> tuple[dict[str, float], int]:
         """Move, then learn from it twice."""
@@ -142,7 +143,7 @@ class GridLoop:
         """Say that it is so."""
         return TokmillError(f"step {step + 1}: the gradient's norm is {norm}", hint="--set lr=1e-3")
 
-    def measure(self) -> dict[str, float]:
+    def measure(self, quiet: bool) -> dict[str, float]:
         """Moves that the most likely actions take to the last cell; `loss` is that too."""
         cell, moves = torch.zeros(1, dtype=torch.int64), 0
         while int(cell) < CELLS - 1 and moves < 4 * CELLS:

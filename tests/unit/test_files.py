@@ -72,6 +72,16 @@ def test_a_path_without_a_name_is_no_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert not list(tmp_path.iterdir())
 
 
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    for name, target in (("link", "mine"), ("dangling", "nowhere")):
+        (tmp_path / name).symlink_to(target)
+        write_file(tmp_path / name, b"written")
+        assert not (tmp_path / name).is_symlink()
+        assert (tmp_path / name).read_bytes() == b"written"
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "nowhere").exists()
+
+
 def test_a_line_is_not_appended_behind_a_link(tmp_path: Path) -> None:
     """A store of somebody else may hold one that leads to a file of the user."""
     mine = tmp_path / "mine"

@@ -24,10 +24,12 @@ NOT_TEXT = "not text: "
 NO_SUFFIX = "no suffix"
 NOT_CHOSEN = "file that --glob does not name"
 NO_PROGRAM = "file that is no program"
+DEBUG_ALONE = "file of debug information alone"
 PACKED = (".gz", ".zst")
 PLURALS = {
     NOT_CHOSEN: "files that --glob does not name",
     NO_PROGRAM: "files that are no program",
+    DEBUG_ALONE: "files of debug information alone",
     "another name of a file": "other names of a file",
     "file that is named twice": "files that are named twice",
     "link to a folder": "links to folders",
@@ -90,6 +92,7 @@ def find_files(
     choice: object = None,
     *,
     none_is_fine: bool = False,
+    instead: str = "",
 ) -> Inputs:
     """Return the files of the INPUT arguments, ordered by name, and counts of what is not read.
 
@@ -97,7 +100,7 @@ def find_files(
     ends in one of `suffixes` in upper or lower case (none: any) and which `fits` accepts; or, if
     `choice` has a `suffix` or `glob`, the files that these select. Hidden files, stores, runs and
     links to folders are not read. A file's name is its path below the argument, or more of the path
-    if two files would have the same name.
+    if two files would have the same name. `instead`: the hint for a folder of which nothing fits.
 
     Raises:
         UsageError: no input is named, or a pattern is invalid.
@@ -128,7 +131,7 @@ def find_files(
                 entries[place] = entry, InputFile(entry.name, entry.path, size, digest)
                 found += 1
         if not found and not (none_is_fine and +left):
-            raise _nothing(argument, suffixes, options, left)
+            raise _nothing(argument, suffixes, options, left, instead)
         total += left
     names = _distinct({place: entry.name for place, (entry, _) in entries.items()})
     files = [
@@ -329,7 +332,11 @@ def how_to_read(left_out: Mapping[str, int]) -> str:
 
 
 def _nothing(
-    argument: str, suffixes: Sequence[str], options: FolderOptions, left: Mapping[str, int]
+    argument: str,
+    suffixes: Sequence[str],
+    options: FolderOptions,
+    left: Mapping[str, int],
+    instead: str,
 ) -> TokmillError:
     kinds = " or ".join(options.suffix or ([] if options.glob else suffixes))
     what = f"the folder holds no {kinds} file" if kinds else "the folder holds no file to read"
@@ -338,5 +345,5 @@ def _nothing(
     hint = "check the pattern" if options.suffix or options.glob else "name the files themselves"
     if kinds and not options.suffix:
         how = how_to_read(left)
-        hint = f"{how}; " * bool(how) + "plain text of any kind: tokmill build text"
+        hint = instead or f"{how}; " * bool(how) + "plain text of any kind: tokmill build text"
     return TokmillError(f"{what} ({in_words(left)})", where=argument, hint=hint)

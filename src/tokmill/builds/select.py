@@ -46,7 +46,8 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     where: tuple[str, ...] = ()
     """COLUMN OP VALUE with == != < <= > >= or ~ (a regular expression found in a string)."""
     ratio: float = 1.0
-    """Share to keep, drawn by hash: equal on every machine, stable when records are added."""
+    """Share to keep, drawn by hash: equal on every machine, stable when records are added. About N
+    of M records: N / M."""
     rest: bool = False
     """Keep what `ratio` would leave out: two builds, one of them with `rest`, split a store."""
     seed: int = 0

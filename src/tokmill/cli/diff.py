@@ -147,9 +147,7 @@ def _programs(
     elif out is not None:
         write_diff(out, diff_file(*graphs, found, digests))
     if html is not None:
-        plugins.require("tokmill.report.diff_page").diff_page(
-            *graphs, found, html, title=" → ".join(called)
-        )
+        plugins.require("tokmill.report.diff_page").diff_page(*graphs, found, html, called=called)
     counts = counts_of(*graphs, found)
     judged = None
     if judges is not None:
@@ -163,7 +161,7 @@ def _programs(
                 "same": found.same,
                 "same_bytes": digests[0] == digests[1],
                 "counts": counts,
-                "changed_most": [change._asdict() for change in most],
+                "changed_most": [msgspec.to_builtins(change) for change in most],
                 "left_out": found.left_out,
                 **({"truth": judged} if judged else {}),
             }

@@ -7,11 +7,17 @@ from tokmill.cli.programs import MOST_LISTED, left_out_line
 from tokmill.errors import plain
 from tokmill.progress import human_count
 from tokmill.x86.diff.folders import FolderDiff
+from tokmill.x86.diff.programs import NOT_FOLLOWED
 from tokmill.x86.diff.result import Diff
 from tokmill.x86.diff.summary import ARROW, Counts, changed_most, shown_name
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.program import demangle
 
+MEANING = {
+    NOT_FOLLOWED: " (indirect jumps and calls whose targets are not known: code that nothing else "
+    "leads to may be missing; `tokmill cfg` lists them)"
+}
+"""What could not be looked at → what that means."""
 LONGEST_NAME = 48
 """Characters of a function's name in a table; templates of C++ have hundreds."""
 
@@ -34,8 +40,19 @@ def print_programs(
     most = changed_most(*graphs, found, MOST_LISTED)
     if most:
         print("\nchanged most")
-        headers = ["function", "old", "new", "similarity", "instructions", "blocks", "by"]
-        rows = [[_short(one.name), f"{one.a:x}", f"{one.b:x}", *one[3:]] for one in most]
+        headers = ["function", "old", "new", "similarity", "instructions", "blocks changed", "by"]
+        rows = [
+            [
+                _short(one.name),
+                f"{one.a:x}",
+                f"{one.b:x}",
+                one.similarity,
+                f"{one.instructions_a:,}{ARROW}{one.instructions_b:,}",
+                one.blocks,
+                one.reason,
+            ]
+            for one in most
+        ]
         print_table(headers, rows)
         if counts.changed > len(most):
             print(f"… {counts.changed - len(most):,} more changed (-o diff.json has all)")
@@ -50,14 +67,16 @@ def print_programs(
     if found.same and not same_bytes:
         print("no function differs; the files differ in other bytes")
     for what, count in found.left_out.items():
-        print(f"not looked at: {count:,} {what}")
+        print(f"not looked at: {count:,} {what}{MEANING.get(what, '')}")
 
 
 def _in_words(counts: Counts) -> str:
     alike = counts.similarity if counts.similarity == 1 else min(counts.similarity, 0.999)
+    unlike = f" ({counts.nothing_alike:,} in all that they do)" if counts.nothing_alike else ""
     return (
-        f"{counts.same:,} the same, {counts.changed:,} changed, {counts.deleted:,} deleted, "
-        f"{counts.inserted:,} inserted; {alike:.1%} of the instructions alike"
+        f"{counts.same:,} the same, {counts.changed:,} changed{unlike}, "
+        f"{counts.deleted:,} deleted, {counts.inserted:,} inserted; "
+        f"{alike:.1%} of the instructions alike"
     )
 
 

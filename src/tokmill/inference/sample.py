@@ -19,6 +19,15 @@ from tokmill.training.runs.run import load_task, read_run
 
 Prompt = str | Sequence[int] | Ids
 """Text, ids of a run's one column, or column → ids."""
+HINTS = {
+    "next_token": "with several columns, train without task.column",
+    "masked": "it fills in hidden tokens and continues nothing: `tokmill eval RUN STORE` shows how "
+    "many it finds, `tokmill embed RUN STORE` makes vectors of records",
+    "classify": "it tells classes of records: `tokmill eval RUN STORE`",
+}
+"""Task of a run that cannot be sampled → what can be done with it."""
+HINTS["sentence_pair"] = HINTS["masked"]
+OTHERWISE = "train on the task `next_token`"
 DEFAULT = Drawing()
 BATCHES = 8
 """Rows of this many batches are sorted by length together, so that a batch has similar lengths."""
@@ -114,7 +123,7 @@ def generate(
         raise TokmillError(
             "only a run that predicts the next token of all its columns can be sampled",
             where=str(run),
-            hint="train on the task `next_token`; with several columns, without task.column",
+            hint=HINTS.get(task.config.kind, OTHERWISE),
         )
     task.to(pick_device(device))
     vocabularies, coder = load_coder(run, read_run(run)[1], list(task.sizes))

@@ -62,7 +62,13 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 def diff_page(
-    a: Graph, b: Graph, diff: Diff, out: Path, *, title: str = "", most: int = MOST_CODE
+    a: Graph,
+    b: Graph,
+    diff: Diff,
+    out: Path,
+    *,
+    called: tuple[str, str] | None = None,
+    most: int = MOST_CODE,
 ) -> Facts:
     """Write the page of a diff: the functions that changed most first, then those in one program.
 
@@ -71,11 +77,13 @@ def diff_page(
         b: the new one.
         diff: what became of the functions and blocks of `a`.
         out: the `.html` file.
-        title: its heading; empty: made of the names of the programs.
+        called: what the programs are called on the page, as where both have one name; else as
+            their graphs name them.
         most: bytes of code that the page may have.
     """
     jinja = plugins.require("jinja2")
     plugins.require("iced_x86")
+    names = called or (a.program, b.program)
     sides = SideBySide(a, b, diff)
     rows = _rows(sides, diff)
     code, size = _code(sides, rows, most)
@@ -90,7 +98,7 @@ def diff_page(
     data = {
         "rows": [row for row, _ in rows],
         "code": code,
-        "programs": [shown(one.program, LONGEST_NAME) for one in (a, b)],
+        "programs": [shown(name, LONGEST_NAME) for name in names],
         "mostBlocks": MOST_BLOCKS,
     }
     environment = jinja.Environment(
@@ -101,10 +109,9 @@ def diff_page(
         lstrip_blocks=True,
     )
     html = environment.get_template("diff_page.html.j2").render(
-        title=shown(title, LONGEST_NAME)
-        or " → ".join(shown(Path(one.program).name, 80) for one in (a, b)),
+        title=" → ".join(shown(name if called else Path(name).name, 80) for name in names),
         version=__version__,
-        programs=[_about(one) for one in (a, b)],
+        programs=[_about(one, name) for one, name in zip((a, b), names, strict=True)],
         counts=_counts(rows),
         notes=notes,
         data=_safe(data),
@@ -114,13 +121,13 @@ def diff_page(
     return Facts(len(rows), len(code), size)
 
 
-def _about(graph: Graph) -> dict[str, str]:
+def _about(graph: Graph, name: str) -> dict[str, str]:
     facts = [
         human_count(len(graph.function_address), "function"),
         human_count(len(graph.block_address), "block"),
         " ".join(filter(None, (graph.compiler, graph.level))),
     ]
-    return {"name": shown(graph.program, LONGEST_NAME), "facts": ", ".join(filter(None, facts))}
+    return {"name": shown(name, LONGEST_NAME), "facts": ", ".join(filter(None, facts))}
 
 
 def _counts(rows: list[tuple[Row, int]]) -> list[tuple[str, int]]:

@@ -35,8 +35,8 @@ def class_metrics(found: Array, label: Array, names: Sequence[str]) -> dict[str,
     if len(names) <= MOST_SHOWN:
         for number, name in enumerate(names):
             metrics[f"f1_{name}"] = float(each[number])
-            metrics[f"count_{name}"] = float(of_label[number])
-            metrics[f"found_{name}"] = float(of_found[number])
+            metrics[f"count_{name}"] = int(of_label[number])
+            metrics[f"found_{name}"] = int(of_found[number])
     return metrics
 
 

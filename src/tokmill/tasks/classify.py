@@ -31,6 +31,8 @@ from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
 
 LABEL = "label"
+UNLABELLED = "without_label"
+"""Metric of numbers: records whose label is NaN, which teach nothing."""
 """The name of the targets."""
 
 
@@ -161,6 +163,12 @@ class Classify(Task):
         label = values.pop(self.config.column)
         if self.config.target == "number":
             targets = label.astype(np.float32)
+            if np.isinf(targets).any():
+                raise TokmillError(
+                    "a record has an infinite label",
+                    where=f"column {self.config.column!r}",
+                    hint="use finite numbers (up to 3.4e38), and NaN where there is no label",
+                )
         else:
             targets = label.astype(np.int64)
             wrong = targets[(targets < 0) | (targets >= len(self.names))]
@@ -183,8 +191,11 @@ class Classify(Task):
         return dataclasses.replace(batch, columns=columns, values=values, targets={LABEL: targets})
 
     def count(self, batch: Batch) -> int:
-        """Return the number of records."""
-        return int(np.count_nonzero(batch.entry >= 0))
+        """Return the number of records with a label."""
+        known = batch.entry >= 0
+        if self.config.target == "number":
+            known &= ~np.isnan(batch.targets[LABEL])
+        return int(np.count_nonzero(known))
 
     def example(self, rows: int) -> Tensors:
         """Return a batch with a label for each row."""
@@ -213,7 +224,10 @@ class Classify(Task):
         if self.config.target == "number":
             known = ~label.isnan()
             loss = ((found[:, 0] - label.nan_to_num()).square() * known).sum()
-            return loss, {"loss": loss.detach()}
+            lacking = label.isnan()
+            if batch.entry is not None:
+                lacking &= batch.entry >= 0
+            return loss, {"loss": loss.detach(), UNLABELLED: lacking.sum()}
         loss = torch.nn.functional.cross_entropy(found, label, ignore_index=-1, reduction="sum")
         right = (found.argmax(1) == label).sum()
         return loss, {"loss": loss.detach(), "accuracy": right}
@@ -223,6 +237,15 @@ class Classify(Task):
         found = self.predicted_values(batch)
         found = found[:, 0] if self.config.target == "number" else found.argmax(1)
         return {"found": found, "label": batch.targets[LABEL]}
+
+    def report(
+        self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
+    ) -> dict[str, float]:
+        """Return means over records with a label, and the number of records without one, if any."""
+        sums = dict(sums)
+        lacking = int(sums.pop(UNLABELLED, 0))
+        found = super().report(sums, count, bytes_per_token)
+        return {**found, UNLABELLED: lacking} if lacking else found
 
     def measure(self, results: Mapping[str, Tensor]) -> dict[str, float]:
         """Return F1, and for each class the numbers of its records and of its predictions."""

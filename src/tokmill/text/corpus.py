@@ -26,7 +26,7 @@ from tokmill.text.tokenizer import Tokenizer
 from tokmill.text.words import count_words, read_words, tokenizer_of_words
 
 PAIR = "pair"
-UNKNOWN = "words that are not in the vocabulary"
+UNKNOWN = "words outside of the vocabulary"
 
 
 class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -71,6 +71,10 @@ class CorpusSource(DocumentSource):
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the vocabulary: a tokenizer, a list of words, or the words of the corpus."""
+        if config.min_count < 1:
+            raise UsageError(
+                f"min_count = {config.min_count}", hint="1 or more: how often a word must stand"
+            )
         if request.tokenizer is not None:
             if config.words or config.min_count > 1:
                 raise UsageError(
@@ -101,6 +105,8 @@ class CorpusSource(DocumentSource):
         if found.missing:
             behind = " ".join(found.missing)
             told.append(f"without {behind}, which got the ids behind its last line")
+        if found.empty:
+            told.append(f"{human_count(found.empty, 'line')} without a word, whose ids no word has")
         return f"{config.words}: {'; '.join(told)}" if told else ""
 
     @property

@@ -26,6 +26,8 @@ class WordList(NamedTuple):
     """Lines whose word stands in a later line too; that one is its id, as in BERT's own reader."""
     missing: list[str]
     """Special tokens that the file lacks; they got the ids behind its last line."""
+    empty: int = 0
+    """Lines without a word, the end of the file apart."""
 
 
 def read_words(path: Path) -> WordList:
@@ -48,7 +50,9 @@ def read_words(path: Path) -> WordList:
     missing = [token for token in SPECIALS if token not in ids]
     first = max(ids.values()) + 1
     ids |= {token: first + number for number, token in enumerate(missing)}
-    return WordList(ids, held - (len(ids) - len(missing)), missing)
+    # What stands behind the last word are ends of lines.
+    empty = sum(1 for word in text.rstrip().replace("\r\n", "\n").split("\n") if not word.strip())
+    return WordList(ids, held - (len(ids) - len(missing)), missing, empty)
 
 
 def count_words(lines: Iterable[Sequence[str]], min_count: int) -> dict[str, int]:

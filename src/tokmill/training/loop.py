@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tokmill.errors import TokmillError
+from tokmill.progress import Progress
 from tokmill.store.check import ShardCheck
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import Facts
@@ -76,11 +78,12 @@ class RowLoop:
                 yield
             self.check.finish()
 
-    def next(self) -> float:
+    def next(self) -> tuple[float, float]:
         """Take the next batch."""
         self.parts, count = self.loader.next()
         self.check.tell()
-        return count
+        read = sum(int((part.tensors.document >= 0).sum()) for part in self.parts)
+        return count, read
 
     def learn(self, session: Session, total: int) -> tuple[dict[str, float], int]:
         """Learn from the batch."""
@@ -92,7 +95,9 @@ class RowLoop:
         where = str(self.out)
         return not_finite(self.feed, self.task, self.engine, step, norm, losses, where)
 
-    def measure(self) -> dict[str, float]:
+    def measure(self, quiet: bool) -> dict[str, float]:
         """Measure the weights on the validation store."""
         assert self.validation is not None
-        return self.validation.measure(self.task, self.engine, self.config.run.micro_tokens)[0]
+        with Progress("validation", self.validation.size, unit="rows", quiet=quiet) as bar:
+            validation = replace(self.validation, bar=bar)
+            return validation.measure(self.task, self.engine, self.config.run.micro_tokens)[0]

@@ -15,6 +15,9 @@ class Meter:
     Rates count the time of training alone: what happens inside `aside()` (evaluation, checkpoints)
     is no part of them. `State.seconds` and the time left count all.
 
+    `read` is for the caller to add to: tokens that the model has read, hidden ones and others,
+    padding apart. Rates count these, while `State.tokens` counts what was learned from.
+
     `flops_per_token`: of a step; `peak`: operations a second of all devices, 0: not known.
     """
 
@@ -23,7 +26,7 @@ class Meter:
         self.flops_per_token, self.peak = flops_per_token, peak
         self.started = self.reported = time.monotonic()
         self.seconds_before, self.first_step = state.seconds, state.step
-        self.reported_tokens, self.elsewhere = state.tokens, 0.0
+        self.read, self.reported_read, self.elsewhere = 0, 0, 0.0
         self.tokens_per_second = 0.0
 
     @contextmanager
@@ -51,8 +54,8 @@ class Meter:
     def mfu(self) -> float:
         """Model FLOPs utilisation: the model's operations as a share of the peak; 0: not known.
 
-        Defined by Chowdhery et al. 2022, PaLM, appendix B. Only tokens that are learned from
-        count: padding does not, nor do blocks that run twice.
+        Defined by Chowdhery et al. 2022, PaLM, appendix B. Padding does not count, nor do blocks
+        that run twice.
         """
         return self.flops_per_token * self.tokens_per_second / self.peak if self.peak else 0.0
 
@@ -60,8 +63,8 @@ class Meter:
         """Return the metrics of the time since the last report."""
         now = time.monotonic()
         spent = max(now - self.reported - self.elsewhere, 1e-9)
-        self.tokens_per_second = (self.state.tokens - self.reported_tokens) / spent
-        self.reported, self.reported_tokens, self.elsewhere = now, self.state.tokens, 0.0
+        self.tokens_per_second = (self.read - self.reported_read) / spent
+        self.reported, self.reported_read, self.elsewhere = now, self.read, 0.0
         self.state.seconds = self.seconds
         values = {
             "tokens": self.state.tokens,

@@ -45,7 +45,7 @@ from tokmill.training.runs import run as runs
 from tokmill.training.runs.checkpoint import State, load_checkpoint, moves, save_checkpoint
 from tokmill.training.runs.intact import newest_whole
 from tokmill.training.runs.run import Run
-from tokmill.training.runs.track import Tracker
+from tokmill.training.runs.track import METRICS, Tracker
 from tokmill.training.runs.trackers import open_trackers
 from tokmill.training.runs.warm_start import start_facts, start_from
 from tokmill.training.runs.weights import AVERAGED, BEST, FINAL, drop_final, save_weights
@@ -72,8 +72,11 @@ class Loop(Protocol):
         """Return a context in which these steps are done."""
         ...
 
-    def next(self) -> float:
-        """Get ready for a step; return this process's part of what its loss is divided by.
+    def next(self) -> tuple[float, float]:
+        """Get ready for a step.
+
+        Returns this process's part of what the loss is divided by, and of the tokens that are read
+        (or moves that are made), for the speed.
 
         The run may be stopped between this and `learn`, so nothing may change here that a
         checkpoint keeps.
@@ -83,7 +86,7 @@ class Loop(Protocol):
     def learn(self, session: Session, total: int) -> tuple[dict[str, float], int]:
         """Do a step, with `Session.update` once or several times.
 
-        total: what `next` returned, summed over all processes. Returns the arguments of
+        total: the first that `next` returned, summed over all processes. Returns the arguments of
         `Task.report`: sums over all processes, and what they count.
         """
         ...
@@ -92,8 +95,11 @@ class Loop(Protocol):
         """Return the error of an update that is not finite; every process calls this."""
         ...
 
-    def measure(self) -> dict[str, float]:
-        """Return the metrics of an evaluation, `loss` among them, with the weights as they are."""
+    def measure(self, quiet: bool) -> dict[str, float]:
+        """Return the metrics of an evaluation, `loss` among them, with the weights as they are.
+
+        quiet: show no progress.
+        """
         ...
 
 
@@ -158,6 +164,10 @@ def train(
         return Run(out, state.step, runs.last_metrics(out))
 
 
+MOST_SHOWN = 6
+"""Metrics of an evaluation in its line of progress."""
+
+
 @dataclass
 class Session:
     """An open training: all that its steps need."""
@@ -189,11 +199,12 @@ class Session:
         )
         with self.loop.steps(range(state.step, run.steps)), progress:
             while state.step < run.steps:
-                count = self.loop.next()
-                total, stopping = engine.total([count, bool(self.stop.reason)])
+                count, read = self.loop.next()
+                total, stopping, read = engine.total([count, bool(self.stop.reason), read])
                 if stopping:
                     self.interrupt()
                 self.step(int(total))
+                self.meter.read += int(read)
                 progress.advance(1)
                 last = state.step == run.steps
                 if state.step % run.log_every == 0 or state.step == 1 or last:
@@ -278,17 +289,18 @@ class Session:
     def evaluate(self) -> None:
         """Measure the weights, and their average too; keep the best weights."""
         with self.meter.aside():
-            report = self.loop.measure()
+            quiet = self.quiet or self.engine.rank > 0
+            report = self.loop.measure(quiet)
             if self.engine.average:
                 with self.engine.averaged():
-                    averaged = self.loop.measure()
+                    averaged = self.loop.measure(quiet)
                 report |= {f"{name}_ema": value for name, value in averaged.items()}
             self.log({f"val_{name}": value for name, value in report.items()})
             best = math.inf if self.state.best_loss is None else self.state.best_loss
             if self.config.run.best and report["loss"] < best:
                 self.state.best_step, self.state.best_loss = self.state.step, report["loss"]
                 self.write(BEST, report["loss"])
-        self.say("validation " + ", ".join(f"{name} {value:.4f}" for name, value in report.items()))
+        self.say(f"validation {in_a_line(report)}")
 
     def write(self, name: str, loss: float | None = None) -> None:
         """Write the weights as they are now under a name in the run."""
@@ -343,6 +355,16 @@ def say_once(engine: Engine, note: str) -> None:
     """Print a note on stderr in the first process, in quiet runs too."""
     if engine.rank == 0:
         print(f"note: {note}", file=sys.stderr)
+
+
+def in_a_line(metrics: Mapping[str, float]) -> str:
+    """Return the first metrics as text, fractions to 4 places, and how many more there are."""
+    shown = [
+        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4f}"
+        for name, value in list(metrics.items())[:MOST_SHOWN]
+    ]
+    more = len(metrics) - len(shown)
+    return ", ".join(shown) + (f", and {more} more in {METRICS}" if more else "")
 
 
 def due(step: int, every: int) -> bool:

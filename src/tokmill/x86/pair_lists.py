@@ -14,7 +14,7 @@ from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, find_files
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.headers import loads_toml
-from tokmill.x86.graphs.files import read_about
+from tokmill.x86.graphs.files import read_facts
 from tokmill.x86.graphs.inputs import GRAPH
 
 LARGEST = 256 << 20
@@ -33,13 +33,16 @@ def find_graphs(
 ) -> tuple[list[GraphFile], dict[str, int]]:
     """Return the graph files below some paths, and what was left out.
 
-    Raises `TokmillError` where there is none, and for a file that was named and is none.
+    A Parquet file of a folder that holds something else is left out. Raises `TokmillError` where
+    there is no graph, for a file that was named and is none, and for a graph that is damaged or of
+    a later version: of which program it is, and so of which pairs, cannot be read.
     """
-    files, left_out = find_files(inputs, (GRAPH,), choice=choice)
+    make_them = "make them first, once for all pairs: tokmill cfg FOLDER -o GRAPHS"
+    files, left_out = find_files(inputs, (GRAPH,), choice=choice, instead=make_them)
     named = {Path(argument).absolute() for argument in inputs}
     found = []
     for file in files:
-        about = read_about(file.path) if file.path.suffix == GRAPH else None
+        about = read_facts(file.path) if file.path.suffix == GRAPH else None
         if about is not None:
             found.append(GraphFile(file, about.program))
         elif file.path.absolute() in named:
@@ -54,7 +57,7 @@ def find_graphs(
         raise TokmillError(
             "there are no graphs of programs",
             where=", ".join(inputs),
-            hint="make them first: tokmill cfg PROGRAM… -o GRAPHS",
+            hint=make_them,
         )
     return found, in_order(left_out)
 

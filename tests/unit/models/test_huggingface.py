@@ -191,6 +191,21 @@ def test_another_architecture_is_refused(keys: dict[str, Any]) -> None:
         read_config(keys, "")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("resid_pdrop", 0.1), ("dropout", 7.0), ("attn_dropout", -1), ("eos_token_id", 10**9),
+     ("eos_token_id", [0, -2]), ("bos_token_id", -5)],
+)  # fmt: skip
+def test_keys_that_no_model_has_are_refused(key: str, value: Any) -> None:
+    """Also those that the import does not need; -1 and null mean that there is none."""
+    if key == "resid_pdrop":
+        read_config({**GPT2_SMALL, key: value, "pad_token_id": -1, "bos_token_id": None}, "")
+        return
+    with pytest.raises(TokmillError, match=key) as refused:
+        read_config({**GPT2_SMALL, key: value}, "config.json")
+    assert refused.value.where == "config.json" and refused.value.hint
+
+
 def test_a_key_of_a_wrong_type_is_named() -> None:
     with pytest.raises(TokmillError, match=r"\$.n_embd"):
         read_config({**GPT2_SMALL, "n_embd": "8"}, "")

@@ -50,6 +50,12 @@ def made(tmp_path: Path, **options: Any) -> tuple[Page, dict[str, Any]]:
     return page, json.loads(page.data)
 
 
+def test_programs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    page, data = made(tmp_path, called=("1.0/tool", "1.1/tool"))
+    assert data["programs"] == ["1.0/tool", "1.1/tool"]
+    assert "1.0/tool → 1.1/tool" in page.text and page.text.count("1.1/tool") == 3
+
+
 def test_rows_and_code(tmp_path: Path) -> None:
     page, data = made(tmp_path)
     assert [row[0] for row in data["rows"]] == [CHANGED, DELETED, INSERTED, SAME]

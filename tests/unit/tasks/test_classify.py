@@ -158,7 +158,8 @@ def test_it_begins_from_masked_and_tells_what_begins_anew(
     tokmill.train(value, tmp_path / "run", quiet=True)
     said = capsys.readouterr().err
     assert "begin anew: output.linear.bias, output.linear.weight" in said
-    assert "are not used:" in said and "relation.linear.weight" in said and "pooler" not in said
+    assert "are not used: heads (" in said and "relation (2 tensors)" in said
+    assert "pooler" not in said
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,18 @@ def test_numbers_of_no_record_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no record has a finite number in the column 'none'"):
         tokmill.train(value, tmp_path / "run", quiet=True)
     value["task"]["column"] = "some"
+    # Without labels they teach nothing, do not count, and are told.
+    value["data"] |= {"batch": 3, "val": str(tmp_path / "a")}
+    value["run"] |= {"eval_every": 1, "eval_rows": 0}
     tokmill.train(value, tmp_path / "run", quiet=True)
+    assert losses(tmp_path / "run", "tokens") == {1: 1}
+    assert losses(tmp_path / "run", "without_label") == {1: 2}
+    assert losses(tmp_path / "run", "val_without_label") == {1: 2}
+    lay(store, "large", {"large": np.asarray([1.0, np.inf, 2.0], np.float32)})
+    value["data"]["overlays"] = ["large"]
+    value["task"]["column"] = "large"
+    with pytest.raises(TokmillError, match="a record has an infinite label"):
+        tokmill.train(value, tmp_path / "large", quiet=True)
 
 
 def test_labels_outside_are_errors(tmp_path: Path) -> None:

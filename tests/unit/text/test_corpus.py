@@ -76,7 +76,7 @@ def test_rare_words_are_unknown_and_counted(tmp_path: Path) -> None:
 
 
 def test_a_list_of_words_keeps_its_ids(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "vocab.txt").write_text("[UNK]\nmov\nrbp\nmov\npush\n\nret\n")
+    (tmp_path / "vocab.txt").write_text("[UNK]\nmov\nrbp\nmov\npush\n\nret\n\n\n")
     how = How(amount=here())
     store = build(tmp_path, words=str(tmp_path / "vocab.txt"), how=how)
     assert store.record(0)["token"].tolist() == [4, 2, 3, 2, 0]
@@ -86,6 +86,7 @@ def test_a_list_of_words_keeps_its_ids(tmp_path: Path, capfd: pytest.CaptureFixt
     }  # fmt: skip
     assert store.manifest.notes == {UNKNOWN: 3}
     said = capfd.readouterr().err
+    assert "1 line without a word" in said
     assert "1 line whose word stands again" in said and "without [PAD] [CLS] [SEP] [MASK]" in said
 
 
@@ -145,6 +146,8 @@ def _parts(source: CorpusSource, item: Item) -> list[tuple[str, list[str]]]:
     ("options", "what"),
     [
         ({"words": "vocab.txt", "min_count": 2}, "min_count is of words"),
+        ({"min_count": 0}, "min_count = 0"),
+        ({"min_count": -1}, "min_count = -1"),
         ({"words": "vocab.txt", "tokenizer": "vocab.txt"}, "a tokenizer was named"),
     ],
 )

@@ -33,7 +33,7 @@ def test_rates_leave_out_what_is_no_training(clock: Clock) -> None:
     clock.now += 4
     with made.aside():
         clock.now += 6
-    state.step, state.tokens = 14, 900
+    state.step, state.tokens, made.read = 14, 900, 400
     assert made.report() == {
         "tokens": 900,
         "tokens_per_second": 100.0,
@@ -44,7 +44,7 @@ def test_rates_leave_out_what_is_no_training(clock: Clock) -> None:
     }
     assert made.line() == ", 100 tokens/s, MFU 25%"
     clock.now += 5
-    state.step, state.tokens = 30, 1000
+    state.step, state.tokens, made.read = 30, 1000, 500
     last = made.report()
     assert (last["tokens_per_second"], last["seconds_left"]) == (20.0, 0.0)
 
@@ -55,7 +55,7 @@ def test_an_error_inside_is_counted_too(clock: Clock) -> None:
         clock.now += 3
         raise ValueError
     clock.now += 1
-    made.state.tokens = 10
+    made.read = 10
     assert made.report()["tokens_per_second"] == 10.0
     assert "mfu" not in made.report() and "MFU" not in made.line()
 

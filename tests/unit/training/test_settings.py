@@ -107,6 +107,22 @@ def test_other_files_are_no_settings(text: str, said: str, stores: Path, tmp_pat
         resolve(tmp_path / "x.json", Path("RUN"), {"train": str(stores / "walks")}, False)
 
 
+def test_an_error_names_the_file_of_settings(stores: Path, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text('{"batch_size": 8}')
+    recipe = "recipes/bert/bert-medium.toml"
+    data = {"train": str(stores / "walks"), "settings": [str(good), str(bad)]}
+    for text, said in (('{"lr": -1}', "-1"), ('{"lr": "x"}', "float"), ('{"lrr": 1}', "lrr")):
+        bad.write_text(text)
+        with pytest.raises(UsageError, match=said) as caught:
+            resolve(recipe, Path("RUN"), data, False)
+        assert caught.value.where == str(bad)
+    bad.write_text("{}")
+    with pytest.raises(UsageError, match="-1") as caught:
+        resolve(recipe, Path("RUN"), {**data, "optim": {"lr": -1.0}}, False)
+    assert str(bad) not in caught.value.where
+
+
 def epochs(stores: Path, run: dict[str, Any], options: dict[str, Any] | None = None) -> int:
     recipe = {"data": {"train": str(stores / "walks"), "batch": 16}, "run": run}
     recipe["task"] = {"kind": "masked", "rows": "whole"}

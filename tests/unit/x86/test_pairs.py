@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 import tokmill
@@ -263,7 +266,12 @@ def test_inputs_that_are_no_graphs(tmp_path: Path) -> None:
         build(tmp_path / "s", program, all_pairs=True)
     assert f"tokmill cfg {program}" in error.value.hint
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "x.parquet").write_bytes(b"PAR1")
+    shutil.copy(program, tmp_path / "folder")
+    with pytest.raises(TokmillError, match="holds no .parquet file") as error:
+        build(tmp_path / "s", tmp_path / "folder", all_pairs=True)
+    assert "tokmill cfg FOLDER -o GRAPHS" in error.value.hint and "text" not in error.value.hint
+    table = pyarrow.table({"text": ["no graph"]})
+    pyarrow.parquet.write_table(table, tmp_path / "folder" / "x.parquet")
     with pytest.raises(TokmillError, match="no graphs"):
         build(tmp_path / "s", tmp_path / "folder", all_pairs=True)
     with pytest.raises(UsageError, match="one program is no pair"):
@@ -272,6 +280,19 @@ def test_inputs_that_are_no_graphs(tmp_path: Path) -> None:
     twice += written(tmp_path / "b", small_program("x", 0, 1))
     with pytest.raises(UsageError, match="several graphs are called 'x'"):
         build(tmp_path / "s", *twice, pair=["x:x"])
+
+
+def test_a_damaged_graph_of_a_folder_is_an_error(tmp_path: Path) -> None:
+    """Nobody knows of which program it is, so the pairs would be others in silence."""
+    whole = [Path(write_small(tmp_path, number)) for number in (0, 1, 2)]
+    data = whole[2].read_bytes()
+    for damaged in (data[:-100], b"", b"PAR1"):
+        whole[2].write_bytes(damaged)
+        with pytest.raises(TokmillError, match="the graph cannot be read") as error:
+            build(tmp_path / "s", tmp_path, all_pairs=True)
+        assert error.value.where == str(whole[2]) and error.value.hint
+    options: dict[str, Any] = {"all_pairs": True, "glob": [f"!{whole[2].name}"]}
+    assert build(tmp_path / "s", tmp_path, **options).records
 
 
 def test_a_program_is_on_one_side_of_a_split(tmp_path: Path) -> None:

@@ -84,10 +84,18 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 """The tables with keys that are the same for every model, task and optimiser."""
 
 
-def merged(value: Mapping[str, Any], options: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return a recipe with options over it, every key of both in its table."""
+def merged(
+    value: Mapping[str, Any],
+    options: Mapping[str, Any],
+    where: str = "",
+    options_from: str = "options",
+) -> dict[str, Any]:
+    """Return a recipe with options over it, every key of both in its table.
+
+    In errors the recipe is called `where`, and the options `options_from`.
+    """
     placed = in_tables(value, value, where)
-    return recipe.merge(placed, in_tables(options, recipe.merge(placed, options), "options"))
+    return recipe.merge(placed, in_tables(options, recipe.merge(placed, options), options_from))
 
 
 def in_tables(

@@ -88,7 +88,8 @@ def read_file(path: Path) -> dict[str, Any]:
     A file of settings in JSON (`recipe.settings`) is put over the recipe for BERT.
     """
     if path.suffix.lower() == ".json":
-        return over(recipes.read_toml(settings.BASE), settings.read_settings(path), str(path))
+        said = settings.read_settings(path)
+        return over(recipes.read_toml(settings.BASE), said, settings.BASE, str(path))
     if path.suffix.lower() in DATA_SUFFIXES:
         kinds = {".jsonl": "jsonl", ".parquet": "parquet", ".bin": "bin"}
         kind = kinds.get(path.suffix.lower(), "text")
@@ -108,13 +109,19 @@ def read_file(path: Path) -> dict[str, Any]:
     return value
 
 
-def over(value: Mapping[str, Any], options: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def over(
+    value: Mapping[str, Any],
+    options: Mapping[str, Any],
+    where: str = "",
+    options_from: str = "options",
+) -> dict[str, Any]:
     """Return a recipe with options over it, every key of both in its table.
 
-    Epochs that options ask for are not ended by the steps of the recipe.
+    Epochs that options ask for are not ended by the steps of the recipe. In errors the recipe is
+    called `where`, and the options `options_from`.
     """
-    found = merged(value, options, where)
-    asked = in_tables(options, found, "options").get("run", {})
+    found = merged(value, options, where, options_from)
+    asked = in_tables(options, found, options_from).get("run", {})
     if isinstance(asked, Mapping) and asked.get("epochs") and "steps" not in asked:
         found["run"] = {key: one for key, one in found["run"].items() if key != "steps"}
     return found

@@ -6,7 +6,7 @@ Simple mistakes are found before torch is imported, so that their errors come at
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,10 @@ def resolve(
         check_something_given(out, options, resume)
     # 2. Put the options over it, and each key into its table.
     options = dict(options)
+    layers = [(value, where)]
     for file in options.pop(SETTINGS, ()):
-        value = over(value, read_settings(Path(file)), str(file))
+        value = over(value, read_settings(Path(file)), where, str(file))
+        layers.append((value, str(file)))
     value = over(value, options, where)
     # 3. Make places absolute.
     value = with_absolute_places(value)
@@ -62,13 +64,30 @@ def resolve(
     value = with_stores(merge(start_tables(value), value), before)
     value = with_most_steps(value)
     # 5. Check what needs no torch, then the folders, then the keys of each kind.
-    plain = check_plain(value, where)
+    try:
+        plain = check_plain(value, where)
+    except UsageError as error:
+        raise named_after(error, layers) from None
     if kinds_of(value)["task"] == DEFAULT_KINDS["task"]:
         check_given(plain, where)
     check_places(plain, begins=not before)
     config = from_dict(value, where)
     check_stores(config, where)
     return config
+
+
+def named_after(error: UsageError, layers: Sequence[tuple[Mapping[str, Any], str]]) -> UsageError:
+    """Return an error with the name of the first file that makes it.
+
+    layers: the recipe, then the recipe with each file of settings over those before; and names.
+    """
+    for value, name in layers:
+        try:
+            check_plain(value, name)
+        except UsageError as found:
+            if found.what == error.what:
+                return found
+    return error
 
 
 def check_something_given(out: Path, options: Mapping[str, Any], resume: bool) -> None:

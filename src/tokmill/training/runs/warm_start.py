@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from torch import Tensor
 
 from tokmill.errors import MachineError, TokmillError
+from tokmill.progress import human_count
 from tokmill.store.manifest import read_json
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.task import Task
@@ -24,6 +26,8 @@ from tokmill.training.runs.weights import load_from, newest_weights
 
 OF_MODEL = "model."
 """How the names of the model's weights begin, and its keys in a recipe."""
+MOST_NAMES = 4
+"""Tensors that are named one by one in a note."""
 
 
 def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> list[str]:
@@ -80,7 +84,18 @@ def take_what_fits(task: Task, file: Path, changed: Mapping[str, str], place: Pa
     task.load_state_dict(taken, strict=False)
     said = f"{len(taken)} tensors are taken from {place}"
     parts = (("these begin anew: ", anew), ("these of it are not used: ", left))
-    return [f"{said}; {what}{', '.join(names)}" for what, names in parts if names]
+    return [f"{said}; {what}{in_words(names)}" for what, names in parts if names]
+
+
+def in_words(names: Sequence[str]) -> str:
+    """Return names of tensors; of many the parts that they belong to, and how many each has."""
+    if len(names) <= MOST_NAMES:
+        return ", ".join(names)
+    parts: Counter[str] = Counter()
+    for name in names:
+        words = name.split(".")
+        parts[".".join(words[: 2 if name.startswith(OF_MODEL) else 1])] += 1
+    return ", ".join(f"{part} ({human_count(count, 'tensor')})" for part, count in parts.items())
 
 
 def fits(tensor: Tensor, own: Tensor | None) -> bool:

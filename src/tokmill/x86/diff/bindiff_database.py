@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tokmill.errors import UsageError
 from tokmill.files import write_file
 from tokmill.store.schema import Array
 from tokmill.version import __version__
@@ -23,7 +24,7 @@ from tokmill.x86.diff.result import Diff, Reason
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.binexport import mnemonics_of
 from tokmill.x86.graphs.calls import calls_of
-from tokmill.x86.graphs.files import SUFFIXES, write_graph
+from tokmill.x86.graphs.files import SUFFIXES, read_about, write_graph
 from tokmill.x86.image.ranges import distinct, member
 from tokmill.x86.walks import Flow, flow_of
 
@@ -77,12 +78,15 @@ def write_bindiff(
 
     Imports are no functions here. `digests`: sha256 of the programs; `created`: else now. Returns
     the paths of the two `.BinExport` files. Each file is atomic. Raises `TokmillError` for a graph
-    whose blocks are no instructions.
+    whose blocks are no instructions, and `UsageError` where a `.BinExport` file of another program,
+    or by another tool, has the name.
     """
     names = [Path(graph.program).name or "program" for graph in (a, b)]
     if names[0] == names[1]:
         names = [f"{names[0]}-a", f"{names[1]}-b"]
     exports = tuple(path.with_name(name + SUFFIXES["binexport"]) for name in names)
+    for export, digest in zip(exports, digests, strict=True):
+        _check_replaced(export, digest, again=path.exists())
     for graph, export, digest in zip((a, b), exports, digests, strict=True):
         write_graph(graph, export, digest)
     with contextlib.closing(sqlite3.connect(":memory:")) as database:
@@ -95,6 +99,23 @@ def write_bindiff(
         data = database.serialize()
     write_file(path, data)
     return exports[0], exports[1]
+
+
+def _check_replaced(export: Path, digest: str, *, again: bool) -> None:
+    """Refuse to replace the graph of another program, or one that tokmill has not written.
+
+    again: whether the database that the graph belongs to is replaced, too.
+    """
+    if not export.exists():
+        return
+    there = read_about(export)
+    if there is None or not (again or there.digest == digest):
+        raise UsageError(
+            "the graph of the program would replace this file, which "
+            + ("tokmill has not written" if there is None else "is of another program"),
+            where=str(export),
+            hint="name the database in a folder of its own: -o FOLDER/result.BinDiff",
+        )
 
 
 def _write_files(

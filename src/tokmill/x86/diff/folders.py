@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tokmill.builds.processes import in_processes
-from tokmill.builds.scan import FolderOptions, InputFile, in_order
+from tokmill.builds.scan import DEBUG_ALONE, FolderOptions, InputFile, Inputs, in_order
 from tokmill.errors import MachineError, MissingExtraError, TokmillError, UsageError
 from tokmill.files import sha256_file
 from tokmill.progress import Progress
@@ -20,9 +20,12 @@ from tokmill.x86.diff.programs import diff_graphs
 from tokmill.x86.diff.summary import Changed, Counts, changed_most, counts_of
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.inputs import find_inputs, graphs_in
+from tokmill.x86.image.elf import MAGIC, Elf
+from tokmill.x86.image.program import mapped
 
 FORMAT = "tokmill.diff.folders"
-VERSION = 1
+VERSION = 2
+"""1: `changed` was lists without names."""
 MOST_CHANGED = 10
 """Functions of a program that are named."""
 VERSIONS = re.compile(r"\d+(\.\d+)*")
@@ -86,7 +89,7 @@ def diff_folders(
     Programs are paired by their path, then by content (the sha256 of the file), then by their path
     without numbers of versions. Raises `TokmillError` for a folder that is not there.
     """
-    sides = [find_inputs([str(folder)], choice) for folder in (a, b)]
+    sides = [_with_code(find_inputs([str(folder)], choice)) for folder in (a, b)]
     pairs, left_a, left_b = pair_files(sides[0].files, sides[1].files)
     tasks = [_Task(one, other, how, names) for one, other, how in pairs]
     tasks.sort(key=lambda task: (-task.a.size - task.b.size, task.a.name))
@@ -104,6 +107,22 @@ def diff_folders(
         inserted=[file.name for file in left_b],
         left_out=in_order(left_out),
     )
+
+
+def _with_code(found: Inputs) -> Inputs:
+    """Return the inputs without files of debug information alone, which are counted."""
+    kept = [file for file in found.files if not _debug_alone(file.path)]
+    left_out = Counter(found.left_out)
+    left_out[DEBUG_ALONE] += len(found.files) - len(kept)
+    return Inputs(kept, in_order(+left_out))
+
+
+def _debug_alone(path: Path) -> bool:
+    try:
+        data = mapped(path)
+        return data[: len(MAGIC)].tobytes() == MAGIC and Elf(data, str(path)).without_code
+    except TokmillError:
+        return False  # What is wrong with it is said where it is read.
 
 
 def pair_files(

@@ -15,6 +15,8 @@ from tokmill.x86.graph import Graph
 
 LONG = 24
 """Instructions from which functions whose code nobody else has are taken for the same at once."""
+NOT_FOLLOWED = "places that could not be followed"
+"""Instructions whose targets the lifter does not know (`Graph.unresolved`)."""
 MOST_OF_CHANGED = 0.999
 """Similarity of functions that are not the same throughout, at most."""
 
@@ -152,6 +154,6 @@ def _left_out(graphs: tuple[Graph, Graph]) -> dict[str, int]:
         "programs that were not looked through to the end": sum(
             bool(one.cut_short) for one in graphs
         ),
-        "places that could not be followed": sum(len(one.unresolved) for one in graphs),
+        NOT_FOLLOWED: sum(len(one.unresolved) for one in graphs),
     }
     return {what: count for what, count in found.items() if count}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 import numpy as np
 
@@ -23,6 +21,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
 
     same: int
     changed: int
+    """Those with another partner that is not the same."""
+    nothing_alike: int
+    """Of those that changed: no block is alike, as where a function was written anew."""
     deleted: int
     inserted: int
     similarity: float
@@ -31,7 +32,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """What speaks most for a match → matches."""
 
 
-class Changed(NamedTuple):
+class Changed(msgspec.Struct, frozen=True):
     """A matched function that is not the same."""
 
     name: str
@@ -41,8 +42,9 @@ class Changed(NamedTuple):
     """Address."""
     b: int
     similarity: float
-    instructions: int
-    """Of the new program."""
+    instructions_a: int
+    """Of the function in the old program."""
+    instructions_b: int
     blocks: int
     """Blocks that changed, were deleted or inserted."""
     reason: str
@@ -60,6 +62,7 @@ def counts_of(a: Graph, b: Graph, diff: Diff) -> Counts:
     return Counts(
         same=len(diff.function_a) - changed,
         changed=changed,
+        nothing_alike=int((diff.changed & (diff.similarity == 0)).sum()),
         deleted=len(diff.deleted),
         inserted=len(diff.inserted),
         similarity=1.0 if diff.same or not total else min(round(alike / total, 4), NOT_SAME),
@@ -73,8 +76,10 @@ def changed_most(a: Graph, b: Graph, diff: Diff, most: int) -> list[Changed]:
     unlike = (size_a[diff.function_a] + size_b[diff.function_b]) * (1 - diff.similarity)
     chosen = np.flatnonzero(diff.changed)
     chosen = chosen[np.argsort(-unlike[chosen], kind="stable")][:most]
-    sizes = size_b[diff.function_b]
-    return [_changed(a, b, diff, match, int(sizes[match])) for match in chosen.tolist()]
+    sizes = size_a[diff.function_a].tolist(), size_b[diff.function_b].tolist()
+    return [
+        _changed(a, b, diff, match, (sizes[0][match], sizes[1][match])) for match in chosen.tolist()
+    ]
 
 
 def instructions(graph: Graph) -> Array:
@@ -95,7 +100,7 @@ def _both_names(a: Graph, one: int, b: Graph, other: int) -> str:
     )
 
 
-def _changed(a: Graph, b: Graph, diff: Diff, match: int, size: int) -> Changed:
+def _changed(a: Graph, b: Graph, diff: Diff, match: int, sizes: tuple[int, int]) -> Changed:
     one, other = int(diff.function_a[match]), int(diff.function_b[match])
     pairs = slice(*diff.match_blocks[match : match + 2].tolist())
     changed = int((diff.block_similarity[pairs] < 1).sum())
@@ -108,7 +113,7 @@ def _changed(a: Graph, b: Graph, diff: Diff, match: int, size: int) -> Changed:
         int(a.function_address[one]),
         int(b.function_address[other]),
         float(diff.similarity[match]),
-        size,
+        *sizes,
         changed,
         REASONS[diff.reason[match]],
     )

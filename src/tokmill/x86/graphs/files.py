@@ -206,6 +206,16 @@ def _check(graph: Graph) -> None:
         raise ValueError("a block ends behind the last address")
 
 
+def read_facts(path: Path) -> About | None:
+    """Return the facts of a graph in a Parquet file; None where the file holds something else.
+
+    Raises `TokmillError` for a file that is damaged, or a graph of a later version.
+    """
+    with _arrow_errors(path):
+        file = plugins.require("pyarrow.parquet").ParquetFile(path)
+        return _facts(file, path) if KEY in (file.schema_arrow.metadata or {}) else None
+
+
 def read_about(path: Path) -> About | None:
     """Return the facts of a graph file; None where there is none that can be read."""
     try:
