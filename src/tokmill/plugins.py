@@ -34,6 +34,11 @@ SOURCES: dict[str, Part] = {
     "select": Part(
         "tokmill.builds.select:SelectSource", "", "other stores: filter, sample, split, merge"
     ),
+    "mine": Part(
+        "tokmill.builds.mining.source:MineSource",
+        "",
+        "a store of functions or intervals: entries for contrastive learning",
+    ),
     "overlay": Part(
         "tokmill.builds.values:ValuesSource", "", "a store and numpy files: further columns of it"
     ),

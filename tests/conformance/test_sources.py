@@ -42,7 +42,8 @@ class Build:
         self.kind, self.case, self.folder, self.capsys = kind, CASES[kind], folder, capsys
         (folder / "in").mkdir()
         (folder / "options").mkdir()
-        self.inputs = [self.case.write(folder / "in", number) for number in range(3)]
+        count = range(self.case.most)
+        self.inputs = [self.case.write(folder / "in", number) for number in count]
         self.options = [*map(str, self.case.options(folder / "options"))]
 
     def command(self, out: Path, inputs: Sequence[Path], workers: int) -> list[str]:
@@ -135,7 +136,7 @@ def test_bytes_that_mean_nothing_are_refused(
     """An input is random bytes, then empty: a clean error, or a store that is valid."""
     case: SourceCase = CASES[kind]
     build = Build(kind, tmp_path, capsys)
-    hurt = build.inputs[1] if not case.over else build.inputs[0]
+    hurt = build.inputs[0] if case.over or case.most == 1 else build.inputs[1]
     files = sorted(
         path
         for path in build.folder.glob("in/**/*")

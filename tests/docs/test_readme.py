@@ -82,7 +82,7 @@ def test_commands_run_and_print_what_is_shown(
     "page",
     [
         *("python.md", "loaders.md", "parts.md", "programs.md", "x86-tokens.md"),
-        *("x86-vocabularies.md", "embeddings.md", "pairs.md", "diffing.md"),
+        *("x86-vocabularies.md", "embeddings.md", "pairs.md", "diffing.md", "mining.md"),
     ],
 )
 def test_python_pages_run(page: str, repository: Path, corpus: Any, tmp_path: Path) -> None:

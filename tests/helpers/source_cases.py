@@ -35,6 +35,8 @@ class SourceCase:
     """Whether the build adds columns to a store, in place of making another."""
     grows: bool = True
     """Whether the same command may be given more inputs."""
+    most: int = 3
+    """Inputs of a build at most."""
 
 
 def tokenizer(folder: Path) -> Sequence[object]:
@@ -193,6 +195,25 @@ def write_x86_store(folder: Path, number: int) -> Path:
     return path
 
 
+def write_functions(folder: Path, number: int, together: bool = False) -> Path:
+    """Write a store of functions under four builds, a shard each, or all in one shard."""
+    draw = np.random.default_rng(number)
+    strings = ("project", "program", "compiler", "level", "function")
+    schema = {"token": Column("u2"), **{name: Column("utf8", per="record") for name in strings}}
+    names = [(f"p{i % 3}", "a", f"f{i}") for i in range(30)]
+    shards = [
+        [
+            rec(draw.integers(1, 60, 8).tolist(), project=project, program=program,
+                compiler="gcc", level=level, function=function)
+            for project, program, function in names
+        ]
+        for level in ("O0", "O1", "O2", "O3")
+    ]  # fmt: skip
+    path = folder / f"functions-{number}"
+    write_store(path, schema, [sum(shards, [])] if together else shards)
+    return path
+
+
 def record_values(folder: Path) -> Sequence[object]:
     """Write a number a record."""
     np.save(folder / "level.npy", np.arange(20, dtype=np.int32))
@@ -224,6 +245,7 @@ CASES: dict[str, SourceCase] = {
     "x86": SourceCase(write_graph),
     "pairs": SourceCase(write_small, lambda folder: ("--all-pairs",)),
     "select": SourceCase(write_ids, lambda folder: ("--min-length", 3)),
+    "mine": SourceCase(write_functions, grows=False, most=1),
     "overlay": SourceCase(write_ids, record_values, over=True, grows=False),
     "embed": SourceCase(write_ids, small_run, over=True, grows=False),
     "npz": SourceCase(exported("npz", "npz-{}", max_length=64, stride=64, pad_id=1)),

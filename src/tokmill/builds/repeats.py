@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import math
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from tokmill.builds.minhash import NearIndex, elements, minima
-from tokmill.errors import MachineError
-from tokmill.files import locked, make_folder, remove, write_file
-from tokmill.store.hashes import DIGEST, first_of_equals, record_digests, token_names
+from tokmill.store.hashes import DIGEST, first_of_equals, row_digests, token_names
 from tokmill.store.schema import Array, Records
 from tokmill.store.store import Store
 
@@ -45,7 +39,8 @@ def find_repeats(
     is NEAR if its similarity to an earlier kept one is at least that. Only the records that `keep`
     selects are compared. Memory: 1 byte a record, 16 bytes more with `equal`, and `NearIndex`.
     """
-    names = token_names(stores[0])
+    schema = stores[0].schema
+    names = token_names(schema)
     index = NearIndex(near) if near else None
     digests, codes = [np.zeros(0, DIGEST)], [np.zeros(0, np.uint8)]
     for store in stores:
@@ -54,7 +49,7 @@ def find_repeats(
                 kept = keep(batch)
                 codes.append(np.where(kept, 0, LEFT_OUT).astype(np.uint8))
                 if equal:
-                    digests.append(record_digests(batch, names)[kept])
+                    digests.append(row_digests(batch, schema)[kept])
                 if index is not None:
                     here = np.flatnonzero(kept)
                     least = minima(*elements(batch, names), shingle)[here]
@@ -65,34 +60,3 @@ def find_repeats(
         chosen = np.flatnonzero(every != LEFT_OUT)
         every[chosen[first != np.arange(len(first))]] = EQUAL
     return every
-
-
-def shared(folder: Path, key: str, count: int, find: Callable[[], Array]) -> Array:
-    """Return the result of `find` (`count` uint8), computed by one of the processes of a build.
-
-    The others read it from a file in `folder`, named by the key. The file begins with a digest, as
-    it may be removed or damaged at any time.
-    """
-    path = folder / f"repeats-{key}"
-    try:
-        make_folder(folder)
-        lock = locked(folder / ".repeats.lock", "", "", wait=math.inf)
-        with lock:
-            found = _read(path, count)
-            if found is None:
-                found = find()
-                for other in folder.glob("repeats-*"):
-                    remove(other)
-                data = found.tobytes()
-                write_file(path, [hashlib.sha256(data).digest(), data])
-            return found
-    except MachineError:
-        return find()
-
-
-def _read(path: Path, count: int) -> Array | None:
-    with contextlib.suppress(OSError):
-        data = path.read_bytes()
-        if len(data) == 32 + count and hashlib.sha256(data[32:]).digest() == data[:32]:
-            return np.frombuffer(data, np.uint8, offset=32)
-    return None

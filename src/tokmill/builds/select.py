@@ -18,12 +18,13 @@ from tokmill import plugins
 from tokmill.builds.conditions import each_value, parse_condition, take
 from tokmill.builds.minhash import rows_of_a_band
 from tokmill.builds.plan import difference
-from tokmill.builds.repeats import REPEATS, batches, find_repeats, shared
+from tokmill.builds.repeats import REPEATS, batches, find_repeats
 from tokmill.builds.scan import CHOICE
+from tokmill.builds.shared import shared
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import machine_errors, sampled_digest
-from tokmill.store.hashes import mix, record_digests, store_digests, token_names
+from tokmill.store.hashes import mix, row_digests, store_digests
 from tokmill.store.manifest import PLAN, Made, Reference, canonical_digest, read_plan
 from tokmill.store.probe import Probe, read_probe
 from tokmill.store.references import references_of
@@ -237,7 +238,7 @@ class SelectSource(Source):
         for text, condition in zip(config.where, self.conditions, strict=True):
             demand(condition(batch, lengths), f"not {text}")
         needs_digest = config.ratio < 1 and not self.by or config.not_in
-        digests = record_digests(batch, token_names(self.stores[0])) if needs_digest else None
+        digests = row_digests(batch, self.schema) if needs_digest else None
         if config.ratio < 1:
             drawn = self.draw(batch, digests) < config.ratio
             demand(drawn != config.rest, "not drawn")
@@ -279,7 +280,7 @@ class SelectSource(Source):
             if self.scratch:
                 said = msgspec.to_builtins(config) | self.identity()
                 key = canonical_digest([said, [store.fingerprint for store in self.stores]])[:24]
-                found = shared(Path(self.scratch), key, sum(counts), find)
+                found = shared(Path(self.scratch), "repeats", key, np.uint8, (sum(counts),), find)
             else:
                 found = find()
             self._repeats = np.split(found, np.cumsum(counts)[:-1])

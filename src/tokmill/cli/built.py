@@ -40,7 +40,7 @@ def report(store: Store, *, json: bool) -> None:
         return
     manifest = store.manifest
     state = "" if manifest.complete else " (partial)"
-    made_of_a_store = manifest.source in ("select", "embed")
+    made_of_a_store = manifest.source in ("select", "embed", "mine")
     print(
         f"{store.path}{state}: {human_count(manifest.records, 'record')}, "
         f"{human_count(manifest.tokens, 'token')}, {human_bytes(manifest.bytes)} in "

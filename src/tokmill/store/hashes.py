@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.store.schema import Array, Records
+from tokmill.store.schema import Array, Records, Schema
 from tokmill.store.store import Store
 from tokmill.store.strings import Strings
 
@@ -61,15 +61,35 @@ def record_digests(batch: Records, names: list[str]) -> Array:
     return result
 
 
+def row_digests(batch: Records, schema: Schema) -> Array:
+    """Return the digest of each record's tokens; of a store without token columns, of its numbers.
+
+    Such a store has entries, as `anchor`, `positive` and `negative`.
+    """
+    names = token_names(schema)
+    if names:
+        return record_digests(batch, names)
+    n = len(batch)
+    parts: list[Array] = [np.zeros((n, 0), np.uint64)]
+    for name, column in schema.items():
+        value = batch.columns.get(name)
+        if column.per == "record" and value is not None and not isinstance(value, Strings):
+            bits = value.view(np.uint32) if value.dtype.kind == "f" else value
+            parts.append(bits.reshape(n, -1).astype(np.uint64))
+    values = np.concatenate(parts, axis=1)
+    ends = np.arange(n + 1) * values.shape[1]
+    return record_digests(Records(ends, {"value": values.ravel()}, ends[:-1]), ["value"])
+
+
 def store_digests(store: Store) -> Array:
     """Return the digests of all records of a store, in order (16 bytes a record)."""
-    parts = [record_digests(batch, token_names(store)) for _, _, batch in store.batches(1024)]
+    parts = [row_digests(batch, store.schema) for _, _, batch in store.batches(1024)]
     return np.concatenate(parts) if parts else np.zeros(0, DIGEST)
 
 
-def token_names(store: Store) -> list[str]:
+def token_names(schema: Schema) -> list[str]:
     """Return the token columns that the digest of a record covers: all but `border`."""
-    return [name for name in store.token_columns if name != "border"]
+    return [name for name, c in schema.items() if c.per == "token" and name != "border"]
 
 
 def first_of_equals(digests: Array) -> Array:

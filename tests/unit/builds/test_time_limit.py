@@ -18,9 +18,11 @@ import chat_peers
 import tokmill
 from making import files_of, here, jsonl, quick_build, token_store
 from pair_graphs import write_small
+from source_cases import write_functions
 from tokmill import plugins
 from tokmill.builds import make_shard as make
 from tokmill.builds import overlay, repeats, run
+from tokmill.builds.mining import keyed
 from tokmill.builds.prepare import How
 from tokmill.builds.resources import Amount
 from tokmill.builds.source import Item, Resources
@@ -47,6 +49,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats_parquet, "ROWS", 20)
     monkeypatch.setattr(repeats, "BATCH_RECORDS", 20)
     monkeypatch.setattr(overlay, "BLOCK", 20)
+    monkeypatch.setattr(keyed, "BLOCK", 5)
     monkeypatch.setattr(records, "AT_ONCE", 1)
     monkeypatch.setattr(walks, "AT_ONCE", 10_000)
     whole = Amount.resources
@@ -173,6 +176,10 @@ def selected(folder: Path) -> Case:
     return Case("select", folder / "base", {"min_length": 1})
 
 
+def functions(folder: Path) -> Case:
+    return Case("mine", write_functions(folder, 0, together=True))
+
+
 def values(folder: Path) -> Case:
     base = quick_build("jsonl", lines(folder).path, folder / "base")
     np.save(folder / "x.npy", np.arange(len(base), dtype=np.float32))
@@ -212,6 +219,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "pairs": pair,
     "corpus": walks_as_text,
     "select": selected,
+    "mine": functions,
     "overlay": values,
     "embed": vectors,
 }

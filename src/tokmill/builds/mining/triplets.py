@@ -1,0 +1,121 @@
+"""Triplets: a function, the same function in another build, and another function."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tokmill.builds.mining.draws import below, drawn, salt_of
+from tokmill.builds.mining.keyed import Keyed, counted
+from tokmill.store.schema import Array, Column, Records, id_dtype
+from tokmill.store.store import Store
+
+TRIES = 64
+"""Records that are looked at for a positive or a negative; then the anchor makes no triplet."""
+ALONE = "no partner in another build"
+EQUAL = "partners have the same content"
+NO_NEGATIVE = "no negative was found"
+AVOIDED = "draws avoided as negatives: same content under another name"
+NAMED_ALIKE = "draws avoided as negatives: same name elsewhere"
+
+
+class Triplets:
+    """`count` triplets for each record that has a partner.
+
+    The positive is a record of the anchor's group from another build with other content. The
+    negative is a record of another family and another name (`names.facts_of`).
+    """
+
+    def __init__(self, store: Store, config: Any, scratch: str, ref: Column) -> None:
+        self.keyed = Keyed(store, config, scratch)
+        self.config, self.store = config, store
+        family = Column(id_dtype(max(1, len(store))), per="record")
+        self.columns = {**dict.fromkeys(("anchor", "positive", "negative"), ref), "group": family}
+        self._salts = [salt_of(word, config.seed) for word in ("positive", "negative")]
+
+    def identity(self) -> dict[str, Any]:
+        """Return the columns that are compared."""
+        return self.keyed.identity()
+
+    def read(self, place: int) -> Iterator[Records]:
+        """Yield the triplets of the anchors in one shard, in the order of the anchors."""
+        blocks = self.keyed.blocks(place)
+        first = int(blocks[0][0]) if len(blocks[0]) else 0
+        for number, records in enumerate(blocks, 1):
+            skipped = self.keyed.left_out(records)
+            notes = Counter[str]()
+            used = records[self.keyed.facts["why"][records] == 0]
+            anchor = np.repeat(used, self.config.count)
+            times = np.tile(np.arange(self.config.count), len(used))
+            positive = self.positives(anchor, times, skipped)
+            negative = self.negatives(anchor, times, positive, notes)
+            skipped[NO_NEGATIVE] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
+            good = (positive >= 0) & (negative >= 0)
+            chosen = {"anchor": anchor, "positive": positive, "negative": negative}
+            chosen["group"] = self.keyed.facts["family"][anchor]
+            yield Records(
+                np.zeros(int(good.sum()) + 1, np.int64),
+                {
+                    name: value[good].astype(self.columns[name].numpy())
+                    for name, value in chosen.items()
+                },
+                anchor[good] - first,
+                skipped=counted(skipped),
+                notes=counted(notes),
+                done=number / len(blocks),
+            )
+
+    def positives(self, anchor: Array, times: Array, skipped: Counter[str]) -> Array:
+        """Return a positive for each anchor, or -1; counts anchors without one."""
+        facts, members = self.keyed.facts, self.keyed.members
+        at = members.place[anchor]
+        begin, end = (edge[at] for edge in members.groups)
+        own, own_end = (edge[at] for edge in members.builds)
+        partners = (end - begin) - (own_end - own)
+        start = below(drawn(self._salts[0], anchor), np.maximum(partners, 1)) + times
+        found = np.full(len(anchor), -1)
+        open_ = np.flatnonzero(partners > 0)
+        for step in range(TRIES):
+            # No partner is looked at twice.
+            open_ = open_[partners[open_] > step]
+            place = begin[open_] + (start[open_] + step) % partners[open_]
+            place += np.where(place >= own[open_], (own_end - own)[open_], 0)
+            candidate = members.order[place]
+            good = facts["content"][candidate] != facts["content"][anchor[open_]]
+            found[open_[good]] = candidate[good]
+            open_ = open_[~good]
+            if not len(open_):
+                break
+        first = times == 0
+        skipped[ALONE] += int(np.count_nonzero(first & (partners == 0)))
+        skipped[EQUAL] += int(np.count_nonzero(first & (partners > 0) & (found < 0)))
+        return found
+
+    def negatives(self, anchor: Array, times: Array, positive: Array, notes: Counter[str]) -> Array:
+        """Return a negative for each anchor with a positive, or -1."""
+        return self.random_negatives(anchor, times, positive >= 0, notes)
+
+    def random_negatives(
+        self, anchor: Array, times: Array, wanted: Array, notes: Counter[str]
+    ) -> Array:
+        """Return a random negative for each wanted anchor, or -1; counts draws that are avoided."""
+        facts, used = self.keyed.facts, self.keyed.members.used
+        found = np.full(len(anchor), -1)
+        open_ = np.flatnonzero(wanted)
+        for step in range(TRIES):
+            if not len(open_):
+                break
+            keys = drawn(self._salts[1], anchor[open_], times[open_], step)
+            candidate = used[below(keys, len(used))]
+            a, c = facts[anchor[open_]], facts[candidate]
+            other = a["group"] != c["group"]
+            copy, alike = a["family"] == c["family"], a["name"] == c["name"]
+            notes[AVOIDED] += int(np.count_nonzero(other & copy))
+            notes[NAMED_ALIKE] += int(np.count_nonzero(other & alike & ~copy))
+            good = ~copy & ~alike
+            found[open_[good]] = candidate[good]
+            open_ = open_[~good]
+        return found

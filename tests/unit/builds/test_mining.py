@@ -1,0 +1,255 @@
+"""`build mine`: triplets and groups of functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tokmill
+from function_stores import Function, families, many, reasons, write_keyed
+from making import files_of, quick_build
+from tokmill.builds.mining import keyed
+from tokmill.builds.mining.names import linked
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+
+TRIPLE = ("anchor", "positive", "negative")
+
+
+@pytest.fixture
+def functions(tmp_path: Path) -> tuple[Path, list[Function]]:
+    shards = many()
+    write_keyed(tmp_path / "functions", shards)
+    return tmp_path / "functions", [one for shard in shards for one in shard]
+
+
+def triples(store: Store) -> list[tuple[int, ...]]:
+    return list(zip(*(store.column(name).tolist() for name in TRIPLE), strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_triplets_are_what_they_are_called(
+    tmp_path: Path, functions: tuple[Path, list[Function]], count: int
+) -> None:
+    path, rows = functions
+    store = quick_build("mine", path, tmp_path / "mined", count=count)
+    left, family = reasons(rows), families(rows)
+    partners = [
+        [
+            j
+            for j, other in enumerate(rows)
+            if not left[j] and other.same == one.same and other.build != one.build
+        ]
+        for one in rows
+    ]
+    able = [
+        i
+        for i, one in enumerate(rows)
+        if not left[i] and any(rows[j].tokens != one.tokens for j in partners[i])
+    ]
+    assert store.column("anchor").tolist() == [i for i in able for _ in range(count)]
+    for anchor, positive, negative in triples(store):
+        assert positive in partners[anchor]
+        assert rows[positive].tokens != rows[anchor].tokens
+        assert family[negative] != family[anchor] and not left[negative]
+        assert rows[negative].function != rows[anchor].function
+    assert store.column("group").tolist() == [family[i] for i in store.column("anchor")]
+    # What makes no triplet is counted, each record once.
+    wanted = Counter(reason for reason in left if reason)
+    for i in set(range(len(rows))) - set(able):
+        if not left[i]:
+            alone = not partners[i]
+            why = "no partner in another build" if alone else "partners have the same content"
+            wanted[why] += 1
+    assert store.manifest.skipped == wanted and len(wanted) == 5
+    assert store.manifest.notes["draws avoided as negatives: same content under another name"]
+    if count > 1:
+        assert store.manifest.notes["draws avoided as negatives: same name elsewhere"]
+    assert validate(store).ok
+    assert store.reference("anchor").fingerprint == Store(path).fingerprint
+
+
+def test_positives_and_negatives_are_spread(
+    tmp_path: Path, functions: tuple[Path, list[Function]]
+) -> None:
+    """Each partner is drawn about as often, and negatives come from the whole store."""
+    path, rows = functions
+    store = quick_build("mine", path, tmp_path / "mined", count=300)
+    anchor, positive, negative = np.asarray(triples(store)).T
+    one = int(anchor[0])
+    found = Counter(positive[anchor == one].tolist())
+    assert len(found) == 3 and set(found.values()) == {100}
+    drawn = np.bincount(negative, minlength=len(rows))
+    usable = drawn[drawn > 0]
+    assert len(usable) > 150 and usable.max() < 2.5 * usable.mean()
+
+
+def test_seeds_and_blocks(
+    tmp_path: Path,
+    functions: tuple[Path, list[Function]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A seed decides all; how many anchors are drawn at a time decides nothing."""
+    path, _ = functions
+    first = quick_build("mine", path, tmp_path / "a", seed=1)
+    other = quick_build("mine", path, tmp_path / "b", seed=2)
+    assert triples(first) != triples(other) and len(first) == len(other)
+    for what in ("triplets", "groups"):
+        whole = quick_build("mine", path, tmp_path / f"{what}-whole", what=what)
+        with monkeypatch.context() as patch:
+            patch.setattr(keyed, "BLOCK", 7)
+            cut = quick_build("mine", path, tmp_path / f"{what}-cut", what=what)
+        assert files_of(whole.path) == files_of(cut.path)
+    with pytest.raises(TokmillError, match="seed: 1 → 2"):
+        quick_build("mine", path, first.path, seed=2)
+
+
+@pytest.mark.parametrize("members", [2, 3, 8])
+def test_groups_are_builds_of_one_function(
+    tmp_path: Path, functions: tuple[Path, list[Function]], members: int
+) -> None:
+    path, rows = functions
+    store = quick_build("mine", path, tmp_path / "mined", what="groups", members=members)
+    left, family = reasons(rows), families(rows)
+    seen = Counter[int]()
+    for record in store:
+        here = record["member"].tolist()
+        assert 2 <= len(here) <= members
+        assert len({rows[i].same for i in here}) == 1
+        assert len({rows[i].tokens for i in here}) == len(here)
+        assert {family[i] for i in here} == {record["group"]}
+        seen.update(here)
+    assert set(seen.values()) == {1} and not any(left[i] for i in seen)
+    assert len(seen) + sum(store.manifest.skipped.values()) == len(rows)
+    # Of each function with two contents all contents are there, but one where pairs are not even.
+    contents: dict[tuple[str, ...], set[tuple[int, ...]]] = {}
+    for i, one in enumerate(rows):
+        if not left[i]:
+            contents.setdefault(one.same, set()).add(one.tokens)
+    wanted = sum(len(c) - (members == 2 and len(c) % 2) for c in contents.values() if len(c) > 1)
+    assert len(seen) == wanted
+    assert validate(store).ok
+
+
+def test_a_large_function_is_dealt_evenly(tmp_path: Path) -> None:
+    """Ten levels of two compilers: groups of at most eight have both compilers."""
+    rows = [
+        Function("p", "a", compiler, f"O{level}", "f", (i + 1, level + 1))
+        for i, compiler in enumerate(("gcc", "clang"))
+        for level in range(10)
+    ]
+    path = write_keyed(tmp_path / "functions", [rows]).path
+    store = quick_build(
+        "mine", path, tmp_path / "m", what="groups", differ=["compiler"], same=["function"]
+    )
+    groups = [record["member"].tolist() for record in store]
+    assert sorted(map(len, groups)) == [6, 7, 7]
+    for group in groups:
+        assert min(Counter(rows[i].compiler for i in group).values()) >= 3
+
+
+def test_a_tenth_and_a_merge_keep_their_references(
+    tmp_path: Path, functions: tuple[Path, list[Function]]
+) -> None:
+    """`select` samples triplets and groups, and merges what was mined of one store."""
+    path, _ = functions
+    for what in ("triplets", "groups"):
+        parts = [
+            quick_build("mine", path, tmp_path / f"{what}-{seed}", what=what, seed=seed)
+            for seed in (1, 2)
+        ]
+        merged = quick_build("select", [p.path for p in parts], tmp_path / f"{what}-merged")
+        assert len(merged) == sum(map(len, parts))
+        tenth = quick_build("select", merged.path, tmp_path / f"{what}-tenth", ratio=0.2)
+        rest = quick_build("select", merged.path, tmp_path / f"{what}-rest", ratio=0.2, rest=True)
+        assert 0.05 < len(tenth) / len(merged) < 0.4
+        assert len(tenth) + len(rest) == len(merged)
+        unique = quick_build(
+            "select", [parts[0].path, parts[0].path], tmp_path / f"{what}-unique", unique=True
+        )
+        assert len(unique) == len(parts[0])
+        column = "anchor" if what == "triplets" else "member"
+        for store in (merged, tenth):
+            assert store.reference(column).fingerprint == Store(path).fingerprint
+            assert validate(store).ok
+
+
+def test_content_may_be_a_column_of_an_overlay(
+    tmp_path: Path, functions: tuple[Path, list[Function]]
+) -> None:
+    """An overlay that marks equal functions decides what is linked."""
+    path, rows = functions
+    template = np.arange(len(rows))
+    template[9], template[81] = template[0], template[21]
+    np.save(tmp_path / "template.npy", template)
+    tokmill.build("overlay", path, values=str(tmp_path / "template.npy"), name="template")
+    store = quick_build(
+        "mine", path, tmp_path / "m", overlays=["template"], content="template", count=200
+    )
+    anchor, positive, negative = np.asarray(triples(store)).T
+    number = np.arange(len(rows)) % 60
+    assert set(positive[anchor == 21].tolist()) == {141, 201}
+    assert set(positive[anchor == 0].tolist()) == {60, 120, 180}
+    of_both = np.isin(number[anchor], [0, 9])
+    assert of_both.sum() == 1600 and not np.isin(number[negative[of_both]], [0, 9]).any()
+    plain = quick_build("mine", path, tmp_path / "plain")
+    assert plain.manifest.recipe_id != store.manifest.recipe_id
+
+
+def test_one_function_has_no_negative(tmp_path: Path) -> None:
+    rows = [Function("p", "a", "gcc", level, "f", (i + 1,)) for i, level in enumerate("012")]
+    path = write_keyed(tmp_path / "functions", [rows, []]).path
+    with pytest.raises(TokmillError, match=r"not one record was found \(3 no negative was found"):
+        quick_build("mine", path, tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"same": ["nonsense"]}, "same: the store has no column 'nonsense'"),
+        ({"same": ["token"]}, "same: the store has no column 'token'"),
+        ({"differ": ["function"]}, "cannot be the same and differ"),
+        ({"nameless": "("}, "is no regular expression"),
+        ({"members": 3}, "members does nothing where triplets are mined"),
+        ({"what": "groups", "count": 3}, "count does nothing where groups are mined"),
+        ({"what": "groups", "members": 1}, "members = 1"),
+        ({"count": 0}, "count = 0"),
+        ({"content": "asm"}, "content: the store has no column 'asm'"),
+        ({"overlays": ["none"]}, "no overlay 'none'"),
+    ],
+)
+def test_options_that_cannot_be(
+    tmp_path: Path, functions: tuple[Path, list[Function]], options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(TokmillError, match=said.replace("(", r"\(")):
+        quick_build("mine", functions[0], tmp_path / "m", **options)
+    assert not (tmp_path / "m").exists()
+
+
+def test_stores_that_cannot_be_mined(
+    tmp_path: Path, functions: tuple[Path, list[Function]]
+) -> None:
+    path, _ = functions
+    with pytest.raises(UsageError, match="refer to one store, not to 2"):
+        quick_build("mine", [path, path], tmp_path / "m")
+    with pytest.raises(UsageError, match="none of the columns project, program, function, part"):
+        quick_build("mine", quick_build("mine", path, tmp_path / "m").path, tmp_path / "n")
+    with pytest.raises(UsageError, match="no vocabulary"):
+        quick_build("mine", path, tmp_path / "o", tokenizer="x.json")
+
+
+def test_links_go_through_long_chains() -> None:
+    """Each record is linked to the next, in a random order: all are one family."""
+    draw = np.random.default_rng(0)
+    order = draw.permutation(5000)
+    left, right = np.arange(5000), np.arange(5000)
+    for begin, group in ((0, left), (1, right)):
+        for i in range(begin, 4999, 2):
+            a, b = order[i], order[i + 1]
+            group[a] = group[b] = min(a, b)
+    assert not linked(left, right).any()
+    assert linked(np.asarray([0, 1, 0, 3]), np.asarray([0, 1, 2, 1])).tolist() == [0, 1, 0, 1]
