@@ -100,6 +100,9 @@ TASKS: dict[str, Part] = {
         "tokmill.tasks.sentence_pair:SentencePair", "train", "masked, and whether halves belong"
     ),
     "classify": Part("tokmill.tasks.classify:Classify", "train", "a class or a number a record"),
+    "contrastive": Part(
+        "tokmill.tasks.contrastive:Contrastive", "train", "vectors in which alike records are near"
+    ),
 }
 
 LOOPS: dict[str, Part] = {

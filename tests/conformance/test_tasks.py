@@ -15,7 +15,7 @@ import torch
 import task_runs
 from entry_stores import lay
 from processes import together, values
-from task_cases import CASES, STEPS, make_stores, recipe
+from task_cases import CASES, ROWS, STEPS, make_stores, recipe
 from task_runs import same
 from tokmill import plugins
 from tokmill.cli import main
@@ -80,6 +80,7 @@ def test_any_processes_and_micro_batches_are_the_same_training(name: str, runs: 
     assert set(measured) == {3, 6} and all(np.isfinite(value) for value in measured.values())
     more = {"masked": ["val_accuracy"], "sentence_pair": ["val_pair_accuracy", "val_loss_pair"]}
     more["classify"] = ["accuracy", "val_accuracy", "val_f1", "val_count_1"]
+    more["contrastive"] = ["val_mrr", "val_recall_1", "val_pool"]
     same(runs / "two" / name / "whole", runs / "one" / name / "whole", *more.get(name, ()))
 
 
@@ -99,7 +100,8 @@ def test_eval_tells_what_the_training_told(name: str, runs: Path, stores: Path) 
     run = runs / "one" / name / "whole"
     found = evaluate(run, stores / "walks-val", device="cpu")
     compared = 0
-    for metric in ("loss", "accuracy", "pair_accuracy", "f1", "pseudo_perplexity", "perplexity"):
+    shares = ("accuracy", "pair_accuracy", "f1", "mrr", "recall_10")
+    for metric in ("loss", "pseudo_perplexity", "perplexity", *shares):
         if logged := losses(run, f"val_{metric}"):
             assert found[metric] == pytest.approx(logged[STEPS], abs=1e-5)
             compared += 1
@@ -126,8 +128,9 @@ def test_a_run_opens_without_its_stores(name: str, runs: Path, tmp_path: Path) -
 def test_a_dry_run(name: str, stores: Path) -> None:
     value = recipe(stores, name, micro_tokens=64)
     found = estimate(from_dict(value))
-    length = value["task"]["length"]
-    assert found["batch"] == [8, length] and found["micro_batch"] == [64 // length, length]
+    length, each = value["task"]["length"], ROWS.get(name, 1)
+    assert found["batch"] == [8 * each, length]
+    assert found["micro_batch"] == [64 // length // each * each, length]
     assert 4 * 4 * found["parameters"] < found["tensor_bytes"] < 1e7
 
 

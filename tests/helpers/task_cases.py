@@ -40,7 +40,18 @@ def make_stores(root: Path) -> Path:
         label = np.asarray([document[0] < 18 for document in documents], np.uint32)
         lay(root / name, "label", {"label": label})
         lay(root / name, "number", {"number": label.astype(np.float32) - 0.5})
+        lay(root / name, "entries", triplets(label, seed), root / name)
     return root
+
+
+def triplets(label: np.ndarray, seed: int) -> dict[str, np.ndarray]:
+    """A triplet for each record: another one with its label, and one with the other label."""
+    random, numbers = np.random.default_rng(seed), np.arange(len(label))
+    alike = [random.choice(np.flatnonzero((label == one) & (numbers != i))) for i, one in
+             enumerate(label)]  # fmt: skip
+    apart = [random.choice(np.flatnonzero(label != one)) for one in label]
+    found = {"anchor": numbers, "positive": np.asarray(alike), "negative": np.asarray(apart)}
+    return {name: value.astype(np.uint32) for name, value in found.items()}
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -49,8 +60,11 @@ CASES: dict[str, dict[str, Any]] = {
     "sentence_pair": {"task": {"length": 24}},
     # Dropout would be drawn by each process for itself.
     "classify": {"task": {"dropout": 0}, "data": {"overlays": ["label"]}},
+    "contrastive": {"task": {"loss": "triplet"}, "data": {"overlays": ["entries"]}},
 }
 """Task → sections over the recipe. A new task needs a line here."""
+ROWS = {"contrastive": 3}
+"""Rows of an entry, if they are several."""
 ENCODER = {"kind": "encoder", "context": 32}
 
 

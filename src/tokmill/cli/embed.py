@@ -20,10 +20,11 @@ def embed(
     pool: Annotated[
         str,
         typer.Option(
-            metavar="mean|last|attention",
-            help="How the hidden states of a record become one vector.",
+            metavar="auto|mean|last|attention",
+            help="How the hidden states of a record become one vector; auto: as the run was "
+            "trained, else mean.",
         ),
-    ] = "mean",
+    ] = "auto",
     npy: Annotated[
         Path | None,
         typer.Option(

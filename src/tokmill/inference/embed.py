@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,7 +34,7 @@ from tokmill.tasks.inputs import Facts
 from tokmill.training.engines.allocator import keep_freed_memory
 from tokmill.training.engines.device import pick_device
 from tokmill.training.engines.precision import Precision
-from tokmill.training.runs.run import check_store, inputs_of, load_task, read_run
+from tokmill.training.runs.run import check_store, inputs_of, load_task, read_run, task_type
 from tokmill.training.runs.weights import step_of, weights_at
 
 COLUMN = "embedding"
@@ -66,7 +66,7 @@ def embed(
     run: Path | str,
     store: Path | str,
     *,
-    pool: Pool = "mean",
+    pool: Pool | Literal["auto"] = "auto",
     at: str = "",
     name: str = "",
     npy: Path | str | None = None,
@@ -81,7 +81,8 @@ def embed(
         run: folder of a run.
         store: folder of a finished store with the run's vocabularies.
         pool: mean; last; or attention, a mean weighted by softmax(q · h / sqrt(D)), where q is the
-            query that the run has learned, else the record's last hidden state.
+            query that the run has learned, else the record's last hidden state; auto: as the run
+            was trained (`Task.pool_of`), else mean.
         at: which weights (`weights_at`): "", "last", "best", "average" or a step.
         name: of the overlay; by default pooling and digest of the model.
         npy: write this file, float32 (records, D), and no overlay.
@@ -96,7 +97,8 @@ def embed(
         UsageError: an option is unknown, `name` is given with `npy`, or `npy` cannot be a file.
         Interrupted: it was stopped; the same call continues an overlay.
     """
-    check_pool(pool)
+    if pool != "auto":
+        check_pool(pool)
     if npy is not None and name:
         raise UsageError("--npy writes no overlay, so it takes no name", hint="leave --name out")
     if npy is not None:
@@ -140,8 +142,8 @@ class EmbedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     run: str = ""
     """Folder of the run."""
-    pool: Pool = "mean"
-    """How hidden states become one vector."""
+    pool: Literal["auto", "mean", "last", "attention"] = "auto"
+    """How hidden states become one vector; auto: as the run was trained, else mean."""
     at: str = ""
     """The weights: best, average, a step, or last."""
     name: str = ""
@@ -177,7 +179,7 @@ class EmbedSource(OverlaySource):
         self.schema = {COLUMN: Column("f4", per="record", width=width)}
         self.check_columns("`--npy FILE` writes vectors outside of the store")
         about = {"model": self.model.digest, "step": self.model.step}
-        about |= {"pool": config.pool, "width": width}
+        about |= {"pool": self.model.pool, "width": width}
         self.overlay = Overlay(base=self.base.fingerprint, about=about)
         self.command = self._command()
         self._vectors: Vectors | None = None
@@ -185,11 +187,13 @@ class EmbedSource(OverlaySource):
     @classmethod
     def name_of(cls, config: Any) -> str:
         """Return the given name, or one made of the pooling and the model's digest."""
-        return str(config.name or f"{config.pool}-{known_model(config).digest[:12]}")
+        known = None if config.name else known_model(config)
+        return f"{known.pool}-{known.digest[:12]}" if known else str(config.name)
 
     def identity(self) -> dict[str, Any]:
         """Return options for the plan: the model's digest; device and batch size only round."""
-        return {"run": self.model.digest, "at": "", "name": "", "device": "", "batch_tokens": 0}
+        kept = {"run": self.model.digest, "at": "", "name": "", "device": "", "batch_tokens": 0}
+        return kept | {"pool": self.model.pool}
 
     def items(self) -> Iterator[Item]:
         """Yield the shards of the store."""
@@ -248,14 +252,14 @@ class EmbedSource(OverlaySource):
         return Vectors(
             load_task(self.model.run, self.config.at),
             Precision(self.model.precision, self.device),
-            self.config.pool,
+            self.model.pool,
             self.config.batch_tokens,
         )
 
     def _command(self) -> str:
         config = self.config
         words = ["tokmill", "embed", config.run, str(self.base.path.absolute())]
-        words += ["--pool", config.pool, "--name", self.name_of(config)]
+        words += ["--pool", self.model.pool, "--name", self.name_of(config)]
         return shlex.join([*words, *(["--at", config.at] if config.at else [])])
 
 
@@ -266,6 +270,7 @@ class Known(NamedTuple):
     digest: str
     step: int
     width: int
+    pool: Pool
     precision: str
     verify: bool
     facts: Facts
@@ -298,6 +303,7 @@ def known_model(config: EmbedConfig) -> Known:
         canonical_digest(decides),
         step_of(file.parent),
         recipe.model.dim,
+        task_type(recipe).pool_of(recipe.task) if config.pool == "auto" else config.pool,
         recipe.run.precision,
         recipe.data.verify,
         facts,

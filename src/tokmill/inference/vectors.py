@@ -5,7 +5,7 @@ Shapes: B rows, T positions, D width of the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -13,14 +13,7 @@ from torch import Tensor
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.models.model import Recurrent, Tensors, take_rows
-from tokmill.models.pooling import (
-    AttentionPooling,
-    Pool,
-    Running,
-    RunningAttention,
-    RunningLast,
-    RunningMean,
-)
+from tokmill.models.pooling import AttentionPooling, Pool, Segment, pool_segments
 from tokmill.store.schema import Array
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
@@ -30,9 +23,6 @@ from tokmill.training.engines.precision import Precision
 
 BATCH_TOKENS = 16_384
 """Positions that are read at a time."""
-
-Segment = tuple[Tensor, Tensor]
-"""Hidden states (B, T, D) of the rows that reach a segment, and the number of tokens (B,)."""
 
 
 class Vectors:
@@ -94,22 +84,14 @@ class Vectors:
 
         `lengths`: int64 (B,), in falling order, at least 1.
         """
-        shape = len(lengths), self.width, self.precision.device
         # Rows of a single segment are read once, even if their states are used twice.
         one = [*self.segments(columns, lengths)] if lengths[0] <= self.held else None
+        like = torch.empty(len(lengths), self.width, device=self.precision.device)
 
-        def run(pooling: Running) -> Tensor:
-            for hidden, counts in one or self.segments(columns, lengths):
-                pooling.add(hidden, counts)
-            return pooling.result()
+        def read() -> Iterable[Segment]:
+            return one or self.segments(columns, lengths)
 
-        if self.pool == "mean":
-            return run(RunningMean(*shape))
-        if self.pool == "last":
-            return run(RunningLast(*shape))
-        if self.query is not None:
-            return run(RunningAttention(self.query.expand(len(lengths), -1)))
-        return run(RunningAttention(run(RunningLast(*shape))))
+        return pool_segments(read, like, self.pool, self.query)
 
     def segments(self, columns: dict[str, Array], lengths: Array) -> Iterator[Segment]:
         """Yield the hidden states of rows, a segment at a time, without rows that have ended."""

@@ -9,6 +9,7 @@ first ones. Sums are held in float32.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -18,6 +19,10 @@ from tokmill.errors import UsageError, nearest
 
 Pool = Literal["mean", "last", "attention"]
 """How hidden states become one vector: their mean; the last one; a mean weighted by attention."""
+
+
+Segment = tuple[Tensor, Tensor]
+"""Hidden states (B, T, D) of the rows that reach a segment, and the number of tokens (B,)."""
 
 
 class Running(Protocol):
@@ -83,7 +88,8 @@ class RunningAttention:
         """Take the next segment."""
         hidden_BTD, rows = hidden_BTD.float(), slice(len(hidden_BTD))
         score_BT = scores(hidden_BTD, self.query_BD[rows], length_B)
-        highest_B = torch.maximum(self.highest_B[rows], score_BT.amax(1))
+        # It cancels out, so it needs no gradient.
+        highest_B = torch.maximum(self.highest_B[rows], score_BT.detach().amax(1))
         kept_B = torch.exp(self.highest_B[rows] - highest_B)
         weight_BT = torch.exp(score_BT - highest_B[:, None])
         self.highest_B[rows] = highest_B
@@ -115,6 +121,47 @@ class AttentionPooling(nn.Module):
         with torch.autocast(hidden_BTD.device.type, enabled=False):
             weight_BT = scores(hidden_BTD, query_BD, length_B).softmax(1)
             return torch.einsum("bt,btd->bd", weight_BT, hidden_BTD)
+
+
+def pool_segments(
+    segments: Callable[[], Iterable[Segment]], like_BD: Tensor, pool: Pool, query_D: Tensor | None
+) -> Tensor:
+    """Return the vectors of rows whose hidden states come segment by segment, (B, D) float32.
+
+    segments: a function that gives the segments from the first one on; without a learned query,
+    "attention" needs them twice. like_BD: any tensor of this shape, on the device. query_D: the
+    learned query of "attention"; None: a row's last state. The result has gradients if the states
+    have.
+    """
+
+    def run(pooling: Running) -> Tensor:
+        for hidden_BTD, length_B in segments():
+            pooling.add(hidden_BTD, length_B)
+        return pooling.result()
+
+    shape = *like_BD.shape, like_BD.device
+    if pool == "mean":
+        return run(RunningMean(*shape))
+    if pool == "last":
+        return run(RunningLast(*shape))
+    if query_D is not None:
+        return run(RunningAttention(query_D.expand(len(like_BD), -1)))
+    return run(RunningAttention(run(RunningLast(*shape))))
+
+
+def pool_rows(
+    hidden_BTD: Tensor, document_BT: Tensor, pool: Pool, query_D: Tensor | None = None
+) -> Tensor:
+    """Return the vectors of rows of a single segment, (B, D) float32; 0 of rows without tokens.
+
+    document_BT: int64, negative at padding, which is at the end of a row.
+    """
+    length_B = (document_BT >= 0).sum(1)
+    # Autocast would weigh in half precision.
+    with torch.autocast(hidden_BTD.device.type, enabled=False):
+        segment = hidden_BTD, length_B.clamp(min=1)
+        made_BD = pool_segments(lambda: [segment], hidden_BTD[:, 0], pool, query_D)
+        return torch.where(length_B[:, None] > 0, made_BD, 0)
 
 
 def scores(hidden_BTD: Tensor, query_BD: Tensor, length_B: Tensor) -> Tensor:

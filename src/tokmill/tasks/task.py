@@ -26,6 +26,7 @@ from tokmill.feed.rows import Rows
 from tokmill.feed.values import Vectors
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Model, Tensors
+from tokmill.models.pooling import Pool
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.inputs import Facts, store_inputs
@@ -98,6 +99,11 @@ class Task(nn.Module):
     def label_classes(cls, config: Any, store: Store) -> dict[str, tuple[str, ...]]:
         """Return column of labels → the names of its classes; they are saved in the run."""
         return {}
+
+    @classmethod
+    def pool_of(cls, config: Any) -> Pool:
+        """Return how hidden states become one vector of a record (`tokmill embed`)."""
+        return "mean"
 
     @classmethod
     def entry_rows(cls, config: Any) -> int:
