@@ -20,7 +20,7 @@ SUITES = {"bullseye": "bookworm", "bookworm": "trixie", "trixie": "forky"}
 """Debian's release → the next one, whose version is the newer one of a pair."""
 
 
-def _below(*patterns: str, but: str = "") -> Callable[[Path], list[Path]]:
+def below(*patterns: str, but: str = "") -> Callable[[Path], list[Path]]:
     def files(tree: Path) -> list[Path]:
         found = [path for pattern in patterns for path in tree.glob(pattern)]
         return [path for path in found if path.name not in but.split()]
@@ -31,13 +31,13 @@ def _below(*patterns: str, but: str = "") -> Callable[[Path], list[Path]]:
 MORE = {
     "lz4": Source(
         "lz4",
-        _below("lib/*.c", "programs/*.c", but="lz4_file.c"),
+        below("lib/*.c", "programs/*.c", but="lz4_file.c"),
         ("-I{tree}/lib", "-I{tree}/programs", "-DXXH_NAMESPACE=LZ4_"),
     ),
-    "brotli": Source("brotli", _below("c/*/*.c"), ("-I{tree}/c/include",), ("-lm",)),
+    "brotli": Source("brotli", below("c/*/*.c"), ("-I{tree}/c/include",), ("-lm",)),
     "zstd": Source(
         "zstd",
-        _below("lib/common/*.c", "lib/compress/*.c", "lib/decompress/*.c", "lib/dictBuilder/*.c",
+        below("lib/common/*.c", "lib/compress/*.c", "lib/decompress/*.c", "lib/dictBuilder/*.c",
                "programs/*.c"),
         ("-I{tree}/lib", "-I{tree}/lib/common", "-DXXH_NAMESPACE=ZSTD_", "-DZSTD_DISABLE_ASM=1"),
         ("-lpthread",),

@@ -125,13 +125,13 @@ def build(tree: Tree, compiler: str, levels: Sequence[str], made: Made, jobs: in
 
 def _there(tree: Tree, compiler: str, level: str, made: Made) -> bool:
     """Return whether what is wanted of one way was made."""
-    if _done(tree, compiler, level, made).exists():
+    if done(tree, compiler, level, made).exists():
         return True
     bare = made.folder / "programs" / tree.name / f"{compiler}-{level}"
     return tree.project in FLAT and bool(made.only) and all((bare / n).exists() for n in made.only)
 
 
-def _done(tree: Tree, compiler: str, level: str, made: Made) -> Path:
+def done(tree: Tree, compiler: str, level: str, made: Made) -> Path:
     """Return the file that says that all programs of one way lie there."""
     return made.folder / "debug" / tree.name / f"{compiler}-{level}.done"
 
@@ -172,6 +172,11 @@ def _compile(tree: Tree, compiler: str, level: str, work: Path, made: Made, jobs
         ]
     if not programs:
         raise Failed("no program was made")
+    keep(programs, tree, compiler, level, made)
+
+
+def keep(programs: Sequence[Path], tree: Tree, compiler: str, level: str, made: Made) -> None:
+    """Put programs that were built in one way where they belong, as they are and stripped."""
     names = f"{tree.name}/{compiler}-{level}"
     debug, bare = made.folder / "debug" / names, made.folder / "programs" / names
     for folder in (debug, bare):
@@ -182,8 +187,9 @@ def _compile(tree: Tree, compiler: str, level: str, work: Path, made: Made, jobs
         shutil.copy(path, debug / path.name)
         run("objcopy", "--strip-all", path, bare / path.name)
     if not (made.only and tree.project in FLAT):
-        _done(tree, compiler, level, made).touch()
-    print(f"{names}: {len(programs)} programs", flush=True)
+        done(tree, compiler, level, made).touch()
+    count = f"{len(programs)} program{'' if len(programs) == 1 else 's'}"
+    print(f"{names}: {count}", flush=True)
 
 
 def _targets(tree: Tree, work: Path, made: Made) -> list[str]:
@@ -237,10 +243,10 @@ def _by_number(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
-def compilers() -> dict[str, str]:
-    """Return what each compiler calls itself."""
+def compilers(names: Sequence[str] = COMPILERS) -> dict[str, str]:
+    """Return what each compiler that is there calls itself."""
     found = {}
-    for compiler in COMPILERS:
+    for compiler in names:
         if shutil.which(compiler):
             found[compiler] = run(compiler, "--version").splitlines()[0]
     return found

@@ -154,8 +154,11 @@ def matrix() -> list[tuple[str, str, str, str]]:
     return found
 
 
-def run(*command: str | Path, cwd: Path | None = None, **more: Any) -> str:
-    """Run a tool and return what it prints; `Failed` with the end of what it says if it fails."""
+def run(*command: str | Path, cwd: Path | None = None, log: Path | None = None, **more: Any) -> str:
+    """Run a tool and return what it prints; `Failed` with the end of what it says if it fails.
+
+    All that it says then is written to `log`, which the message names.
+    """
     try:
         done = subprocess.run(
             [str(word) for word in command],
@@ -169,7 +172,12 @@ def run(*command: str | Path, cwd: Path | None = None, **more: Any) -> str:
         raise Failed(f"{command[0]}: {error.strerror}") from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise Failed(f"{Path(command[0]).name}: {said[-1] if said else done.returncode}")
+        where = ""
+        if log is not None:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("".join((*map("{} ".format, command), "\n", done.stdout, done.stderr)))
+            where = f" ({log})"
+        raise Failed(f"{Path(command[0]).name}: {said[-1] if said else done.returncode}{where}")
     return done.stdout
 
 

@@ -148,6 +148,67 @@ RULES: dict[str, Part] = {
     ),
 }
 
+BASELINES: dict[str, Part] = {
+    # untrained vectors of functions of programs (`tokmill.x86.features.baselines.baselines`)
+    "random": Part("tokmill.x86.features.baselines:random_vectors", "x86", "chance"),
+    "opcodes": Part(
+        "tokmill.x86.features.baselines:opcodes", "x86", "code alone: histogram of mnemonics"
+    ),
+    "minhash": Part(
+        "tokmill.x86.features.baselines:minhash", "x86", "code alone: MinHash of templates"
+    ),
+    "templates": Part(
+        "tokmill.x86.features.baselines:templates",
+        "x86",
+        "code alone: TF-IDF of instructions without numbers",
+    ),
+    "form-pairs": Part(
+        "tokmill.x86.features.baselines:form_pairs",
+        "x86",
+        "code alone: TF-IDF of pairs of instructions, no registers",
+    ),
+    "code-sum": Part(
+        "tokmill.x86.features.baselines:code_sum",
+        "x86",
+        "code alone: the three above and counts, as a sum of cosines",
+    ),
+    "constants": Part("tokmill.x86.features.baselines:constants", "x86", "TF-IDF of constants"),
+    "strings": Part("tokmill.x86.features.baselines:strings", "x86", "TF-IDF of strings"),
+    "imports": Part("tokmill.x86.features.baselines:imports", "x86", "TF-IDF of called imports"),
+    "callees": Part(
+        "tokmill.x86.features.baselines:callees",
+        "x86",
+        "TF-IDF of constants, strings and imports of callees",
+    ),
+    "facts": Part(
+        "tokmill.x86.features.baselines:facts",
+        "x86",
+        "TF-IDF of constants, strings, imports, less of callees",
+    ),
+    "facts-no-constants": Part(
+        "tokmill.x86.features.baselines:facts_without_constants", "x86", "`facts` without constants"
+    ),
+    "facts-no-strings": Part(
+        "tokmill.x86.features.baselines:facts_without_strings", "x86", "`facts` without strings"
+    ),
+    "facts-no-imports": Part(
+        "tokmill.x86.features.baselines:facts_without_imports", "x86", "`facts` without imports"
+    ),
+    "facts-no-callees": Part(
+        "tokmill.x86.features.baselines:facts_without_callees", "x86", "`facts` without callees"
+    ),
+    "sum": Part(
+        "tokmill.x86.features.baselines:sum_of_cosines",
+        "x86",
+        "untrained sum of six cosines, of code and facts",
+    ),
+    "ranker": Part(
+        "tokmill.x86.features.baselines:ranker",
+        "x86",
+        "twelve cosines, their weights learned from pairs",
+    ),
+}
+
 FIGURES: dict[str, Part] = {
     "lengths": Part(
         "tokmill.report.figures:lengths",

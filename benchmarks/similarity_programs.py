@@ -1,0 +1,154 @@
+"""Programs for function similarity: Debian's sources, by two compilers, each at five levels.
+
+Below CACHE/similarity lie, as of `program_pairs.py`,
+
+    programs/PROJECT-VERSION/COMPILER-LEVEL/PROJECT    stripped: what is lifted
+    debug/PROJECT-VERSION/COMPILER-LEVEL/PROJECT       the same with debug information: its names
+    logs/PROJECT-COMPILER-LEVEL.log                    what a compiler said that failed
+    built.json                                         versions of the compilers, what was left out
+
+What was made is kept, so the same command goes on where it was stopped. The projects that are held
+out are also compiled by an older compiler that no other project sees (`OLDER`).
+
+    python benchmarks/similarity_programs.py CACHE [--small | --project NAME --level O0 …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from program_pairs import LAYOUT, Made, Tree, compilers, done, keep
+from programs import LEVELS, Failed, fetch, run
+from similarity_projects import PROJECTS, SMALL, Project
+
+COMPILERS = ("gcc", "clang")
+PLUS = {"gcc": "g++", "clang": "clang++"}
+OLDER, OLDER_LEVELS = "gcc-11", ("O0", "O3")
+SPLITS = Path(__file__).with_name("similarity_splits.toml")
+"""Split → its projects."""
+EMPTY_MAIN = "int main(void) { return 0; }\n"
+
+
+def splits() -> dict[str, list[str]]:
+    """Return the projects of each split; `unseen` is in none of the other three."""
+    found: dict[str, list[str]] = tomllib.loads(SPLITS.read_text())["splits"]
+    return found
+
+
+def ways(name: str) -> list[tuple[str, str]]:
+    """Return how a project is compiled: compiler and level."""
+    found = [(compiler, level) for level in LEVELS for compiler in COMPILERS]
+    held_out = splits()
+    if name in (*held_out["test"], *held_out["unseen"]):
+        found += [(OLDER, level) for level in OLDER_LEVELS]
+    return found
+
+
+def command_of(compiler: str, language: str) -> str:
+    """Return the command that compiles a language; an older compiler has its version behind."""
+    if language == "C":
+        return compiler
+    family, dash, version = compiler.partition("-")
+    return f"{PLUS[family]}{dash}{version}"
+
+
+def sources(name: str, made: Made) -> Tree:
+    """Return the unpacked sources of a project."""
+    path = fetch(PROJECTS[name].package, made.folder / "fetched")
+    return Tree(name, (path / ".version").read_text().strip(), path)
+
+
+def write_made(project: Project, tree: Path, folder: Path) -> None:
+    """Write what `configure` would, and an empty `main` of a library."""
+    for name, text in project.made.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text((tree / text[1:]).read_text() if text.startswith("@") else text)
+    if project.library:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "main.c").write_text(EMPTY_MAIN)
+
+
+def build(tree: Tree, compiler: str, level: str, made: Made) -> None:
+    """Compile one project in one way, where that was not done; `Failed` names the log."""
+    if done(tree, compiler, level, made).exists():
+        return
+    project = PROJECTS[tree.project]
+    folder, work = made.folder / "made" / tree.project, made.folder / "work"
+    write_made(project, tree.path, folder)
+    work.mkdir(exist_ok=True)
+    files = sorted(project.files(tree.path))
+    if project.library:
+        files.append(folder / "main.c")
+    flags = [flag.format(tree=tree.path, made=folder) for flag in project.flags]
+    # Debug information names the sources by their place below those of the project.
+    words = (f"-{level}", "-g", "-w", f"-ffile-prefix-map={tree.path}={tree.name}", *flags)
+    log = made.folder / "logs" / f"{tree.project}-{compiler}-{level}.log"
+    command = command_of(compiler, project.language)
+    if shutil.which(command) is None:
+        raise Failed("there is no such compiler")
+    out = work / tree.project
+    run(command, *words, "-o", out, *files, *project.libraries, log=log)
+    log.unlink(missing_ok=True)
+    keep([out], tree, compiler, level, made)
+    out.unlink()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build what is missing; return the exit code: 1 where nothing could be built."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--small", action="store_true", help=", ".join(SMALL))
+    parser.add_argument("--project", action="append", choices=tuple(PROJECTS))
+    parser.add_argument("--compiler", action="append", choices=(*COMPILERS, OLDER))
+    parser.add_argument("--level", action="append", choices=LEVELS)
+    chosen = parser.parse_args(arguments)
+    made = Made(chosen.cache.resolve() / ("similarity-small" if chosen.small else "similarity"))
+    (made.folder / "fetched").mkdir(parents=True, exist_ok=True)
+    failed: set[str] = set()
+    for name in SMALL if chosen.small else chosen.project or PROJECTS:
+        try:
+            tree = sources(name, made)
+        except Failed as error:
+            made.left_out.append(f"{name}: {error}")
+            failed.add(name)
+            continue
+        for compiler, level in ways(name):
+            if chosen.small and compiler == OLDER:
+                continue
+            if compiler in (chosen.compiler or (compiler,)) and level in (chosen.level or LEVELS):
+                try:
+                    build(tree, compiler, level, made)
+                except Failed as error:
+                    made.left_out.append(f"{tree.name} with {compiler} at {level}: {error}")
+                    failed.add(name)
+    return report(made, len(failed))
+
+
+def report(made: Made, failed: int) -> int:
+    """Write and say what lies there and what does not."""
+    programs = made.programs()
+    projects = {name.split("/")[0] for name in programs}
+    facts = {
+        "compilers": compilers((*COMPILERS, OLDER)),
+        "layout": LAYOUT,
+        "programs": len(programs),
+        "left_out": made.left_out,
+    }
+    (made.folder / "built.json").write_text(json.dumps(facts, indent=1) + "\n")
+    print(f"{made.folder}: {len(programs)} programs of {len(projects)} projects")
+    if made.left_out:
+        print(f"left out: {len(made.left_out)} builds of {failed} projects")
+    for line in made.left_out:
+        print(f"  {line}")
+    return 0 if programs else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

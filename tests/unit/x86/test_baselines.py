@@ -1,0 +1,132 @@
+"""Untrained baselines over the functions of a store: joined by address, products are scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from making import quick_build
+from tokmill import plugins
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.store import Store
+from tokmill.x86.features.baselines import baselines, side_by_side
+from tokmill.x86.features.store_functions import layout_of, store_functions
+from tokmill.x86.graphs.lifting import lift_files
+from x86_programs import C_SOURCE, compiles
+
+LAYOUT = "{project}/{compiler}-{level}/{program}"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Store]:
+    """Return graphs and a store of one program at two levels, and of another project."""
+    folder = tmp_path_factory.mktemp("baselines")
+    other = 'int puts(const char *); int main(void) { return puts("somewhere else"); }'
+    for project, level, source in (
+        ("one", "O0", C_SOURCE), ("one", "O2", C_SOURCE), ("two", "O2", other)
+    ):  # fmt: skip
+        path = folder / "programs" / project / f"gcc-{level}" / "tool"
+        path.parent.mkdir(parents=True)
+        compiles(folder, f"{project}{level}", source, f"-{level}", "-g").rename(path)
+    lift_files([str(folder / "programs")], folder / "graphs")
+    return folder / "graphs", quick_build("x86", folder / "graphs", folder / "s", layout=LAYOUT)
+
+
+def dense(matrix: Any) -> Any:
+    return matrix.toarray() if hasattr(matrix, "toarray") else matrix
+
+
+def rows_of(store: Store, name: str, level: str = "O2") -> int:
+    found = [
+        number
+        for number, record in enumerate(store)
+        if (record["function"], record["level"], record["project"]) == (name, level, "one")
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_every_baseline_has_a_row_a_record_whose_product_is_a_score(
+    made: tuple[Path, Store],
+) -> None:
+    graphs, store = made
+    found = baselines(store, [graphs], tuple(plugins.BASELINES))
+    assert list(found) == list(plugins.BASELINES)
+    for name, matrix in found.items():
+        rows = dense(matrix)
+        assert rows.shape[0] == len(store) and rows.dtype == np.float32, name
+        assert np.isfinite(rows).all(), name
+        lengths = np.linalg.norm(rows, axis=1)
+        if name not in ("sum", "ranker", "code-sum"):
+            assert ((np.abs(lengths - 1) < 1e-5) | (lengths == 0)).all(), name
+        assert lengths.any(), name
+    # Strings and imports stay what they are at every level; its code does not.
+    one, other = rows_of(store, "dispatch", "O0"), rows_of(store, "dispatch")
+    scores = {name: dense(matrix)[one] @ dense(matrix)[other] for name, matrix in found.items()}
+    assert scores["strings"] > 0.99 and scores["imports"] > 0.6
+    assert scores["constants"] > scores["templates"] > 0
+    assert abs(scores["random"]) < 0.6
+
+
+def test_a_kind_that_is_switched_off_is_not_there(made: tuple[Path, Store]) -> None:
+    graphs, store = made
+    names = ("facts", "facts-no-strings", "strings", "callees", "facts-no-callees")
+    found = {name: dense(one) for name, one in baselines(store, [graphs], names).items()}
+    same = np.abs(found["facts"] - found["facts-no-callees"]).sum(1) == 0
+    calls = found["callees"].any(1)
+    assert same[~calls].all() and not same.all()
+    assert found["facts-no-strings"].shape[1] == found["facts"].shape[1] - found["strings"].shape[1]
+
+
+def test_minhash_estimates_the_jaccard_similarity(made: tuple[Path, Store]) -> None:
+    graphs, store = made
+    features = store_functions(store, [graphs])
+    sets = features.counts("codes").toarray()[features.record] > 0
+    both = (sets[:, None] & sets[None]).sum(2)
+    exact = both / np.maximum((sets[:, None] | sets[None]).sum(2), 1)
+    rows = dense(baselines(store, [graphs], ["minhash"])["minhash"])
+    # 128 draws: a standard deviation of at most 0.044.
+    assert np.abs(rows @ rows.T - exact).max() < 0.25
+    assert np.abs(rows @ rows.T - exact).mean() < 0.03
+
+
+def test_products_side_by_side_are_weighed_sums() -> None:
+    rng = np.random.default_rng(0)
+    parts = {name: rng.random((5, 3)).astype("f4") for name in ("a", "b", "c")}
+    found = dense(side_by_side(parts, {"a": 2.0, "b": 0.5, "c": 0.0}))
+    wanted = 2 * parts["a"] @ parts["a"].T + 0.5 * parts["b"] @ parts["b"].T
+    assert np.allclose(found @ found.T, wanted, atol=1e-5)
+
+
+def test_records_that_were_selected_find_their_functions(
+    made: tuple[Path, Store], tmp_path: Path
+) -> None:
+    graphs, store = made
+    some = quick_build("select", store.path, tmp_path / "some", where=("level = O2",))
+    again = quick_build("select", some.path, tmp_path / "again", where=("project = one",))
+    assert layout_of(again) == LAYOUT
+    whole = dense(baselines(store, [graphs], ["opcodes"])["opcodes"])
+    kept = [n for n, r in enumerate(store) if (r["level"], r["project"]) == ("O2", "one")]
+    few = dense(baselines(again, [graphs], ["opcodes"])["opcodes"])
+    assert len(few) == len(kept) > 0
+    # Columns of other programs are not there.
+    assert np.allclose(few @ few.T, whole[kept] @ whole[kept].T, atol=1e-6)
+
+
+def test_what_does_not_belong_together_is_refused(made: tuple[Path, Store], tmp_path: Path) -> None:
+    graphs, store = made
+    with pytest.raises(UsageError, match="no baseline is called 'opcode'") as error:
+        baselines(store, [graphs], ["opcode"])
+    assert "opcodes" in error.value.hint
+    with pytest.raises(TokmillError, match="records belong to none of the graphs"):
+        baselines(store, [graphs / "one"], ["opcodes"])
+    with pytest.raises(TokmillError, match="records belong to none of the graphs"):
+        baselines(store, [graphs], ["opcodes"], layout="")
+    text = tmp_path / "walks.txt"
+    text.write_text("a b c\n")
+    plain = quick_build("corpus", text, tmp_path / "corpus")
+    with pytest.raises(TokmillError, match="no column"):
+        baselines(plain, [graphs], ["opcodes"])
