@@ -36,6 +36,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "store": ("tokmill.cli.store:app", "data", "Validate, repair, locate, export a store."),
     "cfg": ("tokmill.cli.cfg:cfg", "programs", "Find functions, blocks, edges of programs."),
     "diff": ("tokmill.cli.diff:diff", "programs", "Compare two programs, function by function."),
+    "similarity": (
+        "tokmill.cli.similarity:app",
+        "programs",
+        "Find functions again, and measure how well vectors do so.",
+    ),
     "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans or asm2vec do."),
     "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
     "eval": ("tokmill.cli.evaluate:evaluate", "training", "Measure the loss of a run on a store."),

@@ -1,0 +1,1 @@
+"""How well vectors find the same function again: evaluation, queries, an index."""

@@ -1,0 +1,290 @@
+"""The evaluation: ranks of matches, what they are worth in pools, with intervals and strata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from tokmill.similarity.bootstrap import RESAMPLES, bootstrap, interval
+from tokmill.similarity.expectation import METRICS, expected, table
+from tokmill.similarity.functions import Functions, numbers_of
+from tokmill.similarity.pairing import Task
+from tokmill.similarity.rows import Rows, ranks
+from tokmill.store.schema import Array
+
+POOLS = (2, 10, 32, 100, 128, 512, 1000, 8192, 10_000)
+SHOWN = 1000
+"""Pool at which methods are compared, or the largest one below that there is."""
+STRATA = (0, 30, 100, 300, 1000)
+"""Least instructions of each stratum; a query's size decides."""
+CHANCE = "random"
+
+
+class Method(NamedTuple):
+    """Something that compares functions."""
+
+    name: str
+    rows: Rows | None
+    """A vector a function; None: an order by chance, whose expectation is known."""
+    baseline: bool
+
+
+class Value(msgspec.Struct, frozen=True):
+    """A mean over queries, and its 95 % intervals: functions and projects drawn again."""
+
+    mean: float
+    functions: tuple[float, float] | None
+    projects: tuple[float, float] | None
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both intervals together: of few projects, one alone says too much."""
+        both = [one for one in (self.functions, self.projects) if one]
+        if not both:
+            return None
+        return min(low for low, _ in both), max(high for _, high in both)
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a method reaches in pools of one size."""
+
+    method: str
+    baseline: bool
+    pool: int
+    queries: int
+    values: dict[str, Value]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Means of a part of the queries: a stratum by size, or a project."""
+
+    part: str
+    method: str
+    pool: int
+    queries: int
+    values: dict[str, float]
+
+
+class Compared(msgspec.Struct, frozen=True):
+    """The method that was given beside the best baseline, by recall@1."""
+
+    method: str
+    baseline: str
+    pool: int
+    difference: Value
+    """Of recall@1: above 0 the method is better."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One task of a row, and what was left out of it."""
+
+    setting: str
+    pairs: int
+    same_code: int
+    left_out: dict[str, int]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """All that is said of one pair of levels, or of compilers."""
+
+    row: str
+    queries: int
+    functions: int
+    """Different functions of sources; one may be compiled by several compilers."""
+    projects: int
+    settings: list[Setting]
+    results: list[Result]
+    too_large: list[int]
+    """Pools for which no setting has enough pairs."""
+    by_size: list[Part]
+    by_project: list[Part]
+    compared: list[Compared]
+
+
+@dataclass(slots=True)
+class Measured:
+    """The queries of a row, and what each method reaches for each, in pools of each size."""
+
+    row: str
+    query: Array
+    """(n,) i8, numbers of functions; one may stand several times."""
+    pools: list[int]
+    counted: Array
+    """(n, pools) bool, whether the pool could be made for the query."""
+    values: dict[str, Array]
+    """Method → (n, pools, metrics) f8, 0 where not counted."""
+    settings: list[Setting] = field(default_factory=list)
+    too_large: list[int] = field(default_factory=list)
+
+
+Advance = Callable[[float], None]
+
+
+def measure(
+    row: str,
+    tasks: Sequence[Task],
+    methods: Sequence[Method],
+    pools: Sequence[int],
+    advance: Advance = lambda pairs: None,
+) -> Measured:
+    """Return the expectation over all pools that can be drawn, for each query of some tasks.
+
+    `advance` is called with the pairs of queries and targets that were compared.
+    """
+    sizes = [len(task.query) for task in tasks]
+    total, largest = sum(sizes), max(sizes, default=0)
+    taken = [pool for pool in pools if pool <= largest]
+    found = Measured(
+        row,
+        np.concatenate([np.zeros(0, np.int64), *(task.query for task in tasks)]),
+        taken,
+        np.zeros((total, len(taken)), bool),
+        {method.name: np.zeros((total, len(taken), len(METRICS))) for method in methods},
+        [Setting(t.setting, len(t.query), t.same_code, t.left_out) for t in tasks],
+        [pool for pool in pools if pool > largest],
+    )
+    start = 0
+    for task in tasks:
+        here = slice(start, start + len(task.query))
+        start = here.stop
+        if not len(task.query):
+            continue
+        order = {method.name: _order(method, task.query, task.target) for method in methods}
+        advance(float(len(task.query)) ** 2 * len(methods))
+        for place, pool in enumerate(taken):
+            if pool <= len(task.query):
+                values = table(len(task.query) - 1, pool)
+                found.counted[here, place] = True
+                for name, (above, ties) in order.items():
+                    found.values[name][here, place] = expected(values, above, ties)
+    return found
+
+
+def _order(method: Method, query: Array, target: Array) -> tuple[Array, Array]:
+    """Return how many negatives rank above the match of each query, and how many tie with it."""
+    if method.rows is None:
+        zero = np.zeros(len(query), np.int64)
+        return zero, zero + len(query) - 1
+    return ranks(method.rows, query, target)
+
+
+def report(
+    functions: Functions,
+    found: Measured,
+    methods: Sequence[Method],
+    *,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Row:
+    """Return the means of a row with their intervals, by size and project, and the comparison."""
+    project = functions.names["project"]
+    of_project = project.codes[found.query]
+    source = [functions.names[name].codes[found.query] for name in ("project", "function")]
+    of_function = numbers_of(source)
+    names = [method.name for method in methods]
+    flat = np.concatenate(
+        [found.values[name].reshape(len(found.query), -1) for name in names], axis=1
+    )
+    width = len(METRICS)
+    of = np.tile(np.repeat(np.arange(len(found.pools)), width), len(names))
+    counts = found.counted.sum(0)
+    means = flat.sum(0) / np.maximum(counts, 1)[of] if len(flat) else np.zeros(0)
+    drawn = [
+        bootstrap(flat, found.counted, of, unit, seed=seed, resamples=resamples)
+        if resamples
+        else None
+        for unit in (of_function, of_project)
+    ]
+
+    def value(column: int, less: int | None = None) -> Value:
+        """Return the value of a column, or of its difference from another."""
+
+        def of_draws(means: Array | None) -> tuple[float, float] | None:
+            if means is None:
+                return None
+            return interval(means[:, column] - (0 if less is None else means[:, less]))
+
+        mean = means[column] - (0 if less is None else means[less])
+        return Value(float(mean), of_draws(drawn[0]), of_draws(drawn[1]))
+
+    def column(method: int, pool: int, metric: int = 0) -> int:
+        return (method * len(found.pools) + pool) * width + metric
+
+    results = [
+        Result(
+            method.name,
+            method.baseline,
+            pool,
+            int(counts[p]),
+            {name: value(column(m, p, k)) for k, name in enumerate(METRICS)},
+        )
+        for m, method in enumerate(methods)
+        for p, pool in enumerate(found.pools)
+    ]
+    return Row(
+        row=found.row,
+        queries=len(found.query),
+        functions=len(np.unique(of_function)),
+        projects=len(np.unique(of_project)),
+        settings=found.settings,
+        results=results,
+        too_large=found.too_large,
+        by_size=_parts(found, methods, *_by_size(functions.size[found.query])),
+        by_project=_parts(found, methods, of_project, project.names),
+        compared=[
+            Compared(
+                method.name,
+                methods[best].name,
+                found.pools[p],
+                value(column(m, p), column(best, p)),
+            )
+            for m, method in enumerate(methods)
+            if not method.baseline
+            for p, best in enumerate(_best_baselines(means, methods, column, len(found.pools)))
+            if best is not None
+        ],
+    )
+
+
+def _best_baselines(
+    means: Array, methods: Sequence[Method], column: Callable[[int, int], int], pools: int
+) -> list[int | None]:
+    """Return the baseline with the best recall@1 at each pool, by number."""
+    baselines = [i for i, method in enumerate(methods) if method.baseline]
+    return [
+        max(baselines, key=lambda i: float(means[column(i, pool)]), default=None)
+        for pool in range(pools)
+    ]
+
+
+def _by_size(size: Array) -> tuple[Array, list[str]]:
+    """Return the stratum of each query, and the names of strata."""
+    ends = [*STRATA[1:], None]
+    names = [
+        f"{low}-{high - 1} instructions" if high else f"{low} instructions and more"
+        for low, high in zip(STRATA, ends, strict=True)
+    ]
+    stratum = np.searchsorted(np.asarray(STRATA), size, side="right") - 1
+    return np.where(size < 0, len(names), stratum), [*names, "size not known"]
+
+
+def _parts(
+    found: Measured, methods: Sequence[Method], part: Array, names: Sequence[str]
+) -> list[Part]:
+    """Return the means of each part of the queries that has any."""
+    parts = []
+    for number in np.unique(part).tolist():
+        here = part == number
+        counts = found.counted[here].sum(0)
+        for method in methods:
+            sums = found.values[method.name][here].sum(0)
+            for place, pool in enumerate(found.pools):
+                if counts[place]:
+                    values = (sums[place] / counts[place]).tolist()
+                    means = dict(zip(METRICS, values, strict=True))
+                    parts.append(Part(names[number], method.name, pool, int(counts[place]), means))
+    return parts

@@ -1,0 +1,150 @@
+"""A whole evaluation: every row of the report, by one of three protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.progress import Progress
+from tokmill.similarity.bootstrap import RESAMPLES
+from tokmill.similarity.evaluate import POOLS, Measured, Method, Row, measure, report
+from tokmill.similarity.functions import Functions
+from tokmill.similarity.pairing import MIN_BLOCKS, Kept, Task, keep, tasks_of, wanted
+from tokmill.similarity.protocols import HERMESSIM_POOLS, hermessim, jtrans
+
+Protocol = Literal["expected", "jtrans", "hermessim"]
+PROTOCOLS: tuple[Protocol, ...] = ("expected", "jtrans", "hermessim")
+
+
+class Compares(msgspec.Struct, frozen=True):
+    """A method of the report."""
+
+    name: str
+    baseline: bool
+    zeros: int
+    """Functions whose vector is 0, which is as like to any as to any other."""
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """All that an evaluation found, and all that it left out."""
+
+    format: str
+    version: int
+    where: str
+    fingerprint: str
+    """Of the store; "" of vectors of others."""
+    protocol: str
+    functions: int
+    compared: int
+    """Functions that may be in a pair."""
+    left_out: dict[str, int]
+    min_blocks: int
+    seed: int
+    resamples: int
+    methods: list[Compares]
+    rows: list[Row]
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is evaluated, and how."""
+
+    protocol: str = "expected"
+    pools: tuple[int, ...] = ()
+    """Sizes of pools; none: those that the protocol has."""
+    rows: tuple[str, ...] = ()
+    """Pairs of levels or compilers; none: all that there are."""
+    min_blocks: int = MIN_BLOCKS
+    seed: int = 0
+    resamples: int = RESAMPLES
+
+
+def evaluate(
+    functions: Functions,
+    methods: Sequence[Method],
+    choice: Choice,
+    *,
+    fingerprint: str = "",
+    quiet: bool = True,
+) -> Evaluation:
+    """Return what methods reach on functions that were compiled in several ways.
+
+    Raises `UsageError` for a choice that is impossible, `TokmillError` where there is no pair.
+    """
+    _check(choice)
+    kept = keep(functions, choice.min_blocks)
+    with Progress("similarity", 0, unit="comparisons", quiet=quiet) as bar:
+        rows = [
+            report(functions, one, methods, seed=choice.seed, resamples=choice.resamples)
+            for one in _measured(functions, kept, methods, choice, bar)
+        ]
+    if not any(row.queries for row in rows):
+        reasons = {**kept.left_out}
+        for row in rows:
+            for setting in row.settings:
+                for why, count in setting.left_out.items():
+                    reasons[why] = reasons.get(why, 0) + count
+        raise TokmillError(
+            "no function was compiled in two of the ways that are compared"
+            + "".join(f"; {why}: {count:,}" for why, count in reasons.items()),
+            where=functions.where,
+            hint="build the store of programs of several levels or compilers, with names: "
+            "`tokmill build x86 --layout '{project}/{compiler}-{level}/{program}'`",
+        )
+    return Evaluation(
+        format="tokmill.similarity",
+        version=1,
+        where=functions.where,
+        fingerprint=fingerprint,
+        protocol=choice.protocol,
+        functions=len(functions),
+        compared=len(kept.rows),
+        left_out=kept.left_out,
+        min_blocks=choice.min_blocks,
+        seed=choice.seed,
+        resamples=choice.resamples,
+        methods=[
+            Compares(one.name, one.baseline, one.rows.zeros if one.rows else 0) for one in methods
+        ],
+        rows=rows,
+    )
+
+
+def _check(choice: Choice) -> None:
+    if choice.protocol not in PROTOCOLS:
+        raise UsageError(
+            f"no protocol is called {choice.protocol!r}", hint=f"known: {', '.join(PROTOCOLS)}"
+        )
+    if min(choice.pools, default=2) < 2:
+        raise UsageError(
+            f"a pool of {min(choice.pools)}", hint="the match and a negative make two at least"
+        )
+
+
+def _measured(
+    functions: Functions, kept: Kept, methods: Sequence[Method], choice: Choice, bar: Progress
+) -> Iterator[Measured]:
+    """Yield the rows of the report, one after the other."""
+    if choice.protocol == "hermessim":
+        pools = choice.pools or HERMESSIM_POOLS
+        if choice.rows:
+            raise UsageError("--pairs is not of the protocol hermessim", hint="leave it out")
+        for kind in ("XO", "XC"):
+            yield hermessim(functions, kept, kind, methods, pools, choice.seed, bar.advance)
+        return
+    tasks = wanted(list(tasks_of(functions, kept)), choice.rows)
+    pools = choice.pools or POOLS
+    bar.total = _work(tasks, methods)
+    for row in dict.fromkeys(task.row for task in tasks):
+        of_row = [task for task in tasks if task.row == row]
+        if choice.protocol == "jtrans":
+            yield jtrans(row, of_row, methods, pools, choice.seed, bar.advance)
+        else:
+            yield measure(row, of_row, methods, pools, bar.advance)
+
+
+def _work(tasks: Sequence[Task], methods: Sequence[Method]) -> float:
+    """Return how many pairs of functions are compared."""
+    return sum(float(len(task.query)) ** 2 for task in tasks) * len(methods)

@@ -1,0 +1,238 @@
+"""The functions that are compared: what each is called, how it was compiled, how large it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import UsageError
+from tokmill.similarity.rows import Rows
+from tokmill.store.hashes import mix, store_digests
+from tokmill.store.schema import PHRASE_BIT, Array
+from tokmill.store.store import Store
+
+NAMES = ("project", "program", "version", "function", "compiler", "level")
+"""Columns of strings; project, program, version and function say what was compiled."""
+SOURCE = NAMES[:4]
+UNKNOWN = "unknown"
+MADE = re.compile("sub_([0-9a-f]{1,16})")
+"""A name that lifters make of the address of a function without one."""
+
+
+@dataclass(slots=True)
+class Coded:
+    """A string for each of n functions, as numbers of sorted, different strings."""
+
+    codes: Array
+    """(n,) i8."""
+    names: list[str]
+
+    def take(self, rows: Array) -> Coded:
+        """Return the strings of some functions."""
+        return Coded(self.codes[rows], self.names)
+
+
+@dataclass(slots=True)
+class Functions:
+    """n functions, one a row, and the records that each is made of."""
+
+    where: str
+    names: dict[str, Coded]
+    """A column for each of `NAMES`."""
+    size: Array
+    """(n,) i8, instructions; tokens of stores that do not know instructions; -1: unknown."""
+    blocks: Array
+    """(n,) i8, basic blocks; -1: unknown."""
+    code: Array | None
+    """(n,) u8, equal for functions with equal tokens; None: unknown."""
+    named: Array
+    """(n,) bool, whether the name is one of the source, not made of the address."""
+    record: Array | None
+    """(records,) i8, the function of each record; None: record i is function i."""
+
+    def __len__(self) -> int:
+        return len(self.size)
+
+    def text(self, column: str, row: int) -> str:
+        """Return a string of a function."""
+        one = self.names[column]
+        return one.names[int(one.codes[row])]
+
+    def where_known(self, column: str) -> Array:
+        """Return of which functions a column is known, (n,) bool."""
+        one = self.names[column]
+        unknown = [i for i, name in enumerate(one.names) if name in ("", UNKNOWN)]
+        return ~np.isin(one.codes, unknown)
+
+
+class Coder:
+    """Numbers strings in the order of first use, batch after batch."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+        self.parts: list[Array] = []
+
+    def add(self, distinct: Iterable[str], place: Array) -> None:
+        """Add the strings of a batch, `place` numbers of the distinct ones."""
+        known = self.known
+        codes = np.asarray([known.setdefault(text, len(known)) for text in distinct], np.int64)
+        self.parts.append(codes[place])
+
+    def coded(self) -> Coded:
+        """Return all strings, their numbers in the order of the alphabet."""
+        names = sorted(self.known)
+        new = np.empty(len(names), np.int64)
+        for number, name in enumerate(names):
+            new[self.known[name]] = number
+        codes = np.concatenate([np.zeros(0, np.int64), *self.parts])
+        return Coded(new[codes], names)
+
+
+def functions_of(store: Store, *, code: bool = True) -> Functions:
+    """Return the functions of a store of x86 code: its records, with parts of a function joined.
+
+    Of a store of walks, all walks through a function are one. `code`: whether to read all tokens,
+    to know which functions are equal. Raises `UsageError` for a store without the columns.
+    """
+    missing = [name for name in NAMES if name not in store.schema]
+    if missing or any(store.schema[name].dtype != "utf8" for name in NAMES):
+        raise UsageError(
+            f"the store has no column of strings {missing[0]!r}" if missing else
+            f"the columns {', '.join(NAMES)} must hold strings",
+            where=str(store.path),
+            hint="`tokmill build x86` makes stores of functions with all that is needed",
+        )  # fmt: skip
+    coders = {name: Coder() for name in NAMES}
+    sizes, blocks = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for number, entry in enumerate(store.shards):
+        shard = store.shard(number)
+        for name, coder in coders.items():
+            found, place = shard.text(name, 0, entry.records).distinct()
+            coder.add([one.decode("utf-8", "surrogatepass") for one in found], place)
+        size, block = _sizes(shard)
+        sizes.append(size)
+        blocks.append(block)
+    names = {name: coder.coded() for name, coder in coders.items()}
+    record = _of_records(store, names)
+    count = int(record.max()) + 1 if len(record) else 0
+    first = np.zeros(count, np.int64)
+    first[record[::-1]] = np.arange(len(record))[::-1]
+    size, block = np.concatenate(sizes), np.concatenate(blocks)
+    digests = None
+    if code:
+        digests = np.zeros(count, np.uint64)
+        order = np.arange(len(record)) - first[record]
+        part = mix(store_digests(store)["a"] + mix(order.astype(np.uint64)))
+        np.add.at(digests, record, part)
+    return Functions(
+        where=str(store.path),
+        names={name: coded.take(first) for name, coded in names.items()},
+        size=_sums(size, record, count),
+        blocks=_sums(block, record, count),
+        code=digests,
+        named=_named(store, names["function"])[first],
+        record=None if count == len(record) else record,
+    )
+
+
+def _sizes(shard: Any) -> tuple[Array, Array]:
+    """Return instructions (else tokens) and blocks (else -1) of each record of a shard."""
+    if "phrase" in shard:
+        ends = shard["phrase_offsets"].astype(np.int64)
+        begins = np.concatenate([[0], np.cumsum(shard["phrase"] >= PHRASE_BIT)])
+        return np.diff(ends), begins[ends[1:]] - begins[ends[:-1]]
+    ends = shard["offsets"].astype(np.int64)
+    if "border" not in shard:
+        return np.diff(ends), np.full(len(ends) - 1, -1, np.int64)
+    border = shard["border"]
+    counts = [np.concatenate([[0], np.cumsum(border & bit > 0)]) for bit in (1, 2)]
+    return counts[0][ends[1:]] - counts[0][ends[:-1]], counts[1][ends[1:]] - counts[1][ends[:-1]]
+
+
+def _sums(values: Array, record: Array, count: int) -> Array:
+    """Return the sum over the records of each function; -1 where it is unknown."""
+    if len(values) and values.min() < 0:
+        return np.full(count, -1, np.int64)
+    return np.bincount(record, values, count).astype(np.int64)
+
+
+def _of_records(store: Store, names: dict[str, Coded]) -> Array:
+    """Return the number of the function of each record: records of one function share it."""
+    key = [coded.codes for coded in names.values()]
+    if "walk" in store.schema:
+        return _in_order(numbers_of(key))
+    if "part" not in store.schema or not len(store):
+        return np.arange(len(store))
+    begins = store.column("part") == 0
+    begins[0] = True
+    if "address" in store.schema:
+        key.append(store.column("address"))
+    for values in key:
+        begins[1:] |= values[1:] != values[:-1]
+    found: Array = np.cumsum(begins) - 1
+    return found
+
+
+def numbers_of(columns: Sequence[Array]) -> Array:
+    """Return a number for each row of some columns of codes, equal for equal rows: (n,) i8.
+
+    Numbers ascend as the rows do, the first column first.
+    """
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        wide = int(column.max(initial=0)) + 1
+        _, place = np.unique(number * wide + column, return_inverse=True)
+        number = place.reshape(-1).astype(np.int64)
+    return number
+
+
+def _in_order(numbers: Array) -> Array:
+    """Return numbers of groups, renumbered in the order of first use."""
+    _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    found: Array = rank[place.reshape(-1)]
+    return found
+
+
+def _named(store: Store, function: Coded) -> Array:
+    """Return of which records the function has a name that is not made of its address."""
+    there = np.asarray([bool(name) for name in function.names], bool)
+    named = there[function.codes] if len(there) else np.zeros(len(store), bool)
+    if "address" not in store.schema:
+        return named
+    # Only `sub_` with the own address is made up: a function may really be called `sub_1`.
+    made = np.asarray([_address_in(name) for name in function.names], np.uint64)
+    known = np.asarray([MADE.fullmatch(name) is not None for name in function.names], bool)
+    if len(made):
+        named &= ~(known[function.codes] & (made[function.codes] == store.column("address")))
+    return named
+
+
+def _address_in(name: str) -> int:
+    """Return the address in a name that is made of one, else 0."""
+    found = MADE.fullmatch(name)
+    return int(found[1], 16) if found else 0
+
+
+def of_functions(functions: Functions, matrix: Any, *, unit: bool = True) -> Any:
+    """Return a row a function, of a matrix (records, d) with a row a record: the mean of its parts.
+
+    With `unit` each record's row counts with length 1, so that no part outweighs the others by its
+    length.
+    """
+    if functions.record is None:
+        return matrix
+    sparse = plugins.require("scipy.sparse")
+    records = np.arange(len(functions.record))
+    scale = 1 / np.bincount(functions.record)[functions.record]
+    if unit:
+        lengths = Rows(matrix).lengths
+        scale *= np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    shape = (len(functions), len(records))
+    return sparse.csr_array((scale, (functions.record, records)), shape=shape) @ matrix

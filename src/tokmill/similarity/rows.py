@@ -1,0 +1,120 @@
+"""Vectors of functions, dense or sparse, as rows that are multiplied block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array
+
+CELLS = 1 << 22
+"""Cells of a block of products (f8): 32 MiB."""
+MOST_DENSE = 1 << 25
+"""Cells up to which a sparse matrix with many entries a row is held dense: 256 MiB."""
+MANY = 1 / 50
+"""Share of cells with an entry from which dense products are faster."""
+TIE = 1e-9
+"""Products that differ by no more tie: products of equal rows differ in their last bits."""
+
+
+def is_sparse(matrix: Any) -> bool:
+    """Say whether a matrix is one of scipy's sparse ones."""
+    return hasattr(matrix, "tocsr")
+
+
+class Rows:
+    """The rows of a matrix (n, d) in float64, each of length 1 or 0.
+
+    Float64, so that equal vectors tie whatever the order of a sum. A dense matrix stays as it is
+    (it may be mapped), and rows are scaled when they are taken. With `unit=False` rows stay as they
+    are: their products may be sums of several cosines.
+    """
+
+    def __init__(self, matrix: Any, *, unit: bool = True) -> None:
+        """Take a dense (n, d) or CSR matrix of finite numbers."""
+        self.unit = unit
+        self.sparse = is_sparse(matrix)
+        self.matrix: Any = matrix.tocsr() if self.sparse else matrix
+        n, d = self.matrix.shape
+        if self.sparse and self.matrix.nnz > MANY * n * d and n * d <= MOST_DENSE:
+            self.matrix, self.sparse = self.matrix.toarray(), False
+        if self.sparse:
+            self.matrix = self.matrix.astype(np.float64)
+            squares = self.matrix.multiply(self.matrix).sum(axis=1)
+            self.lengths = np.sqrt(np.asarray(squares, np.float64).reshape(-1))
+        else:
+            self.lengths = np.empty(n, np.float64)
+            height = max(1, CELLS // max(1, d))
+            for start in range(0, n, height):
+                part = np.asarray(self.matrix[start : start + height], np.float64)
+                # Numbers beyond 1e154 would overflow when they are squared.
+                scale = np.abs(part).max(axis=1, initial=0.0)
+                part = part / np.where(scale > 0, scale, 1)[:, None]
+                self.lengths[start : start + height] = scale * np.sqrt((part**2).sum(1))
+
+    def __len__(self) -> int:
+        return int(self.matrix.shape[0])
+
+    @property
+    def zeros(self) -> int:
+        """Rows of zeros."""
+        return int(np.count_nonzero(self.lengths == 0))
+
+    def take(self, rows: Array) -> Any:
+        """Return some rows as a matrix, f8, scaled to length 1; rows of zeros stay."""
+        if not self.unit:
+            return self.matrix[rows] if self.sparse else np.asarray(self.matrix[rows], np.float64)
+        lengths = self.lengths[rows]
+        scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+        if self.sparse:
+            sparse = plugins.require("scipy.sparse")
+            return (sparse.diags_array(scale) @ self.matrix[rows]).tocsr()
+        return np.asarray(self.matrix[rows], np.float64) * scale[:, None]
+
+
+def products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Iterator[tuple[int, Array]]:
+    """Yield (first row, products of these rows of `of_a` with all of `of_b`), block by block.
+
+    Products: (height, len(of_b)) f8. Memory holds the rows `of_b` and one block.
+    """
+    height = max(1, CELLS // max(1, len(of_b)))
+    other = b.take(of_b)
+    turned = other.T.tocsr() if is_sparse(other) else other.T
+    for start in range(0, len(of_a), height):
+        block = a.take(of_a[start : start + height]) @ turned
+        yield start, block.toarray() if is_sparse(block) else block
+
+
+def own_products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Array:
+    """Return the product of each row of `of_a` with that of `of_b` at the same place: (n,) f8."""
+    found = np.empty(len(of_a), np.float64)
+    height = max(1, CELLS // max(1, a.matrix.shape[1]))
+    for start in range(0, len(of_a), height):
+        here = slice(start, start + height)
+        one, other = a.take(of_a[here]), b.take(of_b[here])
+        if is_sparse(one):
+            found[here] = np.asarray(one.multiply(other).sum(axis=1)).reshape(-1)
+        else:
+            found[here] = np.einsum("nd,nd->n", one, other)
+    return found
+
+
+def ranks(rows: Rows, query: Array, target: Array) -> tuple[Array, Array]:
+    """Return how many targets rank above the match of each query, and how many tie with it.
+
+    Query i is a row of `rows`, and so is its match, target i; all other targets are its negatives.
+    Returns two (queries,) i8 arrays.
+    """
+    own = own_products(rows, query, rows, target)
+    above, ties = np.empty(len(query), np.int64), np.empty(len(query), np.int64)
+    for start, block in products(rows, query, rows, target):
+        stop = start + len(block)
+        block -= own[start:stop, None]
+        place = np.arange(stop - start)
+        block[place, place + start] = -np.inf
+        above[start:stop] = (block > TIE).sum(1)
+        ties[start:stop] = (block >= -TIE).sum(1) - above[start:stop]
+    return above, ties

@@ -1,0 +1,34 @@
+"""Functions by a few columns, for tests of what is paired and measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tokmill.similarity.functions import NAMES, Coder, Functions
+
+One = dict[str, Any]
+
+
+def functions(*ones: One) -> Functions:
+    """Functions by their columns; what is not said is the same for all, and codes all differ."""
+    plain = {"project": "p", "program": "a", "version": "1", "compiler": "gcc-12", "level": "O0"}
+    names = {}
+    for column in NAMES:
+        coder = Coder()
+        coder.add([str({**plain, **one}[column]) for one in ones], np.arange(len(ones)))
+        names[column] = coder.coded()
+    return Functions(
+        "here",
+        names,
+        np.full(len(ones), 50),
+        np.asarray([one.get("blocks", 9) for one in ones], np.int64),
+        np.asarray([one.get("code", 1000 + i) for i, one in enumerate(ones)], np.uint64),
+        np.asarray([one.get("named", True) for one in ones], bool),
+        None,
+    )
+
+
+def f(function: str, level: str = "O0", **more: Any) -> One:
+    return {"function": function, "level": level, **more}

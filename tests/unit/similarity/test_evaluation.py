@@ -1,0 +1,213 @@
+"""Whole evaluations: what is known to come out, and the protocols of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from made_functions import f, functions
+from tokmill.errors import TokmillError, UsageError
+from tokmill.similarity.evaluate import Method, Row
+from tokmill.similarity.evaluation import Choice, Evaluation, evaluate
+from tokmill.similarity.expectation import METRICS
+from tokmill.similarity.functions import Functions
+from tokmill.similarity.rows import Rows
+
+CHANCE = Method("random", None, True)
+
+
+def many(count: int = 40, levels: tuple[str, ...] = ("O0", "O3"), **more: Any) -> Functions:
+    made = functions(*(
+        f(f"f{i}", level, project=f"p{i % 4}", **more) for level in levels for i in range(count)
+    ))  # fmt: skip
+    made.size = np.asarray([10 + 40 * (i % count) for i in range(len(made))], np.int64)
+    return made
+
+
+def method(name: str, matrix: Any, baseline: bool = False) -> Method:
+    return Method(name, Rows(np.asarray(matrix, np.float32)), baseline)
+
+
+def by(row: Row, name: str, pool: int, metric: str = "recall@1") -> float:
+    (found,) = (one for one in row.results if one.method == name and one.pool == pool)
+    return found.values[metric].mean
+
+
+def run(made: Functions, *methods: Method, **choice: Any) -> Evaluation:
+    return evaluate(made, [*methods, CHANCE], Choice(**{"resamples": 50, **choice}))
+
+
+def test_perfect_constant_and_worst_vectors() -> None:
+    made = many()
+    # The worst: each query is nearest to all functions but its match.
+    worst = np.concatenate([np.eye(40), 1 - np.eye(40)])
+    found = run(
+        made,
+        method("perfect", np.tile(np.eye(40), (2, 1))),
+        method("constant", np.full((80, 3), 0.1)),
+        method("zeros", np.zeros((80, 3))),
+        method("worst", worst),
+        pools=(2, 10, 40, 41, 1000),
+    )
+    (row,) = found.rows
+    assert row.too_large == [41, 1000] and row.queries == row.functions == 40 and row.projects == 4
+    for pool in (2, 10, 40):
+        for metric in METRICS:
+            assert by(row, "perfect", pool, metric) == pytest.approx(1)
+            chance = by(row, "random", pool, metric)
+            assert by(row, "constant", pool, metric) == pytest.approx(chance)
+            assert by(row, "zeros", pool, metric) == pytest.approx(chance)
+        assert by(row, "random", pool) == pytest.approx(1 / pool)
+        assert by(row, "worst", pool) == 0
+    assert by(row, "worst", 10, "mrr") == pytest.approx(1 / 10)
+    (perfect,) = (c for c in row.compared if c.method == "perfect" and c.pool == 10)
+    assert perfect.baseline == "random" and perfect.difference.mean == pytest.approx(0.9)
+    assert {one.name: one.zeros for one in found.methods} == {
+        "perfect": 0, "constant": 0, "zeros": 80, "worst": 0, "random": 0,
+    }  # fmt: skip
+
+
+def test_expectation_is_the_mean_over_drawn_pools() -> None:
+    """The whole way, from vectors to recall, against pools that are drawn and ranked here."""
+    made, random = many(60), np.random.default_rng(0)
+    code = random.integers(-1, 2, (60, 5)).astype(np.float32)
+    vectors = np.concatenate([code, code + random.normal(0, 0.8, (60, 5))])
+    vectors[60:80] = np.round(vectors[60:80])  # some tie
+    (row,) = run(made, method("vectors", vectors), pools=(20,)).rows
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
+    scores = unit[:60] @ unit[60:].T
+    hits = []
+    for _ in range(150):
+        for query in range(60):
+            drawn = random.choice(59, 19, replace=False)
+            drawn += drawn >= query
+            others, own = scores[query, drawn], scores[query, query]
+            ties = int((np.abs(others - own) <= 1e-6).sum())
+            rank = int((others > own + 1e-6).sum()) + random.integers(0, ties + 1)
+            hits.append((rank < 1, rank < 5, rank < 10, 1 / (1 + rank)))
+    for metric, value in zip(METRICS, np.mean(hits, 0), strict=True):
+        assert by(row, "vectors", 20, metric) == pytest.approx(value, abs=0.02)
+
+
+def test_order_of_functions_changes_nothing() -> None:
+    made, random = many(), np.random.default_rng(0)
+    vectors = random.normal(size=(80, 6)).astype(np.float32)
+    order = random.permutation(80)
+    mixed = Functions(
+        "here",
+        {name: one.take(order) for name, one in made.names.items()},
+        made.size[order], made.blocks[order], None, made.named[order], None,
+    )  # fmt: skip
+    made.code = None
+    one = run(made, method("v", vectors), pools=(7,))
+    other = run(mixed, method("v", vectors[order]), pools=(7,))
+    assert msgspec.json.encode(one) == msgspec.json.encode(other)
+
+
+def test_strata_and_projects_add_up() -> None:
+    made = many()
+    vectors = np.random.default_rng(2).normal(size=(80, 3))
+    (row,) = run(made, method("v", vectors), pools=(10,)).rows
+    for parts in (row.by_size, row.by_project):
+        here = [part for part in parts if part.method == "v"]
+        assert len(here) > 2 and sum(part.queries for part in here) == 40
+        mean = sum(part.queries * part.values["mrr"] for part in here) / 40
+        assert mean == pytest.approx(by(row, "v", 10, "mrr"))
+    assert [p.part for p in row.by_size if p.method == "v"][:2] == [
+        "0-29 instructions", "30-99 instructions",
+    ]  # fmt: skip
+
+
+def test_compilers_of_one_row_share_no_pool() -> None:
+    """gcc's f and clang's f at O3 would be negatives that are nearly the match."""
+    made = functions(*(
+        f(f"f{i}", level, compiler=compiler)
+        for compiler in ("gcc", "clang") for level in ("O0", "O3") for i in range(5)
+    ))  # fmt: skip
+    (row, *_) = run(made, method("v", np.tile(np.eye(5), (4, 1))), pools=(2, 5)).rows
+    assert row.row == "O0-O3" and row.queries == 10 and row.functions == 5
+    assert by(row, "v", 5) == 1
+
+
+def test_pools_of_jtrans() -> None:
+    made = many(43)
+    vectors = np.random.default_rng(4).normal(size=(86, 4))
+    found = run(made, method("v", vectors), pools=(10, 50), protocol="jtrans", seed=5)
+    (row,) = found.rows
+    (result,) = (one for one in row.results if one.method == "v")
+    assert result.queries == 40 and row.too_large == [50]
+    assert row.settings[0].left_out == {"pairs beyond the last whole pool of 10": 3}
+    # The same by hand: pools that do not overlap, in the order that the seed gives.
+    order = np.random.default_rng(5).permutation(43)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    names = sorted(range(43), key=lambda i: (f"p{i % 4}", f"f{i}"))
+    ranks = []
+    for start in range(0, 40, 10):
+        here = [names[i] for i in order[start : start + 10]]
+        scores = unit[here] @ unit[[43 + i for i in here]].T
+        ranks += (scores > np.diag(scores)[:, None]).sum(1).tolist()
+    assert by(row, "v", 10) == pytest.approx(np.mean([rank < 1 for rank in ranks]))
+    assert by(row, "v", 10, "mrr") == pytest.approx(np.mean([1 / (1 + rank) for rank in ranks]))
+    again = run(made, method("v", vectors), pools=(10, 50), protocol="jtrans", seed=5)
+    assert again == found
+
+
+def test_queries_of_hermessim() -> None:
+    levels = ("O0", "O1", "O2", "O3")
+    ones = [f(f"f{i}", level, compiler=c) for c in ("gcc", "clang") for level in levels
+            for i in range(30)]  # fmt: skip
+    made = functions(*ones, f("alone", compiler="gcc"))
+    source = np.asarray([*([*range(30)] * 8), 30])
+    perfect, constant = np.eye(31)[source], np.ones((len(source), 2))
+    found = run(made, method("perfect", perfect), method("constant", constant),
+                protocol="hermessim", pools=(10, 30, 100))  # fmt: skip
+    across_levels, across_compilers = found.rows
+    assert (across_levels.row, across_compilers.row) == ("XO", "XC")
+    for row in found.rows:
+        # A symbol is asked for once, and one that stands alone never.
+        assert row.queries == 30 and row.too_large == [100]
+        assert by(row, "perfect", 30) == 1 and by(row, "perfect", 10, "mrr") == 1
+        for pool in (10, 30):
+            assert by(row, "constant", pool) == pytest.approx(1 / pool)
+            assert by(row, "random", pool) == pytest.approx(1 / pool)
+    assert across_compilers.settings[0].setting == "all compilers"
+    drawn = run(made, method("v", np.random.default_rng(0).normal(size=(241, 30))),
+                protocol="hermessim", pools=(10,))  # fmt: skip
+    assert by(drawn.rows[0], "v", 10) < 0.4
+
+
+def test_a_query_of_hermessim_is_no_negative_of_itself() -> None:
+    """All vectors of a symbol are equal: a negative of the same symbol would tie."""
+    made = functions(*(f(f"f{i}", level) for level in ("O0", "O1", "O2") for i in range(12)))
+    vectors = np.tile(np.random.default_rng(0).normal(size=(12, 8)), (3, 1))
+    row = run(made, method("v", vectors), protocol="hermessim", pools=(2, 12)).rows[0]
+    assert by(row, "v", 2) == by(row, "v", 12) == 1
+
+
+def test_no_pair_at_all() -> None:
+    for made in (functions(), functions(f("a")), functions(f("a", blocks=1), f("a", "O3"))):
+        with pytest.raises(TokmillError, match="no function was compiled in two of the ways"):
+            run(made, method("v", np.ones((len(made), 2))))
+
+
+def test_one_pair_has_no_pool() -> None:
+    found = run(functions(f("a"), f("a", "O3")), method("v", np.ones((2, 2))), pools=(2, 10))
+    (row,) = found.rows
+    assert row.queries == 1 and row.results == [] and row.too_large == [2, 10]
+
+
+@pytest.mark.parametrize(
+    ("choice", "what"),
+    [
+        ({"protocol": "mine"}, "no protocol is called 'mine'"),
+        ({"pools": (1,)}, "a pool of 1"),
+        ({"rows": ("O9-O3",)}, "nothing can be compared as 'O9-O3'"),
+        ({"protocol": "hermessim", "rows": ("O0-O3",)}, "--pairs is not of the protocol"),
+    ],
+)
+def test_impossible_choices(choice: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        run(many(), **choice)
