@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from tokmill.builds.mining import keyed
 from tokmill.builds.mining.draws import drawn, salt_of
 from tokmill.builds.mining.keyed import Keyed, counted
 from tokmill.builds.mining.names import runs
@@ -51,9 +52,13 @@ class Groups:
         """Return the columns that are compared."""
         return self.keyed.identity()
 
+    def digest(self) -> str:
+        """Return "": nothing but the store is read."""
+        return ""
+
     def read(self, place: int) -> Iterator[Records]:
         """Yield the groups of the functions whose first record lies in one shard."""
-        blocks = self.keyed.blocks(place)
+        blocks = self.keyed.blocks(place, keyed.BLOCK)
         first = int(blocks[0][0]) if len(blocks[0]) else 0
         facts, dealt = self.keyed.facts, self.dealt
         for number, records in enumerate(blocks, 1):

@@ -50,11 +50,11 @@ class Keyed:
         """The records of each group side by side."""
         return Members(self.facts)
 
-    def blocks(self, place: int) -> list[Array]:
+    def blocks(self, place: int, size: int) -> list[Array]:
         """Return the records of a shard in blocks (int64); one empty block if it has none."""
         first = sum(entry.records for entry in self.store.shards[:place])
         records = np.arange(first, first + self.store.shards[place].records)
-        return np.split(records, range(BLOCK, len(records), BLOCK))
+        return np.split(records, range(size, len(records), size))
 
     def left_out(self, records: Array) -> Counter[str]:
         """Return reason → how many of some records are never used."""

@@ -47,13 +47,23 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Overlays of the store whose columns the options above may name."""
     count: int = 1
     """Triplets of each anchor."""
+    negatives: Literal["random", "semi-hard", "hard"] = "random"
+    """random; semi-hard: less like the anchor than the positive is, but by less than the margin;
+    hard: the most like the anchor. The last two need vectors."""
+    margin: float = 0.2
+    """Of semi-hard negatives: a cosine."""
+    vectors: str = ""
+    """Vectors of the records: name of an overlay of `tokmill embed`, or an .npy file."""
+    cell: int = 1024
+    """Most records of a cell; hard negatives of an anchor are looked for in its cell."""
     members: int = 8
     """Most records of a group; a function with more makes several groups."""
 
 
+NAMES = ("same", "differ", "apart", "nameless", "content", "overlays")
 OPTIONS_OF: dict[str, tuple[str, ...]] = {
-    "triplets": ("same", "differ", "apart", "nameless", "content", "overlays", "count"),
-    "groups": ("same", "differ", "apart", "nameless", "content", "overlays", "members"),
+    "triplets": (*NAMES, "count", "negatives", "margin", "vectors", "cell"),
+    "groups": (*NAMES, "members"),
 }
 """What is mined → the options that it reads besides `seed`."""
 
@@ -74,6 +84,10 @@ class Miner(Protocol):
 
     def read(self, place: int) -> Iterator[Records]:
         """Yield the entries whose first record lies in one shard."""
+        ...
+
+    def digest(self) -> str:
+        """Return a digest of what is read besides the store; "": nothing is."""
         ...
 
 
@@ -106,11 +120,14 @@ class MineSource(Source):
         vocabularies: Mapping[str, Frozen],
         resources: Resources,
     ) -> None:
-        self.config: MineConfig = config
+        named = config.vectors
+        if named.endswith(".npy"):
+            named = str(Path(named).absolute())
+        self.config: MineConfig = msgspec.structs.replace(config, vectors=named)
         check(config)
         self.store = open_store(inputs, config.overlays)
         ref = Column(id_dtype(max(1, len(self.store))), per="record", ref=REF)
-        self.miner = MINERS[config.what](self.store, config, resources.scratch, ref)
+        self.miner = MINERS[config.what](self.store, self.config, resources.scratch, ref)
         self.schema = dict(self.miner.columns)
 
     @classmethod
@@ -137,13 +154,21 @@ class MineSource(Source):
             path = self.store.shard_file(place).absolute()
             with machine_errors("read", path):
                 digest = sampled_digest(path, path.stat().st_size)
-            yield Item(f"{place:08d}/{entry.name}", str(path), 0, entry.bytes, digest)
+            name = f"{place:08d}/{entry.name}/{self.miner.digest()[:24]}".rstrip("/")
+            yield Item(name, str(path), 0, entry.bytes, digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the entries of one shard."""
-        place = int(item.name.split("/")[0])
-        digest.update(f"{self.store.content} {self.store.shards[place].sha256}".encode())
-        yield from self.miner.read(place)
+        place, _, vectors = [*item.name.split("/"), ""][:3]
+        if vectors != self.miner.digest()[:24]:
+            raise TokmillError(
+                "the vectors have changed since the build was planned",
+                where=self.config.vectors,
+                hint="run the same command again: it says what is different",
+            )
+        content = [self.store.content, self.store.shards[int(place)].sha256, self.miner.digest()]
+        digest.update(" ".join(content).encode())
+        yield from self.miner.read(int(place))
 
 
 def open_store(inputs: Sequence[str], overlays: Sequence[str]) -> Store:
@@ -177,6 +202,14 @@ def check(config: MineConfig) -> None:
             f"{key.replace('_', '-')} does nothing where {config.what} are mined",
             hint=f"it is for --what {' and '.join(others)}",
         )
-    for key, least in (("count", 1), ("members", 2)):
+    if (config.negatives == "random") == bool(config.vectors):
+        what = "vectors do nothing" if config.vectors else f"{config.negatives} needs vectors"
+        raise UsageError(
+            f"{what} where negatives = {config.negatives}",
+            hint="--negatives semi-hard --vectors OVERLAY",
+        )
+    if not 0 < config.margin <= 2:
+        raise UsageError(f"margin = {config.margin}", hint="a difference of cosines: 0 to 2")
+    for key, least in (("count", 1), ("members", 2), ("cell", 2)):
         if getattr(config, key) < least:
             raise UsageError(f"{key} = {getattr(config, key)}", hint=f"at least {least}")

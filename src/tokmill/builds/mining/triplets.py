@@ -8,17 +8,25 @@ from typing import Any
 
 import numpy as np
 
+from tokmill.builds.mining import keyed
 from tokmill.builds.mining.draws import below, drawn, salt_of
+from tokmill.builds.mining.hard import Asked, search
 from tokmill.builds.mining.keyed import Keyed, counted
+from tokmill.builds.mining.near import Near
+from tokmill.builds.mining.vectors import similarity
 from tokmill.store.schema import Array, Column, Records, id_dtype
 from tokmill.store.store import Store
 
 TRIES = 64
 """Records that are looked at for a positive or a negative; then the anchor makes no triplet."""
 ALONE = "no partner in another build"
+NEAR_BLOCK = 1 << 16
+"""Anchors at a time where cells are searched, as each cell is read once for all of them."""
 EQUAL = "partners have the same content"
 NO_NEGATIVE = "no negative was found"
 AVOIDED = "draws avoided as negatives: same content under another name"
+FARTHER = "negatives farther than the margin, the nearest of their cell"
+FAR = "negatives drawn at random, as all of the cell are nearer than the positive"
 NAMED_ALIKE = "draws avoided as negatives: same name elsewhere"
 
 
@@ -34,15 +42,22 @@ class Triplets:
         self.config, self.store = config, store
         family = Column(id_dtype(max(1, len(store))), per="record")
         self.columns = {**dict.fromkeys(("anchor", "positive", "negative"), ref), "group": family}
+        self.near = Near(store, config, scratch) if config.vectors else None
         self._salts = [salt_of(word, config.seed) for word in ("positive", "negative")]
 
     def identity(self) -> dict[str, Any]:
-        """Return the columns that are compared."""
-        return self.keyed.identity()
+        """Return the columns that are compared, and the digest of the vectors."""
+        if self.near is None:
+            return {**self.keyed.identity(), "margin": None, "cell": None}
+        return {**self.keyed.identity(), "vectors": self.near.table.digest}
+
+    def digest(self) -> str:
+        """Return the digest of the vectors."""
+        return self.near.table.digest if self.near else ""
 
     def read(self, place: int) -> Iterator[Records]:
         """Yield the triplets of the anchors in one shard, in the order of the anchors."""
-        blocks = self.keyed.blocks(place)
+        blocks = self.keyed.blocks(place, NEAR_BLOCK if self.near else keyed.BLOCK)
         first = int(blocks[0][0]) if len(blocks[0]) else 0
         for number, records in enumerate(blocks, 1):
             skipped = self.keyed.left_out(records)
@@ -96,7 +111,41 @@ class Triplets:
 
     def negatives(self, anchor: Array, times: Array, positive: Array, notes: Counter[str]) -> Array:
         """Return a negative for each anchor with a positive, or -1."""
-        return self.random_negatives(anchor, times, positive >= 0, notes)
+        if self.near is None:
+            return self.random_negatives(anchor, times, positive >= 0, notes)
+        config, facts = self.config, self.keyed.facts
+        good = np.flatnonzero(positive >= 0)
+        units, hard = self.near.table.units, config.negatives == "hard"
+        found = np.full(len(anchor), -1)
+        likeness = np.concatenate(
+            [
+                similarity(units(anchor[some]), units(positive[some]))
+                for some in np.split(good, range(keyed.BLOCK, len(good), keyed.BLOCK))
+            ]
+        )
+
+        def allowed(these: Array, those: Array) -> Array:
+            a, c = facts[these][:, None], facts[those]
+            different: Array = (a["family"] != c["family"]) & (a["name"] != c["name"])
+            return different
+
+        asked = Asked(
+            anchor[good],
+            drawn(self._salts[1], anchor[good], times[good]),
+            np.full(len(good), -2.0) if hard else likeness - config.margin,
+            np.full(len(good), 2.0) if hard else likeness,
+            allowed,
+            nearest=hard,
+        )
+        result = search(self.near.cells(self.keyed.members.used), units, asked)
+        found[good] = result.record
+        notes[FARTHER] += int(np.count_nonzero(result.below))
+        missing = (positive >= 0) & (found < 0)
+        if missing.any():
+            notes[FAR] += int(np.count_nonzero(missing))
+            random = self.random_negatives(anchor, times, missing, notes)
+            found = np.where(missing, random, found)
+        return found
 
     def random_negatives(
         self, anchor: Array, times: Array, wanted: Array, notes: Counter[str]
