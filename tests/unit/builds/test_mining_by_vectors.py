@@ -78,7 +78,7 @@ def test_semi_hard_is_between_the_positive_and_the_margin(
             nearer += 1
     notes = store.manifest.notes
     assert outside == pytest.approx(notes[FARTHER], abs=40) and outside > 40
-    assert nearer == pytest.approx(notes[FAR], abs=40) and 100 < nearer < len(store) / 2
+    assert nearer == pytest.approx(notes[FAR], abs=40) and nearer > 20
     # All that may be chosen is chosen, about as often.
     assert max(len(negatives) for negatives in found.values()) > 4
 
