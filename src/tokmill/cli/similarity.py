@@ -32,6 +32,14 @@ Pairs = Annotated[
         show_default="all six pairs of levels, all compilers",
     ),
 ]
+Projects = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME,…",
+        help="Only functions of these projects are queries; those of others are negatives alone.",
+        show_default="all",
+    ),
+]
 ProtocolName = Annotated[
     str,
     typer.Option(
@@ -73,6 +81,7 @@ def evaluate(
     ],
     pools: Pools = "",
     pairs: Pairs = "",
+    projects: Projects = "",
     graphs: Annotated[
         list[Path] | None,
         typer.Option(
@@ -113,8 +122,8 @@ def evaluate(
 
     _check_metric(metric)
     choice = Choice(
-        protocol=protocol, pools=_numbers(pools), rows=_words(pairs), min_blocks=min_blocks,
-        seed=seed, resamples=resamples,
+        protocol=protocol, pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
+        min_blocks=min_blocks, seed=seed, resamples=resamples,
     )  # fmt: skip
     *given, place = paths
     store = Store(place)
@@ -149,6 +158,7 @@ def score(
     ],
     pools: Pools = "",
     pairs: Pairs = "",
+    projects: Projects = "",
     protocol: ProtocolName = "expected",
     min_blocks: MinBlocks = MIN_BLOCKS,
     seed: Seed = 0,
@@ -171,8 +181,8 @@ def score(
 
     _check_metric(metric)
     choice = Choice(
-        protocol=protocol, pools=_numbers(pools), rows=_words(pairs), min_blocks=min_blocks,
-        seed=seed, resamples=resamples,
+        protocol=protocol, pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
+        min_blocks=min_blocks, seed=seed, resamples=resamples,
     )  # fmt: skip
     functions, unread = read_keys(keys)
     matrix = read_vectors(vectors, len(functions))

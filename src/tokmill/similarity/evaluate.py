@@ -84,6 +84,8 @@ class Setting(msgspec.Struct, frozen=True):
 
     setting: str
     pairs: int
+    """Functions that a query is compared with."""
+    queries: int
     same_code: int
     left_out: dict[str, int]
 
@@ -135,26 +137,31 @@ def measure(
 
     `advance` is called with the pairs of queries and targets that were compared.
     """
-    sizes = [len(task.query) for task in tasks]
-    total, largest = sum(sizes), max(sizes, default=0)
+    total = sum(len(task.queries()) for task in tasks)
+    largest = max((len(task.query) for task in tasks if len(task.queries())), default=0)
     taken = [pool for pool in pools if pool <= largest]
     found = Measured(
         row,
-        np.concatenate([np.zeros(0, np.int64), *(task.query for task in tasks)]),
+        np.concatenate([np.zeros(0, np.int64), *(task.queries() for task in tasks)]),
         taken,
         np.zeros((total, len(taken)), bool),
         {method.name: np.zeros((total, len(taken), len(METRICS))) for method in methods},
-        [Setting(t.setting, len(t.query), t.same_code, t.left_out) for t in tasks],
+        [
+            Setting(t.setting, len(t.query), len(t.queries()), t.same_code, t.left_out)
+            for t in tasks
+        ],
         [pool for pool in pools if pool > largest],
     )
     start = 0
     for task in tasks:
-        here = slice(start, start + len(task.query))
+        here = slice(start, start + len(task.queries()))
         start = here.stop
-        if not len(task.query):
+        if not len(task.queries()):
             continue
-        order = {method.name: _order(method, task.query, task.target) for method in methods}
-        advance(float(len(task.query)) ** 2 * len(methods))
+        order = {}
+        for method in methods:
+            order[method.name] = ranks_of(method, task.query, task.target, task.asked)
+            advance(float(len(task.queries())) * len(task.query))
         for place, pool in enumerate(taken):
             if pool <= len(task.query):
                 values = table(len(task.query) - 1, pool)
@@ -164,12 +171,14 @@ def measure(
     return found
 
 
-def _order(method: Method, query: Array, target: Array) -> tuple[Array, Array]:
+def ranks_of(
+    method: Method, query: Array, target: Array, asked: Array | None = None
+) -> tuple[Array, Array]:
     """Return how many negatives rank above the match of each query, and how many tie with it."""
     if method.rows is None:
-        zero = np.zeros(len(query), np.int64)
+        zero = np.zeros(len(query if asked is None else asked), np.int64)
         return zero, zero + len(query) - 1
-    return ranks(method.rows, query, target)
+    return ranks(method.rows, query, target, asked)
 
 
 def report(

@@ -12,7 +12,7 @@ from tokmill.progress import Progress
 from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.evaluate import POOLS, Measured, Method, Row, measure, report
 from tokmill.similarity.functions import Functions
-from tokmill.similarity.pairing import MIN_BLOCKS, Kept, Task, keep, tasks_of, wanted
+from tokmill.similarity.pairing import MIN_BLOCKS, Kept, Task, keep, of_projects, tasks_of, wanted
 from tokmill.similarity.protocols import HERMESSIM_POOLS, hermessim, jtrans
 
 Protocol = Literal["expected", "jtrans", "hermessim"]
@@ -56,6 +56,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of pools; none: those that the protocol has."""
     rows: tuple[str, ...] = ()
     """Pairs of levels or compilers; none: all that there are."""
+    projects: tuple[str, ...] = ()
+    """Projects of the queries; none: all. Functions of others are negatives alone."""
     min_blocks: int = MIN_BLOCKS
     seed: int = 0
     resamples: int = RESAMPLES
@@ -129,12 +131,14 @@ def _measured(
     """Yield the rows of the report, one after the other."""
     if choice.protocol == "hermessim":
         pools = choice.pools or HERMESSIM_POOLS
-        if choice.rows:
-            raise UsageError("--pairs is not of the protocol hermessim", hint="leave it out")
+        if choice.rows or choice.projects:
+            option = "--pairs" if choice.rows else "--projects"
+            raise UsageError(f"{option} is not of the protocol hermessim", hint="leave it out")
         for kind in ("XO", "XC"):
             yield hermessim(functions, kept, kind, methods, pools, choice.seed, bar.advance)
         return
     tasks = wanted(list(tasks_of(functions, kept)), choice.rows)
+    tasks = of_projects(functions, tasks, choice.projects)
     pools = choice.pools or POOLS
     bar.total = _work(tasks, methods)
     for row in dict.fromkeys(task.row for task in tasks):
@@ -147,4 +151,5 @@ def _measured(
 
 def _work(tasks: Sequence[Task], methods: Sequence[Method]) -> float:
     """Return how many pairs of functions are compared."""
-    return sum(float(len(task.query)) ** 2 for task in tasks) * len(methods)
+    pairs = sum(float(len(task.queries())) * len(task.query) for task in tasks)
+    return pairs * len(methods)

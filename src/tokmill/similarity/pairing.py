@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import numpy as np
 
-from tokmill.errors import UsageError
+from tokmill.errors import UsageError, nearest
 from tokmill.similarity.functions import SOURCE, Functions, numbers_of
 from tokmill.store.hashes import first_of_equals
 from tokmill.store.schema import Array
@@ -52,6 +52,12 @@ class Task:
     left_out: dict[str, int] = field(default_factory=dict)
     same_code: int = 0
     """Pairs whose two functions have the same code."""
+    asked: Array | None = None
+    """Numbers of the pairs that are queries, if not all are: the others are negatives alone."""
+
+    def queries(self) -> Array:
+        """Return the functions that are asked for."""
+        return self.query if self.asked is None else self.query[self.asked]
 
 
 def keep(functions: Functions, min_blocks: int = MIN_BLOCKS) -> Kept:
@@ -153,6 +159,27 @@ def _first(
     if lost := int(np.count_nonzero(~kept)):
         left_out[why] = left_out.get(why, 0) + lost
     return query[kept], target[kept]
+
+
+def of_projects(functions: Functions, tasks: list[Task], projects: Sequence[str]) -> list[Task]:
+    """Return tasks whose queries are of some projects; all others stay as negatives.
+
+    Raises `UsageError` for a project that there is not.
+    """
+    known = functions.names["project"].names
+    for name in projects:
+        if name not in known:
+            raise UsageError(f"there is no project {name!r}", hint=nearest(name, known))
+    if not projects:
+        return tasks
+    asked = np.asarray([known.index(name) for name in projects])
+    return [
+        replace(
+            task,
+            asked=np.flatnonzero(np.isin(functions.names["project"].codes[task.query], asked)),
+        )
+        for task in tasks
+    ]
 
 
 def wanted(tasks: list[Task], rows: Sequence[str]) -> list[Task]:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokmill.similarity.evaluate import Advance, Measured, Method, Setting
+from tokmill.similarity.evaluate import Advance, Measured, Method, Setting, ranks_of
 from tokmill.similarity.expectation import METRICS, expected, table
 from tokmill.similarity.functions import Functions, numbers_of
 from tokmill.similarity.pairing import Kept, Task
-from tokmill.similarity.rows import TIE, own_products, products, ranks
+from tokmill.similarity.rows import TIE, own_products, products
 from tokmill.store.schema import Array
 
 QUERIES = 1000
@@ -37,15 +37,20 @@ def jtrans(
     is not whole, is dropped. (https://github.com/vul337/jTrans, `fasteval.py`)
     """
     sizes = [len(task.query) for task in tasks]
-    total, largest = sum(sizes), max(sizes, default=0)
+    largest = max(sizes, default=0)
     taken = [pool for pool in pools if pool <= largest]
-    found = _empty(row, np.concatenate([np.zeros(0, np.int64), *(t.query for t in tasks)]), taken,
-                   methods)  # fmt: skip
+    queries = [np.zeros(0, np.int64), *(task.queries() for task in tasks)]
+    found = _empty(row, np.concatenate(queries), taken, methods)
     found.too_large = [pool for pool in pools if pool > largest]
     random, start = np.random.default_rng(seed), 0
     for task in tasks:
         left_out = dict(task.left_out)
         size = len(task.query)
+        # Pair → its row among the queries; -1: it is a negative alone.
+        row_of = np.full(size, -1, np.int64)
+        row_of[slice(None) if task.asked is None else task.asked] = start + np.arange(
+            len(task.queries())
+        )
         for place, pool in enumerate(taken):
             order = random.permutation(size)
             if rest := size % pool if size >= pool else size:
@@ -53,22 +58,20 @@ def jtrans(
             values = table(pool - 1, pool)
             for first in range(0, size - pool + 1, pool):
                 here = order[first : first + pool]
-                found.counted[start + here, place] = True
+                asked = np.flatnonzero(row_of[here] >= 0)
+                if not len(asked):
+                    continue
+                rows = row_of[here[asked]]
+                found.counted[rows, place] = True
                 for method in methods:
-                    above, ties = _ranks(method, task.query[here], task.target[here])
-                    found.values[method.name][start + here, place] = expected(values, above, ties)
-                advance(float(pool) ** 2 * len(methods))
-        found.settings.append(Setting(task.setting, size, task.same_code, left_out))
-        start += size
-    assert start == total
+                    above, ties = ranks_of(method, task.query[here], task.target[here], asked)
+                    found.values[method.name][rows, place] = expected(values, above, ties)
+                advance(float(pool) * len(asked) * len(methods))
+        found.settings.append(
+            Setting(task.setting, size, len(task.queries()), task.same_code, left_out)
+        )
+        start += len(task.queries())
     return found
-
-
-def _ranks(method: Method, query: Array, target: Array) -> tuple[Array, Array]:
-    if method.rows is None:
-        zero = np.zeros(len(query), np.int64)
-        return zero, zero + len(query) - 1
-    return ranks(method.rows, query, target)
 
 
 def hermessim(
@@ -133,7 +136,7 @@ def hermessim(
             advance(float(len(asked)) * len(pool_rows))
     compiler = functions.names["compiler"].names
     said = ", ".join(compiler[one] for one in members) if kind == "XO" else "all compilers"
-    found.settings.append(Setting(said, len(queries), 0, left_out))
+    found.settings.append(Setting(said, len(kept.rows), len(queries), 0, left_out))
     found.too_large = [p for i, p in enumerate(found.pools) if not found.counted[:, i].any()]
     return found
 

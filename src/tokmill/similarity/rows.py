@@ -102,19 +102,22 @@ def own_products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Array:
     return found
 
 
-def ranks(rows: Rows, query: Array, target: Array) -> tuple[Array, Array]:
+def ranks(
+    rows: Rows, query: Array, target: Array, asked: Array | None = None
+) -> tuple[Array, Array]:
     """Return how many targets rank above the match of each query, and how many tie with it.
 
     Query i is a row of `rows`, and so is its match, target i; all other targets are its negatives.
-    Returns two (queries,) i8 arrays.
+    `asked`: numbers of the queries to look at; None: all. Returns two (queries,) i8 arrays.
     """
-    own = own_products(rows, query, rows, target)
+    place = np.arange(len(query)) if asked is None else asked
+    query = query[place]
+    own = own_products(rows, query, rows, target[place])
     above, ties = np.empty(len(query), np.int64), np.empty(len(query), np.int64)
     for start, block in products(rows, query, rows, target):
         stop = start + len(block)
         block -= own[start:stop, None]
-        place = np.arange(stop - start)
-        block[place, place + start] = -np.inf
+        block[np.arange(stop - start), place[start:stop]] = -np.inf
         above[start:stop] = (block > TIE).sum(1)
         ties[start:stop] = (block >= -TIE).sum(1) - above[start:stop]
     return above, ties

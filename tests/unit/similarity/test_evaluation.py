@@ -132,6 +132,25 @@ def test_compilers_of_one_row_share_no_pool() -> None:
     assert by(row, "v", 5) == 1
 
 
+@pytest.mark.parametrize("protocol", ["expected", "jtrans"])
+def test_functions_of_other_projects_are_negatives_alone(protocol: str) -> None:
+    made = many()
+    vectors = np.random.default_rng(6).normal(size=(80, 4))
+    (whole,) = run(made, method("v", vectors), pools=(10, 40), protocol=protocol).rows
+    (some,) = run(
+        made, method("v", vectors), pools=(10, 40), protocol=protocol, projects=("p1", "p3")
+    ).rows
+    assert some.queries == some.settings[0].queries == 20 and some.projects == 2
+    assert whole.settings[0].pairs == some.settings[0].pairs == 40 and some.too_large == []
+    # A query has the same negatives as before, so the same value.
+    parts = {(p.part, p.pool): p.values for p in whole.by_project if p.method == "v"}
+    assert {(p.part, p.pool): p.values for p in some.by_project if p.method == "v"} == {
+        key: values for key, values in parts.items() if key[0] in ("p1", "p3")
+    }
+    with pytest.raises(UsageError, match="there is no project 'p9'"):
+        run(made, projects=("p9",))
+
+
 def test_pools_of_jtrans() -> None:
     made = many(43)
     vectors = np.random.default_rng(4).normal(size=(86, 4))
