@@ -72,6 +72,45 @@ def search(cells: Array, units: Callable[[Array], Array], asked: Asked) -> Found
     return found
 
 
+def near_ones(
+    cells: Array,
+    units: Callable[[Array], Array],
+    anchor: Array,
+    key: Array,
+    low: Array,
+    allowed: Callable[[Array, Array], Array],
+    count: int,
+) -> tuple[Array, Array]:
+    """Draw one of the `count` nearest records of each anchor's cell, if its cosine is above `low`.
+
+    Args:
+        anchor, key, low, allowed: as of `Asked`.
+
+    Returns (record or -1, int64 (n,); cosine of the last of the nearest, float64 (n,)).
+    """
+    found, last = np.full(len(anchor), -1), np.full(len(anchor), 2.0)
+    for rows, members in by_cell(cells, anchor):
+        theirs = units(members)
+        place = np.argsort(members, kind="stable")
+        at = place[np.searchsorted(members, anchor[rows], sorter=place)]
+        for start in range(0, len(rows), ROWS):
+            some, own = rows[start : start + ROWS], at[start : start + ROWS]
+            likeness = theirs[own] @ theirs.T
+            likeness[np.arange(len(own)), own] = -np.inf
+            # Stable: of equally near records the first ones.
+            nearest = np.argsort(-likeness, axis=1, kind="stable")[:, :count]
+            their = np.take_along_axis(likeness, nearest, axis=1)
+            good = np.take_along_axis(allowed(anchor[some], members), nearest, axis=1)
+            good &= their > low[some, None] * UNIT**2
+            number = np.count_nonzero(good, axis=1)
+            wanted = below(key[some], np.maximum(number, 1)) + 1
+            column = (np.cumsum(good, axis=1) == wanted[:, None]).argmax(axis=1)
+            chosen = members[nearest[np.arange(len(own)), column]]
+            found[some] = np.where(number > 0, chosen, -1)
+            last[some] = their[:, -1] / UNIT**2
+    return found, last
+
+
 def by_cell(cells: Array, anchor: Array) -> Iterator[tuple[Array, Array]]:
     """Yield (numbers of anchors, the records of their cell) for each cell that has anchors."""
     place = np.argsort(cells["record"], kind="stable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import msgspec
 
 from tokmill.builds.mining.groups import Groups
+from tokmill.builds.mining.intervals import Intervals
 from tokmill.builds.mining.names import AMBIGUOUS, NAMELESS, WHY
 from tokmill.builds.mining.triplets import ALONE, Triplets
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
@@ -19,7 +21,8 @@ from tokmill.store.references import reference_to
 from tokmill.store.schema import Column, Records, Schema, id_dtype
 from tokmill.store.store import Store
 
-What = Literal["triplets", "groups"]
+What = Literal["triplets", "groups", "bbv"]
+MOST_DIMENSIONS = 4096
 REF = "records"
 """Name of the reference to the store that is mined."""
 
@@ -28,7 +31,8 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """What is mined, and how records are chosen."""
 
     what: What = "triplets"
-    """triplets: anchor, positive, negative; groups: records of one function side by side."""
+    """triplets: anchor, positive, negative; groups: records of one function side by side; bbv:
+    triplets of intervals."""
     seed: int = 0
     """Another seed draws other positives and negatives."""
     same: tuple[str, ...] = ()
@@ -58,12 +62,39 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Most records of a cell; hard negatives of an anchor are looked for in its cell."""
     members: int = 8
     """Most records of a group; a function with more makes several groups."""
+    dimensions: int = 100
+    """Of intervals: numbers of a projected vector."""
+    above: float = 0.5
+    """Of intervals: cosines of positives are above the mean of all pairs of the program by so many
+    standard deviations."""
+    below: float = 1.0
+    """Of intervals: cosines of negatives are below the mean by so many standard deviations."""
+    neighbours: int = 0
+    """Of intervals: positives are among so many nearest ones, and above the threshold; 0: any above
+    the threshold."""
+    cpi: bool = False
+    """Of intervals: leave out those without a CPI."""
+    across: bool = False
+    """Of intervals: pair those of different programs too."""
 
 
 NAMES = ("same", "differ", "apart", "nameless", "content", "overlays")
 OPTIONS_OF: dict[str, tuple[str, ...]] = {
     "triplets": (*NAMES, "count", "negatives", "margin", "vectors", "cell"),
     "groups": (*NAMES, "members"),
+    "bbv": (
+        "overlays",
+        "count",
+        "negatives",
+        "margin",
+        "cell",
+        "dimensions",
+        "above",
+        "below",
+        "neighbours",
+        "cpi",
+        "across",
+    ),
 }
 """What is mined → the options that it reads besides `seed`."""
 
@@ -91,7 +122,7 @@ class Miner(Protocol):
         ...
 
 
-MINERS: dict[str, type[Miner]] = {"triplets": Triplets, "groups": Groups}
+MINERS: dict[str, type[Miner]] = {"triplets": Triplets, "groups": Groups, "bbv": Intervals}
 
 
 class MineSource(Source):
@@ -202,7 +233,13 @@ def check(config: MineConfig) -> None:
             f"{key.replace('_', '-')} does nothing where {config.what} are mined",
             hint=f"it is for --what {' and '.join(others)}",
         )
-    if (config.negatives == "random") == bool(config.vectors):
+    if config.what == "bbv":
+        if config.negatives == "hard":
+            raise UsageError(
+                "negatives = hard would be positives, as intervals have no names",
+                hint="--negatives semi-hard",
+            )
+    elif (config.negatives == "random") == bool(config.vectors):
         what = "vectors do nothing" if config.vectors else f"{config.negatives} needs vectors"
         raise UsageError(
             f"{what} where negatives = {config.negatives}",
@@ -210,6 +247,17 @@ def check(config: MineConfig) -> None:
         )
     if not 0 < config.margin <= 2:
         raise UsageError(f"margin = {config.margin}", hint="a difference of cosines: 0 to 2")
-    for key, least in (("count", 1), ("members", 2), ("cell", 2)):
-        if getattr(config, key) < least:
-            raise UsageError(f"{key} = {getattr(config, key)}", hint=f"at least {least}")
+    for key in ("above", "below"):
+        if not math.isfinite(getattr(config, key)):
+            raise UsageError(f"{key} = {getattr(config, key)}", hint="a number, such as 0.5")
+    least = {"count": 1, "members": 2, "cell": 2, "dimensions": 1, "neighbours": 0}
+    for key, smallest in least.items():
+        if getattr(config, key) < smallest:
+            raise UsageError(f"{key} = {getattr(config, key)}", hint=f"at least {smallest}")
+    if config.dimensions > MOST_DIMENSIONS:
+        raise UsageError(f"dimensions = {config.dimensions}", hint=f"at most {MOST_DIMENSIONS}")
+    if config.neighbours >= config.cell:
+        raise UsageError(
+            f"neighbours = {config.neighbours} are looked for in cells of {config.cell}",
+            hint="larger cells: --cell",
+        )

@@ -1,0 +1,267 @@
+"""Triplets of intervals: alike and unlike by their basic block vectors.
+
+After SemanticBBV, `pre_processing/asm_bbv_dataset.py` and `asm_bbv_cpi_dataset.py`: cosines of
+vectors that are projected at random to 100 dimensions; positives above the mean + 0.5 standard
+deviations of a program, negatives below the mean - 1, or semi-hard; with `neighbours`, positives
+among the nearest ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tokmill.builds.mining.cells import CELLS, cells_of
+from tokmill.builds.mining.draws import below, drawn, salt_of
+from tokmill.builds.mining.hard import Asked, near_ones, search
+from tokmill.builds.mining.keyed import counted
+from tokmill.builds.mining.names import digests_of, runs
+from tokmill.builds.mining.projection import projected, spread_of
+from tokmill.builds.mining.vectors import similarity
+from tokmill.builds.repeats import batches
+from tokmill.builds.shared import shared
+from tokmill.errors import UsageError
+from tokmill.store.hashes import DIGEST, first_of_equals, record_digests
+from tokmill.store.manifest import canonical_digest
+from tokmill.store.schema import Array, Column, Records, id_dtype
+from tokmill.store.store import Store
+
+BLOCK = 1 << 14
+"""Anchors at a time."""
+TRIES = 64
+"""Intervals that are drawn for a positive or a negative, before the cell is searched."""
+NO_BLOCKS, NO_CPI = 1, 2
+WHY = {NO_BLOCKS: "no blocks", NO_CPI: "CPI is not known"}
+NO_POSITIVE = "no positive above the threshold"
+NO_NEGATIVE = "no negative below the threshold"
+NO_SEMI_HARD = "no negative within the margin"
+FACTS = np.dtype([("of", "<i8"), ("content", "<i8"), ("why", "u1"), ("", "V7")])
+
+
+class Intervals:
+    """`count` triplets for each interval, all of one program (unless `across`)."""
+
+    def __init__(self, store: Store, config: Any, scratch: str, ref: Column) -> None:
+        check_columns(store, config)
+        self.store, self.config, self.scratch = store, config, scratch
+        group = Column(id_dtype(max(1, len(store))), per="record")
+        names = ("anchor", "positive", "negative")
+        self.columns = {**dict.fromkeys(names, ref), "group": group}
+        self._salts = {word: salt_of(word, config.seed) for word in names}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the margin where it is used."""
+        return {} if self.config.negatives == "semi-hard" else {"margin": None}
+
+    def digest(self) -> str:
+        """Return "": nothing but the store is read."""
+        return ""
+
+    def read(self, place: int) -> Iterator[Records]:
+        """Yield the triplets of the anchors in one shard, in the order of the anchors."""
+        first = sum(entry.records for entry in self.store.shards[:place])
+        here = np.arange(first, first + self.store.shards[place].records)
+        blocks = np.split(here, range(BLOCK, len(here), BLOCK))
+        for number, records in enumerate(blocks, 1):
+            skipped = Counter[str]()
+            codes = self.facts["why"][records]
+            for code, why in WHY.items():
+                skipped[why] += int(np.count_nonzero(codes == code))
+            used = records[codes == 0]
+            anchor = np.repeat(used, self.config.count)
+            times = np.tile(np.arange(self.config.count), len(used))
+            positive, kth = self.positives(anchor, times)
+            negative = np.full(len(anchor), -1)
+            some = np.flatnonzero(positive >= 0)
+            negative[some] = self.negatives(anchor[some], times[some], positive[some], kth[some])
+            missing = NO_SEMI_HARD if self.config.negatives == "semi-hard" else NO_NEGATIVE
+            skipped[NO_POSITIVE] += int(np.count_nonzero(positive < 0))
+            skipped[missing] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
+            good = (positive >= 0) & (negative >= 0)
+            chosen = {"anchor": anchor, "positive": positive, "negative": negative}
+            chosen["group"] = self.facts["of"][anchor]
+            yield Records(
+                np.zeros(int(good.sum()) + 1, np.int64),
+                {
+                    name: value[good].astype(self.columns[name].numpy())
+                    for name, value in chosen.items()
+                },
+                anchor[good] - first,
+                skipped=counted(skipped),
+                done=number / len(blocks),
+            )
+
+    def positives(self, anchor: Array, times: Array) -> tuple[Array, Array]:
+        """Return a positive for each anchor, or -1, and the cosine of its last near neighbour."""
+        config, key = self.config, drawn(self._salts["positive"], anchor, times)
+        low = self.thresholds[anchor, 0]
+        if config.neighbours:
+            return near_ones(
+                self.cells, self.units, anchor, key, low, self.other_content, config.neighbours
+            )
+        high = np.full(len(anchor), 2.0)
+        return self.between("positive", anchor, times, low, high), high
+
+    def negatives(self, anchor: Array, times: Array, positive: Array, kth: Array) -> Array:
+        """Return a negative for each anchor, or -1.
+
+        Semi-hard: less like the anchor than the positive and its neighbours, by less than the
+        margin; else below the threshold.
+        """
+        if self.config.negatives != "semi-hard":
+            low = np.full(len(anchor), -2.0)
+            return self.between("negative", anchor, times, low, self.thresholds[anchor, 1])
+        like = self.likeness(anchor, positive)
+        edges = like - self.config.margin, np.minimum(like, kth)
+        return self.between("negative", anchor, times, *edges)
+
+    def between(self, word: str, anchor: Array, times: Array, low: Array, high: Array) -> Array:
+        """Return for each anchor an interval of its program, low < cosine < high, or -1.
+
+        It is drawn from the whole program; where many draws find none, from the anchor's cell.
+        """
+        found = self.draws(word, anchor, times, low, high)
+        some = np.flatnonzero(found < 0)
+        key = drawn(self._salts[word], anchor[some], times[some])
+        asked = Asked(anchor[some], key, low[some], high[some], self.other_content, nearest=False)
+        result = search(self.cells, self.units, asked)
+        found[some] = np.where(result.below, -1, result.record)
+        return found
+
+    def draws(self, word: str, anchor: Array, times: Array, low: Array, high: Array) -> Array:
+        """Return an interval for each anchor as `between` does, of some draws, or -1."""
+        order, begin, end = self.programs
+        found = np.full(len(anchor), -1)
+        open_ = np.arange(len(anchor))
+        for step in range(TRIES):
+            if not len(open_):
+                break
+            a = anchor[open_]
+            keys = drawn(self._salts[word], a, times[open_], step)
+            candidate = order[begin[a] + below(keys, end[a] - begin[a])]
+            like = self.likeness(a, candidate)
+            good = (like > low[open_]) & (like < high[open_])
+            good &= self.facts["content"][a] != self.facts["content"][candidate]
+            found[open_[good]] = candidate[good]
+            open_ = open_[~good]
+        return found
+
+    def likeness(self, left: Array, right: Array) -> Array:
+        """Return the cosines of pairs of records."""
+        return similarity(self.units(left), self.units(right))
+
+    def other_content(self, left: Array, right: Array) -> Array:
+        """Say of all pairs whether their counts differ."""
+        content = self.facts["content"]
+        different: Array = content[left][:, None] != content[right]
+        return different
+
+    def units(self, records: Array) -> Array:
+        """Return the projected vectors of records (`vectors.rounded`)."""
+        found: Array = self.vectors[records].astype(np.float32)
+        return found
+
+    @cached_property
+    def facts(self) -> Array:
+        """A row of `FACTS` for each record: first record of its program, and of equal content."""
+        facts = np.zeros(len(self.store), FACTS)
+        contents, programs = [np.zeros(0, DIGEST)], [np.zeros(0, DIGEST)]
+        for place in range(len(self.store.shards)):
+            for _, batch in batches(self.store, place):
+                contents.append(record_digests(batch, ["block", "count"]))
+                if not self.config.across and "program" in self.store.schema:
+                    programs.append(digests_of(batch, "program"))
+                else:
+                    programs.append(np.zeros(len(batch), DIGEST))
+        facts["content"] = first_of_equals(np.concatenate(contents))
+        facts["of"] = first_of_equals(np.concatenate(programs))
+        if self.config.cpi:
+            facts["why"][~np.isfinite(self.store.column("cpi"))] = NO_CPI
+        facts["why"][~self.vectors.any(axis=1)] = NO_BLOCKS
+        return facts
+
+    @cached_property
+    def programs(self) -> tuple[Array, Array, Array]:
+        """Used records by program, and for each record where its program begins and ends there."""
+        used = np.flatnonzero(self.facts["why"] == 0)
+        order = used[np.argsort(self.facts["of"][used], kind="stable")]
+        edges = np.zeros((2, len(self.store)), np.int64)
+        edges[:, order] = runs(self.facts["of"][order])
+        return order, edges[0], edges[1]
+
+    @cached_property
+    def vectors(self) -> Array:
+        """The projected vectors of all records, int16 (n, D)."""
+        config, shape = self.config, (len(self.store), self.config.dimensions)
+
+        def find() -> Array:
+            return projected(self.store, config.dimensions, config.seed)
+
+        said = ["projected", self.store.content, config.dimensions, config.seed]
+        return self._shared("projected", said, np.dtype(np.int16), shape, find)
+
+    @cached_property
+    def cells(self) -> Array:
+        """The used records in cells, each of one program."""
+        order, begin, end = self.programs
+
+        def find() -> Array:
+            found = np.zeros(len(order), CELLS)
+            at = before = 0
+            while at < len(order):
+                stop = int(end[order[at]])
+                here = cells_of(self.units, order[at:stop], self.config.cell, self.config.seed)
+                here["cell"] += before
+                found[at:stop] = here
+                before = int(here["cell"][-1]) + 1
+                at = stop
+            return found
+
+        which = hashlib.sha256(np.stack([order, begin[order]]).tobytes()).hexdigest()
+        config = self.config
+        said = ["cells", self.store.content, which, config.cell, config.dimensions, config.seed]
+        return self._shared("cells", said, CELLS, (len(order),), find)
+
+    @cached_property
+    def thresholds(self) -> Array:
+        """For each record the least cosine of a positive and the largest of a negative (n, 2)."""
+        order, _, end = self.programs
+        found = np.zeros((len(self.store), 2))
+        at = 0
+        while at < len(order):
+            stop = int(end[order[at]])
+            mean, deviation = spread_of(self.units, order[at:stop])
+            edges = (mean + self.config.above * deviation, mean - self.config.below * deviation)
+            found[order[at:stop]] = edges
+            at = stop
+        return found
+
+    def _shared(self, kind: str, said: list[Any], dtype: Any, shape: Any, find: Any) -> Array:
+        if not self.scratch:
+            made: Array = find()
+            return made
+        return shared(Path(self.scratch), kind, canonical_digest(said)[:24], dtype, shape, find)
+
+
+def check_columns(store: Store, config: Any) -> None:
+    """Refuse a store that has no intervals."""
+    for name in ("block", "count"):
+        column = store.schema.get(name)
+        if column is None or column.per != "token":
+            raise UsageError(
+                f"the store has no column {name!r} with a value a token",
+                where=str(store.path),
+                hint="`tokmill build bbv` makes stores of intervals",
+            )
+    if config.cpi and ("cpi" not in store.schema or store.schema["cpi"].per != "record"):
+        raise UsageError(
+            "the store has no column 'cpi'",
+            where=str(store.path),
+            hint="`tokmill build bbv --cpi FILE` adds it",
+        )
