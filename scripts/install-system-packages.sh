@@ -9,7 +9,8 @@ set -u
 # command:package[,package], a line each; a command with a slash is a file that must be there.
 # strace ends builds at any system call, mount makes small disks, setpriv gives up root's rights;
 # the compilers make the programs that are lifted; git compares their sources; chromium shows pages;
-# the readers of BinExport files that tests compare with need libmagic.
+# the readers of BinExport files that tests compare with need libmagic; valgrind runs the programs
+# whose executions are profiled, which are the compressors and sqlite3.
 WANTED="
 strace:strace
 mount:mount
@@ -18,6 +19,10 @@ gcc:gcc,libc6-dev
 g++:g++
 objcopy:binutils
 git:git
+valgrind:valgrind
+bzip2:bzip2
+xz:xz-utils
+sqlite3:sqlite3
 /usr/include/x86_64-linux-gnu/gnu/stubs-32.h:gcc-multilib
 clang:clang
 /usr/lib/x86_64-linux-gnu/libmagic.so.1:libmagic1
@@ -27,8 +32,6 @@ chromium:chromium
 # What unpacks and makes programs of source packages.
 PAIRS="
 make:make
-xz:xz-utils
-bzip2:bzip2
 "
 # What else makes the programs that lifters are measured on.
 BENCH="

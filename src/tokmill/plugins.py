@@ -31,6 +31,9 @@ SOURCES: dict[str, Part] = {
     "pairs": Part(
         "tokmill.x86.pairs:PairsSource", "x86", "graphs of programs, two by two: walks through both"
     ),
+    "bbv": Part(
+        "tokmill.bbv.source:BbvSource", "", "basic block vectors of programs that ran, and CPI"
+    ),
     "select": Part(
         "tokmill.builds.select:SelectSource", "", "other stores: filter, sample, split, merge"
     ),

@@ -61,6 +61,7 @@ from small_files import (
     make_tekken,
     make_templates,
     make_text_lists,
+    make_traces,
     make_truth,
     make_tsv,
     make_vocab_txt,
@@ -73,6 +74,7 @@ from small_files import (
     read_stores,
     read_templates,
     read_text_lists,
+    read_trace,
     read_truth,
     text_of,
 )
@@ -409,6 +411,11 @@ READERS: dict[str, Reader] = {
     "x86": of_source("x86", make_elf, "program", 0.1),
     "x86 facts": Reader(make_elf, read_facts, share=0.1),
     "x86 graph": of_source("x86", make_graph(".cfg.parquet"), "a.cfg.parquet", 0.2),
+    "bbv": Reader(make_traces("0.bb"), read_trace("0.bb"), source="bbv", share=0.5),
+    "bbv xz": Reader(make_traces("0.bb.xz"), read_trace("0.bb.xz"), share=0.2),
+    "bbv beside": Reader(
+        make_traces("0.pc", "0.map", "0.intervals.csv"), read_trace("0.bb"), share=0.5
+    ),
     "pairs": Reader(
         make_pair,
         lambda folder: read_source(

@@ -268,3 +268,35 @@ def compressed(how: str) -> Make:
         return [path]
 
     return make
+
+
+def make_traces(*names: str) -> Make:
+    """Write an execution with the files beside it, compressed too, and a store of its blocks."""
+
+    def make(folder: Path) -> Iterable[Path]:
+        import lzma
+
+        from source_cases import block_store, write_trace
+
+        path = write_trace(folder, 0)
+        (folder / "0.bb.xz").write_bytes(lzma.compress(path.read_bytes()))
+        block_store(folder)
+        return [folder / name for name in names]
+
+    return make
+
+
+def read_trace(name: str) -> Read:
+    """Read a trace by itself, and as a build does."""
+
+    def read(folder: Path) -> Any:
+        from readers import read_source
+
+        from tokmill.bbv.read import read as read_vectors
+
+        found = read_vectors(folder / name)
+        facts = found.check_intervals(5), found.declared, sorted(found.ignored.items())
+        blocks = str(folder / "blocks")
+        return facts, read_source("bbv", [folder / name], blocks=[blocks], min_joined=0.0)
+
+    return read

@@ -214,6 +214,32 @@ def write_functions(folder: Path, number: int, together: bool = False) -> Path:
     return path
 
 
+def write_trace(folder: Path, number: int) -> Path:
+    """Write an execution of the program of `write_graph`, with the files beside it."""
+    at = [0x1000, 0x1004, 0x1100, 0x999999]
+    text = "".join(
+        f"T:1:{i + 1} :2:{number + 1}   :3:{i % 3}\n" + "T:4:9\n" * (i == 3) for i in range(9)
+    )
+    path = folder / f"{number}.bb"
+    path.write_text(text)
+    lines = (f"F:{i + 1}:{0x108000 + where:x}:\n" for i, where in enumerate(at))
+    path.with_suffix(".pc").write_text("".join(lines))
+    path.with_suffix(".map").write_text("108000 0\n109000 no.so\n")
+    rows = "".join(f"{i},1.{i},{number}\n" for i in range(10))
+    path.with_suffix(".intervals.csv").write_text(f"interval,cpi_modelled,d1_misses\n{rows}")
+    return path
+
+
+def block_store(folder: Path) -> Sequence[object]:
+    """Build a store of the blocks of a graph, and name it."""
+    from making import quick_build
+
+    path = folder / "blocks"
+    if not path.exists():
+        quick_build("x86", write_graph(folder, 0), path, unit="block")
+    return ("--blocks", path, "--min-joined", 0)
+
+
 def record_values(folder: Path) -> Sequence[object]:
     """Write a number a record."""
     np.save(folder / "level.npy", np.arange(20, dtype=np.int32))
@@ -243,6 +269,7 @@ CASES: dict[str, SourceCase] = {
     "tsv": SourceCase(write_tsv, wordpiece),
     "corpus": SourceCase(write_corpus, words),
     "x86": SourceCase(write_graph),
+    "bbv": SourceCase(write_trace, block_store),
     "pairs": SourceCase(write_small, lambda folder: ("--all-pairs",)),
     "select": SourceCase(write_ids, lambda folder: ("--min-length", 3)),
     "mine": SourceCase(write_functions, grows=False, most=1),

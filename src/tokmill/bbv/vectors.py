@@ -118,8 +118,11 @@ class BlockVectors:
 
     def check_intervals(self, size: int | None = None) -> IntervalFacts:
         """Compare the intervals with `size` instructions, or with what the file declares."""
+        return self.compare(self.instructions, size)
+
+    def compare(self, sums: Array, size: int | None = None) -> IntervalFacts:
+        """Compare instructions of intervals (int64), such as of all pieces, with such a size."""
         size = self.declared.interval if size is None else size
-        sums = self.instructions
         if not len(sums):
             return IntervalFacts(size, 0, 0, 0.0, 0, 0, False)
         facts = int(sums.min()), int(sums.max()), float(sums.mean())

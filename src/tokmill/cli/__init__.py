@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "Find functions again, and measure how well vectors do so.",
     ),
     "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans or asm2vec do."),
+    "bbv": ("tokmill.cli.bbv:app", "programs", "Profile executions: block vectors, CPI."),
     "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
     "eval": ("tokmill.cli.evaluate:evaluate", "training", "Measure the loss of a run on a store."),
     "embed": ("tokmill.cli.embed:embed", "training", "Make vectors of records with a run."),

@@ -1,0 +1,129 @@
+"""The blocks of a store that `tokmill build x86 --unit block` made, found by their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.store.references import reference_to
+from tokmill.store.schema import PHRASE_BIT, Array, has_phrases
+from tokmill.store.store import Store
+
+LONGEST_INSTRUCTION = 15
+"""Bytes of an x86 instruction at most."""
+
+
+class Program(NamedTuple):
+    """The blocks of a program, in the order of their addresses."""
+
+    name: str
+    starts: Array
+    """Addresses in the program's file (int64), each once."""
+    records: Array
+    """The first record that begins at each (int64)."""
+    instructions: Array
+    """Instructions of that record (int64)."""
+    shared: Array
+    """Whether further records begin there: blocks of several functions."""
+
+    def find(self, at: Array) -> tuple[Array, Array]:
+        """Return the row of the block that holds each address, -1 for none, and whether it begins
+        there.
+
+        The store does not say how many bytes a block has. An address is taken to lie in the last
+        block that begins before it if it is not further than the longest instructions reach.
+        """
+        rows = np.searchsorted(self.starts, at, side="right") - 1
+        inside = rows >= 0
+        ahead = at - self.starts[rows.clip(min=0)]
+        inside &= ahead < LONGEST_INSTRUCTION * self.instructions[rows.clip(min=0)]
+        return np.where(inside, rows, -1), inside & (ahead == 0)
+
+
+class Blocks(NamedTuple):
+    """The programs of a store of blocks."""
+
+    store: Store
+    programs: list[Program]
+
+
+def only_store(paths: Sequence[str]) -> str:
+    """Return the one store of blocks that was named; raises `UsageError` for none or several."""
+    if not paths:
+        raise UsageError(
+            "no store of blocks was named",
+            hint="--blocks STORE; tokmill build x86 PROGRAM LIBRARY… --unit block -o STORE makes "
+            "one",
+        )
+    if len(paths) > 1:
+        raise UsageError(
+            f"{len(paths)} stores of blocks were named, and a column refers to one store",
+            hint=f"merge them: tokmill build select {' '.join(paths)} -o ALL; then --blocks ALL",
+        )
+    return paths[0]
+
+
+@lru_cache(maxsize=2)
+def read_blocks(path: str, fingerprint: str) -> Blocks:
+    """Return the blocks of a store; cached by the fingerprint, which it must have.
+
+    Raises `TokmillError` if it is no store of blocks.
+    """
+    store = Store(path)
+    if store.fingerprint != fingerprint:
+        raise TokmillError(
+            "the store of blocks has changed", where=path, hint="run the same command again"
+        )
+    schema = store.schema
+    kinds = [(schema[name].dtype if name in schema else "") for name in ("address", "program")]
+    if kinds != ["u8", "utf8"] or not has_phrases(schema):
+        raise _no_blocks(path, "it has no instructions with an address and a program")
+    names: dict[str, int] = {}
+    numbers: list[Array] = []
+    parts: list[Array] = []
+    lengths: list[Array] = []
+    for number, entry in enumerate(store.shards):
+        shard = store.shard(number)
+        ends = shard["phrase_offsets"].astype(np.int64)
+        ids = shard["phrase"]
+        begun = int(np.count_nonzero(ids & PHRASE_BIT))
+        if begun > entry.records:
+            raise _no_blocks(path, f"{entry.records:,} records hold {begun:,} blocks")
+        text = shard.text("program", 0, entry.records)
+        rows, place = text.distinct()
+        known = [names.setdefault(row.decode("utf-8", "replace"), len(names)) for row in rows]
+        numbers.append(np.asarray(known, np.int64)[place])
+        lengths.append(np.diff(ends))
+        later = shard["part"] > 0 if "part" in schema else np.zeros(entry.records, bool)
+        parts.append(later)
+    if not store.records:
+        raise _no_blocks(path, "it is empty")
+    program, length = np.concatenate(numbers), np.concatenate(lengths)
+    later = np.concatenate(parts)
+    address = store.column("address")
+    found = []
+    for name, number in names.items():
+        mine = np.flatnonzero((program == number) & ~later & (address < 1 << 62))
+        starts, first, count = np.unique(address[mine], return_index=True, return_counts=True)
+        records = mine[first]
+        found.append(Program(name, starts.astype(np.int64), records, length[records], count > 1))
+    return Blocks(store, [program for program in found if len(program.starts)])
+
+
+def open_blocks(path: str) -> Blocks:
+    """Return the blocks of a store whose build has finished."""
+    reference = reference_to(path)
+    return read_blocks(str(Path(path).resolve()), reference.fingerprint)
+
+
+def _no_blocks(path: str, why: str) -> TokmillError:
+    return TokmillError(
+        f"this is no store of basic blocks: {why}",
+        where=path,
+        hint="tokmill build x86 PROGRAM LIBRARY… --unit block -o STORE makes one",
+    )

@@ -1,0 +1,158 @@
+"""Join the blocks of an execution with records of a store of blocks, by their addresses.
+
+A program and each of its libraries lie somewhere in memory, moved by a whole number of pages. Where
+they lie is read from a map, or found: each block that ran and each block of a program with the same
+place in its page are a vote for a move, and the right one gets nearly all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+
+from tokmill.bbv.addresses import PAGE, Addresses, Mapped
+from tokmill.bbv.blocks import Blocks, Program
+from tokmill.store.schema import Array
+from tokmill.store.strings import ranges
+
+LEAST_VOTES = 3
+LEAST_SHARE = 0.6
+"""Votes / blocks that ran in the range of a program; by chance it is well below a half."""
+LARGEST = 1 << 47
+"""User addresses of x86-64 end here."""
+
+BEGINS, INSIDE, NO_BLOCK, NO_PROGRAM, NO_ADDRESS = range(5)
+"""What became of a block that ran."""
+REASONS = {
+    NO_BLOCK: "no block of the program lies there",
+    NO_PROGRAM: "no program of the store lies there",
+    NO_ADDRESS: "the pc file has no such id",
+}
+
+
+class Placed(NamedTuple):
+    """Where a program of the store lay in memory."""
+
+    program: str
+    base: int
+    """Address in memory - address in the file."""
+    begins: int
+    """Blocks that ran and begin where one of the program begins."""
+    ran: int
+    """Blocks that ran in its range."""
+
+
+class Joined(NamedTuple):
+    """What the rows of a pc file are in a store of blocks."""
+
+    records: Array
+    """int64 record a row, -1 for none."""
+    how: Array
+    """uint8 a row: `BEGINS` … `NO_PROGRAM`."""
+    shared: Array
+    """bool a row: whether several functions have the block; `records` has the first."""
+    placed: list[Placed]
+    missing: list[str]
+    """Files of the map in which blocks ran and that the store does not have."""
+
+
+def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) -> Joined:
+    """Return the record of each block that ran.
+
+    A block that begins inside of a block of the store belongs to that record: its producer has cut
+    a long block, or entered it in the middle. One that ends elsewhere belongs to the record in
+    which it begins. Of a block that several functions share, the first record is taken.
+    """
+    at = addresses.at.astype(np.int64)
+    at[addresses.at >= LARGEST] = -1
+    records = np.full(len(at), -1, np.int64)
+    how = np.full(len(at), NO_PROGRAM, np.uint8)
+    shared = np.zeros(len(at), bool)
+    placed: list[Placed] = []
+    open_rows = at >= 0
+    places, missing = _by_map(at, blocks.programs, mapped) if mapped else ([], [])
+    known = {program.name for program, _ in places}
+    while True:
+        if places:
+            program, base = places.pop(0)
+        else:
+            # Those that the map does not place are looked for among what is left.
+            rest = [one for one in blocks.programs if one.name not in known]
+            found = _best(at[open_rows], rest)
+            if found is None:
+                break
+            program, base = found
+            known.add(program.name)
+        here = np.flatnonzero(open_rows & _in_range(at, program, base))
+        rows, begins = program.find(at[here] - base)
+        there = rows >= 0
+        records[here[there]] = program.records[rows[there]]
+        shared[here[there]] = program.shared[rows[there]]
+        how[here] = np.where(begins, BEGINS, np.where(there, INSIDE, NO_BLOCK))
+        open_rows[here] = False
+        placed.append(Placed(program.name, base, int(begins.sum()), len(here)))
+    return Joined(records, how, shared, placed, missing)
+
+
+def _in_range(at: Array, program: Program, base: int) -> Array:
+    low, high = program.starts[0] + base, program.starts[-1] + base + PAGE
+    result: Array = (at >= low) & (at < high)
+    return result
+
+
+def _votes(at: Array, program: Program) -> tuple[int, int]:
+    """Return the base that most blocks vote for, the lowest of equal ones, and its votes."""
+    order = np.argsort(program.starts % PAGE, kind="stable")
+    starts = program.starts[order]
+    low = np.searchsorted(starts % PAGE, at % PAGE, side="left")
+    count = np.searchsorted(starts % PAGE, at % PAGE, side="right") - low
+    bases = np.repeat(at, count) - starts[ranges(low, count)]
+    if not len(bases):
+        return 0, 0
+    found, votes = np.unique(bases, return_counts=True)
+    best = int(votes.argmax())
+    return int(found[best]), int(votes[best])
+
+
+def _best(at: Array, programs: Sequence[Program]) -> tuple[Program, int] | None:
+    """Return the program that most blocks vote for, and where it lies; None if none is sure."""
+    sure = []
+    for number, program in enumerate(programs):
+        base, votes = _votes(at, program)
+        ran = int(_in_range(at, program, base).sum())
+        if votes >= LEAST_VOTES and votes >= LEAST_SHARE * ran:
+            sure.append((-votes, number, base))
+    if not sure:
+        return None
+    _, number, base = min(sure)
+    return programs[number], base
+
+
+def _by_map(
+    at: Array, programs: Sequence[Program], mapped: Sequence[Mapped]
+) -> tuple[list[tuple[Program, int]], list[str]]:
+    """Return (program, base) of the files of a map, and the files that no program is called."""
+    named: dict[str, list[Program]] = {}
+    for program in programs:
+        named.setdefault(PurePosixPath(program.name).name, []).append(program)
+    places, missing = [], []
+    ends = [*(one.low for one in mapped[1:]), LARGEST]
+    for one, following in zip(mapped, ends, strict=True):
+        ran = at[(at >= one.low) & (at < (one.high or following))]
+        if not len(ran):
+            continue
+        # A program that is not moved is mapped where its file says.
+        choices = [
+            (int(np.isin(ran - base, program.starts).sum()), -number, program, base)
+            for number, program in enumerate(named.get(PurePosixPath(one.path).name, ()))
+            for base in (one.low, 0, one.low - int(program.starts[0]) // PAGE * PAGE)
+        ]
+        if any(choice[0] for choice in choices):
+            best = max(choices, key=lambda choice: choice[:2])
+            places.append((best[2], best[3]))
+        else:
+            missing.append(one.path)
+    return places, missing

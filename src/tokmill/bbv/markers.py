@@ -1,0 +1,215 @@
+"""Measured CPI: time stamps at marks that a program passes, the fastest of several runs.
+
+A small library in C (`markers.c`), made here by the C compiler and loaded before the program, marks
+every K-th call of library functions. callgrind cuts its dumps at the same marks, so both see the
+same intervals.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tokmill.errors import MachineError, TokmillError
+from tokmill.files import machine_errors
+from tokmill.progress import Progress, human_count
+from tokmill.store.schema import Array
+
+SOURCE = Path(__file__).with_name("markers.c")
+MARKER = "tokmill_marker"
+KINDS = {"io": "", "heap": "-DHEAP", "memory": "-DMEMORY"}
+"""Which functions are marked, from few calls to many: read and write; malloc and free too; memcpy,
+memcmp and strlen too."""
+FLAGS = ("-O2", "-shared", "-fPIC", "-fno-builtin", "-fno-tree-loop-distribute-patterns")
+ROOM = 1 << 20
+"""Marks that a file of time stamps has room for."""
+NEVER = 1 << 62
+REFUSED = 117
+"""Exit code of the library if it cannot open the file of time stamps."""
+
+
+class Command(NamedTuple):
+    """A program with its arguments, and how it is run."""
+
+    words: tuple[str, ...]
+    stdin: str = ""
+    """File that it reads as its input; "": an empty one."""
+
+    def run(
+        self, before: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run it to its end without address space randomisation; its output is thrown away.
+
+        `before` are words before the command; `environment` is added for the program alone, as
+        programs before it would be marked too.
+
+        Raises `MachineError` if it cannot be started.
+        """
+        added = [f"{name}={value}" for name, value in (environment or {}).items()]
+        words = ["setarch", "-R", *before, *(["env", *added] if added else []), *self.words]
+        with (
+            machine_errors("read", self.stdin or os.devnull),
+            open(self.stdin or os.devnull, "rb") as stdin,
+            machine_errors("start", words[0]),
+        ):
+            return subprocess.run(
+                words, stdin=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+            )
+
+
+class Timed(NamedTuple):
+    """Time stamps of several runs of a program."""
+
+    ticks: Array
+    """Smallest number of ticks of the time stamp counter of each interval: int64."""
+    halves: float
+    """Median of the relative difference between the first and the second half of the runs."""
+    runs: int
+
+
+def make_library(folder: Path, kind: str) -> Path:
+    """Make the library that marks one kind of functions.
+
+    Raises `MachineError` without a C compiler, or if it refuses the source.
+    """
+    compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+    if compiler is None:
+        raise MachineError(
+            "measured CPI needs a C compiler",
+            hint="install one (apt install gcc libc6-dev), or leave --measured out",
+        )
+    out = folder / f"markers-{kind}.so"
+    words = [compiler, *FLAGS, *KINDS[kind].split(), str(SOURCE), "-o", str(out), "-ldl"]
+    done = subprocess.run(words, capture_output=True, check=False)
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace")[:300]
+        raise MachineError(
+            f"{compiler} refused the library of marks: {said}",
+            where=str(SOURCE),
+            hint="libc6-dev is needed, on x86-64",
+        )
+    return out
+
+
+def count_marks(command: Command, library: Path, folder: Path) -> int:
+    """Return how often the program calls the functions that are marked."""
+    # Begin and end are stamped too.
+    return len(_stamps(command, library, folder, 1, room=64)[1]) - 2
+
+
+def time_marks(
+    command: Command,
+    library: Path,
+    folder: Path,
+    every: int,
+    runs: int,
+    processor: int | None,
+    progress: Progress,
+) -> Timed:
+    """Run the program several times, and return the smallest time of each interval.
+
+    Raises `TokmillError` if two runs pass different numbers of marks.
+    """
+    found: list[Array] = []
+    pin = [] if processor is None else ["taskset", "-c", str(processor)]
+    for number in range(runs):
+        stamps, _ = _stamps(command, library, folder, every, pin=pin)
+        if found and len(stamps) != len(found[0]) + 1:
+            raise TokmillError(
+                f"run {number + 1} passes {len(stamps) - 2:,} marks, and the first "
+                f"{len(found[0]) - 1:,}",
+                where=shlex.join(command.words),
+                hint="the program does not do the same twice (threads, time, random numbers), so "
+                "its intervals cannot be compared",
+            )
+        found.append(np.diff(stamps))
+        progress.advance(1)
+    ticks = np.stack(found)
+    if (ticks.min(axis=0) <= 0).any():
+        raise MachineError(
+            "the time stamp counter went back between two marks",
+            hint="the program moved between processors whose counters differ: --processor N",
+        )
+    half = max(1, runs // 2)
+    first, second = ticks[:half].min(axis=0), ticks[-half:].min(axis=0)
+    return Timed(ticks.min(axis=0), float(np.median(np.abs(first - second) / second)), runs)
+
+
+def _stamps(
+    command: Command,
+    library: Path,
+    folder: Path,
+    every: int,
+    *,
+    pin: Sequence[str] = (),
+    room: int = ROOM,
+) -> tuple[Array, range]:
+    """Run the program once; return the time stamps that had room (int64), and all their places."""
+    path = folder / "marks"
+    with machine_errors("write", path), open(path, "wb") as file:
+        file.truncate(8 * (room + 1))
+    marking = {
+        "LD_PRELOAD": str(library), "TOKMILL_EVERY": str(every), "TOKMILL_MARKS": str(path)
+    }  # fmt: skip
+    check_ended(command, command.run(pin, marking))
+    words = np.fromfile(path, np.uint64)
+    passed = int(words[0])
+    if passed < 2:
+        raise TokmillError(
+            "the program passed no mark, so nothing can be measured",
+            where=shlex.join(command.words),
+            hint="is it linked statically, a script, or one that starts another program? Without "
+            "--measured its CPI is modelled",
+        )
+    if passed > room and room == ROOM:
+        raise TokmillError(
+            f"{passed:,} marks, and there is room for {room:,}",
+            where=shlex.join(command.words),
+            hint="ask for fewer intervals",
+        )
+    return words[1 : 1 + min(passed, room)].astype(np.int64), range(passed)
+
+
+def check_ended(command: Command, done: subprocess.CompletedProcess[bytes]) -> None:
+    """Raise `TokmillError` for a program that did not end with exit code 0."""
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        last = "" if not said else f": {said[-1][:200]}"
+        raise TokmillError(
+            f"the program ended with exit code {done.returncode}{last}",
+            where=shlex.join(command.words),
+            hint="run it by itself first; an execution that fails is no profile",
+        )
+
+
+def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, int, dict[str, int]]:
+    """Return (library, kind, K, calls by kind): the kind with the fewest calls that are enough.
+
+    Raises `TokmillError` if no kind of function is called often enough.
+    """
+    calls: dict[str, int] = {}
+    for kind in KINDS:
+        library = make_library(folder, kind)
+        calls[kind] = count_marks(command, library, folder)
+        if calls[kind] >= intervals:
+            return library, kind, max(1, calls[kind] // intervals), calls
+    best = max(calls, key=lambda kind: calls[kind])
+    if calls[best] < 2:
+        raise TokmillError(
+            f"the program calls none of the functions that are marked often enough: {calls}",
+            where=shlex.join(command.words),
+            hint="a longer input, or without --measured",
+        )
+    return folder / f"markers-{best}.so", best, 1, calls
+
+
+def marks_in_words(calls: Mapping[str, int]) -> str:
+    """Return the calls of each kind of functions in words."""
+    return ", ".join(f"{human_count(number, 'call')} ({kind})" for kind, number in calls.items())

@@ -1,0 +1,224 @@
+"""Profile a program that runs here: block vectors, CPI and miss rates of the same intervals."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from tokmill.bbv.addresses import write_addresses, write_maps
+from tokmill.bbv.callgrind import Code, Dump, read_dump, vectors_of
+from tokmill.bbv.markers import MARKER, Command, Timed, check_ended, choose, time_marks
+from tokmill.bbv.model import RATES, USUAL, Fitted, fit, modelled, summed
+from tokmill.bbv.vectors import BlockVectors
+from tokmill.bbv.write import write
+from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.files import inside, make_folder, write_file
+from tokmill.progress import Progress, elapsed
+from tokmill.store.schema import Array
+
+CACHES = {"I1": "32768,8,64", "D1": "32768,8,64", "LL": "8388608,16,64"}
+"""Bytes, ways and bytes of a line of the caches that are modelled: fixed, as valgrind would take
+those of this machine."""
+DUMPED = ("--dump-instr=yes", "--dump-line=no", "--compress-pos=no", "--cache-sim=yes",
+          "--branch-sim=yes")  # fmt: skip
+LEAST_BLOCKS = 1000
+
+
+class Asked(NamedTuple):
+    """How a program is profiled."""
+
+    every_blocks: int = 2_000_000
+    """Executed basic blocks of an interval, where nothing is measured."""
+    measured: bool = False
+    intervals: int = 300
+    """Intervals that are asked for, where CPI is measured."""
+    runs: int = 25
+    processor: int | None = None
+    """Processor on which the measured runs stay."""
+    calibrate: bool = False
+
+
+class Profile(NamedTuple):
+    """What was written."""
+
+    trace: Path
+    vectors: BlockVectors
+    cpi: dict[str, Array]
+    timed: Timed | None
+    fitted: Fitted | None
+    about: dict[str, Any]
+
+
+def profile(
+    words: Sequence[str],
+    out: Path,
+    asked: Asked,
+    *,
+    name: str = "",
+    stdin: str = "",
+    quiet: bool = True,
+) -> Profile:
+    """Run a program under callgrind and write NAME.bb.gz, NAME.pc, NAME.map, NAME.intervals.csv
+    and NAME.about.json into a folder.
+
+    CPI by the formula is called modelled. With `measured` the program also runs natively, and the
+    same intervals get a measured CPI: ticks of the time stamp counter (reference cycles) an
+    instruction; the first and the last interval have none, as the program begins and ends in them.
+
+    Raises:
+        UsageError: there is no such program, or options do not fit.
+        MachineError: valgrind or a C compiler is missing, or a run is refused.
+        TokmillError: the program fails, or does not do the same twice.
+    """
+    program = _program(words)
+    name = name or Path(program).name
+    stem = inside(out, name)
+    if asked.every_blocks < LEAST_BLOCKS or asked.intervals < 2 or asked.runs < 1:
+        raise UsageError(
+            f"intervals of {asked.every_blocks:,} blocks, {asked.intervals:,} intervals, "
+            f"{asked.runs:,} runs",
+            hint=f"at least {LEAST_BLOCKS:,} blocks, 2 intervals and 1 run",
+        )
+    if asked.calibrate and not asked.measured:
+        raise UsageError("--calibrate fits the model to measured CPI", hint="--measured too")
+    command = Command((program, *words[1:]), stdin)
+    make_folder(out)
+    with tempfile.TemporaryDirectory(prefix="tokmill-profile-") as place:
+        folder = Path(place)
+        timed, about = None, _about(command, asked)
+        cutting, environment = [f"--dump-every-bb={asked.every_blocks}"], {}
+        if asked.measured:
+            library, kind, every, calls = choose(command, folder, asked.intervals)
+            about["marks"] = {"kind": kind, "every": every, "calls": calls}
+            with Progress("timed runs", asked.runs, unit="runs", quiet=quiet) as progress:
+                timed = time_marks(
+                    command, library, folder, every, asked.runs, asked.processor, progress
+                )
+            cutting = [f"--dump-before={MARKER}"]
+            environment = {"LD_PRELOAD": str(library), "TOKMILL_EVERY": str(every)}
+        dumps, code = _callgrind(command, folder, cutting, environment, quiet)
+    vectors, addresses, mapped = vectors_of(dumps, code)
+    totals = [dump.totals for dump in dumps]
+    cpi = {}
+    if timed is not None:
+        cpi["measured"] = _measured(timed, vectors, command)
+        about["measured"] = {
+            "runs": timed.runs, "halves_differ": timed.halves, "unit": "ticks of the time stamp "
+            "counter an instruction; repetitions of REP instructions count", "load": _load(),
+        }  # fmt: skip
+    fitted = fit(totals, cpi["measured"]) if asked.calibrate else None
+    weights = fitted.weights if fitted else USUAL
+    cpi["modelled"] = modelled(totals, weights)
+    about["modelled"] = {"weights": weights, "fitted": fitted._asdict() if fitted else None}
+    trace = stem.with_name(f"{name}.bb.gz")
+    write(trace, vectors)
+    write_addresses(stem.with_name(f"{name}.pc"), addresses)
+    write_maps(stem.with_name(f"{name}.map"), mapped)
+    write_file(stem.with_name(f"{name}.about.json"), msgspec.json.encode(about) + b"\n")
+    # The last one: whoever continues sees by it that a profile is whole.
+    write_file(stem.with_name(f"{name}.intervals.csv"), _table(vectors, cpi, totals))
+    return Profile(trace, vectors, cpi, timed, fitted, about)
+
+
+def _program(words: Sequence[str]) -> str:
+    if not words:
+        raise UsageError("no program was named", hint="tokmill bbv profile -o DIR -- PROGRAM ARG…")
+    found = shutil.which(words[0])
+    if found is None:
+        raise UsageError("there is no such program", where=words[0], hint="check the path")
+    if platform.machine() != "x86_64":
+        raise MachineError("programs are profiled on x86-64", hint="read traces of other producers")
+    for needed, package in (("valgrind", "valgrind"), ("setarch", "util-linux")):
+        if shutil.which(needed) is None:
+            raise MachineError(f"{needed} is not installed", hint=f"apt install {package}")
+    return str(Path(found).resolve())
+
+
+def _about(command: Command, asked: Asked) -> dict[str, Any]:
+    said = subprocess.run(["valgrind", "--version"], capture_output=True, text=True, check=False)
+    return {
+        "command": list(command.words),
+        "stdin": command.stdin,
+        "valgrind": said.stdout.strip(),
+        "caches": CACHES,
+        "asked": asked._asdict(),
+    }
+
+
+def _load() -> float:
+    return float(Path("/proc/loadavg").read_text().split()[0])
+
+
+def _callgrind(
+    command: Command,
+    folder: Path,
+    cutting: Sequence[str],
+    environment: dict[str, str],
+    quiet: bool,
+) -> tuple[list[Dump], Code]:
+    out = folder / "callgrind"
+    before = ["env", *(f"{name}={value}" for name, value in environment.items())]
+    caches = [f"--{name}={value}" for name, value in CACHES.items()]
+    valgrind = ["valgrind", "-q", "--tool=callgrind", f"--callgrind-out-file={out}", *DUMPED,
+                *caches, *cutting]  # fmt: skip
+    # LD_PRELOAD is set for valgrind, which hands it on.
+    with contextlib.nullcontext() if quiet else elapsed("under callgrind"):
+        check_ended(command, command.run([*before, *valgrind]))
+    code = Code({}, set(), {})
+    files = sorted(folder.glob("callgrind*"))
+    with Progress("reading dumps", len(files), unit="dumps", quiet=quiet) as progress:
+        dumps = []
+        for path in files:
+            dumps.append(read_dump(path, code))
+            progress.advance(1)
+    dumps.sort(key=lambda dump: dump.part)
+    if [dump.part for dump in dumps] != list(range(1, len(dumps) + 1)):
+        raise TokmillError(
+            f"callgrind left {len(dumps)} dumps with gaps between their numbers",
+            where=shlex.join(command.words),
+            hint="does the program start others? One that forks cannot be profiled",
+        )
+    return [dump for dump in dumps if dump.totals["Ir"]], code
+
+
+def _measured(timed: Timed, vectors: BlockVectors, command: Command) -> Array:
+    """Return the measured CPI of each interval; of the first and the last NaN."""
+    if len(timed.ticks) != len(vectors):
+        raise TokmillError(
+            f"{len(timed.ticks):,} intervals were timed, and callgrind cut {len(vectors):,}",
+            where=shlex.join(command.words),
+            hint="the program does not do the same natively and under valgrind",
+        )
+    cpi = timed.ticks / vectors.instructions
+    cpi[[0, -1]] = np.nan
+    return cpi
+
+
+def _table(vectors: BlockVectors, cpi: dict[str, Array], totals: Sequence[dict[str, int]]) -> str:
+    instructions = vectors.instructions
+    columns: dict[str, list[str]] = {
+        "interval": [str(n) for n in range(len(vectors))],
+        "instructions": [str(n) for n in instructions.tolist()],
+    }
+    for kind, values in cpi.items():
+        columns[f"cpi_{kind}"] = ["" if v != v else f"{v:.6g}" for v in values.tolist()]
+    for name, events in RATES.items():
+        rates = 1000 * summed(totals, events) / np.maximum(instructions, 1)
+        columns[name] = [f"{value:.6g}" for value in rates.tolist()]
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(zip(*columns.values(), strict=True))
+    return out.getvalue()

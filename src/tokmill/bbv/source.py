@@ -1,0 +1,293 @@
+"""The source `bbv`: executions as sequences of (block, instructions), a record an interval."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from tokmill.bbv.addresses import read_addresses, read_maps
+from tokmill.bbv.beside import BESIDE, Beside, stem_of
+from tokmill.bbv.blocks import Blocks, only_store, open_blocks
+from tokmill.bbv.cpi import RATES, Measures, check_measures, read_measures
+from tokmill.bbv.join import BEGINS, INSIDE, NO_ADDRESS, REASONS, Joined, join
+from tokmill.bbv.read import pieces
+from tokmill.bbv.vectors import BlockVectors, row_sums
+from tokmill.builds.scan import FolderOptions, find_files
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import machine_errors
+from tokmill.store.manifest import OtherFile, Reference
+from tokmill.store.references import reference_to
+from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
+from tokmill.store.strings import Strings
+
+PART = 64 << 20
+"""Bytes of token columns after which a shard is cut."""
+EXPANDS = 2
+SUFFIXES = tuple(f".bb{packing}" for packing in ("", ".gz", ".xz", ".zst"))
+REFERENCE = "blocks"
+
+
+class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of execution profiles."""
+
+    blocks: tuple[str, ...] = ()
+    """Store of basic blocks (`tokmill build x86 … --unit block`) of the programs and libraries that
+    ran."""
+    pc: tuple[str, ...] = ()
+    """File with the address of each block, for all traces; without it the one beside each trace
+    (TRACE.pc)."""
+    map: tuple[str, ...] = ()
+    """Where programs were mapped: a copy of /proc/PID/maps. Without it the one beside each trace
+    (TRACE.map); without one it is found from the addresses."""
+    cpi: tuple[str, ...] = ()
+    """CSV or JSON with the cycles per instruction of each interval; without it the one beside each
+    trace (TRACE.intervals.csv)."""
+    program: str = ""
+    """What the program is called; without it the name of the trace."""
+    min_joined: float = 0.5
+    """Smallest share of a trace's instructions that must be found in the store of blocks."""
+
+
+class BbvSource(Source):
+    """Basic block vectors as text, of which each file is an item and each interval a record.
+
+    Tokens are the blocks that ran, by their numbers in the store of blocks and each once: `block`
+    (a reference) and `count`, the instructions that were executed in it. A record has `program`,
+    `thread`, `interval` (from 0), `instructions` (all, also those of blocks that are not in the
+    store), `cpi` with `cpi_kind`, and events per 1,000 instructions (NaN where nothing is known).
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = BbvConfig
+    version: ClassVar[int] = 1
+    has_tokenizer: ClassVar[bool] = False
+    places = "row"
+    config: BbvConfig
+
+    def __init__(
+        self,
+        config: Any,
+        inputs: Sequence[str],
+        vocabularies: Mapping[str, Frozen],
+        resources: Resources,
+    ) -> None:
+        if not 0 <= config.min_joined <= 1:
+            raise UsageError(f"min_joined = {config.min_joined}", hint="a share: 0 to 1")
+        for name in BESIDE:
+            if len(getattr(config, name)) > 1:
+                raise UsageError(
+                    f"--{name} names {len(getattr(config, name))} files",
+                    hint="one for all traces; without one the file beside each trace is taken: "
+                    f"its name with {BESIDE[name]}",
+                )
+        places = {name: tuple(map(os.path.abspath, getattr(config, name))) for name in BESIDE}
+        blocks = (os.path.abspath(only_store(config.blocks)),)
+        self.config = msgspec.structs.replace(config, blocks=blocks, **places)
+        self.inputs = list(inputs)
+        self._beside = Beside(places)
+        self._reference: Reference | None = None
+
+    @classmethod
+    def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
+        """Return no vocabulary: the tokens are records of another store."""
+        if request.tokenizer is not None or request.roles:
+            raise UsageError("execution profiles have no tokenizer", hint="leave it out")
+        return {}
+
+    @cached_property
+    def schema(self) -> Schema:
+        """The columns of the store."""
+        records = self.references()[REFERENCE].records
+        return {
+            "block": Column(id_dtype(max(records, 1)), ref=REFERENCE),
+            "count": Column("u8"),
+            "program": Column("utf8", per="record"),
+            "thread": Column("u4", per="record"),
+            "interval": Column("u8", per="record"),
+            "instructions": Column("u8", per="record"),
+            "cpi": Column("f4", per="record"),
+            "cpi_kind": Column("utf8", per="record"),
+            **{name: Column("f4", per="record") for name in RATES},
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """Return nothing for files: plan and reference have them by content."""
+        return {"blocks": None, "pc": None, "map": None, "cpi": None, "min_joined": None}
+
+    def references(self) -> dict[str, Reference]:
+        """Return the store of blocks."""
+        if self._reference is None:
+            self._reference = reference_to(self.config.blocks[0])
+        return {REFERENCE: self._reference}
+
+    def items(self) -> Iterator[Item]:
+        """Yield the traces, each with its pc file, map and measures."""
+        found = find_files(self.inputs, SUFFIXES, choice=self.config)
+        self.left_out = found.left_out
+        for file in found.files:
+            others = self._beside.of(file.path)
+            yield Item(
+                file.name, str(file.path.absolute()), 0, file.size, file.digest, EXPANDS,
+                others=tuple(OtherFile(path, digest) for path, digest in others),
+            )  # fmt: skip
+
+    def content(self, item: Item, digest: Hash) -> Iterator[None]:
+        """Hand on the content of an item's files as one part."""
+        self._take(item, digest)
+        yield from ()
+
+    def _take(self, item: Item, digest: Hash) -> None:
+        for path in (item.path, *(other.path for other in item.others)):
+            with machine_errors("read", path), open(path, "rb") as file:
+                while data := file.read(1 << 20):
+                    digest.update(data)
+
+    def read(self, item: Item, digest: Hash) -> Iterator[Records]:
+        """Yield the intervals of a trace, joined with the store of blocks."""
+        if not item.parts_done:
+            self._take(item, digest)
+        part = size = 0
+        for batch in self._batches(item):
+            size += sum(np.asarray(batch.columns[name]).nbytes for name in ("block", "count"))
+            batch.ends_part = size >= PART
+            if part >= item.parts_done:
+                yield batch
+            if batch.ends_part:
+                part, size = part + 1, 0
+
+    def _batches(self, item: Item) -> Iterator[Records]:
+        blocks = open_blocks(self.config.blocks[0])
+        paths = self._beside.roles(Path(item.path), (other.path for other in item.others))
+        if "pc" not in paths:
+            raise TokmillError(
+                "the trace has no pc file, so it is not known where its blocks lie",
+                where=item.path,
+                hint="--pc FILE; valgrind --tool=exp-bbv --pc-out-file=FILE writes it",
+            )
+        addresses = read_addresses(paths["pc"])
+        mapped = read_maps(paths["map"]) if "map" in paths else []
+        joined = join(addresses, blocks, mapped)
+        measures = read_measures(paths["cpi"]) if "cpi" in paths else None
+        counted = Counter[str]()
+        done = 0
+        if measures is not None:
+            sums = np.concatenate([piece.instructions for piece in pieces(item.path)])
+            check_measures(measures, sums, paths["cpi"], item.path)
+        program = self.config.program or stem_of(Path(item.name)).as_posix()
+        batch = None
+        for piece in pieces(item.path):
+            # Known only at the end of the file, so the last batch has the notes of all.
+            if batch is not None:
+                yield batch
+            rows = addresses.find(piece.ids)
+            batch = self._records(piece, rows, joined, counted, measures, done, program)
+            done += len(piece)
+        assert batch is not None
+        share = counted["instructions joined"] / max(1, counted["instructions"])
+        if share < self.config.min_joined:
+            raise self._too_few(item, share, counted, joined)
+        batch.notes = {name: number for name, number in counted.items() if number}
+        batch.notes |= _facts(piece, joined, blocks)
+        yield batch
+
+    def _records(
+        self,
+        piece: BlockVectors,
+        rows: Array,
+        joined: Joined,
+        counted: Counter[str],
+        measures: Measures | None,
+        first: int,
+        program: str,
+    ) -> Records:
+        how = np.where(rows < 0, NO_ADDRESS, joined.how[rows])
+        instructions = piece.instructions
+        counted["intervals"] += len(piece)
+        counted["entries"] += piece.entries
+        counted["instructions"] += int(instructions.sum())
+        for value, name in {BEGINS: "joined", INSIDE: "joined", **_reasons()}.items():
+            chosen = how == value
+            counted[f"entries {name}"] += int(chosen.sum())
+            counted[f"instructions {name}"] += int(piece.counts[chosen].sum())
+        inside, shared = how == INSIDE, (how <= INSIDE) & joined.shared[rows]
+        counted["instructions in the middle of a block"] += int(piece.counts[inside].sum())
+        counted["instructions in blocks of several functions"] += int(piece.counts[shared].sum())
+        kept = how <= INSIDE
+        offsets, block, count = merged(
+            np.repeat(np.arange(len(piece)), np.diff(piece.indptr))[kept],
+            joined.records[rows[kept]],
+            piece.counts[kept],
+            len(piece),
+        )
+        n = len(piece)
+        here = slice(first, first + n)
+        nothing = np.full(n, np.nan)
+        kind = measures.kind if measures else ""
+        cpi = measures.cpi[kind][here] if measures and kind else nothing
+        kinds = [kind if value == value else "" for value in cpi.tolist()]
+        columns: dict[str, Array | Strings] = {
+            "block": block,
+            "count": count,
+            "program": Strings.constant(program, n),
+            "thread": np.full(n, piece.declared.thread or 1),
+            "interval": np.arange(first, first + n),
+            "instructions": instructions.astype(np.uint64),
+            "cpi": cpi,
+            "cpi_kind": Strings.of(kinds),
+        }
+        for name in RATES:
+            rates = measures.rates.get(name) if measures else None
+            columns[name] = nothing if rates is None else rates[here]
+        for name, column in self.schema.items():
+            values = columns[name]
+            if not isinstance(values, Strings):
+                columns[name] = values.astype(column.numpy())
+        return Records(offsets, columns, np.arange(first, first + n))
+
+    def _too_few(
+        self, item: Item, share: float, counted: Counter[str], joined: Joined
+    ) -> TokmillError:
+        why = max(REASONS.values(), key=lambda why: counted[f"instructions not joined: {why}"])
+        missing = f" (not in the store: {', '.join(joined.missing[:5])})" if joined.missing else ""
+        return TokmillError(
+            f"{share:.1%} of the instructions lie in blocks of the store: {why}{missing}",
+            where=item.path,
+            hint="build the store of blocks of the programs that ran, the libraries and the "
+            "dynamic loader included; or lower --min-joined",
+        )
+
+
+def _reasons() -> dict[int, str]:
+    return {value: f"not joined: {why}" for value, why in REASONS.items()}
+
+
+def _facts(piece: BlockVectors, joined: Joined, blocks: Blocks) -> dict[str, int]:
+    """Return notes on a trace as a whole, from its last piece."""
+    notes = {"traces": 1, "programs and libraries that ran": len(joined.placed)}
+    notes["repetitions of REP instructions that are not counted"] = piece.declared.repetitions or 0
+    notes["traces whose last line does not end"] = int(piece.torn)
+    for path in joined.missing:
+        notes[f"traces that ran {Path(path).name}, which the store of blocks does not have"] = 1
+    return {name: number for name, number in notes.items() if number}
+
+
+def merged(rows: Array, records: Array, counts: Array, length: int) -> tuple[Array, Array, Array]:
+    """Return (offsets, record, count) of rows in which each record stands once, in ascending order.
+
+    Raises `TokmillError` if a count has more than 63 bits.
+    """
+    order = np.lexsort((records, rows))
+    rows, records, counts = rows[order], records[order], counts[order]
+    new = np.ones(len(rows), bool)
+    new[1:] = (rows[1:] != rows[:-1]) | (records[1:] != records[:-1])
+    begins = np.flatnonzero(new)
+    sums = row_sums(counts, np.append(begins, len(rows)))
+    offsets = np.searchsorted(rows[begins], np.arange(length + 1)).astype(np.int64)
+    return offsets, records[begins], sums.astype(np.uint64)

@@ -1,0 +1,123 @@
+"""CPI of intervals: the forms that are read, and what does not fit its trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokmill.bbv.cpi import Measures, check_measures, read_measures
+from tokmill.errors import TokmillError
+
+GEM5 = {
+    "board.processor.start.core.numCycles": [150, 400, 500],
+    "simInsts": [100, 200, 300],
+}
+
+
+def read_text(folder: Path, text: str) -> Measures:
+    path = folder / "a"
+    path.write_text(text)
+    return read_measures(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "cpi"),
+    [
+        ("interval,cpi\n0,1.5\n1,2.5\n", "given", [1.5, 2.5]),
+        ("\ufeffCPI\n1.5\n\n# end\n2.5\n", "given", [1.5, 2.5]),
+        ("1.5\n2.5\n", "given", [1.5, 2.5]),
+        ("cpi_modelled,cpi_measured,more\n3,1.5,x\n3,,y\n", "measured", [1.5, np.nan]),
+        ("[1.5, null]", "given", [1.5, np.nan]),
+        ('[{"interval": 0, "cpi": 1.5}, {"interval": 1, "cpi": 2.5}]', "given", [1.5, 2.5]),
+        ('{"cpi_modelled": [1.5, 2.5], "other": 3}', "modelled", [1.5, 2.5]),
+        (json.dumps(GEM5), "simulated", [1.5, 2.5, 1.0]),
+        (
+            json.dumps([{k: v[i] for k, v in GEM5.items()} for i in range(3)]),
+            "simulated",
+            [1.5, 2.5, 1.0],
+        ),
+        (
+            json.dumps(
+                [
+                    {
+                        "board": {"processor": {"start": {"core": {"numCycles": {"value": c}}}}},
+                        "simInsts": {"value": i},
+                    }
+                    for c, i in zip(*GEM5.values(), strict=True)
+                ]
+            ),
+            "simulated",
+            [1.5, 2.5, 1.0],
+        ),
+    ],
+)
+def test_every_form_is_read(text: str, kind: str, cpi: list[float], tmp_path: Path) -> None:
+    found = read_text(tmp_path, text)
+    assert found.kind == kind
+    np.testing.assert_array_equal(found.cpi[kind], cpi)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "empty"),
+        ("interval,cpi\n0,1\n1\n", "row 2 has 1 values"),
+        ("interval,cpi\n0,x\n", "'x', which is no number"),
+        ("interval,cpi\n0,-1\n", "cpi is -1"),
+        ("cpi\ninf\n", "cpi is inf"),
+        ("cpi\n0\n", "cpi is 0"),
+        ("cpi,cpi\n0,1\n", "twice"),
+        ("interval,ipc\n0,1\n", "neither a CPI"),
+        ("[" * 100_000, "nested"),
+        ('{"cpi": [1, 2], "d1_misses": [1]}', "different lengths"),
+        ('{"ipc": [1, 2]}', "none of"),
+        ('[1, "x"]', "no number"),
+        ("[true]", "no number"),
+        ("[{}, 3]", "no objects"),
+        (json.dumps(GEM5 | {"simInsts": [100, 90, 300]}), "running total"),
+        (json.dumps(GEM5 | {"simInsts": [100]}), "different lengths"),
+        ("[1" + "0" * 400 + "]", "cannot be read|inf"),
+    ],
+)
+def test_what_is_no_measure(text: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(TokmillError, match=what) as error:
+        read_text(tmp_path, text)
+    assert error.value.hint
+
+
+SUMS = np.array([100, 110, 300, 120, 500])
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        (range(4), "1 missing interval: 4 here and 5"),
+        (range(6), "1 surplus interval"),
+        ([0, 1, 3, 4, 5], "row 2 is interval 3: 1 gap"),
+        ([2, 3, 4, 5, 6], "row 0 is interval 2"),
+        ([0, 1, 1, 2, 3], "1 gap"),
+    ],
+)
+def test_missing_and_surplus_intervals_are_counted(
+    rows: list[int], what: str, tmp_path: Path
+) -> None:
+    found = read_text(tmp_path, "interval,cpi\n" + "".join(f"{i},1\n" for i in rows))
+    with pytest.raises(TokmillError, match=what):
+        check_measures(found, SUMS, "a", "b")
+
+
+def test_shifted_intervals_are_counted(tmp_path: Path) -> None:
+    def check(instructions: list[int]) -> None:
+        rows = "".join(f"{i},1\n" for i in instructions)
+        check_measures(read_text(tmp_path, f"instructions,cpi\n{rows}"), SUMS, "a", "b")
+
+    check([100, 110, 301, 120, 500])
+    with pytest.raises(TokmillError, match=r"shifted by \+1: 5 intervals"):
+        check([7, 100, 110, 300, 120])
+    with pytest.raises(TokmillError, match="shifted by -1"):
+        check([110, 300, 120, 500, 7])
+    with pytest.raises(TokmillError, match="1 interval of 5.*interval 2: 400 here, 300"):
+        check([100, 110, 400, 120, 500])
