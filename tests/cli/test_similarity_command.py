@@ -12,6 +12,8 @@ import pytest
 
 from leveled_programs import LAYOUT, leveled
 from making import quick_build
+from tokmill import plugins
+from tokmill.cli import main
 from tokmill.store.store import Store
 
 Here = Callable[..., tuple[str, str]]
@@ -119,6 +121,120 @@ def test_mistakes(here: Here, made: Path, arguments: tuple[str, ...], code: int,
     assert data.count(shape) == 1
     (made / "huge.npy").write_bytes(data.replace(shape, b"(%d, 9999999)" % len(right)))
     named = [made / one if (made / one).exists() else one for one in arguments[1:]]
+    err = here("similarity", arguments[0], *named, code=code)[1]
+    assert what in err and "hint: " in err, err
+
+
+@pytest.fixture(scope="module")
+def graphs(made: Path) -> Path:
+    """The folder with a store `g` that was built of graphs, and `ix`, an index of it."""
+    for command in (
+        ("cfg", made / "in", "-o", made / "graphs", "-q"),
+        ("build", "x86", made / "graphs", "--layout", LAYOUT, "-o", made / "g", "-q"),
+        ("similarity", "index", made / "g", "-o", made / "ix", "-q"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([str(one) for one in command])
+        assert ended.value.code == 0
+    return made
+
+
+def test_baselines_of_a_store_of_graphs(here: Here, graphs: Path) -> None:
+    command = ("similarity", "eval", graphs / "right.npy", graphs / "g", "--min-blocks", "3",
+               "--pools", "5", "--pairs", "O0-O3", "--resamples", "0", "--json")  # fmt: skip
+    found = json.loads(here(*command)[0])
+    names = [one["name"] for one in found["methods"]]
+    assert names[:2] == ["right", "random"] and names[2:] == [
+        name for name in plugins.BASELINES if name != "random"
+    ]
+    mrr = {one["method"]: one["values"]["mrr"]["mean"] for one in found["rows"][0]["results"]}
+    assert mrr["right"] == 1 and mrr["facts"] > mrr["random"] and mrr["facts"] > 0.7
+    some = json.loads(here(*command, "--baseline", "strings")[0])
+    assert [one["name"] for one in some["methods"]] == ["right", "random", "strings"]
+    # The same of a selection, which remembers where it came from.
+    here("build", "select", graphs / "g", "--where", "level != O2", "-o", graphs / "some")
+    of_selection = ("similarity", "eval", graphs / "some", "--min-blocks", "3", "--pools", "5",
+                    "--baseline", "strings", "--json")  # fmt: skip
+    assert len(json.loads(here(*of_selection)[0])["methods"]) == 2
+
+
+def test_a_store_without_graphs_has_no_baselines(here: Here, made: Path) -> None:
+    command = ("similarity", "eval", made / "s", "--min-blocks", "3", "--pools", "5")
+    assert "no baselines but chance" in here(*command)[1]
+    assert (
+        "nothing is known but tokens"
+        in here("similarity", "query", made / "s", "--function", "walk", "--level", "O0", code=2)[1]
+    )
+    given = here(*command, "--graphs", graphs_of(here, made), "--baseline", "strings", "--json")[0]
+    assert [one["name"] for one in json.loads(given)["methods"]] == ["random", "strings"]
+
+
+def graphs_of(here: Here, made: Path) -> Path:
+    here("cfg", made / "in", "-o", made / "graphs", "-q")
+    return made / "graphs"
+
+
+@pytest.mark.parametrize("where", ["g", "ix"])
+def test_the_functions_that_are_nearest(here: Here, graphs: Path, where: str) -> None:
+    command = ("similarity", "query", graphs / where, "--function", "search", "--level", "O0")
+    found = json.loads(here(*command, "--why", "--json", "--top", "3")[0])
+    assert found["by"] == "facts" and found["asked"]["function"] == "search"
+    best, other = found["hits"][:2]
+    for hit in (best, other):
+        assert hit["function"]["function"] == "search" and hit["function"]["level"] in ("O2", "O3")
+        assert '"found %d\\n"' in hit["shared"][0] or "found %d" in hit["shared"][0]
+        assert hit["score"] <= 1 + 1e-6
+    assert len({hit["function"]["record"] for hit in found["hits"]}) == 3
+    out = here(*command, "--top", "2")[0]
+    assert out.startswith("search at 0x") and len(out.splitlines()) == 5
+    if where == "ix":
+        assert sum(best["shares"].values()) == pytest.approx(best["score"], rel=1e-3)
+        assert "strings 0." in out
+    alone = here(*command, "--others", "--json")[0]
+    programs = {
+        (h["function"]["project"], h["function"]["level"]) for h in json.loads(alone)["hits"]
+    }
+    assert ("second", "O0") not in programs and programs
+
+
+def test_indexes_of_vectors(here: Here, graphs: Path) -> None:
+    out = here("similarity", "index", graphs / "right.npy", graphs / "g", "-o", graphs / "dense")[0]
+    assert "records by right" in out
+    for more in ((), ("--exact",)):
+        command = ("similarity", "query", graphs / "dense", "--function", "words", "--level", "O3")
+        found = json.loads(here(*command, "--top", "2", "--json", *more)[0])
+        assert [hit["function"]["function"] for hit in found["hits"]] == ["words", "words"]
+    same = ("similarity", "query", graphs / "right.npy", graphs / "g", "--function", "words",
+            "--level", "O3", "--top", "2", "--json")  # fmt: skip
+    assert [hit["function"]["record"] for hit in json.loads(here(*same)[0])["hits"]] == [
+        hit["function"]["record"] for hit in found["hits"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "what"),
+    [
+        (("query", "g"), 2, "no function is named"),
+        (("query", "g", "--function", "nobody"), 2, "no function has the name 'nobody'"),
+        (("query", "ix", "--function", "walk"), 2, "3 functions have the name 'walk':\n  walk at"),
+        (("query", "ix", "--address", "0x1", "--program", "a"), 2, "no function has the addre"),
+        (("query", "ix", "--address", "xyz"), 2, "'xyz' is no address"),
+        (("query", "ix", "--address", "-1"), 2, "'-1' is no address"),
+        (("query", "right.npy", "ix", "--function", "walk"), 2, "an index has its vectors"),
+        (("query", "right.npy", "flat.npy", "g", "--function", "w"), 2, "one kind of vectors"),
+        (("query", "no", "--function", "walk"), 1, "there is no such store"),
+        (("query", "g", "--function", "search", "--level", "O0", "--baseline", "x"), 2,
+         "no baseline is called 'x'"),
+        (("index", "g", "-o", "ix"), 1, "there is an index already"),
+        (("index", "g", "-o", "g"), 2, "the folder is not empty"),
+        (("index", "g", "-o", "right.npy"), 2, "this is a file"),
+        (("index", "s", "-o", "new"), 2, "nothing is known but tokens"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_queries(
+    here: Here, graphs: Path, arguments: tuple[str, ...], code: int, what: str
+) -> None:
+    named = [graphs / one if (graphs / one).exists() else one for one in arguments[1:]]
     err = here("similarity", arguments[0], *named, code=code)[1]
     assert what in err and "hint: " in err, err
 

@@ -1,4 +1,4 @@
-"""`tokmill similarity`: eval, score."""
+"""`tokmill similarity`: eval, score; query and index are in `similarity_query`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from tokmill.cli.lazy import group_of
 from tokmill.cli.options import AsJson, At, Device, Quiet
 from tokmill.cli.output import print_json, say
+from tokmill.cli.similarity_query import index, query
 from tokmill.cli.similarity_vectors import baselines_of, vectors_of
 from tokmill.errors import UsageError, nearest
 from tokmill.similarity.bootstrap import RESAMPLES
@@ -229,5 +230,5 @@ def _words(text: str) -> tuple[str, ...]:
 app = group_of(
     "similarity",
     "Find functions again, and measure how well vectors do so.",
-    {"eval": evaluate, "score": score},
+    {"eval": evaluate, "score": score, "query": query, "index": index},
 )

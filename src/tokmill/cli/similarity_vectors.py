@@ -83,7 +83,7 @@ def baselines_of(
     wanted = [name for name in (known if names is None else names) if name != CHANCE]
     if not wanted:
         return [chance]
-    if not graphs and (graphs := _built_of(store)) == []:
+    if not graphs and (graphs := built_of(store)) == []:
         say(
             "note: no baselines but chance: the store was not built of graphs\n"
             "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
@@ -100,7 +100,7 @@ def baselines_of(
     ]
 
 
-def _built_of(store: Store) -> list[Path]:
+def built_of(store: Store) -> list[Path]:
     """Return the inputs of a store that were graphs, and are still there."""
     plans, found = [read_plan(store.path)], list[Path]()
     for plan in plans:

@@ -1,0 +1,241 @@
+"""An index on disk: arrays of a dense or a sparse index, and what they are of.
+
+A folder with a file an array and `index.json`, which names them and is written last, so that a
+reader sees the old index or the new one. Arrays are mapped.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import (
+    inside,
+    is_private,
+    machine_errors,
+    make_folder,
+    path_from_text,
+    path_to_text,
+    remove,
+    write_file,
+)
+from tokmill.headers import array_header, loads_json
+from tokmill.similarity import dense_index, sparse_index
+from tokmill.similarity.dense_index import DenseIndex, damaged, dense_arrays
+from tokmill.similarity.rows import is_sparse
+from tokmill.similarity.sparse_index import SparseIndex, sparse_arrays
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+
+FILE = "index.json"
+FORMAT = "tokmill.similarity-index"
+VERSION = 1
+ARRAYS = {"dense": dense_index.ARRAYS, "sparse": sparse_index.ARRAYS}
+
+
+class IndexFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an index says of itself."""
+
+    format: str
+    version: int
+    kind: Literal["dense", "sparse"]
+    of: str
+    """What the vectors are: the name of a baseline, or of a run."""
+    store: str
+    """The store's folder, relative to the index."""
+    fingerprint: str
+    """Of the store."""
+    records: int
+    files: dict[str, str]
+    """Array → its file."""
+    bounds: dict[str, int]
+    """Of sparse vectors: kind → its last column + 1."""
+    graphs: list[str]
+    """Files and folders of the graphs of the store's programs."""
+
+
+class Index:
+    """An index, opened for queries, with its store."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Open an index; raises `TokmillError` if it is damaged, or its store has changed."""
+        self.path = Path(path)
+        self.facts = read_facts(self.path)
+        self.store = Store(self.path / path_from_text(self.facts.store))
+        if self.store.fingerprint != self.facts.fingerprint:
+            raise TokmillError(
+                "the index is stale: the store has changed since it was made: fingerprint "
+                f"{self.facts.fingerprint[:12]} then, {self.store.fingerprint[:12]} now",
+                where=str(self.path),
+                hint=f"make it again: tokmill similarity index … {self.store.path} -o {self.path} "
+                "--fresh",
+            )
+        wanted = ARRAYS[self.facts.kind]
+        if self.facts.files.keys() != wanted.keys():
+            raise damaged(str(self.path))
+        arrays = {
+            name: _mapped(inside(self.path, self.facts.files[name]), dtype)
+            for name, dtype in wanted.items()
+        }
+        self.rows: DenseIndex | SparseIndex
+        if self.facts.kind == "dense":
+            self.rows = DenseIndex(arrays, str(self.path))
+        else:
+            self.rows = SparseIndex(arrays, str(self.path))
+        if not len(self.rows) == self.facts.records == len(self.store):
+            raise damaged(str(self.path))
+
+    def nearest(
+        self, record: int, most: int, *, exact: bool = False
+    ) -> tuple[Array, Array, list[list[float]]]:
+        """Return the records nearest to one, their scores, and the share of each kind, if known.
+
+        The record itself is among them.
+        """
+        if isinstance(self.rows, DenseIndex):
+            rows, scores = self.rows.nearest(self.rows.vector(record), most, exact=exact)
+            return rows, scores, [[] for _ in rows]
+        query = self.rows.entries(record)
+        rows, scores = self.rows.nearest(query, most, exact=exact)
+        shares = [self.rows.shares(int(row), query, self.facts.bounds) for row in rows]
+        return rows, scores, shares
+
+
+def is_index(path: Path) -> bool:
+    """Say whether a folder is an index."""
+    return (path / FILE).is_file()
+
+
+def read_facts(path: Path) -> IndexFacts:
+    """Return what an index says of itself; raises `TokmillError` if it is none."""
+    with machine_errors("read", path / FILE):
+        if not is_index(path):
+            what = "the folder is no index" if path.is_dir() else "there is no such index"
+            raise TokmillError(what, where=str(path), hint="`tokmill similarity index` makes one")
+        raw = (path / FILE).read_bytes()
+    try:
+        facts: IndexFacts = loads_json(raw, IndexFacts)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise TokmillError(
+            f"the file cannot be read: {error}",
+            where=str(path / FILE),
+            hint="make the index again: tokmill similarity index … --fresh",
+        ) from None
+    if facts.format != FORMAT or facts.version != VERSION:
+        raise TokmillError(
+            f"the index has the format {facts.format!r}, version {facts.version}",
+            where=str(path / FILE),
+            hint=f"this program reads {FORMAT!r}, version {VERSION}: make it again with --fresh",
+        )
+    return facts
+
+
+def check_place(path: Path, *, fresh: bool) -> None:
+    """Refuse a place where no index can be made: a file, another folder, an index that stands."""
+    if path.exists() and not path.is_dir():
+        raise UsageError("this is a file", where=str(path), hint="name a folder: -o INDEX")
+    if is_index(path) and not fresh:
+        raise TokmillError(
+            "there is an index already",
+            where=str(path),
+            hint="--fresh makes it again, or name another folder",
+        )
+    if path.is_dir() and not is_index(path) and any(
+        not is_private(entry.name) for entry in path.iterdir()
+    ):  # fmt: skip
+        raise UsageError(
+            "the folder is not empty, and no index", where=str(path), hint="name a new folder"
+        )
+
+
+def write_index(
+    path: Path,
+    store: Store,
+    matrix: Any,
+    *,
+    of: str,
+    bounds: Mapping[str, int] | None = None,
+    graphs: list[Path] | None = None,
+    fresh: bool = False,
+) -> IndexFacts:
+    """Write an index of a store's records to a folder, atomically.
+
+    Args:
+        path: the folder.
+        store: whose records the rows are of.
+        matrix: a row a record, dense or CSR, finite.
+        of: what the vectors are.
+        bounds: of a CSR matrix: kind → its last column + 1, ascending.
+        graphs: of the store's programs.
+        fresh: replace an index that stands there.
+    """
+    check_place(path, fresh=fresh)
+    before = [path / name for name in read_files(path)] if is_index(path) else []
+    make_folder(path)
+    kind: Literal["dense", "sparse"] = "sparse" if is_sparse(matrix) else "dense"
+    arrays = sparse_arrays(matrix) if kind == "sparse" else dense_arrays(matrix)
+    mark = secrets.token_hex(4)
+    files = {name: f"{name}-{mark}.npy" for name in arrays}
+    for name, values in arrays.items():
+        write_file(path / files[name], _npy(values, ARRAYS[kind][name]), sync=False)
+    facts = IndexFacts(
+        format=FORMAT,
+        version=VERSION,
+        kind=kind,
+        of=of,
+        store=path_to_text(os.path.relpath(store.path.resolve(), path.resolve())),
+        fingerprint=store.fingerprint,
+        records=len(store),
+        files=files,
+        bounds=dict(bounds or {}),
+        graphs=[path_to_text(os.path.abspath(one)) for one in graphs or []],
+    )
+    write_file(path / FILE, msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
+    for old in before:
+        remove(old)
+    return facts
+
+
+def read_files(path: Path) -> list[str]:
+    """Return the names of the arrays of an index that stands; none where it cannot be read."""
+    try:
+        names = read_facts(path).files.values()
+        return [inside(path, name).name for name in names if name.endswith(".npy")]
+    except TokmillError:
+        return []
+
+
+def _npy(values: Array, dtype: str) -> list[bytes | memoryview]:
+    """Return an array as an .npy file: its head and its values."""
+    values = np.ascontiguousarray(values, dtype)
+    head = io.BytesIO()
+    described = {"descr": dtype, "fortran_order": False, "shape": values.shape}
+    np.lib.format.write_array_header_1_0(head, described)
+    return [head.getvalue(), values.reshape(-1).view(np.uint8).data]
+
+
+def _mapped(path: Path, dtype: str) -> Array:
+    """Map an array of an index; raises `TokmillError` if it has another type, or is cut off."""
+    try:
+        with machine_errors("read", path), open(path, "rb") as handle:
+            shape, fortran, found = array_header(handle)
+            place = handle.tell()
+            if found.str != dtype or fortran or len(shape) not in (1, 2):
+                raise ValueError(f"it holds {found} of shape {shape}")
+            if 0 in shape:
+                return np.zeros(shape, dtype)
+            return np.memmap(path, dtype, "r", place, shape)
+    except (ValueError, EOFError) as error:
+        raise TokmillError(
+            f"the index is damaged: {error}",
+            where=str(path),
+            hint="make it again: tokmill similarity index … --fresh",
+        ) from None

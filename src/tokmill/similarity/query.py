@@ -1,0 +1,205 @@
+"""The functions of a store that are nearest to one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill.errors import UsageError
+from tokmill.similarity.dense_index import best_of
+from tokmill.similarity.functions import NAMES
+from tokmill.similarity.rows import Rows, products
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+from tokmill.store.strings import Strings
+
+LISTED = 10
+"""Functions that an error lists."""
+MORE = 4
+"""How many times more records are looked for than are shown, as several may be of one function."""
+
+
+class Named(msgspec.Struct, frozen=True):
+    """One function of a store."""
+
+    record: int
+    project: str
+    program: str
+    version: str
+    compiler: str
+    level: str
+    function: str
+    address: int
+
+    def said(self) -> str:
+        """Return what tells it from others, in words."""
+        keys = [self.project, self.version, self.compiler, self.level]
+        known = [key for key in keys if key not in ("", "unknown")]
+        return f"{self.function} at {self.address:#x} in {self.program}" + (
+            f" ({' '.join(known)})" if known else ""
+        )
+
+
+class Hit(msgspec.Struct, frozen=True):
+    """A function that is near to the one asked for."""
+
+    score: float
+    function: Named
+    shares: dict[str, float]
+    """Kind → its part of the score, where it is known."""
+    shared: list[str] = []
+    """Names of what both have, where it was asked for."""
+
+
+def named(store: Store, record: int) -> Named:
+    """Return what a record of a store is called."""
+    number, local = store.find(record)
+    shard = store.shard(number)
+    texts = {name: shard.strings(name, local, local + 1)[0] for name in NAMES}
+    return Named(record, address=int(shard["address"][local]), **texts)
+
+
+def find_function(
+    store: Store,
+    function: str = "",
+    address: int | None = None,
+    *,
+    program: str = "",
+    **keys: str,
+) -> Named:
+    """Return the one function of a store that has a name, an address, and some keys.
+
+    `program` may be the end of its path; `keys` are other columns of `NAMES`. What is empty says
+    nothing. Raises `UsageError` if there is none, or several.
+    """
+    _check_columns(store)
+    if not function and address is None:
+        raise UsageError(
+            "no function is named", hint="--function NAME, or --address with --program"
+        )
+    found: list[Named] = []
+    count = 0
+    for number, start in enumerate(_starts(store)):
+        shard = store.shard(number)
+        good = np.ones(len(shard), bool)
+        if function:
+            good &= equal(shard.text("function", 0, len(shard)), function)
+        if address is not None:
+            good &= shard["address"] == np.uint64(address)
+        if "part" in store.schema:
+            good &= shard["part"] == 0
+        for name, text in keys.items():
+            if text:
+                good &= equal(shard.text(name, 0, len(shard)), text)
+        if program:
+            good &= _ends_with(shard.text("program", 0, len(shard)), program)
+        here = np.flatnonzero(good)
+        count += len(here)
+        found += [named(store, start + int(row)) for row in here[: LISTED - len(found)]]
+    if count == 1:
+        return found[0]
+    asked = " and ".join(
+        text
+        for text in (
+            f"the name {function!r}" if function else "",
+            f"the address {address:#x}" if address is not None else "",
+            *(f"the {name} {one!r}" for name, one in {"program": program, **keys}.items() if one),
+        )
+        if text
+    )
+    if not count:
+        raise UsageError(
+            f"no function has {asked}",
+            where=str(store.path),
+            hint="`tokmill inspect STORE --where 'function ~ PART'` finds names",
+        )
+    listed = "\n".join(f"  {one.said()}" for one in found)
+    more = f"\n  … {count - len(found):,} more" if count > len(found) else ""
+    raise UsageError(
+        f"{count:,} functions have {asked}:\n{listed}{more}",
+        where=str(store.path),
+        hint="say which by --program (the end of its path will do), --compiler, --level, --address",
+    )
+
+
+def _check_columns(store: Store) -> None:
+    for name in (*NAMES, "address"):
+        if name not in store.schema:
+            raise UsageError(
+                f"the store has no column {name!r}",
+                where=str(store.path),
+                hint="`tokmill build x86` makes stores of functions",
+            )
+
+
+def _starts(store: Store) -> list[int]:
+    """Return the number of the first record of each shard."""
+    sizes = [entry.records for entry in store.shards]
+    return [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+def equal(strings: Strings, text: str) -> Array:
+    """Return which strings are equal to a text, (n,) bool, without making any of them."""
+    wanted = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+    lengths = np.diff(strings.offsets)
+    rows = np.flatnonzero(lengths == len(wanted))
+    place = strings.offsets[:-1][rows, None] + np.arange(len(wanted))
+    rows = rows[(strings.data[place] == wanted).all(axis=1)]
+    table = np.zeros(len(lengths) + 1, bool)
+    table[rows] = True
+    found: Array = table[strings.numbers.astype(np.int64)]
+    return found
+
+
+def _ends_with(strings: Strings, text: str) -> Array:
+    """Return which strings are a text or a path that ends in it."""
+    distinct, place = strings.distinct()
+    wanted = text.encode("utf-8", "surrogatepass")
+    good = [one == wanted or one.endswith(b"/" + wanted) for one in distinct]
+    found: Array = np.asarray(good, bool)[place] if distinct else np.zeros(len(strings), bool)
+    return found
+
+
+def nearest_rows(matrix: Any, record: int, most: int, *, unit: bool) -> tuple[Array, Array]:
+    """Return the rows of a matrix with the largest products with one of them, and the products."""
+    rows = Rows(matrix, unit=unit)
+    everything = np.arange(len(rows))
+    ((_, block),) = products(rows, np.asarray([record]), rows, everything)
+    return best_of(everything, block[0], most)
+
+
+def hits_of(
+    store: Store,
+    asked: Named,
+    rows: Array,
+    scores: Array,
+    most: int,
+    *,
+    shares: Sequence[Sequence[float]] = (),
+    kinds: Sequence[str] = (),
+    others: bool = False,
+) -> list[Hit]:
+    """Return the functions of rows that are near, each once, without the one asked for.
+
+    `shares`: of each row the part of the score of each of `kinds`. `others`: leave out functions of
+    the same program.
+    """
+    found: list[Hit] = []
+    seen = {_place(asked)}
+    for number, (row, score) in enumerate(zip(rows.tolist(), scores.tolist(), strict=True)):
+        one = named(store, row)
+        if _place(one) in seen or (others and _place(one)[:-1] == _place(asked)[:-1]):
+            continue
+        seen.add(_place(one))
+        parts = dict(zip(kinds, shares[number], strict=True)) if shares and kinds else {}
+        found.append(Hit(round(score, 6), one, {k: round(v, 6) for k, v in parts.items() if v}))
+        if len(found) == most:
+            break
+    return found
+
+
+def _place(one: Named) -> tuple[object, ...]:
+    return one.project, one.program, one.version, one.compiler, one.level, one.address
