@@ -88,7 +88,8 @@ class DenseIndex:
         if self._place is None:
             self._place = np.argsort(self.row, kind="stable")
         place = int(self._place[row])
-        return self.codes[place].astype(np.float32) * self.scale[place]
+        found: Array = self.codes[place].astype(np.float32) * self.scale[place]
+        return found
 
     def nearest(self, query: Array, most: int, *, exact: bool = False) -> tuple[Array, Array]:
         """Return the rows nearest to a vector and their cosines, at most `most`, the nearest first.
@@ -107,16 +108,16 @@ class DenseIndex:
             here = slice(start, start + max(1, BLOCK // CELL))
             place = ranges(begin[here], end[here] - begin[here])
             score = self.codes[place].astype(np.float32) @ query * self.scale[place]
-            best.append(_best(self.row[place].astype(np.int64), score, most))
+            best.append(best_of(self.row[place].astype(np.int64), score, most))
         row = np.concatenate([np.zeros(0, np.int64), *(one for one, _ in best)])
         score = np.concatenate([np.zeros(0, np.float32), *(one for _, one in best)])
-        row, score = _best(row, score, most)
+        row, score = best_of(row, score, most)
         if len(row) and (int(row.max()) >= len(self) or not np.isfinite(score).all()):
             raise damaged(self.where)
         return row, score
 
 
-def _best(row: Array, score: Array, most: int) -> tuple[Array, Array]:
+def best_of(row: Array, score: Array, most: int) -> tuple[Array, Array]:
     """Return the rows with the largest scores, the largest first; of equal ones the lower row."""
     if len(row) > most:
         least = np.partition(score, len(row) - most)[len(row) - most]
@@ -124,9 +125,6 @@ def _best(row: Array, score: Array, most: int) -> tuple[Array, Array]:
         row, score = row[kept], score[kept]
     order = np.lexsort((row, -score))[:most]
     return row[order], score[order]
-
-
-best_of = _best
 
 
 def damaged(where: str) -> TokmillError:
