@@ -114,7 +114,9 @@ def test_a_file_is_no_folder_of_graphs(here: Here, programs: Path) -> None:
     before = Path("programs/tiny").read_bytes()
     for name in ("tiny", "hand.exe"):
         _, error = here("cfg", f"programs/{name}", "-o", f"programs/{name}", "-q", code=2)
-        assert "is a file; graphs lie in a folder" in error and "-o GRAPH.parquet" in error
+        assert (
+            "is a file; graphs are written into a folder" in error and "-o GRAPH.parquet" in error
+        )
     assert Path("programs/tiny").read_bytes() == before
 
 

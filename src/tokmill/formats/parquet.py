@@ -12,13 +12,12 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.builds.scan import InputFile, find_files
-from tokmill.builds.source import MAX_ITEM, Hash, Item
+from tokmill.builds.source import Hash, Item
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.formats.arrow_files import ArrowFile, damaged, is_parquet
+from tokmill.formats.arrow_files import open_table
 from tokmill.formats.datasets_folders import expanded
 from tokmill.formats.parquet_export import ParquetExport
 from tokmill.formats.tokens import IdType, TokenOptions, TokenSource, store_dtype
-from tokmill.headers import arrow_errors
 from tokmill.store.schema import Array, Column, Records, Schema
 from tokmill.store.strings import Strings
 
@@ -27,7 +26,6 @@ NUMBERS: dict[str, Any] = {
     "bool": "u1", "uint8": "u1", "uint16": "u2", "uint32": "u4", "uint64": "u8",
     "int8": "i8", "int16": "i8", "int32": "i8", "int64": "i8", "float": "f4", "halffloat": "f4",
 }  # fmt: skip
-ROWS = 1 << 16
 
 
 class ParquetTokensOptions(TokenOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -93,24 +91,21 @@ class ParquetTokensSource(TokenSource):
         """Yield runs of row groups."""
         for file, rows in self.files():
             path = str(file.path.absolute())
-            edges = rows.edges(file.size)
-            start = 0
-            for i in range(1, len(edges)):
-                if i == len(edges) - 1 or edges[i + 1] - edges[start] > MAX_ITEM:
-                    yield Item(file.name, path, edges[start], edges[i], file.digest)
-                    start = i
+            for start, stop in rows.table.runs(file.size):
+                yield Item(file.name, path, start, stop, file.digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the rows of an item's row groups."""
         path = Path(item.path)
         rows = _Rows(path, self.config)
-        edges = rows.edges(path.stat().st_size)
-        mine = [i for i, edge in enumerate(edges[:-1]) if item.start <= edge < item.stop]
-        row = first = rows.rows_before(mine[0]) if mine else 0
-        last = rows.rows_before(mine[-1] + 1) if mine else 0
+        table = rows.table
+        mine = table.groups(item.start, item.stop, path.stat().st_size)
+        row = first = table.rows_before(mine[0]) if mine else 0
+        last = table.rows_before(mine[-1] + 1) if mine else 0
+        names = list(dict.fromkeys((self.config.column, *self.config.keep)))
         # One digest a column: a digest over all columns would depend on the blocks.
         beside = [hashlib.sha256() for _ in range(1 + 2 * len(self.config.keep))]
-        for batch in rows.batches(mine, self.resources.block_bytes):
+        for batch in table.batches(mine, names, self.resources.block_bytes):
             ids, offsets = rows.lists(batch, row)
             beside[0].update(np.ascontiguousarray(np.diff(offsets), "<i8").tobytes())
             digest.update(np.ascontiguousarray(ids, ids.dtype.newbyteorder("<")).tobytes())
@@ -139,20 +134,8 @@ class _Rows:
     def __init__(self, path: Path, config: ParquetTokensOptions) -> None:
         self.arrow = plugins.require("pyarrow")
         self.path, self.config = path, config
-        self.batched: ArrowFile | None = None
-        if is_parquet(str(path)):
-            try:
-                self.file = plugins.require("pyarrow.parquet").ParquetFile(
-                    path, page_checksum_verification=True
-                )
-                schema = self.file.schema_arrow
-                names = list(schema.names)
-            except arrow_errors(self.arrow) as error:
-                raise damaged(str(path), error) from None
-        else:
-            self.batched = ArrowFile(str(path))
-            schema = self.batched.schema
-            names = self.batched.names
+        self.table = open_table(str(path))
+        schema, names = self.table.schema, self.table.names
         for name in (config.column, *config.keep):
             if name not in names:
                 raise UsageError(
@@ -185,37 +168,6 @@ class _Rows:
                 hint="strings, booleans, integers and floats of 32 bits can be kept",
             )
         return str(kind)
-
-    def edges(self, size: int) -> list[int]:
-        """Return the byte edges of the row groups, as if all had the same size."""
-        batched = self.batched
-        count = max(1, self.file.metadata.num_row_groups) if batched is None else batched.count
-        return [size * i // count for i in range(count + 1)]
-
-    def rows_before(self, group: int) -> int:
-        """Return the number of rows in the groups before one."""
-        if self.batched is not None:
-            return self.batched.rows_before(group)
-        meta = self.file.metadata
-        return sum(meta.row_group(i).num_rows for i in range(min(group, meta.num_row_groups)))
-
-    def batches(self, groups: list[int], block_bytes: int) -> Iterator[Any]:
-        """Yield record batches of about `block_bytes` (a row at least)."""
-        names = list(dict.fromkeys((self.config.column, *self.config.keep)))
-        if self.batched is not None:
-            yield from self.batched.batches(groups, names, block_bytes)
-            return
-        meta = self.file.metadata
-        groups = [i for i in groups if i < meta.num_row_groups]
-        rows = sum(meta.row_group(i).num_rows for i in groups)
-        if not rows:
-            return
-        size = sum(meta.row_group(i).total_byte_size for i in groups)
-        count = min(max(1, block_bytes * rows // max(1, size)), ROWS)
-        try:
-            yield from self.file.iter_batches(count, row_groups=groups, columns=names)
-        except arrow_errors(self.arrow) as error:
-            raise damaged(str(self.path), error) from None
 
     def lists(self, batch: Any, row: int) -> tuple[Array, Array]:
         """Return the ids of a batch's rows, flat, and their offsets (int64)."""

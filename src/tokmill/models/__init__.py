@@ -1,1 +1,1 @@
-"""Models: columns in, hidden states out."""
+"""Models: from columns to hidden states."""

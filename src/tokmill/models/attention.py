@@ -1,6 +1,6 @@
-"""Self-attention: scaled dot products and rotary positions. Who sees whom: `attention_ways`.
+"""Self-attention: scaled dot products and rotary positions. Masks of documents: `attention_ways`.
 
-Names of tensors carry their shape: B rows, T positions, M positions that are wanted, D width, H
+Names of tensors carry their shape: B rows, T positions, M selected positions, D width, H
 query heads, G key and value heads, K width of a head.
 
 Sources: Vaswani et al. 2017 (attention), Su et al. 2021 (rotary positions), Ainslie et al. 2023
@@ -32,16 +32,16 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """How rotary frequencies are lowered for a longer context: `rope_type = "llama3"`."""
 
     factor: float = 8.0
-    """What the lowest frequencies are divided by."""
+    """The lowest frequencies are divided by this."""
     low_freq_factor: float = 1.0
     """Frequencies with fewer turns than this in the original context are divided by `factor`."""
     high_freq_factor: float = 4.0
-    """Frequencies with more turns than this in it stay; between the two it is a straight line."""
+    """Frequencies with more turns than this are not changed; between the two it is linear."""
     original_context: int = 8192
     """Positions that the model was first trained with."""
 
     def check(self) -> None:
-        """Refuse numbers that lower nothing, or everything at once."""
+        """Refuse numbers that would lower no frequency, or all of them."""
         low, high = self.low_freq_factor, self.high_freq_factor
         if not (0 < low < high and self.factor > 0 and self.original_context > 0):
             raise UsageError(
@@ -61,10 +61,11 @@ def attention(
 ) -> Tensor:
     """Return softmax(q · kᵀ / sqrt(K)) · v, (…, T, K).
 
-    q is (…, T, K), k and v are (…, S, K). A query looks at all S positions; with `causal` at its
-    own and at those before it; with `mask` (…, T, S), bool, where that is true. Only one of the two
-    can be given. With fewer key heads than query heads, each serves a group of neighbours.
-    `dropout`: the share of probabilities that are dropped; the others grow by 1 / (1 - share).
+    q is (…, T, K), k and v are (…, S, K). A query attends to all S positions; with `causal` to its
+    own and those before it; with `mask` (…, T, S), bool, to those where it is true. Only one of the
+    two can be given. With fewer key heads than query heads, each serves a group of adjacent ones.
+    `dropout`: the share of probabilities that are dropped; the others are scaled by 1 / (1 -
+    share).
     """
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=grouped(q, k)
@@ -72,7 +73,7 @@ def attention(
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return `attention` in which a position looks at itself and back."""
+    """Return `attention` in which a position attends to itself and those before it."""
     return attention(q, k, v, causal=True)
 
 
@@ -87,8 +88,8 @@ def rope(
     """Return x (…, T, K) with each pair of values turned by position · theta^(-2i / K).
 
     `positions` are integers (…, T), with an axis of 1 where x has heads. Pair i is (i, i + K / 2),
-    as in public Llama checkpoints; `interleaved`: (2i, 2i + 1), as in the paper. The two differ by
-    the order of rows in the weights of q and k alone: see `halves_from_pairs`.
+    as in public Llama checkpoints; `interleaved`: (2i, 2i + 1), as in the paper. The two differ
+    only in the order of rows in the weights of q and k: see `halves_from_pairs`.
     """
     width = x.shape[-1]
     turn = rotary(positions, width, theta)
@@ -107,7 +108,7 @@ def halves_from_pairs(weight: Tensor, heads: int) -> Tensor:
 def rotary(
     positions: Tensor, width: int, theta: float = 10_000.0, scaling: RopeScaling | None = None
 ) -> Rotation:
-    """Return what `rotate` turns by: position · theta^(-2i / K) for pair i, in float32.
+    """Return the rotation for `rotate`: angle position · theta^(-2i / K) for pair i, in float32.
 
     `scaling` lowers the frequencies as Llama 3.1 does (Grattafiori et al. 2024; the formula is that
     of its published code).
@@ -131,7 +132,7 @@ def rotate(x: Tensor, turn: Rotation) -> Tensor:
 
 
 def turn_at(turn: Rotation, places_BM: Tensor) -> Rotation:
-    """Return the rotation (B, 1, M, K) of some positions, from that of all, (B, 1, T, K)."""
+    """Return the rotation (B, 1, M, K) of some positions from that of all (B, 1, T, K)."""
     cosine, sine = (taken(part[:, 0], places_BM)[:, None] for part in turn)
     return cosine, sine
 
@@ -150,7 +151,7 @@ class Attention(nn.Module):
         qk_norm: bool = False,
         norm_eps: float = 1e-5,
     ) -> None:
-        """Make the weights; 0 key and value heads: as many as `heads`; 0 wide: dim / heads.
+        """Make the weights; 0 key and value heads: as many as `heads`; width 0: dim / heads.
 
         `qk_norm`: queries and keys of each head pass an RMSNorm, `q_norm` and `k_norm`, before they
         are turned (Henry et al. 2020; as in Qwen3).
@@ -172,9 +173,9 @@ class Attention(nn.Module):
         attend: Attend = causal_attention,
         places: Tensor | None = None,
     ) -> Tensor:
-        """Return (…, T, D). `turn`: from `rotary`, None: no positions; `attend`: who sees whom.
+        """Return (…, T, D). `turn`: from `rotary`, None: no positions; `attend`: the attention.
 
-        `places`: (B, M), the positions whose states are wanted, of x (B, T, D): then (B, M, D).
+        With `places` (B, M), positions of x (B, T, D), only their states are returned: (B, M, D).
         """
         x = x.to(product_dtype(x))  # once, and not before each of three products
         asking = x if places is None else taken(x, places)

@@ -1,12 +1,12 @@
-"""Who sees whom: attention within documents and windows, in the way that is fastest where it runs.
+"""Attention within documents and windows, computed in the way that is fastest on the device.
 
-Names of tensors carry their shape: B rows, T positions, M positions that are wanted, H query heads,
+Names of tensors carry their shape: B rows, T positions, M selected positions, H query heads,
 G key and value heads, K width of a head, L positions of a document, N = B · T positions of all rows
 end to end. `x_BHTK` is (B, H, T, K).
 
-A position looks at its own document, at all of it or at what `Seen` says. All ways give the same up
-to rounding; the mask is the slow one, and the readable one. What dropout drops comes from torch's
-generator, and is something else in each way.
+A position attends to its own document, or to the part of it that `Seen` describes. All ways give
+the same result except for rounding; the mask is the slow and readable one. Dropout draws from
+torch's generator, and differs between the ways.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tokmill.models.attention import Attend, attention, causal_attention, groupe
 from tokmill.models.model import Tensors
 
 SHORT = 8
-"""Tokens of a document, on average, below which calls cost more than the mask throws away."""
+"""If documents have fewer tokens on average, one call for each costs more than a mask wastes."""
 LEAST_QUERIES = 128
-"""Queries at least that look at a part of a row together: fewer do not pay a call."""
+"""Fewest queries of one part of a row: with fewer a call costs more than it saves."""
 
 
 class Seen(NamedTuple):
-    """What a position looks at in its document."""
+    """The part of its document that a position attends to."""
 
     causal: bool = True
-    """At itself and back, without also ahead."""
+    """True: itself and positions before it; False: also those after it."""
     window: int = 0
-    """At most so many positions to each side; 0: all."""
+    """Largest distance to each side; 0: no limit."""
     dropout: float = 0.0
     """The share of probabilities that are dropped."""
 
@@ -44,10 +44,10 @@ CAUSAL = Seen()
 def document_attention(
     batch: Tensors, dtype: torch.dtype, width: int, seen: Seen = CAUSAL
 ) -> Attend:
-    """Return the attention in which a position looks at its own document; the way is chosen here.
+    """Return attention within documents, in the way that is fastest here.
 
-    `dtype` and `width` are those of a head. The kernel drops no probabilities: where some are to be
-    dropped, the mask stands in for it.
+    `dtype` and `width` are those of a head. The kernel cannot apply dropout; with dropout the mask
+    is used in its place.
     """
     borders, device = batch.cu_seqlens, batch.document.device
     if batch.whole and not seen.window:
@@ -70,7 +70,7 @@ def document_attention(
 
 
 def attention_at(batch: Tensors, places_BM: Tensor, seen: Seen = CAUSAL) -> Attend:
-    """Return `document_attention` for queries of the positions `places` alone, (B, H, M, K)."""
+    """Return `document_attention` for queries only at the positions `places`, (B, H, M, K)."""
     if batch.whole and not seen.causal and not seen.window:
         return partial(attention, dropout=seen.dropout) if seen.dropout else attention
     document, place_T = batch.document, torch.arange(batch.document.shape[1])
@@ -92,9 +92,9 @@ def has_kernel(device: torch.device, dtype: torch.dtype, width: int) -> bool:
 
 
 def document_mask(document_BT: Tensor, seen: Seen = CAUSAL) -> Tensor:
-    """Return where a position looks, (B, 1, T, T) bool.
+    """Return (B, 1, T, T) bool: the positions that each position attends to.
 
-    Padding is a document of its own, so no line of the mask is empty.
+    Padding is a document of its own, so no row of the mask is empty.
     """
     same_BTT = document_BT[:, :, None] == document_BT[:, None, :]
     place_T = torch.arange(document_BT.shape[1], device=same_BTT.device)
@@ -103,7 +103,7 @@ def document_mask(document_BT: Tensor, seen: Seen = CAUSAL) -> Tensor:
 
 
 def restrict_(mask: Tensor, query: Tensor, key: Tensor, seen: Seen) -> None:
-    """Take out of a mask (…, T, S) what positions may not look at: `query` (…, T, 1), `key` (S)."""
+    """Remove from a mask (…, T, S) what `seen` excludes; places `query` (…, T, 1) and `key` (S)."""
     if seen.causal:
         mask &= key <= query
     if seen.window:
@@ -111,7 +111,7 @@ def restrict_(mask: Tensor, query: Tensor, key: Tensor, seen: Seen) -> None:
 
 
 def windowed_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, seen: Seen) -> Tensor:
-    """Return attention of rows of one document, a part of the queries after the other.
+    """Return attention of rows of one document, computed for one part of the queries at a time.
 
     Each part has the keys that its windows reach, and a mask of them: time and memory grow with
     T · window, not with T².
@@ -138,7 +138,7 @@ def attention_by_document(
 ) -> Tensor:
     """Return attention of one document after the other; `lengths` add up to N.
 
-    On a CPU this is the fastest exact way: what a mask would throw away is not computed.
+    On a CPU this is the fastest exact way: it computes nothing that a mask would discard.
     """
     lengths = list(lengths)
     parts = (torch.split(end_to_end(x), lengths) for x in (q_BHTK, k_BGTK, v_BGTK))
@@ -152,9 +152,9 @@ def attention_by_document(
 def attention_by_kernel(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, borders: Tensor, seen: Seen = CAUSAL
 ) -> Tensor:
-    """Return attention within documents by PyTorch's kernel for lengths that differ (CUDA).
+    """Return attention within documents by PyTorch's kernel for rows of variable length (CUDA).
 
-    `borders` is int32 (documents + 1,), on the same device. It drops no probabilities.
+    `borders` is int32 (documents + 1,), on the same device. There is no dropout.
     """
     # Imported here: it registers operators that only CUDA has.
     from torch.nn.attention.varlen import varlen_attn
@@ -178,7 +178,7 @@ def attention_by_kernel(
 
 
 def whole_borders(document_BT: Tensor) -> Tensor:
-    """Return where rows of one document begin when they stand end to end, int32 (B + 1,)."""
+    """Return int32 (B + 1,), where rows of one document begin if they are put end to end."""
     rows, length = document_BT.shape
     return torch.arange(rows + 1, dtype=torch.int32, device=document_BT.device) * length
 

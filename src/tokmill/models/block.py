@@ -31,9 +31,9 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     layers: int = 4
     """Number of blocks."""
     heads: int = 4
-    """Query heads."""
+    """Number of query heads."""
     kv_heads: int = 0
-    """Key and value heads, shared by groups of query heads; 0: as many as `heads`."""
+    """Number of key and value heads, shared by groups of query heads; 0: as many as `heads`."""
     head_dim: int = 0
     """Width K of a head; 0: `dim` / `heads`."""
     hidden: int = 0
@@ -46,8 +46,8 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     context: int = 0
     """Positions of the learned table; a document may not be longer."""
     activation: Activation = "swiglu"
-    """Of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh GPT-2's
-    approximation of it."""
+    """Activation of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh
+    GPT-2's approximation of it."""
     bias: bool = False
     """Whether linear maps and LayerNorm add a bias."""
     rope_theta: float = 10_000.0
@@ -58,17 +58,18 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Added to the mean square or variance in a norm."""
     qk_norm: bool = False
     """Whether queries and keys of each head are divided by their root mean square, with a learned
-    scale, in front of the rotary turn."""
+    scale, before the rotary turn."""
     init_zero: bool = False
-    """Whether what a branch adds to the stream is 0 at first: its output projection begins at 0."""
+    """Whether output projections begin at 0, so that at first a branch adds nothing to the
+    stream."""
     dropout: float = 0.0
     """Share of values dropped after the embedding and after each branch, while training."""
     attention_dropout: float = 0.0
     """Share of attention's probabilities dropped while training; it is slower, and on a GPU rows of
     several documents are then computed with a mask."""
     join: Join = "sum"
-    """How the embeddings of several columns become one vector: their sum, or end to end and a
-    linear map."""
+    """How the embeddings of several columns become one vector: sum adds them; concat puts them end
+    to end and applies a linear map."""
     field_dim: int = 0
     """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
 
@@ -82,7 +83,7 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
         return self.hidden or (-(-8 * self.dim // 3 // 32) * 32 if gated else 4 * self.dim)
 
     def window_of(self, block: int) -> int:
-        """Return how many positions to each side a block looks at; 0: its whole document."""
+        """Return how many positions to each side a block attends to; 0: its whole document."""
         return 0
 
     def theta_of(self, window: int) -> float:
@@ -150,8 +151,8 @@ class Block(nn.Module):
     """Attention, then feed-forward; each adds to the stream.
 
     A branch reads a norm of the stream, as in Llama and GPT-2. With `post_norm` it reads the
-    stream itself, and the norm is that of the sum, as in Vaswani et al. 2017 and BERT. With
-    `normed` the stream that comes is normed already, and attention reads it as it is.
+    stream itself, and the sum is normed, as in Vaswani et al. 2017 and BERT. With `normed` the
+    input is normed already, and attention reads it unchanged.
     """
 
     def __init__(
@@ -184,8 +185,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the stream (…, T, D) after both branches; `turn`, `attend`: see `Attention`.
 
-        With `places` (B, M) it is the stream (B, M, D) at these positions, and nothing else is
-        computed but the keys and values of all.
+        With `places` (B, M) it is the stream (B, M, D) at these positions; of the other positions
+        only keys and values are computed.
         """
         read = x if self.post_norm else self.attention_norm(x)
         y = self.dropout(self.attention(read, turn, attend, places))

@@ -1,12 +1,12 @@
-"""A decoder that reads on: keys and values of what was read stay, so each id is read once.
+"""Decoding with cached keys and values, so that each id is read once.
 
-It computes what `Decoder.forward` does, up to rounding, in fewer and larger operations: one product
-for queries, keys and values, and rotary positions as a product of complex numbers, for which pairs
-of values lie side by side. (Rows of q and k are in another order, the same one, so that their
-products are what they were.)
+It computes the same as `Decoder.forward`, except for rounding, in fewer and larger operations: one
+product for queries, keys and values, and rotary positions as a product of complex numbers, for
+which the values of a pair must be adjacent. (The rows of q and k are put into the same new order,
+so their products do not change.)
 
-Names of tensors carry their shape: B rows, T new positions, S slots that are filled, C slots that
-there are, D width, H query heads, G key and value heads, K width of a head.
+Names of tensors carry their shape: B rows, T new positions, S filled slots, C slots in all, D
+width, H query heads, G key and value heads, K width of a head.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tokmill.models.layers import GATES, RMSNorm, gelu
 from tokmill.models.transformer import Transformer
 
 SLOTS = 64
-"""Slots are made in multiples of this, and twice as many each time they are used up."""
+"""Slots are made in multiples of this; when they are used up their number is doubled."""
 Weights = tuple[Tensor, Tensor | None]
 Function = Callable[[Tensor], Tensor]
 
 
 class Layer(NamedTuple):
-    """A block as it is computed; the weights of its fused product are a copy."""
+    """A block in the form that is computed; the weights of its fused product are a copy."""
 
     attention_norm: Function
     qkv: Weights
@@ -46,17 +46,17 @@ class Layer(NamedTuple):
 
 
 class Decoding:
-    """Rows of ids that a decoder reads side by side; each sees itself alone.
+    """Rows of ids that a decoder reads in a batch; rows do not see each other.
 
-    Rows stand flush right: in front of a shorter one are slots that nobody looks at. Call it
-    without gradients, and where no autocast is on.
+    Rows are aligned at the right: before a shorter row are slots that are masked. Call it without
+    gradients and without autocast.
     """
 
     def __init__(self, model: Transformer) -> None:
         self.model, config = model, model.config
         self.heads, self.groups, self.width = config.heads, config.groups, config.head_width
         self.rotary = model.positions is None
-        assert model.norm is not None  # The norms of a decoder stand in front of its branches.
+        assert model.norm is not None  # A decoder has its norms before the branches.
         self.norm = as_function(model.norm)
         self.eps = config.norm_eps
         self.gelu = partial(gelu, approximate=config.activation == "gelu_tanh")
@@ -97,14 +97,14 @@ class Decoding:
         return self._read(columns, (self.filled - self.starts_B)[:, None], mask)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone (int64 numbers; one may come several times)."""
+        """Keep only these rows (int64 numbers; one may be repeated)."""
         rows = rows.to(self.device)
         starts_B = self.starts_B[rows]
         cut = int(starts_B.min()) if len(rows) else 0
         self.starts_B, self.filled = starts_B - cut, self.filled - cut
         slots = slice(cut, cut + self.filled)
         for number, cache in enumerate(self.caches):
-            # One layer at a time, so that two of all are never there.
+            # One layer at a time, so that there are never two copies of the whole cache.
             made = cache.new_empty(len(rows), *cache.shape[1:])
             made[:, :, :, : self.filled] = cache[rows, :, :, slots]
             self.caches[number] = made
@@ -139,7 +139,7 @@ class Decoding:
             k, v = cache.narrow(3, 0, filled).unbind(1)
             q_BTHK = qkv_BTHK.narrow(2, 0, heads)
             if length == 1:
-                # Queries of a group look at the same keys: they pass as positions.
+                # Queries of a group attend to the same keys, so they are passed as positions.
                 q = q_BTHK.reshape(rows, groups, heads // groups, width)
                 y = F.scaled_dot_product_attention(q, k, v, mask).reshape(rows, -1)
             else:
@@ -175,7 +175,7 @@ class Decoding:
             self.mask_B11C = self._added(hidden)
 
     def _mask_of_rows(self, length: int) -> Tensor:
-        """Return (B, 1, T, T): back, and within the row; what is in front of it sees itself."""
+        """Return (B, 1, T, T): causal within the row; a slot before the row attends to itself."""
         slot = torch.arange(length, device=self.device)
         ahead = slot[:, None] < slot
         before = slot < self.starts_B[:, None, None, None]
@@ -219,7 +219,7 @@ class Decoding:
 
 
 def in_pairs(rows: Tensor, heads: int) -> Tensor:
-    """Return rows (heads · K, …) with each pair (i, i + K / 2) side by side; 0 heads: as they are.
+    """Return rows (heads · K, …) with each pair (i, i + K / 2) adjacent; 0 heads: unchanged.
 
     The reverse of `halves_from_pairs`.
     """
@@ -229,7 +229,7 @@ def in_pairs(rows: Tensor, heads: int) -> Tensor:
 
 
 def as_function(norm: nn.Module) -> Function:
-    """Return a norm without the calls that a module makes."""
+    """Return a norm as a function, without the overhead of a module."""
     if isinstance(norm, nn.LayerNorm):
         shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
         return lambda x: torch.layer_norm(x, shape, weight, bias, eps)

@@ -1,4 +1,4 @@
-"""A Transformer that looks both ways (Devlin et al. 2018, BERT; Sanh et al. 2019, DistilBERT).
+"""A bidirectional Transformer (Devlin et al. 2018, BERT; Sanh et al. 2019, DistilBERT).
 
 The defaults are BERT's style: learned positions, LayerNorm after the embeddings and after each
 branch, GELU, biases. BERT's segment is a column that its task makes, `segment` with two ids, whose
@@ -23,17 +23,17 @@ class EncoderConfig(TransformerConfig, frozen=True, forbid_unknown_fields=True, 
     norm: Literal["rms", "layer"] = "layer"
     """Which norm: RMSNorm or LayerNorm."""
     norm_place: Literal["post", "pre"] = "post"
-    """post: of the sum of a branch and what it read, as in BERT; pre: of what a branch reads, and
-    at the end, which trains at higher learning rates."""
+    """post: the sum of a branch and its input is normed, as in BERT; pre: the input of a branch is
+    normed, and the last output, which allows higher learning rates."""
     embedding_norm: bool = True
-    """Whether the sum of the embeddings is normed, in front of the first block."""
+    """Whether the sum of the embeddings is normed before the first block."""
     position: Literal["rope", "learned"] = "learned"
     """rope: queries and keys are turned; learned: a table is added to the embedding."""
     context: int = 512
     """Positions of the learned table; a document may not be longer."""
     activation: Activation = "gelu"
-    """Of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh GPT-2's
-    approximation of it."""
+    """Activation of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh
+    GPT-2's approximation of it."""
     bias: bool = True
     """Whether linear maps and LayerNorm add a bias."""
     norm_eps: float = 1e-12
@@ -48,7 +48,7 @@ class EncoderConfig(TransformerConfig, frozen=True, forbid_unknown_fields=True, 
         "large": {"dim": 1024, "layers": 24, "heads": 16, "hidden": 4096},
         "distilbert": {"dim": 768, "layers": 6, "heads": 12, "hidden": 3072},
     }
-    """Those of published models, but for tiny, whose branch has 512 there."""
+    """Sizes of published models, except that the published tiny has a feed-forward width of 512."""
 
 
 class Encoder(Transformer):

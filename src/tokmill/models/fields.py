@@ -1,4 +1,4 @@
-"""Columns to vectors: one embedding a column of the store, joined into one stream.
+"""From columns to vectors: one embedding for each column of the store, joined into one stream.
 
 Shapes: B rows, T positions, D width, V ids of a column.
 """
@@ -19,15 +19,15 @@ Join = Literal["sum", "concat"]
 """How the embeddings of several columns become one vector."""
 
 PREFIX = "column_"
-"""Before a column's name: a `ModuleDict` takes no key such as `type`."""
+"""Put before a column's name, because a `ModuleDict` refuses keys such as `type`."""
 
 
 class Fields(nn.Module):
-    """One vector a column, joined: their sum, or end to end and a linear map to D.
+    """One vector for each column, joined: their sum, or a linear map to D of all, end to end.
 
-    A column of ids has an embedding, a column of vectors a linear map. `width`: of a column's
-    vector where they are put end to end; 0: D / columns, rounded up. Heads may be tied only where
-    an embedding is D wide.
+    A column of ids has an embedding, a column of vectors a linear map. `width`: width of a column's
+    vector if they are put end to end; 0: D / columns, rounded up. Heads can be tied only if an
+    embedding has width D.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Fields(nn.Module):
         if not count:
             raise UsageError(
                 "there is no column to learn from",
-                hint="a model reads columns that have a vocabulary and a value a token",
+                hint="a model reads columns with a vocabulary and one value for each token",
             )
         if width and join == "sum":
             raise UsageError(
@@ -106,7 +106,7 @@ class Fields(nn.Module):
         return weight
 
     def join(self, parts: list[Tensor]) -> Tensor:
-        """Return one vector a position from one a column."""
+        """Return one vector for each position from one for each column."""
         if self.joined is not None:
             y_BTD: Tensor = self.joined(torch.cat(parts, -1))
             # Under autocast the product is in half precision; the stream is not, as with a sum.

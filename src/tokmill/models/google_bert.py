@@ -17,13 +17,13 @@ from tokmill.errors import TokmillError
 
 ARCHITECTURE = "BertForPreTraining"
 SLOTS = re.compile(r".*/(adam_m|adam_v|Adam|Adam_1)|global_step|beta[12]_power")
-"""Variables of the optimiser, which belong to a training."""
+"""Variables of the optimiser's state."""
 OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""What `tf.train.Checkpoint` of TensorFlow 2 saves beside its variables, which it names by the
-attributes of Python objects."""
+"""An entry that `tf.train.Checkpoint` of TensorFlow 2 saves with its variables, which are named by
+the attributes of Python objects."""
 LAYER = re.compile(r"bert/encoder/layer_(\d+)/.*")
 NORM_EPS = 1e-12
-"""Of LayerNorm; the code has it, not the configuration."""
+"""Epsilon of LayerNorm, which is in the code and not in the configuration."""
 ACTIVATIONS = ("gelu",)
 
 
@@ -55,7 +55,7 @@ class Variable(NamedTuple):
     public: str
     """The name of the tensor in transformers."""
     shape: tuple[str | int, ...]
-    """As TensorFlow has it; a text is a key of bert_config.json."""
+    """The shape in TensorFlow; a text is a key of bert_config.json."""
     transposed: bool = False
 
 
@@ -110,11 +110,12 @@ BLOCK: tuple[Variable, ...] = (
     *dense("output/dense", "output.dense", F, D),
     *norm("output", "output"),
 )
-"""Of a layer; `bert/encoder/layer_N/` and `bert.encoder.layer.N.` stand in front."""
+"""Variables of a layer; their names begin with `bert/encoder/layer_N/` and `bert.encoder.layer.N.`.
+"""
 
 
 def variables(layers: int) -> Iterator[Variable]:
-    """Yield all variables of a BERT, those of the optimiser left out."""
+    """Yield all variables of a BERT, without those of the optimiser."""
     yield from OUTER
     for number in range(layers):
         for one in BLOCK:
@@ -125,7 +126,7 @@ def variables(layers: int) -> Iterator[Variable]:
 
 
 def check_config(config: GoogleBert, where: str) -> None:
-    """Refuse a configuration of which no BERT can be made."""
+    """Refuse a configuration from which no BERT can be made."""
     if config.hidden_act not in ACTIVATIONS:
         raise TokmillError(
             f"the encoder cannot be a model with hidden_act = {config.hidden_act!r}",
@@ -154,7 +155,7 @@ def chosen(
         raise TokmillError(
             "the checkpoint is an object-based one of TensorFlow 2, whose names are not BERT's",
             where=where,
-            hint="what is read is a checkpoint of Google's BERT code, which names "
+            hint="only checkpoints of Google's BERT code can be read, which name "
             f"{OUTER[0].name}; docs/exchange.md lists the names",
         )
     left_out = [name for name in shapes if SLOTS.fullmatch(name)]
@@ -173,7 +174,7 @@ def chosen(
             raise TokmillError(
                 f"the checkpoint {said} the variables {listed(names)}",
                 where=where,
-                hint="what is read is a BERT that was pre-trained: bert/… and cls/…; "
+                hint="only a pre-trained BERT can be read: bert/… and cls/…; "
                 "docs/exchange.md lists the names",
             )
     for one in wanted.values():

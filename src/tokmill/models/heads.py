@@ -1,10 +1,10 @@
-"""Hidden states to what is predicted: ids of columns, a class a row, numbers a row.
+"""From hidden states to predictions: ids of columns, a class for each row, numbers for each row.
 
 Names of tensors carry their shape: B rows, T positions, D width of the model, V ids of a column,
 C classes. `…` stands for any axes.
 
-Where only some positions are predicted, as in masked language modelling, take these out first
-(`predicted`): a head computes whatever it is given.
+If only some positions are predicted, as in masked language modelling, select these first
+(`predicted`): a head computes all positions that it is given.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokmill.models.model import Group, Model, decay_groups
 
 
 class Transform(nn.Module):
-    """What BERT's head for masked tokens does first: a linear map, GELU and LayerNorm."""
+    """The first part of BERT's head for masked tokens: a linear map, GELU and LayerNorm."""
 
     def __init__(
         self, dim: int, bias: bool = True, eps: float = 1e-12, approximate: bool = False
@@ -35,7 +35,7 @@ class Transform(nn.Module):
 
     @classmethod
     def of(cls, model: Model) -> Self:
-        """Return one in the style of a model: BERT's, DistilBERT's and ModernBERT's are so."""
+        """Return one in the style of a model, as those of BERT, DistilBERT and ModernBERT are."""
         style = getattr(model, "config", None)
         return cls(
             model.dim,
@@ -55,9 +55,9 @@ class Heads(nn.Module):
 
     Args:
         sizes: column → number V of its ids.
-        tied: the head of a column is its embedding in the model; it has no matrix here then.
+        tied: the head of a column is its embedding in the model, and has no matrix here.
         bias: whether a bias (V,) is added to the logits of each column.
-        transform: what hidden states pass first, once for all columns; None: nothing.
+        transform: applied to hidden states first, once for all columns; None: nothing.
     """
 
     def __init__(
@@ -78,7 +78,9 @@ class Heads(nn.Module):
                 self.biases[PREFIX + column] = nn.Parameter(torch.zeros(size))
         if tied:
             for column in sizes:
-                model.embedding(column)  # A model whose embedding is no head says so now.
+                model.embedding(
+                    column
+                )  # A model whose embedding cannot be a head raises its error now.
         else:
             for column, size in sizes.items():
                 head = Linear(model.dim, size, bias=False)
@@ -94,11 +96,11 @@ class Heads(nn.Module):
         return weight
 
     def bias(self, column: str) -> Tensor | None:
-        """Return what is added to the logits (V,) of a column; None: nothing."""
+        """Return the bias (V,) of a column's logits, or None."""
         return self.biases[PREFIX + column] if len(self.biases) else None
 
     def states(self, hidden: Tensor) -> Tensor:
-        """Return what the matrices are multiplied with, (…, D)."""
+        """Return the states (…, D) with which the matrices are multiplied."""
         return hidden if self.transform is None else self.transform(hidden)
 
     def logits(self, model: Model, hidden: Tensor, column: str) -> Tensor:
@@ -122,7 +124,7 @@ class Heads(nn.Module):
         }
 
     def param_groups(self, weight_decay: float) -> list[Group]:
-        """Return the groups of what is not the model's."""
+        """Return the groups of parameters that are not the model's."""
         return decay_groups(self.parameters(), weight_decay)
 
 
@@ -145,7 +147,7 @@ class Pooler(nn.Module):
 
 
 class Classes(nn.Module):
-    """One of C classes a row, from a vector a row."""
+    """One of C classes for each row, from one vector for each row."""
 
     def __init__(self, dim: int, classes: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -164,7 +166,7 @@ class Classes(nn.Module):
 
 
 class Numbers(nn.Module):
-    """One or several numbers a row, from a vector a row."""
+    """One or several numbers for each row, from one vector for each row."""
 
     def __init__(self, dim: int, numbers: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
@@ -177,7 +179,7 @@ class Numbers(nn.Module):
         return numbers_BC
 
     def loss(self, vectors_BD: Tensor, targets_BC: Tensor) -> Tensor:
-        """Return the summed squared error; a target that is no number (NaN) does not count."""
+        """Return the summed squared error; a target that is NaN does not count."""
         known_BC = ~targets_BC.isnan()
         error_BC: Tensor = self(vectors_BD).float() - targets_BC.nan_to_num()
         return (error_BC.square() * known_BC).sum()

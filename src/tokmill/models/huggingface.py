@@ -1,4 +1,4 @@
-"""Public checkpoints: which model here a config.json is, and which config.json a model has.
+"""Public checkpoints: the model for a config.json, and the config.json for a model.
 
 Formats: the configuration files of transformers, https://github.com/huggingface/transformers.
 """
@@ -24,7 +24,7 @@ WRITTEN: tuple[type[Public], ...] = (GPT2, Llama, Qwen3, Bert, DistilBert, Moder
 
 
 def architecture(config: Mapping[str, Any], where: str) -> tuple[type[Public], Head]:
-    """Return the family of the content of a config.json, and the head that it names.
+    """Return the family of a config.json, and the head that it names.
 
     Raises `TokmillError` for an architecture that is not known.
     """
@@ -43,9 +43,9 @@ def architecture(config: Mapping[str, Any], where: str) -> tuple[type[Public], H
 
 
 def read_config(config: Mapping[str, Any], where: str) -> tuple[Public, TransformerConfig]:
-    """Return what the content of a config.json says, and the model that computes the same.
+    """Return the checked content of a config.json, and the model that computes the same.
 
-    Raises `TokmillError` that names the key and its value where there is no such model.
+    Raises `TokmillError` that names the key and its value if there is no such model.
     """
     family, _ = architecture(config, where)
     if quantized := config.get("quantization_config"):
@@ -96,11 +96,11 @@ def public_of(
     task: str = "next_token",
     segments: bool = False,
 ) -> Public:
-    """Return what config.json says of a model with `vocab` ids that sees `length` positions.
+    """Return the config.json for a model with `vocab` ids and rows of `length` positions.
 
-    `task`: the kind of task that it is in; `segments`: whether it reads a segment.
+    `task`: the kind of its task; `segments`: whether it reads a segment.
 
-    Raises `TokmillError` where no public architecture computes the same.
+    Raises `TokmillError` if no public architecture computes the same.
     """
     wanted: list[str] = []
     for family in WRITTEN:
@@ -119,7 +119,7 @@ def public_of(
             return family.of(model, vocab, tied, length)
         wanted.append(f"{names[0]} with {', '.join(shown)}")
     raise TokmillError(
-        "no public architecture computes what this model does"
+        "no public architecture computes the same as this model"
         if wanted
         else f"no public architecture is a {model.kind} of the task {task}",
         where=where,

@@ -1,4 +1,5 @@
-"""What a model reads of a batch: columns of ids, columns that a task makes, columns of vectors."""
+"""What a model reads from a batch: columns of ids, columns that a task makes, columns of
+vectors."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from tokmill.errors import UsageError
 
 @dataclass(frozen=True)
 class Inputs:
-    """The columns that a model reads; a task says them (`Task.inputs`).
+    """The columns that a model reads; the task names them (`Task.inputs`).
 
-    `ids`: column of the store → number of its ids. `roles`: column → role → id, of the store's
-    vocabularies, such as `{"token": {"mask": 4, "pad": 0}}`: special tokens are found by role, as
-    their numbers differ from one vocabulary to another. `made`: column that no store holds, such as
+    `ids`: column of the store → number of its ids. `roles`: column → role → id, from the store's
+    vocabularies, such as `{"token": {"mask": 4, "pad": 0}}`; special tokens are found by role,
+    because their ids differ between vocabularies. `made`: column that no store holds, such as
     `segment` → number of its ids; the task fills it (`Task.prepare`). `vectors`: column → width W;
-    of these a batch holds (B, T, W) float32, of the others (B, T) int64. `classes`: column of
-    labels → the names of its classes, by number.
+    in a batch they are (B, T, W) float32, the others (B, T) int64. `classes`: column of labels →
+    the names of its classes, by number.
     """
 
     ids: Mapping[str, int] = field(default_factory=dict)
@@ -34,7 +35,7 @@ class Inputs:
     def role(self, column: str, name: str) -> int:
         """Return the id that has a role in a column's vocabulary.
 
-        Raises `UsageError` where it has no such id; no number is taken in its place.
+        Raises `UsageError` if there is no such id; no default is used.
         """
         known = self.roles.get(column, {})
         if name not in known:

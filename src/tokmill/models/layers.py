@@ -1,8 +1,8 @@
-"""The parts of a decoder that know no documents: plain functions, and modules around them.
+"""The parts of a decoder that do not depend on documents: functions, and modules around them.
 
-All take any leading axes; an axis named in a docstring is the last one, or the last two. Where
-PyTorch has the operation, the function is PyTorch's under a name and a signature of its own, so
-that there is one place to look; `linear` and `linear_cross_entropy` are faster than what it has.
+All take any leading axes; the axes named in a docstring are the last ones. If PyTorch has the
+operation, the function calls it under our own name and signature, so that there is one place to
+look; `linear` and `linear_cross_entropy` are faster than those of PyTorch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ __all__ = [
 Activation = Literal["swiglu", "geglu", "gelu", "gelu_tanh"]
 
 CHUNK = 1 << 22
-"""Logits that are held at a time: 16 MiB in float32, which malloc hands out again and again; from
-32 MiB on the kernel would be asked for fresh pages each time."""
+"""Logits in memory at a time: 16 MiB in float32, which malloc reuses; from 32 MiB on it would ask
+the kernel for new pages each time."""
 LEAST_ROWS = 256
-"""Rows of a chunk at least, or adding up the weight's gradient would cost as much as making it."""
+"""Fewest rows of a chunk; with fewer, adding up the weight's gradient costs as much as computing
+it."""
 MANY_IDS, LEAST_PRODUCT = 8192, 64
-"""With more ids than these a product of so many rows pays the kernel that is compiled for it; a
-chunk of fewer ids has `matmul.ROWS`."""
+"""With more ids than this, a product of so many rows is worth compiling a kernel for; with fewer
+ids a chunk has `matmul.ROWS`."""
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
@@ -96,14 +97,14 @@ GATES = {"swiglu": swiglu, "geglu": geglu}
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Return exp(x) / sum(exp(x)) along an axis; the largest is taken off first."""
+    """Return exp(x) / sum(exp(x)) along an axis; the largest value is subtracted first."""
     return torch.softmax(x, dim)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of -log softmax(logits)[target] in nats, from (…, V) and int64 (…).
 
-    A target of -1 is nothing to learn and does not count.
+    A target of -1 is not learned and does not count.
     """
     return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=-1)
 
@@ -118,14 +119,14 @@ def linear_cross_entropy(
     """Return the summed cross-entropy in nats of the logits hidden · weightᵀ + bias.
 
     hidden is (…, D), weight (V, D), bias (V,), targets int64 (…), -1 where there is nothing to
-    learn. Only a chunk of the logits is there at a time, in float32; their gradient is made in the
-    same pass. The products are in autocast's type where it is on. Differentiable once.
+    learn. Only a chunk of the logits is in memory at a time, in float32; their gradient is computed
+    in the same pass. Under autocast the products are in its type. Differentiable once.
 
-    `pull`: adds `pull` · the highest logit to the gradient of that logit, wherever there is a
-    target, which keeps logits near 0; the loss that is returned is without it. (RWKV's L2Wrap.)
+    `pull`: adds `pull` · the highest logit to the gradient of that logit, at each position with a
+    target. It keeps logits near 0, and is not in the returned loss. (RWKV's L2Wrap.)
     """
     if torch.compiler.is_compiling():
-        # The same thing, plainly, which is what a compiler can see through.
+        # The same in plain operations, which a compiler can optimise.
         logits = F.linear(hidden, weight).flatten(0, -2).float()
         logits, learnt = logits if bias is None else logits + bias, targets.flatten() >= 0
         loss = F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="sum")
@@ -163,10 +164,10 @@ class LinearCrossEntropy(torch.autograd.Function):
         pull: float,
         bias: Tensor | None,
     ) -> Tensor:
-        """Return the loss; keep the gradients of a loss that counts once."""
+        """Return the loss; keep the gradients for a loss with factor 1."""
         hidden_ND, weight_VD = hidden.to(dtype), weight.to(dtype)
         of_hidden = torch.empty_like(hidden) if learn and ctx.needs_input_grad[0] else None
-        # (D, V) and not (V, D): the product that it adds up is faster so.
+        # (D, V) and not (V, D), because the products that are added to it are faster.
         wide = torch.promote_types(hidden.dtype, torch.float32)
         of_weight = None
         if learn and ctx.needs_input_grad[1]:
@@ -201,7 +202,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         if of_hidden is not None:
             of_hidden = of_hidden * scale
         if of_weight is not None:
-            # Turned round while it is copied: what is added to it later is (V, D) and contiguous.
+            # Transposed while it is copied: what is added to it later is (V, D) and contiguous.
             of_weight = of_weight.t().clone(memory_format=torch.contiguous_format).mul_(scale)
         if of_bias is not None:
             of_bias = of_bias * scale
@@ -209,7 +210,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy_with_gradient_(logits_NV: Tensor, targets_N: Tensor, pull: float = 0.0) -> Tensor:
-    """Return the summed cross-entropy and put its gradient in the logits' place.
+    """Return the summed cross-entropy and overwrite the logits with their gradient.
 
     The gradient is softmax(logits) less 1 at the target, and 0 in rows without a target; `pull`:
     see `linear_cross_entropy`.

@@ -1,4 +1,4 @@
-"""Matrix products, in float32 on the CPU by the faster of the two libraries that torch brings.
+"""Matrix products; in float32 on the CPU by the faster of the two libraries in torch.
 
 torch multiplies float32 matrices with MKL, whose kernels for AVX-512 run on Intel's processors
 only. oneDNN, which torch uses for bf16, has them for all: on a Zen 5 it is 1.5 to 2.3 times as
@@ -21,12 +21,12 @@ ONEDNN = (
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
 FEW_ROWS, MANY_WEIGHTS = 4, 1 << 16
-"""With fewer rows than these, or a smaller matrix, the other library is as fast in sampling too."""
+"""With fewer rows or a smaller matrix the other library is as fast, in sampling too."""
 Product = Callable[..., Tensor]
 """From x, weight and bias, as `linear`."""
 ROWS = 512
-"""Fewer rows than these are multiplied as torch does it: oneDNN compiles a kernel for each shape,
-which takes about half a millisecond, and sampling has many shapes."""
+"""With fewer rows torch's own way is taken: oneDNN compiles a kernel for each shape, which takes
+about half a millisecond, and sampling has many shapes."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -57,7 +57,7 @@ def prefers_onednn(a: Tensor, b: Tensor, least: int = ROWS) -> bool:
 
 
 def onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x · weightᵀ + bias; what is not contiguous is read as it lies."""
+    """Return x · weightᵀ + bias; arguments need not be contiguous."""
     y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return y
 
@@ -65,8 +65,8 @@ def onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def product_for(x: Tensor, weight: Tensor) -> Product:
     """Return the faster `linear` for x (N, M) and matrices about as large as a weight.
 
-    It is for products of few rows whose shapes come again and again, so that a kernel may be
-    compiled first; without a gradient, and where no autocast is on.
+    It is for products of few rows whose shapes are repeated often, so that compiling a kernel is
+    worth it; without a gradient and without autocast.
     """
     many = x.shape[0] >= FEW_ROWS and weight.numel() >= MANY_WEIGHTS
     same = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
@@ -101,6 +101,6 @@ class Linear(torch.autograd.Function):
 def outer(a: Tensor, b: Tensor) -> Tensor:
     """Return aᵀ · b from (rows, N) and (rows, M).
 
-    The kernel is fastest where the wider matrix stands on the right.
+    The kernel is fastest if the wider matrix is on the right.
     """
     return onednn(b.t(), a.t()).t() if a.shape[1] > b.shape[1] else onednn(a.t(), b.t())

@@ -1,4 +1,4 @@
-"""What every model is: columns in, hidden states out.
+"""The interface of models: from columns to hidden states.
 
 Shapes: B rows, T positions, D width of the model.
 """
@@ -22,13 +22,13 @@ class Tensors:
     """A batch as a model sees it, all on one device.
 
     `columns`: name → (B, T) int64, of vectors (B, T, W) float32. `values` and `targets`: name →
-    (B, …), int64 or float32, as the task says (`Batch`). `entry`: (B,) int64, to which entry of the
-    process's batch a row belongs, -1: to none, it teaches nothing; None: each is one. `document`:
-    (B, T) int64, the number of the document within its row, -1 at padding. `position`: (B, T)
-    int64, counted from the document's first token in the row. `whole`: every row is one document
-    without padding, so that the causal mask is all the mask there is. `cu_seqlens`: int32
-    (documents + 1,), where each document begins in the rows end to end, and B · T; a run of padding
-    counts as one. None where rows are whole, or where nobody counted.
+    (B, …), int64 or float32, as the task says (`Batch`). `entry`: (B,) int64, the entry of the
+    process's batch to which a row belongs, -1: none, the row teaches nothing; None: each row is an
+    entry. `document`: (B, T) int64, the number of the document within its row, -1 at padding.
+    `position`: (B, T) int64, counted from the document's first token in the row. `whole`: every row
+    is one document without padding, so that no mask but the causal one is needed. `cu_seqlens`:
+    int32 (documents + 1,), where each document begins if rows are put end to end, and last B · T;
+    a run of padding counts as a document. None if rows are whole, or if it was not counted.
     """
 
     columns: dict[str, Tensor]
@@ -44,11 +44,10 @@ class Tensors:
 class Model(nn.Module):
     """A backbone. `dim` is the width D of its hidden states.
 
-    `causal`: whether the hidden state of a position depends on that position and those before it
-    alone. Every model says it: only a causal one can predict what comes next, and only to a causal
-    one can padded rows be given as if they were whole. `recompute`: whether blocks are run again in
-    the backward pass, while training, in place of keeping what they computed; the numbers are the
-    same.
+    `causal`: whether the hidden state of a position depends only on that position and those before
+    it. Only a causal model can predict what comes next, and only to a causal model can padded rows
+    be given without a mask. `recompute`: whether blocks are computed again in the backward pass of
+    a training, so that their results need not be kept; the numbers are the same.
     """
 
     dim: int
@@ -58,18 +57,18 @@ class Model(nn.Module):
     def forward(self, batch: Tensors, places: Tensor | None = None) -> Tensor:
         """Return hidden states (B, T, D).
 
-        With `places`, (B, M) int64, those of these positions of each row alone, (B, M, D): a model
-        need not compute what nobody reads. A place of -1 is not used; its state is any one.
+        With `places`, (B, M) int64, only those of these positions of each row, (B, M, D), so that
+        the others need not be computed. A place of -1 is not used; its state is arbitrary.
         """
         raise NotImplementedError
 
     @property
     def longest(self) -> int:
-        """Positions that a document has at most; 0: any number."""
+        """Largest number of positions of a document; 0: no limit."""
         return 0
 
     def cached(self) -> Cached | None:
-        """Return what reads on with these weights, each id once; None: nothing can."""
+        """Return an object that decodes with a cache, each id once; None: there is none."""
         return None
 
     def embedding(self, column: str) -> nn.Parameter:
@@ -81,7 +80,7 @@ class Model(nn.Module):
         nn.init.normal_(weight, std=0.02)
 
     def flops_per_token(self, length: int) -> float:
-        """Return the floating point operations of a training step a token, without the head."""
+        """Return the floating point operations for a token of a training step, without the head."""
         raise NotImplementedError
 
     def param_groups(self, weight_decay: float) -> list[Group]:
@@ -91,7 +90,7 @@ class Model(nn.Module):
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """What a model can do whose state has one size however long a document is."""
+    """A model whose state has the same size for documents of any length."""
 
     def start(self, rows: int) -> Any:
         """Return the state before the first position of so many rows."""
@@ -103,7 +102,7 @@ class Recurrent(Protocol):
 
 
 class Cached(Protocol):
-    """What reads rows of ids side by side, each id once, and keeps what later ones need of it."""
+    """Reads a batch of rows, each id once, and keeps what later ids need."""
 
     def begin(self, columns: Mapping[str, Tensor], starts: Tensor) -> Tensor:
         """Forget all rows and read others; return the hidden states (B, D) of their last ids.
@@ -118,14 +117,14 @@ class Cached(Protocol):
         ...
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone (int64 numbers; one may come several times)."""
+        """Keep only these rows (int64 numbers; one may be repeated)."""
         ...
 
 
 def over_states(function: Callable[..., Tensor], *states: Any) -> Any:
-    """Return a function of each tensor of what a model carries: tensors in lists and dataclasses.
+    """Return a state whose tensors are a function of those of other states of the same model.
 
-    Several states of one model are walked together.
+    A state is made of tensors in lists and dataclasses.
     """
     first = states[0]
     if isinstance(first, Tensor):
@@ -139,12 +138,12 @@ def over_states(function: Callable[..., Tensor], *states: Any) -> Any:
 
 
 def take_rows(state: Any, rows: slice | Tensor) -> Any:
-    """Return what a model carries of some rows."""
+    """Return the state of some rows."""
     return over_states(lambda tensor: tensor[rows], state)
 
 
 def join_rows(*states: Any) -> Any:
-    """Return what a model carries of the rows of all these, one behind the other."""
+    """Return the state of the rows of several states, one after the other."""
     return over_states(lambda *tensors: torch.cat(tensors), *states)
 
 
@@ -161,7 +160,7 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 
 
 def blocks_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the parts of a model that stand one behind the other; the rest is used all along."""
+    """Yield the blocks of a model, which are used in turn; the rest is used throughout."""
     for part in module.modules():
         if isinstance(part, nn.ModuleList):
             yield from part

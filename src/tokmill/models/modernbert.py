@@ -1,9 +1,9 @@
-"""A modern Transformer that looks both ways (Warner et al. 2024, ModernBERT, arXiv 2412.13663).
+"""ModernBERT, a bidirectional Transformer (Warner et al. 2024, arXiv 2412.13663).
 
-Norms stand in front of the branches and behind the embedding, positions are rotary, the branch is a
-GeGLU and nothing has a bias. Of every three blocks one looks at the whole document, the first of
-them; the others look at a window around each position, and have another rotary base. The first
-block's attention has no norm, as the embedding's is right in front of it.
+Norms are before the branches and after the embedding, positions are rotary, the feed-forward branch
+is a GeGLU, and there are no biases. The first of every three blocks attends to the whole document;
+the others attend to a window around each position, and have another rotary base. The attention of
+the first block has no norm, because the norm of the embedding is right before it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class ModernBertConfig(TransformerConfig, frozen=True, forbid_unknown_fields=Tru
     norm: Literal["rms", "layer"] = "layer"
     """Which norm: RMSNorm or LayerNorm."""
     activation: Activation = "geglu"
-    """Of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh GPT-2's
-    approximation of it."""
+    """Activation of the feed-forward branch; swiglu and geglu have a gate; gelu is exact, gelu_tanh
+    GPT-2's approximation of it."""
     window: int = 128
-    """Positions around a position that it looks at in a local block, half of them on each side; 0:
-    all blocks are global."""
+    """Width of the window of a local block, half of it on each side of a position; 0: all blocks
+    are global."""
     global_every: int = 3
-    """One of so many blocks is global, the first of them; the others are local."""
+    """The first of every so many blocks is global; the others are local."""
     rope_theta: float = 160_000.0
     """Base of the rotary frequencies of global blocks."""
     local_theta: float = 10_000.0
@@ -42,10 +42,10 @@ class ModernBertConfig(TransformerConfig, frozen=True, forbid_unknown_fields=Tru
         "base": {"dim": 768, "layers": 22, "heads": 12, "hidden": 1152},
         "large": {"dim": 1024, "layers": 28, "heads": 16, "hidden": 2624},
     }
-    """base and large are those of the published models."""
+    """base and large are the sizes of the published models."""
 
     def window_of(self, block: int) -> int:
-        """Return how many positions to each side a block looks at; 0: its whole document."""
+        """Return how many positions to each side a block attends to; 0: its whole document."""
         return self.window // 2 if block % self.global_every else 0
 
     def theta_of(self, window: int) -> float:
@@ -57,13 +57,13 @@ class ModernBertConfig(TransformerConfig, frozen=True, forbid_unknown_fields=Tru
         super().check()
         if self.window < 0 or self.window % 2:
             raise UsageError(
-                f"a window of {self.window} has no halves",
+                f"a window of {self.window} cannot be halved",
                 where="model.window",
                 hint="take an even number; half of it is on each side",
             )
         if self.global_every < 1:
             raise UsageError(
-                "one of at least one block is global",
+                "global_every must be at least 1",
                 where="model.global_every",
                 hint="1: all blocks are global",
             )

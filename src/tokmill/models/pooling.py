@@ -1,9 +1,9 @@
-"""Hidden states of a row to one vector, also where they come segment by segment.
+"""From the hidden states of a row to one vector; the states may come segment by segment.
 
 Names of tensors carry their shape: B rows, T positions of a segment, D width.
 
-Rows come in falling order of their lengths, so that those which a segment still reaches are the
-first ones. Sums are held in float32.
+Rows are in falling order of length, so that the rows which are in a segment are the first ones.
+Sums are in float32.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Running(Protocol):
     """Pools the hidden states of B rows that come segment by segment."""
 
     def add(self, hidden_BTD: Tensor, length_B: Tensor) -> None:
-        """Take the next segment of the first rows; `length_B` (int64, at least 1) of it counts."""
+        """Add the next segment of the first rows; `length_B` (int64, at least 1) states count."""
         ...
 
     def result(self) -> Tensor:
@@ -72,10 +72,10 @@ class RunningLast:
 
 
 class RunningAttention:
-    """A mean of a row's hidden states h weighted by softmax(q · h / sqrt(D)), q a vector a row.
+    """A mean of a row's hidden states h weighted by softmax(q · h / sqrt(D)); each row has a q.
 
-    The softmax is that of all segments: with the highest score so far the sums before are scaled
-    (Milakov and Gimelshein 2018, arXiv 1805.02867).
+    The softmax is over all segments: when a higher score comes, the sums so far are scaled (Milakov
+    and Gimelshein 2018, arXiv 1805.02867).
     """
 
     def __init__(self, query_BD: Tensor) -> None:
@@ -105,16 +105,16 @@ class RunningAttention:
 class AttentionPooling(nn.Module):
     """Pooling by attention with a learned query, for tasks that train one.
 
-    Without one, where a model is used as it was trained, a row's last hidden state is its query.
+    Without a learned query, a row's last hidden state is the query.
     """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        # All hidden states weigh the same at first.
+        # At first all hidden states have the same weight.
         self.query = nn.Parameter(torch.zeros(dim))
 
     def forward(self, hidden_BTD: Tensor, length_B: Tensor) -> Tensor:
-        """Return (B, D), float32, from hidden states of which the first `length_B` count."""
+        """Return (B, D), float32; of the hidden states of a row the first `length_B` count."""
         hidden_BTD = hidden_BTD.float()
         query_BD = self.query.float().expand(len(hidden_BTD), -1)
         # Autocast would weigh in half precision.
@@ -165,7 +165,7 @@ def pool_rows(
 
 
 def scores(hidden_BTD: Tensor, query_BD: Tensor, length_B: Tensor) -> Tensor:
-    """Return q · h / sqrt(D), (B, T); -inf where a row has ended."""
+    """Return q · h / sqrt(D), (B, T); -inf after the end of a row."""
     score_BT = torch.einsum("btd,bd->bt", hidden_BTD, query_BD) / math.sqrt(query_BD.shape[1])
     return score_BT.masked_fill(~inside(hidden_BTD, length_B), -math.inf)
 
@@ -176,7 +176,7 @@ def inside(hidden_BTD: Tensor, length_B: Tensor) -> Tensor:
 
 
 def check_pool(pool: str) -> None:
-    """Raise `UsageError` for what is no way of pooling."""
+    """Raise `UsageError` for an unknown pooling."""
     if pool not in get_args(Pool):
         raise UsageError(
             f"hidden states cannot be pooled by {pool!r}", hint=nearest(pool, get_args(Pool))

@@ -1,4 +1,4 @@
-"""Positions that are predicted, taken out of their rows, so that no others are computed.
+"""Selects the positions that are predicted, so that no others are computed.
 
 Shapes: B rows, T positions, M positions that are predicted in the row that has most of them, D
 width of the model.
@@ -15,11 +15,11 @@ from tokmill.store.schema import Array
 
 
 def predicted(targets: Mapping[str, Array]) -> tuple[Array, dict[str, Array]]:
-    """Return where any of several columns has a target, and the targets there, (B, M) int64 each.
+    """Return the positions where any column has a target, and the targets there; (B, M) int64 each.
 
-    `targets`: name → (B, T) int64, -1 where there is nothing to learn. Places of a row come in
-    rising order, in front of those that are not used (-1, and targets of -1). M is at least 1, so
-    that a batch without a target is a batch still.
+    `targets`: name → (B, T) int64, -1 where there is nothing to learn. The places of a row ascend;
+    after them come unused ones (-1, with targets of -1). M is at least 1, so that a batch without
+    targets is still a batch.
     """
     wanted = np.any([target >= 0 for target in targets.values()], axis=0)
     most = max(1, int(wanted.sum(1).max(initial=0)))

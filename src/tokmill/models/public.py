@@ -1,4 +1,4 @@
-"""What every family of public checkpoints says of itself: keys of config.json, tensors, heads."""
+"""The interface of families of public checkpoints: keys of config.json, tensors, heads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import msgspec
 from tokmill.errors import TokmillError
 from tokmill.models.block import TransformerConfig
 from tokmill.models.public_tensors import Head, TensorNames
+
+RESOLVED = {"hidden": "feed_forward"}
+"""Key of a model whose 0 means a default → the property with its value."""
 
 
 class Public(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,25 +32,36 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
     segments: ClassVar[bool] = False
     """Whether an embedding of segments is added to that of the tokens."""
     roles: ClassVar[Mapping[str, str]]
-    """Role → the key that says its id."""
+    """Role → the key that has its id."""
+    same: ClassVar[Mapping[str, str]]
+    """Key → the key of the model here that has the same value."""
+    length_key: ClassVar[str] = "max_position_embeddings"
 
     @property
     def length(self) -> int:
         """Positions that the model was made for."""
-        raise NotImplementedError
+        length: int = getattr(self, self.length_key)
+        return length
 
     def model(self, where: str) -> dict[str, Any]:
-        """Return the keys of the model that computes the same; dropout belongs to a training."""
-        raise NotImplementedError
+        """Return the keys of the model that computes the same, without dropout."""
+        return {ours: getattr(self, key) for key, ours in self.same.items()}
 
     @classmethod
     def of(cls, model: Any, vocab: int, tied: bool, length: int) -> Self:
-        """Return the keys of a model that has what `needs` says."""
+        """Return the config.json of a model that has the values of `needs`."""
+        same = {key: getattr(model, RESOLVED.get(ours, ours)) for key, ours in cls.same.items()}
+        own = {cls.length_key: length, **same, **cls.others(model)}
+        return cls(vocab_size=vocab, tie_word_embeddings=tied, **own)
+
+    @classmethod
+    def others(cls, model: Any) -> dict[str, Any]:
+        """Return the keys of config.json that are not in `same`."""
         raise NotImplementedError
 
     @classmethod
     def needs(cls, model: Any) -> dict[str, tuple[Any, ...]]:
-        """Return key → values that a model must have to be such a one."""
+        """Return key → values that a model must have to belong to this family."""
         raise NotImplementedError
 
     def to_config(self, task: str = "next_token") -> dict[str, Any]:
@@ -58,7 +72,7 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unlike(key: str, value: Any, where: str, kind: str) -> TokmillError:
-    """Return the error for a key of config.json that makes a model which ours cannot be."""
+    """Return the error for a key of config.json with a value that no model here computes."""
     return TokmillError(
         f"the {kind} cannot be a model with {key} = {value!r}",
         where=where,
@@ -67,5 +81,5 @@ def unlike(key: str, value: Any, where: str, kind: str) -> TokmillError:
 
 
 def divided(model: TransformerConfig) -> int:
-    """Return the width that the heads divide: transformers asks for it even with `head_dim`."""
+    """Return the width a multiple of the heads: transformers needs that even with `head_dim`."""
     return model.dim - model.dim % model.heads

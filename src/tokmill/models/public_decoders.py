@@ -7,7 +7,7 @@ defaults are theirs, so that an absent key means here what it means there.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from tokmill.models.decoder import DecoderConfig
 from tokmill.models.public import Public, divided, unlike
@@ -52,6 +52,14 @@ class GPT2(Public, frozen=True, kw_only=True):
     tensor_names = GPT2_NAMES
     heads = {"GPT2LMHeadModel": next_token("transformer.wte")}
     roles = ROLES
+    same = {
+        "n_positions": "context",
+        "n_embd": "dim",
+        "n_layer": "layers",
+        "n_head": "heads",
+        "layer_norm_epsilon": "norm_eps",
+    }
+    length_key = "n_positions"
     known = {
         "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"),
         "scale_attn_weights": (True,),
@@ -59,40 +67,24 @@ class GPT2(Public, frozen=True, kw_only=True):
         "add_cross_attention": (False,),
     }
 
-    @property
-    def length(self) -> int:
-        """Rows of the position table."""
-        return self.n_positions
-
     def model(self, where: str) -> dict[str, Any]:
         """Return the keys of the decoder that computes the same."""
         return {
+            **super().model(where),
             "norm": "layer",
             "position": "learned",
             "activation": "gelu" if self.activation_function == "gelu" else "gelu_tanh",
             "bias": True,
-            "context": self.n_positions,
-            "dim": self.n_embd,
-            "layers": self.n_layer,
-            "heads": self.n_head,
             "hidden": self.n_inner or 4 * self.n_embd,
-            "norm_eps": self.layer_norm_epsilon,
         }
 
     @classmethod
-    def of(cls, model: DecoderConfig, vocab: int, tied: bool, length: int) -> Self:
-        """Return the keys of a decoder that has what `needs` says."""
-        return cls(
-            vocab_size=vocab,
-            tie_word_embeddings=tied,
-            n_positions=model.context,
-            n_embd=model.dim,
-            n_layer=model.layers,
-            n_head=model.heads,
-            n_inner=model.feed_forward,
-            activation_function="gelu" if model.activation == "gelu" else "gelu_new",
-            layer_norm_epsilon=model.norm_eps,
-        )
+    def others(cls, model: DecoderConfig) -> dict[str, Any]:
+        """Return the keys that are not in `same`."""
+        return {
+            "n_inner": model.feed_forward,
+            "activation_function": "gelu" if model.activation == "gelu" else "gelu_new",
+        }
 
     @classmethod
     def needs(cls, model: DecoderConfig) -> dict[str, tuple[Any, ...]]:
@@ -134,12 +126,14 @@ class Llama(Public, frozen=True, kw_only=True):
     tensor_names = LLAMA_NAMES
     heads = {"LlamaForCausalLM": next_token("model.embed_tokens")}
     roles = ROLES
+    same = {
+        "hidden_size": "dim",
+        "intermediate_size": "hidden",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "rms_norm_eps": "norm_eps",
+    }
     known = {"hidden_act": ("silu",)}
-
-    @property
-    def length(self) -> int:
-        """Positions that the model was trained with."""
-        return self.max_position_embeddings
 
     def model(self, where: str) -> dict[str, Any]:
         """Return the keys of the decoder that computes the same."""
@@ -158,44 +152,32 @@ class Llama(Public, frozen=True, kw_only=True):
             )
         scaling = {ours: rope.get(theirs) for theirs, ours in ROPE_SCALING.items()}
         return {
+            **super().model(where),
             "norm": "rms",
             "position": "rope",
             "activation": "swiglu",
             "bias": self.mlp_bias,
-            "dim": self.hidden_size,
-            "layers": self.num_hidden_layers,
-            "heads": self.num_attention_heads,
             "kv_heads": self.num_key_value_heads or 0,
             "head_dim": self.head_dim or 0,
-            "hidden": self.intermediate_size,
             "rope_theta": rope["rope_theta"],
             "rope_scaling": scaling if kind == "llama3" else None,
-            "norm_eps": self.rms_norm_eps,
         }
 
     @classmethod
-    def of(cls, model: DecoderConfig, vocab: int, tied: bool, length: int) -> Self:
-        """Return the keys of a decoder that has what `needs` says."""
+    def others(cls, model: DecoderConfig) -> dict[str, Any]:
+        """Return the keys that are not in `same`."""
         rope: dict[str, Any] | None = None
         if model.rope_scaling is not None:
             values = {key: getattr(model.rope_scaling, ours) for key, ours in ROPE_SCALING.items()}
             rope = {"rope_type": "llama3", **values}
-        return cls(
-            vocab_size=vocab,
-            tie_word_embeddings=tied,
-            hidden_size=model.dim,
-            intermediate_size=model.feed_forward,
-            num_hidden_layers=model.layers,
-            num_attention_heads=model.heads,
-            num_key_value_heads=model.groups,
-            head_dim=model.head_width,
-            max_position_embeddings=length,
-            rms_norm_eps=model.norm_eps,
-            attention_bias=model.bias,
-            mlp_bias=model.bias,
-            rope_theta=model.rope_theta,
-            rope_scaling=rope,
-        )
+        return {
+            "num_key_value_heads": model.groups,
+            "head_dim": model.head_width,
+            "attention_bias": model.bias,
+            "mlp_bias": model.bias,
+            "rope_theta": model.rope_theta,
+            "rope_scaling": rope,
+        }
 
     @classmethod
     def needs(cls, model: DecoderConfig) -> dict[str, tuple[Any, ...]]:

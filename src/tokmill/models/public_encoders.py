@@ -7,7 +7,7 @@ so that an absent key means here what it means there.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from tokmill.models.encoder import EncoderConfig
 from tokmill.models.fields import PREFIX
@@ -59,7 +59,7 @@ DISTILBERT_NAMES = TensorNames(
 
 
 def hidden_tokens(dense: str, norm: str, decoder: str, bias: str) -> tuple[tuple[str, str], ...]:
-    """Return the tensors of a head for hidden tokens; its matrix is there if it is not tied."""
+    """Return the tensors of a head for masked tokens; it has a matrix only if it is not tied."""
     return (
         *both(dense, "heads.transform.linear"),
         *both(norm, "heads.transform.norm"),
@@ -80,9 +80,9 @@ BERT_SAME = {
 }
 BERT_POOLER = both("bert.pooler.dense", "pooler.linear")
 FIRST = {"pool": ("first",), "target": ("class", "number")}
-"""Of the task classify: which state tells, and what."""
+"""Keys of the task classify: the first state predicts a class."""
 ALWAYS = {"segment": ("always", True)}
-"""Of tasks that may have no segment: the model has one, whatever the store has."""
+"""Keys of tasks without a segment: the model has one, even if the store does not."""
 
 
 class Bert(Public, frozen=True, kw_only=True):
@@ -109,6 +109,14 @@ class Bert(Public, frozen=True, kw_only=True):
     tensor_names = BERT_NAMES
     segments = True
     roles = {"pad": "pad_token_id"}
+    same = {
+        "hidden_size": "dim",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "intermediate_size": "hidden",
+        "max_position_embeddings": "context",
+        "layer_norm_eps": "norm_eps",
+    }
     heads = {
         "BertForPreTraining": Head(
             "sentence_pair",
@@ -136,39 +144,18 @@ class Bert(Public, frozen=True, kw_only=True):
         "add_cross_attention": (False,),
     }
 
-    @property
-    def length(self) -> int:
-        """Rows of the position table."""
-        return self.max_position_embeddings
-
     def model(self, where: str) -> dict[str, Any]:
         """Return the keys of the encoder that computes the same."""
-        return {
-            "activation": ACTIVATIONS[self.hidden_act],
-            "context": self.max_position_embeddings,
-            "dim": self.hidden_size,
-            "layers": self.num_hidden_layers,
-            "heads": self.num_attention_heads,
-            "hidden": self.intermediate_size,
-            "norm_eps": self.layer_norm_eps,
-        }
+        return {**super().model(where), "activation": ACTIVATIONS[self.hidden_act]}
 
     @classmethod
-    def of(cls, model: EncoderConfig, vocab: int, tied: bool, length: int) -> Self:
-        """Return the keys of an encoder that has what `needs` says."""
-        return cls(
-            vocab_size=vocab,
-            tie_word_embeddings=tied,
-            hidden_size=model.dim,
-            num_hidden_layers=model.layers,
-            num_attention_heads=model.heads,
-            intermediate_size=model.feed_forward,
-            hidden_act="gelu" if model.activation == "gelu" else "gelu_new",
-            hidden_dropout_prob=model.dropout,
-            attention_probs_dropout_prob=model.attention_dropout,
-            max_position_embeddings=model.context,
-            layer_norm_eps=model.norm_eps,
-        )
+    def others(cls, model: EncoderConfig) -> dict[str, Any]:
+        """Return the keys that are not in `same`."""
+        return {
+            "hidden_act": "gelu" if model.activation == "gelu" else "gelu_new",
+            "hidden_dropout_prob": model.dropout,
+            "attention_probs_dropout_prob": model.attention_dropout,
+        }
 
     @classmethod
     def needs(cls, model: EncoderConfig) -> dict[str, tuple[Any, ...]]:
@@ -203,6 +190,13 @@ class DistilBert(Public, frozen=True, kw_only=True):
     model_type = "distilbert"
     tensor_names = DISTILBERT_NAMES
     roles = {"pad": "pad_token_id"}
+    same = {
+        "dim": "dim",
+        "n_layers": "layers",
+        "n_heads": "heads",
+        "hidden_dim": "hidden",
+        "max_position_embeddings": "context",
+    }
     heads = {
         "DistilBertForMaskedLM": Head(
             "masked",
@@ -219,38 +213,19 @@ class DistilBert(Public, frozen=True, kw_only=True):
     }
     known = {"activation": tuple(ACTIVATIONS)}
 
-    @property
-    def length(self) -> int:
-        """Rows of the position table."""
-        return self.max_position_embeddings
-
     def model(self, where: str) -> dict[str, Any]:
         """Return the keys of the encoder that computes the same."""
-        # Sinusoidal positions are values of the table, which is among the weights.
-        return {
-            "activation": ACTIVATIONS[self.activation],
-            "context": self.max_position_embeddings,
-            "dim": self.dim,
-            "layers": self.n_layers,
-            "heads": self.n_heads,
-            "hidden": self.hidden_dim,
-        }
+        # Sinusoidal positions are values of the position table, which is among the weights.
+        return {**super().model(where), "activation": ACTIVATIONS[self.activation]}
 
     @classmethod
-    def of(cls, model: EncoderConfig, vocab: int, tied: bool, length: int) -> Self:
-        """Return the keys of an encoder that has what `needs` says."""
-        return cls(
-            vocab_size=vocab,
-            tie_word_embeddings=tied,
-            dim=model.dim,
-            n_layers=model.layers,
-            n_heads=model.heads,
-            hidden_dim=model.feed_forward,
-            activation="gelu" if model.activation == "gelu" else "gelu_new",
-            dropout=model.dropout,
-            attention_dropout=model.attention_dropout,
-            max_position_embeddings=model.context,
-        )
+    def others(cls, model: EncoderConfig) -> dict[str, Any]:
+        """Return the keys that are not in `same`."""
+        return {
+            "activation": "gelu" if model.activation == "gelu" else "gelu_new",
+            "dropout": model.dropout,
+            "attention_dropout": model.attention_dropout,
+        }
 
     @classmethod
     def needs(cls, model: EncoderConfig) -> dict[str, tuple[Any, ...]]:
@@ -259,7 +234,7 @@ class DistilBert(Public, frozen=True, kw_only=True):
 
 
 def plain_heads(model: Any) -> dict[str, tuple[Any, ...]]:
-    """Return what a model must have whose heads are as wide as they can be, a key head each."""
+    """Return key → values of a model with dim / heads wide heads and one key head for each."""
     return {
         "qk_norm": (False,),
         "kv_heads": (0, model.heads),

@@ -7,7 +7,7 @@ means here what it means there.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 from tokmill.models.modernbert import ModernBertConfig
 from tokmill.models.public import Public, unlike
@@ -72,6 +72,13 @@ class ModernBert(Public, frozen=True, kw_only=True):
         "bos": "bos_token_id",
         "eot": "eos_token_id",
     }
+    same = {
+        "hidden_size": "dim",
+        "intermediate_size": "hidden",
+        "num_hidden_layers": "layers",
+        "num_attention_heads": "heads",
+        "norm_eps": "norm_eps",
+    }
     heads = {
         "ModernBertForMaskedLM": Head(
             "masked",
@@ -86,11 +93,6 @@ class ModernBert(Public, frozen=True, kw_only=True):
         "rope_scaling": (None,),
     }
 
-    @property
-    def length(self) -> int:
-        """Positions that the model was trained with."""
-        return self.max_position_embeddings
-
     def model(self, where: str) -> dict[str, Any]:
         """Return the keys of the model that computes the same."""
         keys = ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
@@ -98,14 +100,10 @@ class ModernBert(Public, frozen=True, kw_only=True):
         if len(set(biases)) > 1:
             raise unlike(", ".join(keys), tuple(biases), where, self.kind)
         return {
+            **super().model(where),
             "activation": "geglu" if self.hidden_activation == "gelu" else "swiglu",
             "bias": self.mlp_bias,
-            "dim": self.hidden_size,
-            "layers": self.num_hidden_layers,
-            "heads": self.num_attention_heads,
-            "hidden": self.intermediate_size,
-            "norm_eps": self.norm_eps,
-            # Half of it, rounded down, is on each side.
+            # Half of the window, rounded down, is on each side.
             "window": self.local_attention // 2 * 2,
             "global_every": self.every(where),
             "rope_theta": self.theta("full_attention", self.global_rope_theta, where),
@@ -115,7 +113,7 @@ class ModernBert(Public, frozen=True, kw_only=True):
         }
 
     def every(self, where: str) -> int:
-        """Return of how many blocks the first is global."""
+        """Return n, where the first of every n blocks is global."""
         kinds, said = self.layer_types, self.global_attn_every_n_layers
         if kinds is None:
             if said < 1:
@@ -123,7 +121,7 @@ class ModernBert(Public, frozen=True, kw_only=True):
             return said
         full = [number for number, kind in enumerate(kinds) if kind == "full_attention"]
         every = full[1] if len(full) > 1 else max(2, len(kinds))
-        # Of few blocks several numbers say the same.
+        # With few blocks several numbers mean the same.
         for number in (said, every):
             same = number > 0 and kinds == layer_types(len(kinds), number)
             if same and len(kinds) == self.num_hidden_layers:
@@ -142,36 +140,28 @@ class ModernBert(Public, frozen=True, kw_only=True):
         return float(found)
 
     @classmethod
-    def of(cls, model: ModernBertConfig, vocab: int, tied: bool, length: int) -> Self:
-        """Return the keys of a model that has what `needs` says."""
+    def others(cls, model: ModernBertConfig) -> dict[str, Any]:
+        """Return the keys that are not in `same`."""
         thetas = {"full_attention": model.rope_theta, "sliding_attention": model.local_theta}
         every = model.global_every if model.window else 1
-        return cls(
-            vocab_size=vocab,
-            tie_word_embeddings=tied,
-            hidden_size=model.dim,
-            intermediate_size=model.feed_forward,
-            num_hidden_layers=model.layers,
-            num_attention_heads=model.heads,
-            hidden_activation="gelu" if model.activation == "geglu" else "silu",
-            max_position_embeddings=length,
-            norm_eps=model.norm_eps,
-            norm_bias=model.bias,
-            attention_bias=model.bias,
-            mlp_bias=model.bias,
-            classifier_bias=model.bias,
-            local_attention=model.window or 128,
-            global_attn_every_n_layers=every,
-            layer_types=layer_types(model.layers, every),
-            global_rope_theta=model.rope_theta,
-            local_rope_theta=model.local_theta,
-            rope_parameters={
+        return {
+            "hidden_activation": "gelu" if model.activation == "geglu" else "silu",
+            "norm_bias": model.bias,
+            "attention_bias": model.bias,
+            "mlp_bias": model.bias,
+            "classifier_bias": model.bias,
+            "local_attention": model.window or 128,
+            "global_attn_every_n_layers": every,
+            "layer_types": layer_types(model.layers, every),
+            "global_rope_theta": model.rope_theta,
+            "local_rope_theta": model.local_theta,
+            "rope_parameters": {
                 kind: {"rope_type": "default", "rope_theta": theta}
                 for kind, theta in thetas.items()
             },
-            embedding_dropout=model.dropout,
-            attention_dropout=model.attention_dropout,
-        )
+            "embedding_dropout": model.dropout,
+            "attention_dropout": model.attention_dropout,
+        }
 
     @classmethod
     def needs(cls, model: ModernBertConfig) -> dict[str, tuple[Any, ...]]:
@@ -186,5 +176,5 @@ class ModernBert(Public, frozen=True, kw_only=True):
 
 
 def layer_types(layers: int, every: int) -> list[str]:
-    """Return what transformers says of blocks of which one of `every` is global."""
+    """Return `layer_types` of transformers, where the first of `every` blocks is global."""
     return ["sliding_attention" if number % every else "full_attention" for number in range(layers)]

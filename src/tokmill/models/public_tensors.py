@@ -1,4 +1,4 @@
-"""Public checkpoints: the names of their tensors, and how these hold ours.
+"""Public checkpoints: the names of their tensors, and the map to ours.
 
 Formats: the modelling files of transformers, https://github.com/huggingface/transformers, for
 `GPT2LMHeadModel`, `LlamaForCausalLM` and `Qwen3ForCausalLM`; encoders are in `public_encoders`.
@@ -22,13 +22,12 @@ DERIVED = re.compile(
 )
 """Tensors of older checkpoints that follow from the configuration."""
 
-
 OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
-"""Names in checkpoints of BERT that were made of TensorFlow's → those of today."""
+"""Names in BERT checkpoints that were converted from TensorFlow → names of today."""
 
 
 class PublicModule(NamedTuple):
-    """A module of a public checkpoint, and which of ours it holds, one after the other."""
+    """A module of a public checkpoint, and the modules here that it holds, one after the other."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -40,7 +39,7 @@ class TensorNames(NamedTuple):
     """How a family of public checkpoints names its modules."""
 
     base: str
-    """What stands before all names but a head's; some checkpoints leave it out."""
+    """Prefix of all names except those of a head; some checkpoints leave it out."""
     embedding: str
     outer: tuple[PublicModule, ...]
     blocks: str
@@ -48,22 +47,21 @@ class TensorNames(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What an architecture has besides its backbone, and the task here that has the same."""
+    """The head of an architecture, and the task here that has the same."""
 
     task: str
     tensors: tuple[tuple[str, str], ...]
-    """Theirs, and ours in the task's state dict; `{column}` stands for that of the tokens."""
+    """Their name, and ours in the task's state dict; `{column}` is the column of tokens."""
     same: Mapping[str, str] = {}
-    """Tensors that may be written out a second time → which they are; a head that is not tied has
-    a matrix of its own."""
+    """Tensor that may be there as a copy → the original; for an untied head it is not a copy."""
     unused: tuple[str, ...] = ()
-    """How tensors begin that belong to other heads, and may be there all the same."""
+    """Prefixes of tensors that belong to other heads; they may be there too."""
     keys: Mapping[str, tuple[Any, ...]] = {}
     """Key of the task → the values with which it computes the same; the first is taken."""
 
 
 def both(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    """Return the weight and the bias of a module, by their names and ours."""
+    """Return their names and ours of the weight and the bias of a module."""
     return tuple((f"{theirs}.{leaf}", f"{ours}.{leaf}") for leaf in ("weight", "bias"))
 
 
@@ -112,7 +110,7 @@ QWEN3_NAMES = LLAMA_NAMES._replace(
 def entries(
     tensor_names: TensorNames, head: Head, own: Mapping[str, Tensor], column: str
 ) -> Iterator[PublicModule]:
-    """Yield the tensors of a public checkpoint that hold those of a task's state dict, all once."""
+    """Yield each tensor of a public checkpoint that holds tensors of a task's state dict."""
     modules = [
         PublicModule(tensor_names.embedding, (f"fields.embeddings.{PREFIX}{column}",)),
         *tensor_names.outer,
@@ -146,7 +144,7 @@ def from_public(
 ) -> dict[str, Tensor]:
     """Return the state dict of a task, in float32, from the tensors of a public checkpoint.
 
-    `own` is the task's state dict, of which names and shapes count. Raises `TokmillError` that
+    `own` is the task's state dict; only its names and shapes are used. Raises `TokmillError` that
     names tensors which are missing, unknown or of another shape.
     """
     wanted = {
@@ -176,7 +174,7 @@ def from_public(
             asked = shape[::-1] if transposed else shape
             raise TokmillError(
                 f"the tensor {name!r} is {found[name].dtype} of {list(found[name].shape)}; "
-                f"config.json asks for fractions of {list(asked)}",
+                f"config.json asks for floating-point numbers of {list(asked)}",
                 where=where,
                 hint="config.json and the weights are not of one model",
             )
@@ -193,7 +191,7 @@ def without_same(
     where: str,
     tied: bool,
 ) -> dict[str, Tensor]:
-    """Return tensors by one name alone, of those that may be written out a second time."""
+    """Return the tensors without copies of others."""
     left = dict(found)
     for second, first in head.same.items():
         second, first = plain(second, tensor_names), plain(first, tensor_names)
@@ -206,7 +204,7 @@ def without_same(
                 where=where,
                 hint="should they differ, config.json has to say tie_word_embeddings = false",
             )
-        # Where the head is not tied, this is the one that is read.
+        # If the head is not tied, this is the tensor of the head.
         left[first] = tensor
     return left
 
@@ -231,11 +229,11 @@ def to_public(
 
 
 def is_tied(state: Iterable[str]) -> bool:
-    """Say whether the head of a task is its embedding, by the names of its state dict."""
+    """Say whether the head of a task is tied to its embedding, by the names of its state dict."""
     return not any(name.startswith("heads.linear.") for name in state)
 
 
 def plain(name: str, tensor_names: TensorNames) -> str:
-    """Return a tensor's name as it is today, without what some checkpoints put before it."""
+    """Return a tensor's name of today, without the prefix that some checkpoints have."""
     head, _, leaf = name.removeprefix(tensor_names.base).rpartition(".")
     return f"{head}.{OLD_LEAVES.get(leaf, leaf)}" if head else leaf

@@ -13,9 +13,8 @@ from tokmill import plugins
 from tokmill.builds.scan import InputFile, Inputs, find_files
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.errors import UsageError, nearest
-from tokmill.formats.arrow_files import ArrowFile, damaged, is_parquet
+from tokmill.formats.arrow_files import open_table
 from tokmill.formats.datasets_folders import expanded
-from tokmill.headers import arrow_errors
 from tokmill.store.schema import Array, each_drop
 from tokmill.text.blocks import MAX_RECORD
 from tokmill.text.documents import DocumentSource
@@ -56,41 +55,34 @@ class ParquetSource(DocumentSource):
     def cut(self, file: InputFile) -> Iterator[Item]:
         """Yield runs of row groups of at most 64 MiB (or one that is larger)."""
         path = str(file.path.absolute())
-        groups = _Groups(path)
-        edges = [file.size * i // groups.count for i in range(groups.count + 1)]
-        start = 0
-        for i in range(1, len(edges)):
-            if i == groups.count or edges[i + 1] - edges[start] > MAX_ITEM:
-                yield Item(file.name, path, edges[start], edges[i], file.digest)
-                start = i
+        for start, stop in open_table(path).runs(file.size):
+            yield Item(file.name, path, start, stop, file.digest)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield the documents of an item's rows."""
         pyarrow = plugins.require("pyarrow")
-        groups = _Groups(item.path)
-        size = Path(item.path).stat().st_size
-        edges = [size * i // groups.count for i in range(groups.count + 1)]
-        mine = [i for i in range(groups.count) if item.start <= edges[i] < item.stop]
+        table = open_table(item.path)
+        mine = table.groups(item.start, item.stop, Path(item.path).stat().st_size)
         names = [*self.config.fields, *self.config.keep]
-        present = [name for name in dict.fromkeys(names) if name in groups.names]
+        present = [name for name in dict.fromkeys(names) if name in table.names]
         if not set(present) & set(self.config.fields):
             raise UsageError(
                 f"the file has none of the fields {', '.join(map(repr, self.config.fields))}",
                 where=item.path,
-                hint=f"its columns are {', '.join(groups.names)}; choose with --field"
+                hint=f"its columns are {', '.join(table.names)}; choose with --field"
                 + "; token ids are read by `tokmill build parquet-tokens`"
-                * ("input_ids" in groups.names),
+                * ("input_ids" in table.names),
             )
         for name in self.config.fields:
-            if name in present and not _is_text(pyarrow, groups.type(name)):
+            if name in present and not _is_text(pyarrow, table.schema.field(name).type):
                 raise UsageError(
-                    f"the column {name!r} holds {groups.type(name)}, not text",
+                    f"the column {name!r} holds {table.schema.field(name).type}, not text",
                     where=item.path,
-                    hint=nearest(name, [n for n in groups.names if n != name]),
+                    hint=nearest(name, [n for n in table.names if n != name]),
                 )
-        row, taken, part = groups.rows_before(mine[0]) if mine else 0, 0, 0
-        first, last = row, groups.rows_before(mine[-1] + 1) if mine else 0
-        for batch in groups.batches(mine, present):
+        row, taken, part = table.rows_before(mine[0]) if mine else 0, 0, 0
+        first, last = row, table.rows_before(mine[-1] + 1) if mine else 0
+        for batch in table.batches(mine, present, BATCH):
             columns = {name: batch.column(i) for i, name in enumerate(present)}
             starts = np.arange(row, row + len(batch), dtype=np.int64)
             row += len(batch)
@@ -187,65 +179,6 @@ def _strings(column: Any, refused: list[str]) -> list[str | None]:
                 refused[i] = "utf8"
                 result.append(None)
         return result
-
-
-class _Groups:
-    """Row groups of a Parquet file or record batches of an Arrow file, one way to read both."""
-
-    def __init__(self, path: str) -> None:
-        pyarrow = plugins.require("pyarrow")
-        self.path = path
-        self._parquet: Any = None
-        if not is_parquet(path):
-            self._arrow = ArrowFile(path)
-            self._schema, self.count = self._arrow.schema, self._arrow.count
-            self.names = self._arrow.names
-            return
-        try:
-            open_file = plugins.require("pyarrow.parquet").ParquetFile
-            self._parquet = open_file(path, pre_buffer=False)
-            if _largest_column(self._parquet.metadata) > MAX_ITEM:
-                # Read in pieces: slower, but the column is never whole in memory.
-                self._parquet = open_file(path, pre_buffer=False, buffer_size=1 << 20)
-            self._schema = self._parquet.schema_arrow
-            self.names = list(self._schema.names)
-            self.count = self._parquet.metadata.num_row_groups
-        except arrow_errors(pyarrow) as error:
-            raise damaged(path, error) from None
-        self.count = max(1, self.count)
-
-    def type(self, name: str) -> Any:
-        """Return a column's Arrow type."""
-        return self._schema.field(name).type
-
-    def rows_before(self, group: int) -> int:
-        """Return the number of rows in the groups before one."""
-        if self._parquet is None:
-            return self._arrow.rows_before(group)
-        meta = self._parquet.metadata
-        return sum(meta.row_group(i).num_rows for i in range(min(group, meta.num_row_groups)))
-
-    def batches(self, groups: list[int], names: list[str]) -> Iterator[Any]:
-        """Yield record batches of about 2 MiB with the named columns."""
-        pyarrow = plugins.require("pyarrow")
-        if self._parquet is None:
-            yield from self._arrow.batches(groups, names, BATCH)
-            return
-        try:
-            meta = self._parquet.metadata
-            for group in groups if meta.num_row_groups else []:
-                size, rows = meta.row_group(group).total_byte_size, meta.row_group(group).num_rows
-                most = max(1, min(8192, BATCH * rows // max(size, 1)))
-                yield from self._parquet.iter_batches(most, row_groups=[group], columns=names)
-        except arrow_errors(pyarrow) as error:
-            raise damaged(self.path, error) from None
-
-
-def _largest_column(metadata: Any) -> int:
-    """Return the compressed bytes of the largest column of a row group."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    sizes = [g.column(i).total_compressed_size for g in groups for i in range(g.num_columns)]
-    return max(sizes, default=0)
 
 
 def _is_text(pyarrow: Any, kind: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The control flow of one program, as columns: what a lifter makes and all that follows reads."""
+"""The control flow of one program as columns: lifters make it, and all later steps read it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tokmill.store.schema import Array
 
 
 class Edge(enum.IntEnum):
-    """Why control may go on at the target.
+    """How control gets to the target.
 
-    A block ends at a call: it has an edge `CALL` to the callee and, where the call returns, an edge
-    `FALL` to the block behind it. A call or jump through the slot of an import leads to the slot.
-    `INDIRECT` is a target of a jump table (one edge each), or an
-    indirect jump or call whose target is unknown (one edge to 0).
+    A call ends a block: it has an edge `CALL` to the callee and, if the call returns, an edge
+    `FALL` to the next block. A call or jump through the slot of an import leads to the slot.
+    `INDIRECT` leads to a target of a jump table (one edge for each target), or to 0 from an
+    indirect jump or call whose target is unknown.
     """
 
     FALL = 0
@@ -32,7 +32,7 @@ class Graph:
     """Functions, blocks, instructions and edges of one program, as columns.
 
     F functions, B blocks, I instructions, E edges, M imports. A block that several functions share
-    stands under each of them.
+    is listed in each of them.
     """
 
     program: str
@@ -42,7 +42,7 @@ class Graph:
     function_address: Array
     """(F,) u8, ascending."""
     function_name: list[str]
-    """(F), raw symbol name; "" where there is none (writers show `sub_401000`)."""
+    """(F), raw symbol name; "" if there is none (writers show `sub_401000`)."""
     function_blocks: Array
     """(F + 1,) i8: blocks of function i are [i] to [i + 1], sorted by address."""
     block_address: Array
@@ -58,37 +58,37 @@ class Graph:
     block_edges: Array
     """(B + 1,) i8 into the edge columns."""
     edge_target: Array
-    """(E,) u8, address; 0 where a return or an unresolved indirect jump goes."""
+    """(E,) u8, address of the successor; 0 for a return or an unresolved indirect jump."""
     edge_kind: Array
     """(E,) u1, an `Edge`."""
     unresolved: list[tuple[int, str]]
     """Address and reason of what could not be followed."""
     compiler: str = ""
-    """What made the program, such as gcc-12.2.0; "" where that is not known."""
+    """Compiler of the program, such as gcc-12.2.0; "" if it is not known."""
     cut_short: tuple[str, ...] = ()
-    """What was not looked for to the end, and why; nothing for almost all programs."""
+    """Searches that ended before they were complete, with the reason; empty for most programs."""
     level: str = ""
-    """At which level of optimisation, such as O2; "" where that is not known."""
+    """Optimisation level, such as O2; "" if it is not known."""
     facts: bool = False
-    """Whether imports, strings and constants were looked for; without, their columns are empty."""
+    """Whether imports, strings and constants were looked for; if not, their columns are empty."""
     import_address: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """(M,) u8, ascending: where calls and jumps of imports lead. That is a stub, the slot that a
-    call through memory reads, the made-up place of an undefined symbol of an object file, or a
-    function of the graph that does nothing but jump through a slot."""
+    """(M,) u8, ascending: the addresses to which calls and jumps of imports lead. Such an address
+    is a stub, the slot that a call through memory reads, the invented address of an undefined
+    symbol of an object file, or a function of the graph that only jumps through a slot."""
     import_name: list[str] = field(default_factory=list)
-    """(M), raw symbol name; of PE files `library!name`, of an ordinal `library!#7`. A shared
-    library calls its own functions through stubs, too."""
+    """(M), raw symbol name; in PE files `library!name`, for an ordinal `library!#7`. A shared
+    library calls its own functions through stubs too."""
     block_strings: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     """(B + 1,) i8 into `string`."""
     string: Array = field(default_factory=lambda: np.zeros(0, np.uint32))
     """(R,) u4, numbers of `strings` that instructions refer to, in order of instructions."""
     strings: list[str] = field(default_factory=list)
-    """Different ones, in the order in which blocks refer to them (see `image.strings`)."""
+    """The different strings, in the order in which blocks refer to them (see `image.strings`)."""
     block_constants: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     """(B + 1,) i8 into `constant`."""
     constant: Array = field(default_factory=lambda: np.zeros(0, np.int64))
-    """(K,) i8, in order of instructions: immediates and displacements that are no addresses of the
-    program, no targets of branches and no offsets in the stack; displacements of 0 left out."""
+    """(K,) i8, in order of instructions: immediates and displacements, except addresses of the
+    program, targets of branches, offsets in the stack, and displacements of 0."""
 
     def __post_init__(self) -> None:
         for name in ("block_strings", "block_constants"):

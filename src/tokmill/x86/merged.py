@@ -1,8 +1,8 @@
-"""Two programs as one graph that walks go through: blocks of both, joined where they are the same.
+"""Two programs as one graph for walks: the blocks of both, joined by common imports and strings.
 
-What is the same in both are imports of one name and strings of one content. Walks enter callees and
-return from them, so that a walk that comes to an import or a string of both programs may go on in
-the other one.
+Imports with the same name and strings with the same content are one node. Walks enter callees and
+return from them, so a walk that comes to an import or a string of both programs may continue in the
+other program.
 """
 
 from __future__ import annotations
@@ -13,31 +13,32 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.walks import WALKED, Ground, Walking, entries_of, keys_of, ways_of
+from tokmill.x86.walks import WALKED, WalkGraph, Walking, entries_of, flow_of_edges, keys_of
 
 LEAST_STRING = 6
-"""Characters of a string that joins: more than 5, as in DeepBinDiff. Shorter ones (`%s`, a newline,
-bytes that are text by chance) stand in most programs and would join what has nothing in common."""
+"""Fewest characters of a string that joins two programs: more than 5, as in DeepBinDiff. Shorter
+ones (`%s`, a newline, bytes that are text by chance) are in most programs and would join unrelated
+code."""
 
 
 @dataclass(slots=True)
 class Merged:
-    """Two programs as a ground, in which functions and blocks of the first come first.
+    """Two programs as one graph; functions and blocks of the first program come first.
 
-    Its nodes are the B blocks, then the imports, the strings of both programs, and an exit of each
-    function. From the exit of a function a walk goes on behind any call of it.
+    Its nodes are the B blocks, then the imports, the strings that both programs have, and one exit
+    for each function. From the exit of a function a walk continues after any call of it.
     """
 
-    ground: Ground
+    walk_graph: WalkGraph
     imports: int
     strings: int
     shared: int
-    """Imports of both programs."""
+    """Number of imports that both programs have."""
 
     @property
     def nodes(self) -> int:
         """Number of nodes."""
-        return len(self.ground.flow.first) - 1
+        return len(self.walk_graph.flow.first) - 1
 
 
 class NoFacts(Exception):
@@ -47,9 +48,9 @@ class NoFacts(Exception):
 def merge(graphs: tuple[Graph, Graph], walking: Walking) -> Merged:
     """Return two programs as one graph.
 
-    The ways are the edges within functions, jumps and calls to other functions and to imports,
-    a call's step to the block behind it, returns behind the calls of a function or import, and from
-    blocks to the strings of both programs that they refer to, and back.
+    Its edges are the edges within functions; jumps and calls to other functions and to imports;
+    from a call to the next block; from the exit of a function, or from an import, to the blocks
+    after its calls; and between blocks and the strings of both programs that they refer to.
 
     Raises `NoFacts` for a graph whose `facts` is False.
     """
@@ -80,15 +81,17 @@ def merge(graphs: tuple[Graph, Graph], walking: Walking) -> Merged:
         edges.calls_and_returns()
         sources += edges.sources
         targets += edges.targets
-    flow = ways_of(np.concatenate(sources), np.concatenate(targets), nodes, walking.weight)
+    flow = flow_of_edges(np.concatenate(sources), np.concatenate(targets), nodes, walking.weight)
     entries = [entries_of(graphs[0]), entries_of(graphs[1]) + blocks[0]]
     pair = "\0".join(graph.program for graph in graphs)
     keys = [
         keys_of(graph, f"pair\0{walking.seed}\0{pair}\0{side}") for side, graph in enumerate(graphs)
     ]
     bounds = [graphs[0].function_blocks, graphs[1].function_blocks[1:] + blocks[0]]
-    ground = Ground(np.concatenate(bounds), np.concatenate(keys), np.concatenate(entries), flow)
-    return Merged(ground, len(imports), len(strings), len(names[0] & names[1]))
+    walk_graph = WalkGraph(
+        np.concatenate(bounds), np.concatenate(keys), np.concatenate(entries), flow
+    )
+    return Merged(walk_graph, len(imports), len(strings), len(names[0] & names[1]))
 
 
 def name_of(symbol: str) -> str:
@@ -97,7 +100,7 @@ def name_of(symbol: str) -> str:
 
 
 class _Edges:
-    """The edges of one program in numbers of nodes: those of its blocks begin at `block`."""
+    """The edges of one program as numbers of nodes; its first block is node `block`."""
 
     def __init__(self, graph: Graph, block: int, exit: int, imported: Array) -> None:
         self.graph, self.block, self.exit, self.imported = graph, block, exit, imported
@@ -109,20 +112,20 @@ class _Edges:
         ).astype(np.int64)
         self.entry = entries_of(graph)
         self.of_edge = np.repeat(np.arange(self.count), np.diff(graph.block_edges))
-        # The first of the blocks at an address that several functions share.
+        # If several functions share a block, this is the first of its copies.
         self.addresses, self.any_block = np.unique(graph.block_address, return_index=True)
         rank = np.searchsorted(self.addresses, graph.block_address)
         self.places = self.function * max(len(self.addresses), 1) + rank
-        """(B,) ascending: function and address of each block as one number."""
+        """(B,) ascending: function and address of each block, as one number."""
 
     def _add(self, source: Array, target: Array) -> None:
-        """Add edges between nodes; -1 is none."""
+        """Add edges between nodes; an edge with a node -1 is left out."""
         known = (source >= 0) & (target >= 0)
         self.sources.append(source[known].astype(np.int64))
         self.targets.append(target[known].astype(np.int64))
 
     def to_strings(self, shown: Array) -> None:
-        """Add the ways between blocks and strings; `shown` is the node of each string, or -1."""
+        """Add the edges between blocks and strings; `shown` is the node of each string, or -1."""
         graph = self.graph
         block = np.repeat(np.arange(self.count), np.diff(graph.block_strings)) + self.block
         node = shown[graph.string]
@@ -130,7 +133,7 @@ class _Edges:
         self._add(node, block)
 
     def within(self) -> None:
-        """Add the ways that are no calls; one to another function is also a way out of this one."""
+        """Add the edges that are not calls; a jump to another function also ends this one."""
         graph, kind = self.graph, self.graph.edge_kind
         jumps = np.isin(kind, WALKED) & ((kind != Edge.INDIRECT) | (graph.edge_target != 0))
         source, address = self.of_edge[jumps], graph.edge_target[jumps]
@@ -138,12 +141,12 @@ class _Edges:
         beyond = self._beyond(address)
         target = np.where(inside >= 0, inside, beyond)
         self._add(source + self.block, target)
-        # Behind a jump out of a function comes what comes behind its callers.
+        # After a jump to another function, control returns to the callers of this one.
         leaves = (inside < 0) & (beyond >= 0)
         self._add(self._exit_of(beyond[leaves]), self.function[source[leaves]] + self.exit)
 
     def calls_and_returns(self) -> None:
-        """Add calls, the ways from blocks that return to the exit, and from there behind calls."""
+        """Add edges to callees, from blocks that return to the exit, and from it to after calls."""
         graph, kind = self.graph, self.graph.edge_kind
         calls = np.flatnonzero(kind == Edge.CALL)
         caller, callee = self.of_edge[calls], self._beyond(graph.edge_target[calls])
@@ -157,14 +160,14 @@ class _Edges:
         self._add(returns + self.block, self.function[returns] + self.exit)
 
     def _in_function(self, function: Array, address: Array) -> Array:
-        """Return the node of the block of a function at an address; -1: it has none."""
+        """Return the node of a function's block at an address, or -1."""
         rank, known = _found(self.addresses, address)
         wanted = function * max(len(self.addresses), 1) + rank
         place, there = _found(self.places, wanted)
         return np.where(known & there, place + self.block, -1)
 
     def _beyond(self, address: Array) -> Array:
-        """Return the node at an address: an import, the entry of a function, or any block; -1."""
+        """Return the node at an address (an import, a function's entry, any block), or -1."""
         place, known = _found(self.addresses, address)
         node = np.where(known, _take(self.any_block, place) + self.block, -1)
         filled = np.diff(self.graph.function_blocks) > 0
@@ -175,7 +178,7 @@ class _Edges:
         return np.where(known, _take(self.imported, place), node)
 
     def _exit_of(self, node: Array) -> Array:
-        """Return where a callee ends: the exit of the function of a block, an import itself."""
+        """Return where a callee ends: the exit of a block's function, or the import itself."""
         block = node - self.block
         inside = (block >= 0) & (block < self.count)
         exits = _take(self.function, np.where(inside, block, 0)) + self.exit
@@ -183,7 +186,7 @@ class _Edges:
 
 
 def _found(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
-    """Return the place of each value (any where it is not there), and whether it is there."""
+    """Return the place of each value (any place if it is absent), and whether it is present."""
     place = np.searchsorted(sorted_values, wanted)
     known = place < len(sorted_values)
     known[known] = sorted_values[place[known]] == wanted[known]
@@ -191,5 +194,5 @@ def _found(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
 
 
 def _take(values: Array, place: Array) -> Array:
-    """Return values[place], of no values zeros."""
+    """Return values[place]; zeros if there are no values."""
     return values[place] if len(values) else np.zeros(len(place), values.dtype)

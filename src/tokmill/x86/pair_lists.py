@@ -18,7 +18,7 @@ from tokmill.x86.graphs.files import read_facts
 from tokmill.x86.graphs.inputs import GRAPH
 
 LARGEST = 256 << 20
-"""Bytes of a list of pairs that is read."""
+"""Largest size of a list of pairs, in bytes."""
 
 
 class GraphFile(NamedTuple):
@@ -33,9 +33,9 @@ def find_graphs(
 ) -> tuple[list[GraphFile], dict[str, int]]:
     """Return the graph files below some paths, and what was left out.
 
-    A Parquet file of a folder that holds something else is left out. Raises `TokmillError` where
-    there is no graph, for a file that was named and is none, and for a graph that is damaged or of
-    a later version: of which program it is, and so of which pairs, cannot be read.
+    A Parquet file in a folder that holds something else is left out. Raises `TokmillError` if there
+    is no graph, for a named file that is not a graph, and for a graph that is damaged or of a later
+    version, because the name of its program cannot be read.
     """
     make_them = "make them first, once for all pairs: tokmill cfg FOLDER -o GRAPHS"
     files, left_out = find_files(inputs, (GRAPH,), choice=choice, instead=make_them)
@@ -47,7 +47,7 @@ def find_graphs(
             found.append(GraphFile(file, about.program))
         elif file.path.absolute() in named:
             raise TokmillError(
-                "this is no graph of a program",
+                "this is not a graph of a program",
                 where=str(file.path),
                 hint=f"make one, once for all its pairs: tokmill cfg {file.path} -o GRAPHS",
             )
@@ -63,7 +63,7 @@ def find_graphs(
 
 
 class Names:
-    """What programs may be called: their names, or the graph files by name or path."""
+    """Finds graphs by the name of the program, or by the name or path of the graph file."""
 
     def __init__(self, graphs: Sequence[GraphFile]) -> None:
         self.graphs: dict[str, list[GraphFile]] = {}
@@ -74,25 +74,25 @@ class Names:
                 self.graphs.setdefault(name, []).append(graph)
 
     def find(self, name: str) -> GraphFile:
-        """Return a graph by a name; raises `UsageError` where there is none, or several."""
+        """Return the graph of a name; raises `UsageError` if there is none, or several."""
         found = self.graphs.get(name, [])
         if len(found) == 1:
             return found[0]
         if not found:
             programs = [graph.program for graphs in self.graphs.values() for graph in graphs]
             raise UsageError(
-                f"no graph is of a program called {name!r}",
+                f"there is no graph of a program called {name!r}",
                 hint=nearest(name, list(dict.fromkeys(programs))),
             )
         files = ", ".join(str(graph.file.path) for graph in found)
         raise UsageError(f"several graphs are called {name!r}: {files}", hint="name the files")
 
     def split(self, text: str) -> tuple[GraphFile, GraphFile]:
-        """Return the two programs of `A:B`, where A and B may hold colons."""
+        """Return the two programs of `A:B`; A and B may contain colons."""
         parts = text.split(":")
         cuts = [(":".join(parts[:i]), ":".join(parts[i:])) for i in range(1, len(parts))]
         if not cuts:
-            raise UsageError(f"--pair {text!r} names no two programs", hint="--pair A:B")
+            raise UsageError(f"--pair {text!r} does not name two programs", hint="--pair A:B")
         known = [cut for cut in cuts if cut[0] in self.graphs and cut[1] in self.graphs]
         if len(known) > 1:
             raise UsageError(
@@ -103,13 +103,13 @@ class Names:
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
-    """Return the pairs of a TOML file; raises `UsageError` where it holds something else."""
+    """Return the pairs of a TOML file; raises `UsageError` if it holds something else."""
     example = 'pairs = [["gcc-O0/ls", "gcc-O2/ls"]]'
     with machine_errors("read", path):
         state = os.stat(path)
         if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST:
             raise UsageError(
-                "this is no list of pairs: it is no file, or larger than 256 MiB",
+                "this is not a list of pairs: it is not a file, or larger than 256 MiB",
                 where=path,
                 hint=f"a file in TOML, such as {example}",
             )
@@ -117,7 +117,7 @@ def read_pairs(path: str) -> list[tuple[str, str]]:
     try:
         table = loads_toml(raw.decode())
     except ValueError as error:
-        raise UsageError(f"the file is no TOML: {error}", where=path, hint=example) from None
+        raise UsageError(f"the file is not TOML: {error}", where=path, hint=example) from None
     try:
         pairs = msgspec.convert(table.pop("pairs", None), list[tuple[str, str]])
     except msgspec.ValidationError as error:
@@ -125,10 +125,10 @@ def read_pairs(path: str) -> list[tuple[str, str]]:
     if table:
         raise UsageError(f"the key {min(table)!r} is not known", where=path, hint=example)
     if not pairs:
-        raise UsageError("the file lists no pair", where=path, hint=f"such as {example}")
+        raise UsageError("the file lists no pairs", where=path, hint=f"such as {example}")
     return pairs
 
 
 def placed(name: str) -> str:
-    """Return the absolute path of a file, and any other name as it is."""
+    """Return the absolute path of a file; another name is not changed."""
     return os.path.abspath(name) if os.path.isfile(name) else name

@@ -1,7 +1,7 @@
 """Pairs of graphs as records: walks through both programs, each a sequence of instructions.
 
-Nodes without instructions (imports, strings, exits of functions) hold no tokens: a walk passes them
-on its way. So what a model reads is code alone, and joins are known by what stands beside them.
+Nodes without instructions (imports, strings, exits of functions) give no tokens: a walk passes
+through them. So a model reads only code, and learns about joins from the code around them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tokmill.x86.walks import Walker, Walking, Walks
 TEXTS = ("function", "origin", "first", "second", *Key._fields)
 """Columns of strings."""
 BOTH = "+"
-"""What joins the two values of a key in which the programs of a pair differ."""
+"""Stands between the two values of a key in which the programs of a pair differ."""
 
 
 @dataclass(frozen=True)
 class Walked:
-    """What makes a record."""
+    """How records are made."""
 
     streams: tuple[str, ...]
     """Columns of tokens."""
@@ -38,7 +38,7 @@ class Walked:
 
 
 def key_of_pair(first: Key, second: Key) -> Key:
-    """Return what both programs are called; where they differ both, as in `O0+O2`."""
+    """Return the common key of both programs; values that differ are joined, as in `O0+O2`."""
     pairs = zip(first, second, strict=True)
     return Key(*(a if a == b else f"{a}{BOTH}{b}" for a, b in pairs))
 
@@ -51,11 +51,11 @@ def pair_records(
 
     Args:
         graphs: both programs.
-        keys: what they are called.
-        templates: a cache for each of them; one and the same where both have the same bits.
-        walked: what makes a record.
+        keys: the key of each.
+        templates: a cache for each; the same one if both programs have the same bits.
+        walked: how records are made.
 
-    Raises `NoFacts` for a graph that says nothing of imports and strings.
+    Raises `NoFacts` for a graph without imports and strings.
     """
     merged = merge(graphs, walked.walking)
     pair = _Pair(graphs, keys, templates, walked, merged)
@@ -65,10 +65,10 @@ def pair_records(
         "imports of both programs": merged.shared,
         "strings of both programs": merged.strings,
         "blocks": pair.blocks,
-        "edges": len(merged.ground.flow.target),
+        "edges": len(merged.walk_graph.flow.target),
     }
-    walker = Walker(merged.ground, walked.walking)
-    sizes = np.diff(merged.ground.function_blocks)[pair.functions]
+    walker = Walker(merged.walk_graph, walked.walking)
+    sizes = np.diff(merged.walk_graph.function_blocks)[pair.functions]
     total, walked_so_far = walked.walking.walks * int(sizes.sum()), 0
     for walks in walker.walk(pair.functions, pair.tokens, 0):
         walked_so_far += len(walks.function)
@@ -77,7 +77,7 @@ def pair_records(
         yield batch
     notes |= {
         "blocks walked": int(pair.seen[: pair.blocks].sum()),
-        "edges walked": int(pair.ways_seen.sum()),
+        "edges walked": int(pair.edges_seen.sum()),
         "walks that cross from one program to the other": pair.crossings,
     }
     yield nothing(walked.streams, pair.drops, notes)
@@ -100,7 +100,7 @@ def nothing(
 
 
 class _Pair:
-    """The instructions of both programs as rows of one table, and what of them was walked."""
+    """The instructions of both programs as rows of one table, and which of them were walked."""
 
     def __init__(
         self, graphs: tuple[Graph, Graph], keys: tuple[Key, Key], templates: Sequence[Templates],
@@ -133,10 +133,10 @@ class _Pair:
         )
         self.coded = {name: self.table.columns[name] for name in walked.streams}
         self.growing = object()
-        """All batches of a pair have this one table."""
+        """The table of all batches of the pair."""
         bounds = [half.portion.functions for half in halves]
         self.functions = np.concatenate([bounds[0], bounds[1] + functions[0]])
-        filled = np.diff(merged.ground.function_blocks) > 0
+        filled = np.diff(merged.walk_graph.function_blocks) > 0
         self.functions = self.functions[filled[self.functions]]
         self.names = Strings.of(
             [name for g, n in zip(graphs, functions, strict=True) for name in names_of(g, 0, n)]
@@ -146,11 +146,11 @@ class _Pair:
         self.blocks = len(self.addresses)
         self._place_nodes(merged)
         self.seen = np.zeros(merged.nodes, bool)
-        self.ways_seen = np.zeros(len(merged.ground.flow.target), bool)
+        self.edges_seen = np.zeros(len(merged.walk_graph.flow.target), bool)
         self.crossings = 0
 
     def _place_nodes(self, merged: Merged) -> None:
-        """Set the instructions of each node, none for what is no block or was dropped."""
+        """Set the instructions of each node: none for dropped blocks and other kinds of nodes."""
         first, second = self.graphs
         begins = first.block_instructions, second.block_instructions + len(first.lengths)
         self.start = np.zeros(merged.nodes, np.int64)
@@ -180,12 +180,12 @@ class _Pair:
         return made
 
     def _see(self, walks: Walks, node: Array, start: Array, stop: Array) -> None:
-        """Remember the nodes and ways of walks up to where they were cut."""
+        """Remember the nodes and edges of walks up to where they were cut."""
         block = walks.block[node]
         visited = (start[node] < stop[node]) | (self.tokens[block] == 0)
         self.seen[block[visited]] = True
-        way = walks.way[node[visited]]
-        self.ways_seen[way[way >= 0]] = True
+        edge = walks.edge[node[visited]]
+        self.edges_seen[edge[edge >= 0]] = True
 
     def _count_crossings(self, block: Array, bounds: Array) -> None:
         second = block >= self.first_blocks
@@ -202,7 +202,7 @@ class _Pair:
 
         Args:
             start: (m,), the first instruction of each piece.
-            stop: (m,), the one behind it.
+            stop: (m,), the end of each piece, exclusive.
             bounds: (n + 1,), the pieces of each record.
             function: (n,), numbers of functions.
             block: (n,), the first block of each record.
@@ -240,7 +240,7 @@ class _Half:
 
 
 def _half(portion: Portion, side: int, streams: Sequence[str]) -> _Half:
-    """Return the instructions of one program, and the rows of its table that they use."""
+    """Return the instructions of one program, and the rows of its table that these use."""
     used, ids = np.unique(portion.ids & ~PHRASE_BIT, return_inverse=True)
     ids = ids.astype(np.uint32).reshape(-1) | (portion.ids & PHRASE_BIT)
     table, columns = portion.table, {}

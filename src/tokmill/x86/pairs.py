@@ -1,4 +1,4 @@
-"""The source `pairs`: graphs of programs, two by two, to walks through both."""
+"""The source `pairs`: from pairs of graphs to walks through both programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tokmill.x86.tokens.rules import COLUMNS, make_rules
 from tokmill.x86.walks import Walking, check_counts
 
 BETWEEN = " <> "
-"""What stands between the two files in the name of an item."""
+"""Stands between the two files in the name of an item."""
 NO_FACTS = "a graph without imports and strings"
 LEAST_TOKENS, MOST_TOKENS = 16, 32_768
 EXPANDS = 14
@@ -42,43 +42,44 @@ class PairsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_onl
     pair: tuple[str, ...] = ()
     """Two programs with a colon between them, by name or as files: A:B. May be repeated."""
     listed: tuple[tuple[str, str], ...] = ()
-    """Pairs, as the file `pairs` lists them."""
+    """Pairs, in the form of the file `pairs`."""
     all_pairs: bool = False
-    """Pair each program with each other one."""
+    """Pair each program with each other program."""
     rules: str = "tokmill"
     """The rules that make the tokens: tokmill or semanticbbv."""
     vocab: str = ""
     """Folder with the vocabularies asm.json … of the rules semanticbbv."""
     streams: tuple[str, ...] = ()
-    """Columns of tokens to keep, such as asm; without it all six. May be repeated."""
+    """Columns of tokens to keep, such as asm; by default all six. May be repeated."""
     layout: str = ""
-    """What the path of a program says, such as {project}/{compiler}-{level}/{program}."""
+    """How paths of programs are made up, such as {project}/{compiler}-{level}/{program}."""
     seed: int = 0
     """Seed of the walks."""
     walks: int = 2
     """Walks that begin at each block of both programs."""
     walk_tokens: int = 512
-    """Most tokens of a walk, which is cut between instructions."""
+    """Largest number of tokens of a walk; it is cut between instructions."""
     walk_blocks: int = 0
-    """Most blocks of a walk; 0: as many as the tokens allow."""
+    """Largest number of blocks of a walk; 0: as many as the tokens allow."""
     min_tokens: int = 1
-    """Fewest tokens of a walk; shorter ones are skipped."""
+    """Smallest number of tokens of a walk; shorter walks are skipped."""
     weight: Literal["uniform", "degree"] = "uniform"
-    """How likely each successor is: all alike, or by 1 + its own successors."""
+    """How likely each successor is: uniform, or in proportion to 1 + its own successors
+    (degree)."""
 
 
 CHOOSING = ("pairs", "pair", "listed", "all_pairs")
-"""Options that decide which pairs a plan lists, and nothing else."""
+"""Options that only decide which pairs a plan lists."""
 
 
 class PairsSource(Source):
-    """Graph files of `tokmill cfg`, two of them an item.
+    """Graph files of `tokmill cfg`; each item is a pair of them.
 
-    Columns: the streams and `side` (0 and 1: the first and the second program) and `border` through
-    phrases; of a record's first block `address` and `function`; `walk`, its number in that
-    function; `first` and `second`, the names of the programs; `origin`, that of the one in which
-    the walk begins; `project program version compiler level` of both, as in `O0+O2` where they
-    differ. A record's place is its address.
+    Columns: the streams, `side` (0: first program, 1: second) and `border`, as phrases; `address`
+    and `function` of a record's first block; `walk`, the number of the walk in that function;
+    `first` and `second`, the names of the programs; `origin`, the name of the program in which the
+    walk begins; `project program version compiler level` of both, as in `O0+O2` if they differ. A
+    record's place is its address.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = PairsConfig
@@ -111,7 +112,7 @@ class PairsSource(Source):
         """Return the options with the pairs of the file `pairs`."""
         if not config.pairs:
             return config
-        # Files by their places, as repair finds them from anywhere.
+        # Files by absolute path, so that repair finds them from any folder.
         listed = ((placed(a), placed(b)) for a, b in read_pairs(config.pairs))
         return msgspec.structs.replace(config, pairs="", listed=(*config.listed, *listed))
 
@@ -141,7 +142,7 @@ class PairsSource(Source):
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides tokens with its version, and nothing for what chooses the pairs."""
+        """Return the versions that decide the tokens; options that choose pairs are left out."""
         rules = make_rules(self.config.rules)
         iced = importlib.metadata.version("iced-x86")
         return {
@@ -154,8 +155,8 @@ class PairsSource(Source):
     def items(self) -> Iterator[Item]:
         """Yield the pairs, by the names of their files.
 
-        Raises `TokmillError` where there are no graphs, for programs that are no graphs, and for
-        pairs of programs that are not there.
+        Raises `TokmillError` if there are no graphs, if a program is given in place of a graph, and
+        for pairs of unknown programs.
         """
         graphs, self.left_out = find_graphs(self.inputs, self.config)
         self.layout.check(graph.program for graph in graphs)
@@ -178,7 +179,8 @@ class PairsSource(Source):
         if config.all_pairs:
             if len(graphs) < 2:
                 raise UsageError(
-                    f"one program is no pair: {graphs[0].program}", hint="name further graphs"
+                    f"there is only one program, and a pair needs two: {graphs[0].program}",
+                    hint="name further graphs",
                 )
             yield from combinations(graphs, 2)
             return
@@ -189,13 +191,13 @@ class PairsSource(Source):
             yield names.find(first), names.find(second)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the walks of a pair; one of which a graph cannot be read is a reject."""
+        """Yield the walks of a pair; if one of its graphs cannot be read, it is a reject."""
         if not item.parts_done:
             self._take(item, digest)
         yield from cut_parts(self._batches(item), item.parts_done)
 
     def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hand on the content of a pair, all bytes of both graphs, as one part."""
+        """Hash the content of a pair, all bytes of both graphs, as one part."""
         self._take(item, digest)
         yield from ()
 
@@ -225,10 +227,10 @@ class PairsSource(Source):
             yield nothing(walked.streams, [Drop(0, why, True)])
 
     def _both(self, item: Item) -> tuple[Graph, Graph]:
-        """Return the graphs of a pair; those of the last one are kept, as pairs are sorted."""
+        """Return the graphs of a pair; the last two are kept, because pairs are sorted."""
         wanted = [(item.path, item.digest), *((one.path, one.digest) for one in item.others)]
         kept = {key: self._graphs[key] for key in wanted if key in self._graphs}
-        # What is read next is read in the room of the others.
+        # Others are dropped first, so that their memory is free for the next ones.
         self._graphs = kept
         for key in wanted:
             if key not in kept:
@@ -263,7 +265,7 @@ def check(config: PairsConfig) -> None:
     chosen = bool(config.pairs or config.listed or config.pair)
     if chosen == config.all_pairs:
         raise UsageError(
-            "all_pairs pairs each with each, and pairs are named too"
+            "all_pairs makes all pairs, so no pairs may be named"
             if chosen
             else "it is not said which programs are pairs",
             hint="--pair A:B, or --pairs FILE.toml, or --all-pairs",

@@ -1,4 +1,4 @@
-"""`build recode`: stores with other vocabularies, the same records with other ids."""
+"""`build recode`: the same records with the ids of other vocabularies."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from tokmill.x86.tokens.vocabulary_files import read_vocabularies
 
 
 class RecodeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which vocabularies the new store has; without any option the tokens that it uses."""
+    """The vocabularies of the new store; without options, the tokens that occur in the stores."""
 
     vocab: str = ""
     """Folder with vocabularies of the same rules."""
     min_count: int = 1
-    """Tokens that stand less often than this in the stores become [UNK]."""
+    """Tokens that occur less often than this in the stores become [UNK]."""
     used_by: tuple[str, ...] = ()
-    """Stores: tokens that stand in none of them become [UNK]."""
+    """Stores: tokens that occur in none of them become [UNK]."""
     keep: str = ""
-    """A list of tokens, or a folder of lists: all others of their columns become [UNK]."""
+    """A list of tokens, or a folder of lists: all other tokens of these columns become [UNK]."""
 
 
 class RecodeSource(Source):
@@ -77,8 +77,8 @@ class RecodeSource(Source):
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
         """Return the new vocabularies, and those of other columns as they are.
 
-        Raises `UsageError` where options exclude each other, `TokmillError` where a vocabulary is
-        for other rules.
+        Raises `UsageError` if options exclude each other, `TokmillError` if a vocabulary is for
+        other rules.
         """
         if request.tokenizer is not None or request.roles:
             raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
@@ -95,7 +95,7 @@ class RecodeSource(Source):
 
     @cached_property
     def schema(self) -> Schema:
-        """That of the stores, with ids as wide as the new vocabularies need."""
+        """The schema of the stores, with ids as wide as the new vocabularies need."""
         return {
             name: msgspec.structs.replace(
                 column, dtype=id_dtype(self.frozen[column.vocab].vocabulary.size)
@@ -116,11 +116,11 @@ class RecodeSource(Source):
         return found
 
     def identity(self) -> dict[str, Any]:
-        """Return nothing for what only chooses vocabularies, as these are in the plan."""
+        """Return nothing: the options only choose vocabularies, and these are in the plan."""
         return dict.fromkeys(("vocab", "min_count", "used_by", "keep"))
 
     def references(self) -> dict[str, Reference]:
-        """Return the stores that the inputs refer to, which are the same in all of them."""
+        """Return the stores that the inputs refer to; they are the same for all inputs."""
         return references_of(self.stores[0])
 
     def items(self) -> Iterator[Item]:
@@ -151,7 +151,7 @@ class RecodeSource(Source):
 
     def _recode_phrases(self, batch: Records, phrases: Phrases, shard: tuple[int, int]) -> None:
         if self._coded is None or self._shard != shard:
-            # All batches of a shard have its whole table.
+            # Every batch of a shard has the whole table of the shard.
             self._shard, self._coded = shard, _Coded(phrases, self.maps)
         phrases.table = self._coded.table
         uses = np.bincount(phrases.ids & ~PHRASE_BIT, minlength=len(phrases.table_offsets) - 1)

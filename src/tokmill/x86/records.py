@@ -16,34 +16,34 @@ from tokmill.x86.image.keys import Key
 from tokmill.x86.tokens.rules import DecodeError
 from tokmill.x86.tokens.templates import Table, Templates
 from tokmill.x86.tokens.vocabulary import UNKNOWN
-from tokmill.x86.walks import Walker, Walking, Walks, ground_of
+from tokmill.x86.walks import Walker, Walking, Walks, walk_graph_of
 
 Unit = Literal["function", "block", "walk"]
 AT_ONCE = 1 << 19
-"""Instructions of the functions that are turned into records together, unless one is larger."""
+"""Instructions of the functions that are made into records together; a larger function is alone."""
 NO_INSTRUCTION = "bytes that are no instruction to the rules"
 
 
 @dataclass(frozen=True)
 class Cutting:
-    """What makes a record."""
+    """How records are made."""
 
     unit: Unit = "function"
     max_tokens: int = 32_768
     min_tokens: int = 100
-    """Of walks only."""
+    """For walks only."""
     walking: Walking = dataclasses.field(default_factory=Walking)
 
 
 def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -> Iterator[Records]:
     """Yield the records of a program in batches, in order of function and address.
 
-    The bytes that a function's instructions are must be instructions to the rules: a function with
-    others is rejected. What a record's columns hold is told in `tokmill.x86.source`.
+    A function with bytes that are not instructions to the rules is rejected. `tokmill.x86.source`
+    describes the columns of a record.
     """
     walker = None
     if cutting.unit == "walk":
-        walker = Walker(ground_of(graph, cutting.walking), cutting.walking)
+        walker = Walker(walk_graph_of(graph, cutting.walking), cutting.walking)
     seen = _Seen(graph, walker) if walker is not None else None
     notes = {
         "programs": 1,
@@ -59,7 +59,7 @@ def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -
             yield from portion.walks(walker, seen, cutting, notes)
         notes = {}
     if seen is not None:
-        # What was visited is known at the end, and stands in a batch without records.
+        # What was visited is known only at the end, so it is in a batch without records.
         yield nothing(cutting.unit, templates, notes=seen.notes())
 
 
@@ -83,7 +83,7 @@ def nothing(
 
 
 def _portions(graph: Graph) -> Iterator[tuple[int, int]]:
-    """Yield ranges of functions with some hundred thousand instructions; one at least."""
+    """Yield ranges of at least one function, with some hundred thousand instructions."""
     ends = graph.block_instructions[graph.function_blocks[1:]]
     first = 0
     while True:
@@ -97,17 +97,17 @@ def _portions(graph: Graph) -> Iterator[tuple[int, int]]:
 
 
 class _Seen:
-    """Which blocks and ways the walks of a program have visited."""
+    """Which blocks and edges the walks of a program have visited."""
 
     def __init__(self, graph: Graph, walker: Walker) -> None:
         self.blocks = np.zeros(len(graph.block_address), bool)
-        self.ways = np.zeros(len(walker.flow.target), bool)
+        self.edges = np.zeros(len(walker.flow.target), bool)
 
     def notes(self) -> dict[str, int]:
         return {
             "blocks walked": int(self.blocks.sum()),
-            "edges": len(self.ways),
-            "edges walked": int(self.ways.sum()),
+            "edges": len(self.edges),
+            "edges walked": int(self.edges.sum()),
         }
 
 
@@ -135,16 +135,16 @@ class Portion:
         """(I,) u4, as in `Phrases.ids`."""
 
     def _numbers(self) -> tuple[Array, Array]:
-        """Return the templates of all instructions (u4), and which have one (bool).
+        """Return the templates of all instructions (u4), and which instructions have one (bool).
 
-        Functions with others are dropped.
+        Functions with an instruction without a template are dropped.
         """
         try:
             numbers = self._ask(self.first_block, self.last_block)
             return numbers, np.ones(len(numbers), bool)
         except DecodeError:
             pass
-        # One function after the other: a file of graphs may hold any number of bad ones.
+        # One function after the other: a graph file may hold any number of bad ones.
         graph = self.graph
         good = np.ones(len(self.functions), bool)
         for place, function in enumerate(self.functions.tolist()):
@@ -154,7 +154,7 @@ class Portion:
                 address = int(graph.function_address[function])
                 self.drops.append(Drop(address, NO_INSTRUCTION, True))
                 good[place] = False
-        # What is left is asked in one go, as numbers hold until the cache begins anew.
+        # The good ones are asked for in one call, because the cache may begin anew between calls.
         bounds = graph.function_blocks[self.first : self.first + len(good) + 1]
         kept = np.repeat(good, np.diff(graph.block_instructions[bounds]))
         inside = slice(*graph.block_bytes[[self.first_block, self.last_block]].tolist())
@@ -198,7 +198,7 @@ class Portion:
     def _cut(
         self, record: Array, start: Array, stop: Array, most: int
     ) -> tuple[Array, Array, Array, Array]:
-        """Return records of at most so many tokens: (record, part, first instruction, end)."""
+        """Return records of at most `max_tokens`: (record, part, first instruction, end)."""
         found = []
         part = 0
         while len(record):
@@ -231,11 +231,11 @@ class Portion:
             stop, length = cut_short(walks, start, stop, self.ends, most)
             kept = np.flatnonzero(length >= cutting.min_tokens)
             piece, offsets = take_flat(np.arange(len(block)), walks.offsets, kept)
-            # Of a last block not even one instruction may have found room.
+            # The last block may have no room for a single instruction.
             visited = piece[start[piece] < stop[piece]]
             seen.blocks[walks.block[visited]] = True
-            way = walks.way[visited]
-            seen.ways[way[way >= 0]] = True
+            edge = walks.edge[visited]
+            seen.edges[edge[edge >= 0]] = True
             first = walks.block[walks.offsets[:-1][kept]]
             found = self.records(
                 start[piece], stop[piece], offsets, walks.function[kept],
@@ -258,7 +258,7 @@ class Portion:
 
         Args:
             start: (m,) i8, first instruction of each piece, counted in the portion.
-            stop: (m,) i8, the one behind it.
+            stop: (m,) i8, end of each piece, exclusive.
             offsets: (n + 1,) i8, the pieces of each record.
             function: (n,) numbers of functions of the graph.
             address: (n,) u8.
@@ -293,17 +293,17 @@ class Portion:
 def cut_short(
     walks: Walks, start: Array, stop: Array, ends: Array, most: int
 ) -> tuple[Array, Array]:
-    """Return walks cut between instructions where they are long enough: (stop, tokens).
+    """Return walks cut to a number of tokens, between instructions: (stop, tokens).
 
     Args:
         walks: n walks that visit m nodes.
         start: (m,), the first instruction of each visited node.
-        stop: (m,), the one behind it.
+        stop: (m,), its end, exclusive.
         ends: (I + 1,), tokens before each instruction.
-        most: tokens of a walk.
+        most: largest number of tokens of a walk.
 
     Returns:
-        The instruction behind each visited node (m,), and the tokens of each walk (n,).
+        The new end of each visited node (m,), and the tokens of each walk (n,).
     """
     size = ends[stop] - ends[start]
     before = np.concatenate([[0], np.cumsum(size)])
@@ -314,7 +314,7 @@ def cut_short(
 
 
 def names_of(graph: Graph, first: int, last: int) -> list[str]:
-    """Return the names of some functions; one without a symbol is called as its address."""
+    """Return the names of some functions; without a symbol a name is made from the address."""
     addresses = graph.function_address[first:last].tolist()
     return [
         name or f"sub_{address:x}"

@@ -1,4 +1,4 @@
-"""The source `x86`: programs and graphs of them to records of six streams."""
+"""The source `x86`: from programs, or graphs of them, to records of six streams."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from tokmill.x86.tokens.vocabulary_files import read_vocabularies
 from tokmill.x86.walks import Walking, check_counts
 
 PART = 128 << 20
-"""Bytes of phrases of one program after which its shard is cut, so that memory has a bound."""
+"""A shard is cut after so many bytes of phrases of one program, so that memory is bounded."""
 EXPANDS = {"function": 1, "block": 6, "walk": 10}
-"""How many times larger than a program its records are, about; of walks for one from each block."""
+"""About how many times larger than a program its records are; for walks, with one from each
+block."""
 LEAST_TOKENS = 64
-"""A record holds so many at least, or an instruction might not fit."""
+"""Smallest limit of tokens in a record: any instruction must fit."""
 MOST_TOKENS = 32_768
 
 
@@ -47,34 +48,36 @@ class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     vocab: str = ""
     """Folder with the vocabularies asm.json … of the rules semanticbbv."""
     separator: bool = False
-    """Put a [SEP] behind each instruction, in all columns."""
+    """Put a [SEP] after each instruction, in all columns."""
     lifter: Literal["native", "angr"] = "native"
-    """What finds functions and blocks in programs; a graph is taken as it is."""
+    """The lifter, which finds functions and blocks in programs; graphs need none."""
     layout: str = ""
-    """What the path of a program says, such as {project}/{compiler}-{level}/{program}."""
+    """How paths of programs are made up, such as {project}/{compiler}-{level}/{program}."""
     max_tokens: int = MOST_TOKENS
-    """Most tokens of a record; a longer function is cut between instructions into parts."""
+    """Largest number of tokens of a record; a longer function is cut into parts, between
+    instructions."""
     min_tokens: int = 100
-    """Fewest tokens of a walk; shorter ones are skipped."""
+    """Smallest number of tokens of a walk; shorter walks are skipped."""
     seed: int = 0
     """Seed of the walks."""
     walks: int = 1
-    """Walks that begin at each place that walk_from says."""
+    """Walks that begin at each place that walk_from names."""
     walk_from: Literal["every", "entry", "random"] = "every"
     """Where walks of a function begin: at every block, at its entry, or at a random block."""
     walk_tokens: int = 512
-    """Most tokens of a walk, which is cut between instructions."""
+    """Largest number of tokens of a walk; it is cut between instructions."""
     walk_blocks: int = 0
-    """Most blocks of a walk; 0: as many as the tokens allow."""
+    """Largest number of blocks of a walk; 0: as many as the tokens allow."""
     restart: Literal["stop", "entry", "start", "random"] = "stop"
-    """Where a walk goes on from a block without successors: nowhere, or at the entry, at its first
-    block, at a random block of the function."""
+    """What happens at a block without successors: the walk ends (stop), or continues at the entry,
+    at its first block (start) or at a random block of the function."""
     weight: Literal["uniform", "degree"] = "uniform"
-    """How likely each successor is: all alike, or by 1 + its own successors."""
+    """How likely each successor is: uniform, or in proportion to 1 + its own successors
+    (degree)."""
 
 
 WALKS = (*Walking.__struct_fields__, "min_tokens")
-"""Options that decide about walks alone."""
+"""Options that only concern walks."""
 
 
 class X86Source(Source):
@@ -82,8 +85,9 @@ class X86Source(Source):
 
     Columns: the six streams of `tokmill.x86.tokens.rules` and `border` through phrases; a record's
     `address` (of the function or block, of a walk's first block), `function` (raw symbol, or
-    `sub_401000`), `project program version compiler level`, `part` (from 0, of what is cut) and,
-    of walks, `walk`. A record's place is its address. A program that cannot be lifted is rejected.
+    `sub_401000`), `project program version compiler level`, `part` (number of the part, from 0, of
+    a function that was cut) and, for walks, `walk`. A record's place is its address. A program that
+    cannot be lifted is rejected.
     """
 
     Config: ClassVar[type[msgspec.Struct]] = X86Config
@@ -136,7 +140,7 @@ class X86Source(Source):
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return what decides blocks and tokens with its version, and nothing for what does not."""
+        """Return the versions that decide blocks and tokens; leave out options without effect."""
         rules = make_rules(self.config.rules)
         iced = importlib.metadata.version("iced-x86")
         unused = () if self.config.unit == "walk" else WALKS
@@ -150,7 +154,7 @@ class X86Source(Source):
     def items(self) -> Iterator[Item]:
         """Yield the programs and graphs, one item each.
 
-        Raises `TokmillError` where there is none, and for pickles, which are no input.
+        Raises `TokmillError` if there is none, and for pickles, which cannot be read here.
         """
         files, self.left_out = find_items(self.inputs, self.config)
         self.layout.check(map(name_of, files))
@@ -172,12 +176,12 @@ class X86Source(Source):
         yield from cut_parts(self._batches(item, cutting), item.parts_done)
 
     def content(self, item: Item, digest: Hash) -> Iterator[None]:
-        """Hand on the content of a program, all its bytes, as one part."""
+        """Hash the content of a program, all its bytes, as one part."""
         take_file(Path(item.path), digest)
         yield from ()
 
     def _batches(self, item: Item, cutting: Cutting) -> Iterator[Records]:
-        """Yield the records of a program, of a very large one a window after the other."""
+        """Yield the records of a program; a very large one is read in windows."""
         graphs = self._graphs(item)
         begun, told = False, set[str]()
         while (graph := next(graphs, None)) is not None:
@@ -196,11 +200,11 @@ class X86Source(Source):
                 told.update(graph.cut_short)
                 begun = True
                 yield batch
-            # What comes next is lifted in the room of this one.
+            # Frees the memory of this graph before the next one is lifted.
             del graph
 
     def _graphs(self, item: Item) -> Iterator[Graph | str]:
-        """Yield the graphs of a program; the last may be why there is none, or no further one."""
+        """Yield the graphs of a program; if lifting fails, the last value is the reason."""
         program = InputFile(item.name, Path(item.path), item.size, item.digest)
         try:
             yield from graphs_in(program, lifter=self.config.lifter, windows=True)
@@ -209,7 +213,7 @@ class X86Source(Source):
         except TokmillError as error:
             yield error.what
         except Exception as error:
-            # A fault of the lifter costs its program, not a build of thousands of them.
+            # A bug of the lifter costs this program, not a build of thousands of programs.
             yield f"the lifter failed: {type(error).__name__}"
 
 
@@ -217,7 +221,7 @@ class Caches:
     """Caches of templates, one for each kind of code, which outlive programs and shards."""
 
     def __init__(self, rules: str, frozen: Mapping[str, Frozen], separator: bool = False) -> None:
-        """Name the rules and the vocabularies; of a stream without one, tokens are not kept."""
+        """Take the rules and the vocabularies; streams without a vocabulary are not kept."""
         self.rules, self.frozen, self.separator = rules, frozen, separator
         self._made: dict[int, Templates] = {}
 
@@ -235,14 +239,14 @@ class Caches:
 
 
 def take_file(path: Path, digest: Hash) -> None:
-    """Hand on all the bytes of a file."""
+    """Hash all bytes of a file."""
     with machine_errors("read", path), open(path, "rb") as file:
         while data := file.read(1 << 20):
             digest.update(data)
 
 
 def cut_parts(batches: Iterator[Records], parts_done: int) -> Iterator[Records]:
-    """Yield batches of one item, cut into parts so that memory has a bound; not those done."""
+    """Yield the batches of an item in parts, so that memory is bounded; skip finished parts."""
     part = size = 0
     for batch in batches:
         size += batch.phrases.ids.nbytes if batch.phrases else 0
@@ -256,7 +260,7 @@ def cut_parts(batches: Iterator[Records], parts_done: int) -> Iterator[Records]:
 def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
     """Return the programs and graphs below some paths, and what was left out.
 
-    Raises `TokmillError` where there is none, and for pickles, which may hold several programs.
+    Raises `TokmillError` if there is none, and for pickles, which may hold several programs.
     """
     files, left_out = find_inputs(inputs, choice)
     named = {Path(argument).name for argument in inputs if not Path(argument).is_dir()}
@@ -264,7 +268,7 @@ def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> In
     for file in files:
         if file.path.suffix == PICKLE:
             raise TokmillError(
-                "a pickle is no program",
+                "a pickle is not a program",
                 where=str(file.path),
                 hint=f"make graphs of it first: tokmill cfg {file.path} -o GRAPHS",
             )
@@ -282,7 +286,7 @@ def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> In
 
 
 def name_of(file: InputFile) -> str:
-    """Return the name of a program; of a graph the one of the program that it was made of."""
+    """Return the name of a program; for a graph, that of the program it was made from."""
     about = read_about(file.path) if file.path.suffix == GRAPH else None
     return about.program if about else file.name
 
@@ -290,7 +294,7 @@ def name_of(file: InputFile) -> str:
 def vocabularies_of(rules: str, folder: str) -> Vocabularies:
     """Return the vocabularies of a set of rules: the closed ones, or those in a folder.
 
-    Raises `UsageError` where the rules need a folder, `TokmillError` where it does not fit them.
+    Raises `UsageError` if the rules need a folder, `TokmillError` if the folder does not fit them.
     """
     if folder:
         return read_vocabularies(folder, rules)
@@ -318,7 +322,7 @@ def check(config: X86Config) -> None:
     if config.unit != "walk":
         changed = [key for key in WALKS if getattr(config, key) != getattr(X86Config(), key)]
         if changed:
-            raise UsageError(f"{changed[0]} is of walks alone", hint="--unit walk makes walks")
+            raise UsageError(f"{changed[0]} only concerns walks", hint="--unit walk makes walks")
         return
     if not max(config.min_tokens, LEAST_TOKENS) <= config.walk_tokens <= config.max_tokens:
         raise UsageError(

@@ -1,4 +1,5 @@
-"""Programs and bytes to ids and back, in memory: what `build x86` does, without a store."""
+"""Encode programs and bytes as ids, and decode them, in memory: like `build x86`, without a
+store."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from tokmill.x86.tokens.vocabulary_files import read_vocabularies
 from tokmill.x86.walks import Walking
 
 PREFIXES = ("LOCK", "REP", "REPNE", "NOTRACK")
-"""Tokens of `asm` that stand in front of a mnemonic."""
+"""Tokens of `asm` that come before a mnemonic."""
 ALL = 1 << 62
 
 
@@ -34,10 +35,10 @@ class Encoded(NamedTuple):
     function: str
     """Raw symbol name, or `sub_401000`."""
     address: int
-    """Of the function or block, of a walk's first block."""
+    """Address of the function or block, or of a walk's first block."""
     columns: dict[str, Array]
-    """The six streams and `border` (bit 0: an instruction begins, bit 1: a block), a value a
-    token."""
+    """The six streams and `border` (bit 0: an instruction begins, bit 1: a block), one value for
+    each token."""
 
 
 class X86Tokenizer:
@@ -55,9 +56,9 @@ class X86Tokenizer:
         Args:
             vocab: a folder of vocabularies, a store or its path, or column → list; None: the
                 closed ones of the rules `tokmill`.
-            rules: `tokmill` or `semanticbbv`; None: those that the lists name, of lists that
-                name none `semanticbbv`, and `tokmill` where no vocabulary is given.
-            separator: whether each instruction ends in a `[SEP]`, in all columns.
+            rules: `tokmill` or `semanticbbv`; None: those that the lists name, `semanticbbv` if
+                they name none, and `tokmill` without vocabularies.
+            separator: whether each instruction ends with a `[SEP]`, in all columns.
 
         Raises:
             UsageError: the rules are not known, or have no closed vocabularies.
@@ -95,12 +96,12 @@ class X86Tokenizer:
         Args:
             path: an ELF or PE file for x86, a graph of `tokmill cfg`, or a pickle of BinaryCorp.
             unit: function, block or walk: what is yielded one by one.
-            walking: how walks are walked; None: as a build without options does.
+            walking: options of walks; None: those of a build without options.
             min_tokens: fewest tokens of a walk; shorter ones are left out.
 
         Raises:
             TokmillError: the file is none of these.
-            UsageError: `unit` is another.
+            UsageError: `unit` is not known.
         """
         if unit not in get_args(Unit):
             raise UsageError(f"no unit is called {unit!r}", hint=nearest(unit, get_args(Unit)))
@@ -122,9 +123,9 @@ class X86Tokenizer:
                     )
 
     def encode_bytes(self, code: bytes, address: int = 0, bits: int = 64) -> dict[str, Array]:
-        """Return column → ids of the instructions that lie end to end in some bytes.
+        """Return column → ids of the instructions in some bytes.
 
-        The address is for error messages only. Raises `DecodeError` for bytes that are no
+        The address is for error messages only. Raises `DecodeError` for bytes that are not
         instructions, `TypeError` for text.
         """
         sizes = [len(instruction) for instruction in decode(code, address, bits)]
@@ -139,12 +140,12 @@ class X86Tokenizer:
         return {column: phrases.expanded(column) for column in (*COLUMNS, "border")}
 
     def decode(self, columns: Mapping[str, Array] | Iterable[int] | Array) -> list[str]:
-        """Return instructions as text: the tokens of `asm`, special ones too, an entry each.
+        """Return each instruction as text: its tokens of `asm`, special ones too.
 
         Args:
-            columns: column → ids, of which `asm` is read and `border` where it is there; or the
-                ids of `asm`. Without borders an instruction begins at a mnemonic or its prefix,
-                and behind a `[SEP]`.
+            columns: column → ids, of which `asm` and, if present, `border` are read; or the ids of
+                `asm`. Without borders an instruction begins at a mnemonic or its prefix, and after
+                a `[SEP]`.
 
         Raises:
             UsageError: there are no ids of `asm`, or one is out of range.
@@ -163,19 +164,19 @@ class X86Tokenizer:
 
 
 class X86Coder:
-    """Machine code to the ids of some x86 columns, and ids to text: what sampling asks for."""
+    """Encodes machine code as ids of x86 columns, and decodes ids as text, for sampling."""
 
     def __init__(self, lists: Vocabularies) -> None:
         """Take the vocabularies of the columns that are read."""
         self.columns = list(lists)
         rules = next(iter(lists.values())).rules
-        # Of the other columns nobody asks, so their tokens may be unknown.
+        # The other columns are not returned, so their tokens may be unknown.
         none = {column: TokenList.of(column, rules, ()) for column in COLUMNS}
         self.tokenizer = X86Tokenizer(none | lists, rules)
 
     @classmethod
     def from_files(cls, files: Mapping[str, Path]) -> Self:
-        """Read frozen lists, column → file; raises `TokmillError` where one is none."""
+        """Read frozen lists, column → file; raises `TokmillError` for a file that is not one."""
         lists = {}
         for column, path in files.items():
             with machine_errors("read", path):
@@ -185,19 +186,19 @@ class X86Coder:
     def encode(self, text: str) -> dict[str, list[int]]:
         """Return column → ids of 64-bit instructions in hexadecimal.
 
-        Raises `UsageError` for other text, `DecodeError` where the bytes are no instructions.
+        Raises `UsageError` for other text, `DecodeError` if the bytes are not instructions.
         """
         try:
             code = bytes.fromhex(text)
         except ValueError:
             raise UsageError(
-                "the prompt is no machine code in hexadecimal", hint="such as: 55 48 89 e5"
+                "the prompt is not machine code in hexadecimal", hint="such as: 55 48 89 e5"
             ) from None
         ids = self.tokenizer.encode_bytes(code)
         return {column: ids[column].tolist() for column in self.columns}
 
     def decode(self, ids: Mapping[str, Sequence[int]]) -> str:
-        """Return instructions by their `asm`, each on a new line; without it, any tokens."""
+        """Return the `asm` of instructions, each on a new line; without it, all tokens."""
         if "asm" in ids:
             return "".join(f"\n{line}" for line in self.tokenizer.decode(ids["asm"]))
         lists = self.tokenizer.vocabularies
@@ -212,14 +213,14 @@ def tokens_of(tokens: TokenList, ids: Iterable[int] | Array) -> list[str]:
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < len(tokens):
         wrong = int(numbers[(numbers < 0) | (numbers >= len(tokens))][0])
         raise UsageError(
-            f"{wrong} is no id of {tokens.column}, whose ids are 0 to {len(tokens) - 1}",
+            f"{wrong} is not an id of {tokens.column}, whose ids are 0 to {len(tokens) - 1}",
             hint="name ids of this column's vocabulary",
         )
     return [tokens.tokens[number] for number in numbers.tolist()]
 
 
 def instruction_begins(tokens: Sequence[str]) -> Array:
-    """Return (n,) bool: where an instruction begins, as far as tokens of `asm` alone tell it."""
+    """Return (n,) bool: where an instruction begins, judged by the tokens of `asm` alone."""
     openers = {*closed()["mne"].tokens[len(SPECIALS) :], *PREFIXES}
     begins = np.zeros(len(tokens), bool)
     before = "[SEP]"

@@ -1,8 +1,8 @@
 """Random walks over the blocks of functions: all walks of many functions at once, step by step.
 
 A walk is drawn by hashes of (seed, program, address of the function, number of the walk, step), so
-that it is the same whatever is walked beside it. On the ground of one program it stays in its
-function: calls are stepped over. `tokmill.x86.merged` makes that of two programs.
+it does not depend on other walks. In the graph of one program it stays in its function and steps
+over calls. `tokmill.x86.merged` makes the graph of two programs.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tokmill.x86.graph import Edge, Graph
 
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 AT_ONCE = 1 << 22
-"""Most tokens of the walks that are walked at a time: what they visit lies in memory."""
+"""Most tokens of the walks that are drawn at a time: what they visit is in memory."""
 MOST_WALKS, MOST_BLOCKS = 1 << 16, 1 << 30
-"""Most walks that begin at a block, and blocks of a walk; a walk's number in its function is u4."""
+"""Most walks from a block, and most blocks of a walk; a walk's number in its function is u4."""
 MOST_STEPS = 4
-"""Steps of a walk at most, as a multiple of its tokens: blocks may have none, and form circles."""
+"""Most steps of a walk, as a multiple of its tokens: nodes without tokens may form a cycle."""
 _STEP = np.asarray(0x9E3779B97F4A7C15, np.uint64)
 _START = np.asarray(0xD1B54A32D192ED03, np.uint64)
 _HALF = np.uint64(32)
 
 
 class Walking(msgspec.Struct, frozen=True, kw_only=True):
-    """How walks are walked; what the fields mean is told at the options of `build x86`."""
+    """Options of walks; `X86Config` explains them."""
 
     seed: int = 0
     walks: int = 1
@@ -46,31 +46,31 @@ class Walking(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Flow:
-    """Where a walk may go from each of N nodes (blocks, and what else is passed), W ways in all."""
+    """The W weighted edges of N nodes (blocks first, then nodes without tokens)."""
 
     first: Array
-    """(N + 1,) i8: the ways of node i are [i] to [i + 1]."""
+    """(N + 1,) i8: the edges of node i are [i] to [i + 1]."""
     target: Array
-    """(W,) i8: numbers of nodes; those of a node differ."""
+    """(W,) i8: the node that each edge leads to; a node has no two edges to the same node."""
     below: Array
-    """(W + 1,) i8: the sum of the weights before each way."""
+    """(W + 1,) i8: sum of the weights of all edges before each edge."""
 
 
 @dataclass(slots=True)
-class Ground:
-    """What is walked on: F functions of B blocks, which are the first nodes of a flow."""
+class WalkGraph:
+    """A graph for walks: F functions of B blocks; the blocks are the first nodes of `flow`."""
 
     function_blocks: Array
     """(F + 1,) i8: blocks of function i are [i] to [i + 1]."""
     key: Array
-    """(F,) u8: what the walks of each function are drawn by."""
+    """(F,) u8: hash from which the walks of each function are drawn."""
     entry: Array
     """(F,) i8: the block at which each function begins."""
     flow: Flow
 
 
 def check_counts(walks: int, walk_blocks: int) -> None:
-    """Raise `UsageError` for numbers of walks a block, and of blocks a walk, that are none."""
+    """Raise `UsageError` for a number of walks or of blocks that is out of range."""
     if not 1 <= walks <= MOST_WALKS or not 0 <= walk_blocks <= MOST_BLOCKS:
         raise UsageError(
             f"walks = {walks}, walk_blocks = {walk_blocks}",
@@ -79,10 +79,9 @@ def check_counts(walks: int, walk_blocks: int) -> None:
 
 
 def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
-    """Return the ways of a graph.
+    """Return the edges of a graph within its functions, without calls; equal edges are one.
 
-    These are its edges within functions, calls left out; equal ones are one. The weight of each is
-    1, with `degree` 1 + the ways of its target.
+    The weight of an edge is 1; with `degree` it is 1 + the edges of its target.
     """
     blocks = len(graph.block_address)
     function = np.repeat(
@@ -90,11 +89,11 @@ def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
     ).astype(np.int64)
     addresses, rank = np.unique(graph.block_address, return_inverse=True)
     count = max(len(addresses), 1)
-    # Ascending, as blocks lie by function and by address in it.
+    # Ascending, because blocks are ordered by function, and by address within it.
     place = function * count + rank
     source = np.repeat(np.arange(blocks), np.diff(graph.block_edges))
     kept = np.isin(graph.edge_kind, WALKED)
-    # Only of an indirect jump is 0 no address.
+    # 0 is an address, except for an indirect jump.
     kept &= (graph.edge_kind != Edge.INDIRECT) | (graph.edge_target != 0)
     source, wanted = source[kept], graph.edge_target[kept]
     found = np.searchsorted(addresses, wanted)
@@ -105,13 +104,13 @@ def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
     target = np.searchsorted(place, aim)
     inside = target < blocks
     inside[inside] = place[target[inside]] == aim[inside]
-    return ways_of(source[inside], target[inside], blocks, weight)
+    return flow_of_edges(source[inside], target[inside], blocks, weight)
 
 
-def ways_of(source: Array, target: Array, nodes: int, weight: str) -> Flow:
-    """Return the flow of edges between numbers of nodes, equal ones as one; `flow_of` weighs."""
-    ways = np.unique(source * max(nodes, 1) + target)
-    source, target = np.divmod(ways, max(nodes, 1))
+def flow_of_edges(source: Array, target: Array, nodes: int, weight: str) -> Flow:
+    """Return the flow of some edges, equal ones as one; weights as in `flow_of`."""
+    edges = np.unique(source * max(nodes, 1) + target)
+    source, target = np.divmod(edges, max(nodes, 1))
     first = np.searchsorted(source, np.arange(nodes + 1))
     weights = np.ones(len(target), np.int64)
     if weight == "degree":
@@ -119,20 +118,20 @@ def ways_of(source: Array, target: Array, nodes: int, weight: str) -> Flow:
     return Flow(first, target, np.concatenate([[0], np.cumsum(weights)]))
 
 
-def ground_of(graph: Graph, walking: Walking) -> Ground:
-    """Return the ground of one program."""
+def walk_graph_of(graph: Graph, walking: Walking) -> WalkGraph:
+    """Return the graph for walks in one program."""
     key = keys_of(graph, f"walk\0{walking.seed}\0{graph.program}")
-    return Ground(graph.function_blocks, key, entries_of(graph), flow_of(graph, walking.weight))
+    return WalkGraph(graph.function_blocks, key, entries_of(graph), flow_of(graph, walking.weight))
 
 
 def keys_of(graph: Graph, salt: str) -> Array:
-    """Return what the walks of each function are drawn by (F,) u8: a hash of salt and address."""
+    """Return (F,) u8, hashes of salt and address, from which the walks of functions are drawn."""
     base = hashlib.sha256(salt.encode()).digest()[:8]
     return mix(np.asarray(int.from_bytes(base, "little"), np.uint64) ^ graph.function_address)
 
 
 def entries_of(graph: Graph) -> Array:
-    """Return the block at which each function begins (F,) i8."""
+    """Return (F,) i8, the block at which each function begins."""
     low = graph.function_blocks[:-1]
     function = np.repeat(np.arange(len(low)), np.diff(graph.function_blocks))
     here = graph.block_address == graph.function_address[function]
@@ -153,15 +152,15 @@ class Walks:
     """(n + 1,) i8 into `block`."""
     block: Array
     """i8: numbers of blocks."""
-    way: Array
-    """i8: the way that led to each block; -1 where a walk begins (again)."""
+    edge: Array
+    """i8: the edge that led to each block; -1 where a walk begins or begins again."""
 
 
 class Walker:
-    """Walks that begin in the functions of a ground."""
+    """Walks that begin in the functions of a graph."""
 
-    def __init__(self, ground: Ground, walking: Walking) -> None:
-        self.ground, self.flow, self.walking = ground, ground.flow, walking
+    def __init__(self, graph: WalkGraph, walking: Walking) -> None:
+        self.graph, self.flow, self.walking = graph, graph.flow, walking
 
     def walk(self, functions: Array, tokens: Array, first_block: int) -> Iterator[Walks]:
         """Yield the walks of some functions, in order of function and number.
@@ -169,9 +168,9 @@ class Walker:
         Args:
             functions: i8, numbers of functions that have blocks.
             tokens: i8, tokens of the nodes from `first_block` on.
-            first_block: a block; those of the functions do not lie before it.
+            first_block: a block; the functions have no blocks before it.
         """
-        blocks = np.diff(self.ground.function_blocks)[functions]
+        blocks = np.diff(self.graph.function_blocks)[functions]
         every = self.walking.walk_from == "every"
         counts = self.walking.walks * (blocks if every else np.ones_like(blocks))
         ends = np.cumsum(counts)
@@ -184,24 +183,24 @@ class Walker:
             yield self._walk(functions[place], number, tokens, first_block)
 
     def _walk(self, function: Array, number: Array, tokens: Array, first_block: int) -> Walks:
-        ground, walking, flow = self.ground, self.walking, self.flow
-        low = ground.function_blocks[function]
-        size = ground.function_blocks[function + 1] - low
-        key = mix(ground.key[function] + number.astype(np.uint64) * _STEP)
+        graph, walking, flow = self.graph, self.walking, self.flow
+        low = graph.function_blocks[function]
+        size = graph.function_blocks[function + 1] - low
+        key = mix(graph.key[function] + number.astype(np.uint64) * _STEP)
         if walking.walk_from == "every":
             start = low + number % size
         elif walking.walk_from == "entry":
-            start = ground.entry[function]
+            start = graph.entry[function]
         else:
             start = low + _below(mix(key ^ _START), size)
         walk, here = np.arange(len(function)), start
-        way = np.full(len(walk), -1)
+        edge = np.full(len(walk), -1)
         length = np.zeros(len(walk), np.int64)
         passed = np.zeros(len(walk), np.int64)
-        blocks = ground.function_blocks[-1]
+        blocks = graph.function_blocks[-1]
         visited: list[tuple[Array, Array, Array]] = []
         while len(walk) and len(visited) < MOST_STEPS * walking.walk_tokens:
-            visited.append((walk, here, way))
+            visited.append((walk, here, edge))
             length[walk] += tokens[here - first_block]
             going = length[walk] < walking.walk_tokens
             if walking.walk_blocks:
@@ -212,27 +211,27 @@ class Walker:
             stuck = flow.first[here + 1] == flow.first[here]
             if stuck.any():
                 again = self._again(walk, function, start, low, size, draw)
-                # From a block without ways it would begin again and again.
+                # At a block without edges it would begin again for ever.
                 stops = stuck & ((again < 0) | (flow.first[again + 1] == flow.first[again]))
                 walk, here, draw = walk[~stops], here[~stops], draw[~stops]
                 stuck, again = stuck[~stops], again[~stops]
-            way = self._choose(here, draw)
-            way[stuck] = -1
-            here = flow.target[way] if len(flow.target) else here
+            edge = self._choose(here, draw)
+            edge[stuck] = -1
+            here = flow.target[edge] if len(flow.target) else here
             if stuck.any():
                 here[stuck] = again[stuck]
-        walk, block, way = (np.concatenate(column) for column in zip(*visited, strict=True))
+        walk, block, edge = (np.concatenate(column) for column in zip(*visited, strict=True))
         order = np.argsort(walk, kind="stable")
         offsets = np.searchsorted(walk[order], np.arange(len(function) + 1))
-        return Walks(function, number, offsets, block[order], way[order])
+        return Walks(function, number, offsets, block[order], edge[order])
 
     def _choose(self, here: Array, draw: Array) -> Array:
-        """Return a way from each block, by weight; of a block without ways any number."""
+        """Return an edge from each block, drawn by weight; any number for a block without edges."""
         flow = self.flow
         before = flow.below[flow.first[here]]
         drawn = before + _below(draw, flow.below[flow.first[here + 1]] - before)
-        way: Array = np.searchsorted(flow.below, drawn, side="right") - 1
-        return np.minimum(way, max(len(flow.target) - 1, 0))
+        edge: Array = np.searchsorted(flow.below, drawn, side="right") - 1
+        return np.minimum(edge, max(len(flow.target) - 1, 0))
 
     def _again(
         self, walk: Array, function: Array, start: Array, low: Array, size: Array, draw: Array
@@ -240,7 +239,7 @@ class Walker:
         """Return the block at which a walk begins again; -1: it ends."""
         restart = self.walking.restart
         if restart == "entry":
-            return self.ground.entry[function[walk]]
+            return self.graph.entry[function[walk]]
         if restart == "start":
             return start[walk]
         if restart == "random":
@@ -249,5 +248,5 @@ class Walker:
 
 
 def _below(draw: Array, limit: Array) -> Array:
-    """Return whole numbers from 0 to limit - 1 (limits below 2^31) of 64 drawn bits each."""
+    """Return whole numbers from 0 to limit - 1 (limits below 2^31), each from 64 drawn bits."""
     return ((draw >> _HALF) * limit.astype(np.uint64) >> _HALF).astype(np.int64)

@@ -87,14 +87,10 @@ def test_ids(tmp_path: Path, kind: Any) -> None:
 def test_a_large_stream_is_cut_between_its_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokmill.formats import parquet as tokens
-    from tokmill.text import parquet as text
-
     folder = save(tmp_path / "d", {"text": TEXTS, "input_ids": IDS})
     whole = quick_build("parquet", folder, tmp_path / "a")
     ids = quick_build("parquet-tokens", folder, tmp_path / "b")
-    for module in (text, tokens):
-        monkeypatch.setattr(module, "MAX_ITEM", 1000)
+    monkeypatch.setattr(arrow_files, "MAX_ITEM", 1000)
     for kind, one in (("parquet", whole), ("parquet-tokens", ids)):
         store = quick_build(kind, folder, tmp_path / kind)
         assert ids_of(store) == ids_of(one)
@@ -160,7 +156,7 @@ def test_streams_that_end_too_early(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         try:
             file = arrow_files.ArrowFile(str(path))
-            rows = [len(b) for b in file.batches(range(file.count), ["input_ids"], 1 << 20)]
+            rows = [len(b) for b in file.batches(range(len(file.rows)), ["input_ids"], 1 << 20)]
         except TokmillError:
             continue
         assert rows == [7] * len(rows)

@@ -74,13 +74,13 @@ def test_items_are_row_groups_and_blocks_do_not_matter(tmp_path, monkeypatch):
     rows = [random.integers(0, 999, n).tolist() for n in random.integers(0, 50, 60)]
     urls = [f"é{i}" if i % 3 else None for i in range(60)]
     put(tmp_path / "a.parquet", rows, group=7, url=arrow.array(urls))
-    monkeypatch.setattr("tokmill.formats.parquet.MAX_ITEM", 900)
+    monkeypatch.setattr("tokmill.formats.arrow_files.MAX_ITEM", 900)
     store = quick_build("parquet-tokens", tmp_path / "a.parquet", tmp_path / "s", keep=["url"])
     assert ids_of(store) == rows
     assert [r["url"] for r in store] == [u or "" for u in urls]
     assert len(store.receipt(0).items) > 2
     assert store.shard(0)["start"].tolist() == list(range(60))
-    monkeypatch.setattr("tokmill.formats.parquet.ROWS", 3)
+    monkeypatch.setattr("tokmill.formats.arrow_files.MOST_ROWS", 3)
     other = quick_build("parquet-tokens", tmp_path / "a.parquet", tmp_path / "t", keep=["url"])
     assert [e.sha256 for e in other.shards] == [e.sha256 for e in store.shards]
     assert other.fingerprint == store.fingerprint

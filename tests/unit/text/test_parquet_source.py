@@ -9,6 +9,7 @@ import pytest
 
 from making import ids_of, jsonl, quick_build
 from tokmill.errors import TokmillError, UsageError
+from tokmill.formats import arrow_files
 from tokmill.store.store import Store
 from tokmill.text import parquet as source
 
@@ -71,7 +72,7 @@ def test_row_groups_in_several_items(
     tmp_path: Path, reference: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "x.parquet", pa.Table.from_pylist(ROWS), "parquet")
-    monkeypatch.setattr(source, "MAX_ITEM", 1000)
+    monkeypatch.setattr(arrow_files, "MAX_ITEM", 1000)
     store = quick_build("parquet", path, tmp_path / "s", keep=["id"])
     same(store, reference)
     items = [item for i in range(len(store.shards)) for item in store.receipt(i).items]
@@ -141,7 +142,8 @@ def test_a_large_row_group_is_cut_into_parts_and_goes_on(
 
     path = tmp_path / "x.parquet"
     pq.write_table(pa.Table.from_pylist(ROWS), path)
-    monkeypatch.setattr(source, "MAX_ITEM", 300)
+    for module in (source, arrow_files):
+        monkeypatch.setattr(module, "MAX_ITEM", 300)
     monkeypatch.setattr(source, "BATCH", 200)
     store = quick_build("parquet", path, tmp_path / "s")
     assert len(store.shards) > 2

@@ -214,7 +214,7 @@ def test_many_programs_and_again(built: Path, tmp_path: Path) -> None:
     (out / "be-O2.BinExport").write_bytes(message()().SerializeToString() + b"\x0a\x00")
     report = lift_files([str(path)], out, form="binexport")
     assert [one.refused for one in report.refusals] == [
-        "a file of the name of its graph is there, and is no graph"
+        "there is a file with the name of its graph that is not a graph"
     ]
 
 
@@ -223,7 +223,7 @@ def test_graphs_without_code_and_of_bytes_that_are_none(tmp_path: Path) -> None:
     assert len(read) == 0
     odd = graph_of({0x10: [Block(0x10, [b"\x0f\x1f\x00"])]})
     odd.lengths, odd.block_instructions = np.array([1, 2], np.uint8), np.array([0, 2])
-    with pytest.raises(TokmillError, match="bytes that are no instructions"):
+    with pytest.raises(TokmillError, match="bytes that are not instructions"):
         written(odd, tmp_path)
 
 

@@ -169,7 +169,7 @@ def test_facts_of_no_program_are_refused(
 def test_blocks_behind_the_last_address_are_refused(graph: Graph, tmp_path: Path) -> None:
     far = dataclasses.replace(graph, block_address=np.full_like(graph.block_address, 2**64 - 1))
     write_graph(far, tmp_path / "x.parquet")
-    with pytest.raises(TokmillError, match="behind the last address"):
+    with pytest.raises(TokmillError, match="after the last address"):
         read_graph(tmp_path / "x.parquet")
 
 

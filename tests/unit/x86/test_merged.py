@@ -36,7 +36,7 @@ def nodes_of(graphs: tuple[Graph, Graph], merged: Merged) -> list[Node]:
 
 def edges_of(graphs: tuple[Graph, Graph], merged: Merged) -> set[tuple[Node, Node]]:
     """Return the ways of a merged graph."""
-    nodes, flow = nodes_of(graphs, merged), merged.ground.flow
+    nodes, flow = nodes_of(graphs, merged), merged.walk_graph.flow
     ways = {
         (nodes[node], nodes[to])
         for node in range(len(nodes))
@@ -156,14 +156,14 @@ def test_short_strings_and_those_of_one_program_join_nothing() -> None:
     merged = merge(
         (program("a", "usage", "only here"), program("b", "usage", "not there")), Walking()
     )
-    assert merged.strings == 0 and len(merged.ground.flow.target) == 0
+    assert merged.strings == 0 and len(merged.walk_graph.flow.target) == 0
     assert merge((program("a", "usage:"), program("b", "usage:")), Walking()).strings == 1
 
 
 def test_programs_without_functions() -> None:
     empty = with_facts(graph_of({}, program="empty"))
     merged = merge((empty, empty), Walking())
-    assert merged.nodes == 0 and len(merged.ground.flow.target) == 0
+    assert merged.nodes == 0 and len(merged.walk_graph.flow.target) == 0
     assert merge((empty, small_program("b", 0x1000, 1)), Walking()).nodes == 4 + 1 + 2
 
 

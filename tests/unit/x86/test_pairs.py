@@ -211,7 +211,7 @@ def test_the_programs_of_a_file_of_pairs(tmp_path: Path) -> None:
 
 
 def test_a_list_of_pairs_is_a_file() -> None:
-    with pytest.raises(UsageError, match="no list of pairs"):
+    with pytest.raises(UsageError, match="not a list of pairs"):
         read_pairs("/dev/zero")
 
 
@@ -219,11 +219,11 @@ def test_a_list_of_pairs_is_a_file() -> None:
     ("text", "what"),
     [
         ("pairs = 3", "array"),
-        ("pairs = []", "lists no pair"),
+        ("pairs = []", "lists no pairs"),
         ('pairs = [["a"]]', "length"),
-        ("pairs = [", "no TOML"),
+        ("pairs = [", "not TOML"),
         ('pairs = [["O0/tool", "O1/tool"]]\nmore = 1', "more"),
-        ('pairs = [["O0/tool", "O1/tol"]]', "no graph is of a program"),
+        ('pairs = [["O0/tool", "O1/tol"]]', "there is no graph of a program"),
         ('pairs = [["O0/tool", "O1/tool"], ["O0/tool", "O1/tool"]]', "named twice"),
     ],
 )
@@ -239,8 +239,8 @@ def test_files_of_pairs_that_are_refused(tmp_path: Path, text: str, what: str) -
     ("options", "what"),
     [
         ({}, "which programs are pairs"),
-        ({"all_pairs": True, "pair": ["a:b"]}, "each with each"),
-        ({"pair": ["O0/tool"]}, "names no two programs"),
+        ({"all_pairs": True, "pair": ["a:b"]}, "makes all pairs"),
+        ({"pair": ["O0/tool"]}, "does not name two programs"),
         ({"pair": ["O0/tool:nothing"]}, "nothing"),
         ({"all_pairs": True, "streams": ["as"]}, "no stream"),
         ({"all_pairs": True, "walks": 0}, "walks = 0"),
@@ -262,7 +262,7 @@ def test_options_that_are_refused(tmp_path: Path, options: dict[str, Any], what:
 def test_inputs_that_are_no_graphs(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_bytes(b"\x7fELF" + bytes(60))
-    with pytest.raises(TokmillError, match="no graph of a program") as error:
+    with pytest.raises(TokmillError, match="not a graph of a program") as error:
         build(tmp_path / "s", program, all_pairs=True)
     assert f"tokmill cfg {program}" in error.value.hint
     (tmp_path / "folder").mkdir()
@@ -274,7 +274,7 @@ def test_inputs_that_are_no_graphs(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "folder" / "x.parquet")
     with pytest.raises(TokmillError, match="no graphs"):
         build(tmp_path / "s", tmp_path / "folder", all_pairs=True)
-    with pytest.raises(UsageError, match="one program is no pair"):
+    with pytest.raises(UsageError, match="there is only one program"):
         build(tmp_path / "s", write_small(tmp_path, 0), all_pairs=True)
     twice = written(tmp_path / "a", small_program("x", 0, 1))
     twice += written(tmp_path / "b", small_program("x", 0, 1))

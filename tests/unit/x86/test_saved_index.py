@@ -280,7 +280,7 @@ def test_an_empty_extract(tmp_path: Path) -> None:
     assert found.program == "a-b-O1-c" and len(found.function_address) == 0
     assert found.function_blocks.tolist() == found.block_edges.tolist() == [0]
     assert list(graphs_of(put(tmp_path / "saved_index.pkl", {}))) == []
-    with pytest.raises(UsageError, match="stands in the name of its file"):
+    with pytest.raises(UsageError, match="is in the name of its file"):
         list(graphs_of(tmp_path / "a-b-O1-c_extract.pkl", ["O1"]))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tokmill.x86 import walks as walks_module
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.walks import Walker, Walking, flow_of, ground_of
+from tokmill.x86.walks import Walker, Walking, flow_of, walk_graph_of
 from x86_graphs import Block, graph_of
 
 U64 = (1 << 64) - 1
@@ -32,14 +32,14 @@ DIAMOND = {
 
 def numbers(graph: Graph, walking: Walking, functions: Sequence[int] | None = None) -> list[Any]:
     """Return (function, number, blocks) of each walk; every block has 10 tokens."""
-    walker = Walker(ground_of(graph, walking), walking)
+    walker = Walker(walk_graph_of(graph, walking), walking)
     chosen = range(len(graph.function_address)) if functions is None else functions
     tokens = np.full(len(graph.block_address), 10)
     found = []
     for walks in walker.walk(np.array(chosen, np.int64), tokens, 0):
         for i in range(len(walks.function)):
             place = slice(walks.offsets[i], walks.offsets[i + 1])
-            check_ways(walker, walks.block[place].tolist(), walks.way[place].tolist())
+            check_ways(walker, walks.block[place].tolist(), walks.edge[place].tolist())
             found.append(
                 (int(walks.function[i]), int(walks.number[i]), walks.block[place].tolist())
             )
@@ -220,6 +220,6 @@ def test_walks_in_columns_are_those_of_a_loop(graph: Graph, walking: Walking, si
 def test_blocks_without_tokens_are_not_walked_for_ever() -> None:
     circle = {0: [Block(0, edges=[(Edge.JUMP, 8)]), Block(8, edges=[(Edge.JUMP, 0)])]}
     walking = Walking(walk_tokens=64)
-    walker = Walker(ground_of(graph_of(circle), walking), walking)
+    walker = Walker(walk_graph_of(graph_of(circle), walking), walking)
     [found] = walker.walk(np.array([0]), np.zeros(2, np.int64), 0)
     assert np.diff(found.offsets).tolist() == [walks_module.MOST_STEPS * 64] * 2

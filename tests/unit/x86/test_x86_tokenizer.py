@@ -174,7 +174,7 @@ def test_decoding_what_a_model_might_say() -> None:
     ]
     assert tokenizer.decode(said) == ["RAX", "MOV [MASK] [UNK] [SEP]", "RBX", "LOCK ADD"]
     for wrong in (-1, len(ids)):
-        with pytest.raises(UsageError, match=f"{wrong} is no id of asm"):
+        with pytest.raises(UsageError, match=f"{wrong} is not an id of asm"):
             tokenizer.decode([wrong])
     with pytest.raises(UsageError, match="no ids of `asm`"):
         tokenizer.decode({"mne": [1]})  # type: ignore[dict-item]
@@ -196,5 +196,5 @@ def test_what_sampling_asks_for(tmp_path: Path) -> None:
     assert only.encode("90") == {"rw": [closed()["rw"].ids["-"]]}
     assert only.decode(only.encode("9055")) == "\nrw: - - READ READ_WRITE"
     assert only.encode("") == {"rw": []}
-    with pytest.raises(UsageError, match="no machine code"):
+    with pytest.raises(UsageError, match="not machine code"):
         coder.encode("mov")

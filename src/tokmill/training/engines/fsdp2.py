@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
-from tokmill.training.engines.optim import clipped_together, local_part, total_norm
+from tokmill.training.engines.optim import clipped_together, local_part, part_of, total_norm
 from tokmill.training.engines.several import Several, peers
 from tokmill.training.engines.single import Learner
 
@@ -114,5 +114,4 @@ class Fsdp2(Several):
         """Return this process's part; each process has read the whole."""
         if not isinstance(like, DTensor) or value.shape != like.shape:
             return value
-        there = value.to(self.device)
-        return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+        return part_of(value.to(self.device), like)

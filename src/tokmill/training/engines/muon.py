@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tokmill.errors import UsageError
 from tokmill.models.model import Group
 from tokmill.training.engines.adamw import AdamW
-from tokmill.training.engines.optim import MOMENTS
+from tokmill.training.engines.optim import MOMENTS, part_of, whole_of
 from tokmill.training.recipe.config import OptimConfig
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -121,12 +121,12 @@ class Muon(AdamW):
         torch._foreach_lerp_(buffers, gradients, 1 - self.momentum)
         updates = [g.lerp(m, self.momentum) for g, m in zip(gradients, buffers, strict=True)]
         for some in alike(updates):
-            moves = orthogonal(torch.stack([whole(updates[number]) for number in some]))
+            moves = orthogonal(torch.stack([whole_of(updates[number]) for number in some]))
             rate = group["lr"] * 0.2 * math.sqrt(max(moves.shape[-2:]))
             for number, move in zip(some, moves, strict=True):
                 weight = weights[number]
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(part(move, weight), alpha=-rate)
+                weight.add_(part_of(move, weight), alpha=-rate)
 
 
 def matrices_of(blocks: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
@@ -188,19 +188,3 @@ def product_type(device: torch.device) -> torch.dtype:
     """Return the fastest type of a device that is precise enough for these products."""
     fast = device.type == "cuda" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
-
-
-def whole(value: Tensor) -> Tensor:
-    """Return all of a matrix, of which this process may hold a part (`fsdp2`)."""
-    gathered: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
-    return gathered
-
-
-def part(value: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part of a whole matrix, which is split as a weight is."""
-    if not hasattr(like, "full_tensor"):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh: Any = like
-    return distribute_tensor(value, mesh.device_mesh, mesh.placements, src_data_rank=None)

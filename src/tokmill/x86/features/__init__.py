@@ -1,1 +1,1 @@
-"""What functions and blocks look like, as sparse matrices: read by all that compares them."""
+"""Features of functions and blocks, as sparse matrices, to compare them by."""

@@ -1,4 +1,4 @@
-"""Bags of hashed features, and sparse matrices of several of them over one list of columns."""
+"""Bags of hashed features, and sparse matrices of several bags with the same columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(slots=True)
 class Bag:
-    """How often each of some rows (functions, blocks) has each feature; pairs differ."""
+    """How often each row (function or block) has each feature; no (row, feature) is there twice."""
 
     rows: int
     row: Array
@@ -29,7 +29,7 @@ class Bag:
 
 
 def bag(rows: int, row: Array, key: Array) -> Bag:
-    """Count (row, feature) pairs, which may stand in any order and more than once."""
+    """Count (row, feature) pairs, given in any order and possibly repeated."""
     keys, number = np.unique(key, return_inverse=True)
     width = max(len(keys), 1)
     pairs, count = np.unique(row.astype(np.int64) * width + number.reshape(-1), return_counts=True)
@@ -38,9 +38,9 @@ def bag(rows: int, row: Array, key: Array) -> Bag:
 
 
 def grams(values: Array, size: int, ends: Array) -> tuple[Array, Array]:
-    """Return hashes of `size` values that stand side by side, and the place of the first of each.
+    """Return hashes of all runs of `size` values, and the place of the first value of each.
 
-    `ends` (ascending) are places that no run of values crosses.
+    `ends` (ascending) are places that no run may cross.
     """
     n = len(values) - size + 1
     if n <= 0:
@@ -65,7 +65,7 @@ def hash_texts(texts: Sequence[str]) -> Array:
 
 
 def matrices(bags: Sequence[Bag]) -> list[Any]:
-    """Return counts as CSR matrices (rows × features, f4) over the features of all the bags."""
+    """Return counts as CSR matrices (rows × features, f4); columns are the features of all bags."""
     sparse = plugins.require("scipy.sparse")
     keys = np.unique(np.concatenate([one.key for one in bags]))
     found = []
@@ -78,7 +78,7 @@ def matrices(bags: Sequence[Bag]) -> list[Any]:
 
 
 def tf_idf(counts: Sequence[Any]) -> list[Any]:
-    """Return TF-IDF of CSR counts over the same columns.
+    """Return TF-IDF of CSR counts with the same columns.
 
     A value is (1 + ln count) · ln((1 + n) / (1 + rows that have it)) over the n rows of all
     matrices together (Salton and Buckley 1988, with one added).
@@ -95,7 +95,7 @@ def tf_idf(counts: Sequence[Any]) -> list[Any]:
 
 
 def normalized(matrix: Any) -> Any:
-    """Return a CSR matrix with rows of length 1; rows of zeros stay."""
+    """Return a CSR matrix with rows of length 1; rows of zeros are not changed."""
     lengths = np.sqrt(row_sums(matrix.data**2, matrix.indptr))
     made = matrix.copy()
     scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
@@ -104,7 +104,7 @@ def normalized(matrix: Any) -> Any:
 
 
 def row_sums(values: Array, offsets: Array) -> Array:
-    """Return the sum of each run of values: of run i those from offsets[i] to [i + 1]."""
+    """Return the sum of each run of values; run i is offsets[i] to offsets[i + 1]."""
     sums = np.concatenate([[0], np.cumsum(values, dtype=np.float64)])
     found: Array = (sums[offsets[1:]] - sums[offsets[:-1]]).astype(np.float32)
     return found

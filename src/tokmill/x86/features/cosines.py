@@ -29,7 +29,7 @@ def row_products(a: Any, b: Any, i: Array, j: Array) -> Array:
         return found
     begins = np.flatnonzero(np.diff(i, prepend=i[0] - 1))
     ends = np.append(begins, len(i))
-    # Rows that are held at a time have at most as many columns as entries.
+    # Rows that are held at a time have no more different columns than entries.
     mean = a.nnz / a.shape[0]
     height = int(max(1, min(DENSE / a.shape[1], 1 << 16), (DENSE / max(mean, 1)) ** 0.5))
     local = np.full(a.shape[1], -1, np.int64)
@@ -38,7 +38,7 @@ def row_products(a: Any, b: Any, i: Array, j: Array) -> Array:
         entries, row = _entries(a, i[begins[first:last]])
         columns, column = np.unique(a.indices[entries], return_inverse=True)
         local[columns] = np.arange(len(columns))
-        # A column more, of zeros, for what no row here has: -1 is the last one of a row.
+        # One more column of zeros, for columns that no row here has: -1 is the last of a row.
         width = len(columns) + 1
         dense = np.zeros((last - first) * width, np.float32)
         dense[row * width + column] = a.data[entries]
@@ -74,7 +74,7 @@ def _entries(matrix: Any, rows: Array) -> tuple[Array, Array]:
 
 
 def sketch(matrix: Any, width: int, seed: int) -> Array:
-    """Return the rows of a CSR matrix in few columns (rows, width) f4; products nearly stay.
+    """Return the rows of a CSR matrix in few columns, (rows, width) f4, with nearly equal products.
 
     A column goes to one of `width` places with one of two signs (Charikar, Chen and
     Farach-Colton 2002), by a hash of its number.
@@ -107,9 +107,9 @@ def nearest_rows(a: Array, b: Array, k: int) -> tuple[Array, Array]:
 
 
 def _largest(values: Array, k: int) -> Array:
-    """Return where the k largest values of each row stand: (n, k), ascending where no two tie."""
+    """Return the places of the k largest values of each row: (n, k), ascending unless two tie."""
     columns = values.shape[1]
-    # Selecting values is some ten times faster than selecting their places.
+    # Selecting values is about ten times faster than selecting their places.
     least = np.partition(values, columns - k, axis=1)[:, columns - k, None]
     taken = values >= least
     places = np.zeros((len(values), k), np.int64)

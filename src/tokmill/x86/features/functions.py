@@ -1,7 +1,8 @@
 """Features of the functions of a program: what they do, hold, call, and what calls them.
 
-All of it is read from the graph alone, and nothing of it depends on addresses or names but the
-order of the functions. Two programs are compared by `tokmill.x86.features.bags.matrices`.
+All features come from the graph. They do not depend on addresses or names, except that functions
+are in the order of their addresses. `tokmill.x86.features.bags.matrices` makes the features of two
+programs comparable.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Functions:
     calls: Any
     """(F, F) CSR, f4: 1 where a function calls another, or jumps to its beginning."""
     instructions: Instructions
-    """Of the whole graph."""
+    """Instructions of the whole graph."""
 
 
 def functions_of(graph: Graph) -> Functions:
@@ -69,9 +70,10 @@ def owner_of_blocks(graph: Graph) -> Array:
 
 
 def import_names(graph: Graph) -> list[str]:
-    """Return the names of imports as both programs know them: without version and made-up parts.
+    """Return the names of imports in a form that both programs share.
 
-    Of ELF what stands before `@` (a version of the symbol), of PE what stands behind `!`.
+    In ELF files the version of the symbol (after `@`) is removed, in PE files the library (before
+    `!`).
     """
     return [name.partition("@")[0].rpartition("!")[2] for name in graph.import_name]
 
@@ -84,8 +86,8 @@ def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
     leads = np.isin(graph.edge_kind, (Edge.CALL, Edge.JUMP, Edge.BRANCH)) & (graph.edge_target > 0)
     caller, target = caller[leads], graph.edge_target[leads]
     place, there = find(graph.function_address, target)
-    # A jump to the beginning of the same function is a loop, a call of it a recursion: none tells
-    # anything about other functions.
+    # A jump to the beginning of the same function is a loop, and a call of it a recursion: neither
+    # says anything about other functions.
     there &= place != caller
     pairs = np.unique(caller[there] * max(size, 1) + place[there])
     row, column = np.divmod(pairs, max(size, 1))
@@ -97,7 +99,7 @@ def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
 
 
 def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
-    """Return where values stand in an ascending array, and whether they do."""
+    """Return the places of values in an ascending array, and whether each is in it."""
     place = np.searchsorted(sorted_values, wanted)
     there = place < len(sorted_values)
     there[there] = sorted_values[place[there]] == wanted[there]

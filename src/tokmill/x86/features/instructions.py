@@ -1,4 +1,4 @@
-"""Instructions as numbers that compare: what each is, apart from the numbers in it.
+"""Instructions as hashes to compare them by, without the numbers in them.
 
 Every different encoding (`tokmill.x86.tokens.canonical`: numbers by class) is decoded once.
 """
@@ -23,26 +23,27 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(slots=True)
 class Instructions:
-    """Of each of the I instructions of a graph."""
+    """The I instructions of a graph."""
 
     code: Array
-    """(I,) u8, a hash of its canonical bytes: equal ones differ in numbers alone. Of what leads to,
-    or reads, a place relative to itself, no number and no size of a number is in it."""
+    """(I,) u8, a hash of the canonical bytes: instructions with equal hashes differ only in
+    numbers. If an instruction has an address relative to itself, the size of the number is left out
+    too."""
     form: Array
-    """(I,) u8, a hash of the mnemonic, the kinds of operands and the sizes of memory operands:
-    which registers, and which numbers, is not in it. Bytes that are no instruction have 0."""
+    """(I,) u8, a hash of the mnemonic, the kinds of operands and the sizes of memory operands,
+    without registers and numbers. 0 for bytes that are not an instruction."""
     mnemonic: Array
-    """(I,) u2, number of the mnemonic (iced-x86), 0 for bytes that are no instruction."""
+    """(I,) u2, number of the mnemonic (iced-x86); 0 for bytes that are not an instruction."""
 
 
 def instructions_of(graph: Graph) -> Instructions:
-    """Return what the instructions of a graph are.
+    """Return the hashes of the instructions of a graph.
 
-    Raises `TokmillError` for a graph with instructions of no byte, or of more than 15.
+    Raises `TokmillError` if the graph has instructions without bytes, or with more than 15.
     """
     if len(graph.lengths) and not 1 <= graph.lengths.min() <= graph.lengths.max() <= LONGEST:
         raise TokmillError(
-            f"the graph has instructions of no byte, or of more than {LONGEST}",
+            f"the graph has instructions without bytes, or with more than {LONGEST}",
             where=graph.program,
             hint="it is damaged: make it again",
         )

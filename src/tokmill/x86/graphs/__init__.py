@@ -1,1 +1,1 @@
-"""Graphs of programs: made of many files, kept, and read from the files of others."""
+"""Graphs of programs: making them from many files, graph files, and graphs from other tools."""

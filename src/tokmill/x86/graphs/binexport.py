@@ -1,8 +1,8 @@
 """Graphs as `.BinExport` files, which BinDiff, qbindiff and python-binexport read.
 
-Blocks are those of the graph: a call ends one, as it does not in the files of IDA and Ghidra.
-Operands are left out, as readers decode the bytes themselves. A string stands at the first
-instruction of the block that refers to it. Jumps to other functions count as calls of them.
+Blocks are those of the graph: a call ends a block, which it does not in files from IDA and Ghidra.
+Operands are left out, because readers decode the bytes themselves. A string is listed at the first
+instruction of the block that refers to it. Jumps to other functions count as calls.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tokmill.x86.image.ranges import distinct, member, offsets
 from tokmill.x86.lift.enumerations import names
 
 AT_ONCE = 1 << 15
-"""Blocks or functions of one part of a file: parts are written one behind the other, as protobuf
-joins messages that follow one another."""
+"""Blocks or functions in one part of a file. Parts are written one after the other, because
+protobuf reads such messages as one."""
 ARCHITECTURES = {64: "x86-64", 32: "x86-32"}
 MOST_HEAD = 1 << 28
-"""Bytes that what a file says of itself may have."""
+"""Largest size in bytes of the facts in a file's head."""
 _FLOW = np.zeros(len(Edge), np.int64)
 """Kind of an edge within a function → its type in the file."""
 _FLOW[[Edge.FALL, Edge.JUMP]] = FlowType.UNCONDITIONAL
@@ -35,9 +35,9 @@ _FLOW[[Edge.BRANCH, Edge.INDIRECT]] = FlowType.CONDITION_TRUE, FlowType.SWITCH
 
 
 def binexport(graph: Graph, about: bytes, digest: str) -> Iterator[bytes]:
-    """Yield the parts of a file; `about` is what `read_head` returns, `digest` of the program.
+    """Yield the parts of a file; `read_head` returns `about`; `digest` is that of the program.
 
-    Raises `TokmillError` for a graph whose blocks are no instructions.
+    Raises `TokmillError` for a graph whose blocks are not instructions.
     """
     writer = _Writer(graph)
     yield message()(about=about).SerializeToString()
@@ -52,7 +52,7 @@ def binexport(graph: Graph, about: bytes, digest: str) -> Iterator[bytes]:
 
 
 def read_head(path: Path) -> bytes:
-    """Return what a file by tokmill says of itself, which is its first field.
+    """Return the facts (`about`) of a file by tokmill, which are its first field.
 
     Raises `ValueError` for other files.
     """
@@ -71,14 +71,14 @@ def read_head(path: Path) -> bytes:
 def mnemonics_of(graph: Graph) -> Array:
     """Return the `Mnemonic` of each instruction of a graph, as iced-x86 numbers them: (I,) i8.
 
-    Raises `TokmillError` for a graph whose blocks are no instructions.
+    Raises `TokmillError` for a graph whose blocks are not instructions.
     """
     decoder = plugins.require("iced_x86").Decoder(graph.bits, graph.code.tobytes())
     # Blocks lie end to end, and each ends with an instruction.
     found = np.fromiter((one.mnemonic for one in decoder), np.int64)
     if len(found) != len(graph.lengths):
         raise TokmillError(
-            "its blocks hold bytes that are no instructions",
+            "its blocks hold bytes that are not instructions",
             where=graph.program,
             hint="lift the program again: tokmill cfg PROGRAM -o GRAPH.parquet",
         )
@@ -94,7 +94,7 @@ def _varint(value: int) -> bytes:
 
 
 class _Writer:
-    """Makes the parts of the file of one graph, each a message as bytes; U blocks that differ."""
+    """Makes the parts of a graph's file, each a message as bytes; U blocks are unique."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.bytes = graph, graph.code.tobytes()
@@ -112,7 +112,7 @@ class _Writer:
         self.mnemonics = order[: int((counts > 0).sum())].tolist()
 
     def meta(self, digest: str) -> bytes:
-        """Return names: of the program, of what its code is for, of instructions."""
+        """Return the names of the program, of its architecture and of the mnemonics."""
         found = message()()
         found.meta_information.executable_name = self.graph.program
         found.meta_information.executable_id = digest
@@ -142,7 +142,7 @@ class _Writer:
     def flow_edges(self) -> tuple[Array, Array, Array, Array]:
         """Return the edges within functions, each once: function, source, target, type (i8).
 
-        Ascending by function; source and target are numbers of blocks that differ.
+        Ascending by function; source and target are numbers of unique blocks.
         """
         graph = self.graph
         count = max(1, len(self.address))
@@ -155,7 +155,7 @@ class _Writer:
         kept = (kinds > 0) & member(graph.edge_target, self.address)
         block, kinds = block[kept], kinds[kept]
         target = np.searchsorted(self.address, graph.edge_target[kept])
-        # Blocks lie by function and by address in it.
+        # Blocks are ordered by function, and by address within it.
         inside = member(owner[block] * count + target, owner * count + self.number)
         block, kinds, target = block[inside], kinds[inside], target[inside]
         _, first = np.unique(block * count + target, return_index=True)
@@ -181,7 +181,7 @@ class _Writer:
         return bytes(found.SerializeToString())
 
     def calls(self) -> bytes:
-        """Return functions and imports, by address, and who calls whom; libraries by name."""
+        """Return functions and imports by address, calls between them, and libraries by name."""
         graph, found = self.graph, message()()
         address = distinct(graph.function_address, graph.import_address)
         of_function = np.searchsorted(address, graph.function_address)
@@ -220,7 +220,7 @@ class _Writer:
         return bytes(found.SerializeToString())
 
     def strings(self) -> bytes:
-        """Return the strings, and at which blocks they are referred to."""
+        """Return the strings, and the blocks that refer to them."""
         graph, found = self.graph, message()()
         found.string_table.extend(graph.strings)
         begin = self.begin[:-1].tolist()

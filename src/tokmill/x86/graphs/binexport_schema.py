@@ -1,4 +1,4 @@
-"""The messages of a `.BinExport` file, as far as they are written, as classes of protobuf.
+"""The messages of a `.BinExport` file that tokmill writes, as protobuf classes.
 
 Source of names, numbers and types: `binexport2.proto` of github.com/google/binexport.
 """
@@ -11,8 +11,8 @@ from typing import Any
 from tokmill import plugins
 
 ABOUT = 100_007_461
-"""Number of a field that only tokmill knows: the format leaves those from 100,000,000 on to others,
-and readers pass them over."""
+"""Number of a field that only tokmill knows: the format leaves numbers from 100,000,000 on to other
+tools, and readers skip them."""
 
 # Message → its fields: number, name, type; * before the type: repeated.
 _MESSAGES = {
@@ -38,22 +38,22 @@ _MESSAGES = {
 
 
 class FlowType:
-    """Why control goes on at a block."""
+    """How control gets to a block."""
 
     CONDITION_TRUE, CONDITION_FALSE, UNCONDITIONAL, SWITCH = 1, 2, 3, 4
 
 
 class VertexType:
-    """What a vertex of the call graph is."""
+    """Kind of a vertex of the call graph."""
 
     NORMAL, LIBRARY, IMPORTED, THUNK = 0, 1, 2, 3
 
 
 @functools.cache
 def message() -> Any:
-    """Return the class of the message that a file is.
+    """Return the class of the message of a whole file.
 
-    Raises `MissingExtraError` where protobuf is not installed.
+    Raises `MissingExtraError` if protobuf is not installed.
     """
     descriptors = plugins.require("google.protobuf.descriptor_pb2")
     field_type = descriptors.FieldDescriptorProto
@@ -70,7 +70,7 @@ def message() -> Any:
                 one.type, one.type_name = field_type.TYPE_MESSAGE, f".{file.package}.{kind}"
             else:
                 one.type = getattr(field_type, f"TYPE_{kind.upper()}")
-    # A pool of its own: other packages know messages of these names, too.
+    # A separate pool, because other packages define messages with these names too.
     pool = plugins.require("google.protobuf.descriptor_pool").DescriptorPool()
     pool.Add(file)
     found = pool.FindMessageTypeByName(f"{file.package}.BinExport2")

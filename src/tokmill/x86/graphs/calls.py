@@ -1,4 +1,4 @@
-"""Who calls whom in a graph, where stubs of the program's own functions are these functions."""
+"""The calls of a graph; a stub of one of the program's own functions counts as that function."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from tokmill.x86.image.ranges import member
 
 
 class Calls(NamedTuple):
-    """Edges that lead to a function or an import; n edges."""
+    """The n edges that lead to a function or an import."""
 
     edge: Array
     """(n,) i8, ascending: edges of kind `CALL`, and `JUMP` to other functions (tail calls)."""
     caller: Array
-    """(n,) i8, functions."""
+    """(n,) i8, the function that calls."""
     function: Array
     """(n,) i8, the function that is called; -1: an import."""
     imported: Array
-    """(n,) i8, row of the imports; -1: a function."""
+    """(n,) i8, the import that is called; -1: a function."""
 
 
 def calls_of(graph: Graph) -> Calls:
-    """Return the calls of a graph whose callee it knows.
+    """Return the calls of a graph whose callee is known.
 
-    A stub that has the name of one function of the graph is that function: a shared library calls
-    its own functions so.
+    A stub with the name of one function of the graph counts as that function: shared libraries call
+    their own functions through stubs.
     """
     sizes = np.diff(graph.block_edges)
     block = np.repeat(np.arange(len(sizes)), sizes)
@@ -47,7 +47,7 @@ def calls_of(graph: Graph) -> Calls:
 
 
 def _rows(addresses: Array, target: Array) -> Array:
-    """Return the rows (i8) of targets among ascending addresses; -1 where there is none."""
+    """Return the rows (i8) of targets among ascending addresses; -1 if there is none."""
     if not len(addresses):
         return np.full(len(target), -1, np.int64)
     known = member(target, addresses)
@@ -58,7 +58,7 @@ def _own(graph: Graph) -> Array:
     """Return for each import the one function of the graph that has its name (i8), or -1."""
     rows: dict[str, int] = {}
     for row, name in enumerate(graph.function_name):
-        # Of several functions of a name none is meant.
+        # If several functions have the name, it is not known which is meant.
         rows[name] = -1 if name in rows or not name else row
     thunks = member(graph.import_address, graph.function_address)
     found = [

@@ -1,11 +1,11 @@
-"""Graphs as files: Parquet, read back exactly, JSON Lines, or BinExport; one row a block.
+"""Graphs as files: Parquet (which is read back), JSON Lines, or BinExport; one row for each block.
 
 Columns of the first two: `program`, `function` (its address), `name` (raw symbol name, or
 `sub_401000`), `demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each
 instruction), `successors` (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect,
 return) and, from version 2 on, `strings` and `constants` that instructions of the block refer to.
-What concerns the whole program, imports too, stands in the metadata of the Parquet file, in JSON
-Lines in the first line. Files of version 1 are read, too.
+Facts about the whole program, also its imports, are in the metadata of the Parquet file, and in the
+first line of JSON Lines. Files of version 1 are read too.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ COLUMNS = (
 FACTS = ("strings", "constants")
 """Columns that version 2 added."""
 SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "binexport": ".BinExport"}
-"""Form of a graph file → how its name ends."""
+"""Form of a graph file → suffix of its name."""
 JSON_ROWS = 4096
 
 
 class About(msgspec.Struct, frozen=True):
-    """What a graph file says of its program."""
+    """The facts about a program in its graph file."""
 
     program: str
     bits: int
@@ -50,11 +50,11 @@ class About(msgspec.Struct, frozen=True):
     instructions: int
     edges: int
     digest: str = ""
-    """sha256 of the program file, "" where it came from none."""
+    """sha256 of the program file; "" if the graph is not from one."""
     lifter: str = ""
-    """Who made the graph, with versions."""
+    """Lifter that made the graph, with versions."""
     unresolved: dict[str, list[int]] = {}
-    """Reason → addresses of what could not be followed."""
+    """Reason → addresses at which control could not be followed."""
     version: int = VERSION
     compiler: str = ""
     level: str = ""
@@ -66,7 +66,7 @@ class About(msgspec.Struct, frozen=True):
     """Address and name of each import, by address."""
 
     def made_of(self, digest: str, lifter: str) -> bool:
-        """Say whether the file is what would be written now of a program with this digest."""
+        """Say whether the same file would be written now for a program with this digest."""
         return (self.version, self.digest, self.lifter) == (VERSION, digest, lifter)
 
 
@@ -94,7 +94,7 @@ def about(graph: Graph, digest: str = "", lifter: str = "") -> About:
 
 
 def write_graph(graph: Graph, path: Path, digest: str = "", lifter: str = "") -> About:
-    """Write a graph in the form that the path ends in (`SUFFIXES`, else Parquet); atomic."""
+    """Write a graph atomically, in the form of the path's suffix (`SUFFIXES`, else Parquet)."""
     facts = about(graph, digest, lifter)
     if path.suffix == SUFFIXES["jsonl"]:
         write_file(path, _json_lines(graph, facts))
@@ -173,7 +173,7 @@ def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
 
 
 def _check(graph: Graph) -> None:
-    """Raise `ValueError` where the columns of a graph do not fit one another, or no program."""
+    """Raise `ValueError` if the columns of a graph do not fit together, or cannot be a program."""
     if graph.bits not in (32, 64):
         raise ValueError(f"a program of {graph.bits} bits")
     if "\0" in graph.program:
@@ -200,10 +200,10 @@ def _check(graph: Graph) -> None:
         and (graph.import_address[1:] > graph.import_address[:-1]).all()
     )
     if not good:
-        raise ValueError("its columns do not fit one another")
+        raise ValueError("its columns do not fit together")
     last = np.uint64(2**64 - 1) - np.diff(graph.block_bytes).astype(np.uint64)
     if (graph.block_address > last).any():
-        raise ValueError("a block ends behind the last address")
+        raise ValueError("a block ends after the last address")
 
 
 def read_facts(path: Path) -> About | None:
@@ -217,7 +217,7 @@ def read_facts(path: Path) -> About | None:
 
 
 def read_about(path: Path) -> About | None:
-    """Return the facts of a graph file; None where there is none that can be read."""
+    """Return the facts of a graph file; None if it is not one, or cannot be read."""
     try:
         if path.suffix == SUFFIXES["binexport"]:
             found: About = loads_json(read_head(path), About)
@@ -245,7 +245,7 @@ def _made_up(address: int) -> str:
 
 
 def _shown(graph: Graph) -> tuple[list[str], list[str]]:
-    """Return the names of the functions as files have them, raw and demangled."""
+    """Return the names of the functions as they are written, raw and demangled."""
     addresses = graph.function_address.tolist()
     names = [
         name or _made_up(address)
@@ -297,9 +297,10 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
 
 
 def _repeated(values: list[str], number: Array) -> Any:
-    """Return values[number[0]], values[number[1]], … as a dictionary that holds each string once.
+    """Return values[number[0]], values[number[1]], … as a dictionary array with each string once.
 
-    With twins in it pyarrow writes the strings out, and not always the same bytes.
+    If the dictionary had a string twice, pyarrow would write all strings, and not always the same
+    bytes.
     """
     arrow = plugins.require("pyarrow")
     places: dict[str, int] = {}

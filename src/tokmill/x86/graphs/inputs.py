@@ -1,4 +1,4 @@
-"""Inputs of whatever reads programs: programs, pickles of BinaryCorp and graph files, as graphs."""
+"""Graphs from any input with programs: programs, pickles of BinaryCorp, and graph files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tokmill.x86.graphs.lifting import PICKLE, check_levels, find_programs, lift
 
 GRAPH = SUFFIXES["parquet"]
 UNREAD = {ending: form for form, ending in SUFFIXES.items() if ending != GRAPH}
-"""Ending of graph files that are not read → their form."""
+"""Suffix of graph files that cannot be read → their form."""
 
 
 def find_inputs(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
     """Return programs, pickles and graph files below some paths, and what was left out.
 
-    As `find_programs`, but of folders graph files are taken too.
+    Like `find_programs`, but takes graph files in folders too.
     """
     return find_programs(inputs, graphs=(GRAPH,), choice=choice)
 
@@ -36,13 +36,13 @@ def graphs_in(
     windows: bool = False,
     facts: bool = False,
 ) -> Iterator[Graph]:
-    """Yield the graphs of one input: of a pickle that of each program, else one.
+    """Yield the graphs of one input: one for each program of a pickle, else one.
 
-    With `windows` a very large program gives several, a part of its functions in each. With `facts`
-    a program is searched for imports, strings and constants, too; not in windows.
+    With `windows` a very large program gives several graphs, each with a part of its functions.
+    With `facts` a program is searched for imports, strings and constants too, but not in windows.
 
-    A program is lifted here, by `lifter`. Raises `TokmillError` for what is neither program, pickle
-    nor graph.
+    A program is lifted here, by `lifter`. Raises `TokmillError` for a file that is not a program, a
+    pickle or a graph.
     """
     if file.path.suffix == PICKLE:
         yield from plugins.require("tokmill.x86.graphs.saved_index").graphs_of(file.path, levels)
@@ -62,7 +62,7 @@ def graphs_in(
 
 
 def graphs_of_path(path: Path | str) -> Iterator[Graph]:
-    """Yield the graphs of one file, as `graphs_in`."""
+    """Yield the graphs of one file, like `graphs_in`."""
     if Path(path).is_dir():
         raise TokmillError("this is a folder", where=str(path), hint="name one file in it")
     for file in find_files([str(path)], ()).files:
@@ -70,7 +70,7 @@ def graphs_of_path(path: Path | str) -> Iterator[Graph]:
 
 
 class Seen(NamedTuple):
-    """What was made of one program, or why nothing was."""
+    """What was made from one program, or why nothing was made."""
 
     program: str
     value: Any = None
@@ -87,13 +87,14 @@ def look_at(
     title: str = "look",
     quiet: bool = True,
 ) -> Iterator[Seen]:
-    """Yield what a function makes of the graph of each program, in whatever order they are done.
+    """Yield the result of a function for the graph of each program, in the order they are done.
 
-    `look` must be known by its name, as `workers` processes call it; with 0 this one does. What
-    cannot be read or lifted is yielded as refused. Raises `UsageError` for `levels` of no pickle.
+    `look` must be importable by name, because `workers` processes call it; with 0 this process
+    does. Programs that cannot be read or lifted are yielded as refused. Raises `UsageError` for
+    `levels` without a pickle.
     """
     check_levels(files, levels)
-    # Large programs first: nobody waits for one that comes last.
+    # Large programs first, so that no large one is left alone at the end.
     order = sorted(files, key=lambda file: (-file.size, file.name))
     tasks = [_Task(look, file, None if levels is None else tuple(levels)) for file in order]
     done: Iterable[tuple[_Task, list[Seen]]]

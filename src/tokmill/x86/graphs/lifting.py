@@ -1,4 +1,4 @@
-"""Graphs of many programs: which are to be made, made in processes, kept when they are done."""
+"""Graphs of many programs: which have to be made, making them in processes, and keeping them."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ PICKLES = "saved_index 1"
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one program."""
+    """The result for one program."""
 
     program: str
     seconds: float = 0.0
     made: bool = False
-    """False: its graph was there already, or it was refused."""
+    """False if its graph existed already, or the program was refused."""
     renewed: bool = False
-    """A graph of the same bytes was there, by another version of the lifter or of the file."""
+    """Whether it replaced a graph of the same bytes by another version of the lifter or the
+    file."""
     refused: str = ""
     """Why there is no graph."""
     hint: str = ""
@@ -50,7 +51,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What became of all programs."""
+    """The result for all programs."""
 
     programs: int
     made: int
@@ -60,31 +61,31 @@ class Report(msgspec.Struct, frozen=True):
     instructions: int
     edges: int
     unresolved: dict[str, int]
-    """Reason → how many places could not be followed."""
+    """Reason → number of places at which control could not be followed."""
     refused: dict[str, int]
     """Reason → programs without a graph."""
     refusals: list[Outcome]
     left_out: dict[str, int]
-    """Reason → what of the folders was not read."""
+    """Reason → files in folders that were not read."""
     seconds: float
     others: list[str] = []
-    """Programs that have a graph in the folder and are not among the inputs."""
+    """Programs with a graph in the folder that are not among the inputs."""
     cut_short: dict[str, int] = {}
-    """What was not looked for to the end → in how many programs."""
+    """Reason why a search ended before it was complete → number of programs."""
     renewed: int = 0
-    """Of those made: graphs of the same bytes that another version had made."""
+    """How many of those made replaced a graph of the same bytes by another version."""
 
 
 class _Task(NamedTuple):
     file: InputFile
     out: Path
-    """The graph file; of a pickle, which may hold several programs, the folder."""
+    """The graph file; for a pickle, which may hold several programs, the folder."""
     suffix: str
     lifter: str
     version: str
     levels: tuple[str, ...] | None
     chosen: bool = True
-    """Whether the name of the graph is ours, and not one that the user gave."""
+    """Whether tokmill chose the name of the graph, and not the user."""
 
 
 def lift_files(
@@ -100,9 +101,9 @@ def lift_files(
 ) -> Report:
     """Write the graph of each program below some paths.
 
-    `out` is a folder, or for one program a file that ends in one of `SUFFIXES`. A graph that is
-    there, of the same bytes and by the same lifter, is kept. Raises `TokmillError` for paths that
-    are not there, `UsageError` for options that do not fit together and for another file as `out`.
+    `out` is a folder, or for one program a file that ends in one of `SUFFIXES`. An existing graph
+    of the same bytes by the same lifter is kept. Raises `TokmillError` for paths that do not exist,
+    `UsageError` for options that do not fit together and if `out` is another kind of file.
     """
     started = time.monotonic()
     if lifter not in plugins.LIFTERS:
@@ -110,9 +111,9 @@ def lift_files(
     single = out.suffix in SUFFIXES.values()
     if out.is_file() and not single:
         raise UsageError(
-            "is a file; graphs lie in a folder",
+            "is a file; graphs are written into a folder",
             where=str(out),
-            hint="choose another path; of one program also -o GRAPH.parquet",
+            hint="choose another path; for one program also -o GRAPH.parquet",
         )
     if form not in SUFFIXES:
         raise UsageError(f"no format is called {form!r}", hint=nearest(form, SUFFIXES))
@@ -122,7 +123,7 @@ def lift_files(
             f"{out} is one file, and there are {human_count(len(files), 'program')}"
             if len(files) != 1
             else f"{out} is one file, and {files[0].path} may hold several programs",
-            hint="name a folder: it gets a file a program",
+            hint="name a folder: it gets one file for each program",
         )
     check_levels(files, levels)
     version = lifter_version(lifter)
@@ -158,9 +159,8 @@ def find_programs(
 ) -> Inputs:
     """Return the programs and pickles below some paths, by name, and what was left out.
 
-    A file that was named is taken whatever it is; of a folder those that begin like a program, one
-    of several names of a file (links), and those that end in one of `graphs`; or what `choice`
-    says.
+    A named file is always taken. Of a folder, files are taken that begin like a program (a file
+    with several names once) or end in one of `graphs`, or those that `choice` names.
     """
 
     def fits(path: Path, head: bytes) -> str:
@@ -181,7 +181,7 @@ def find_programs(
 
 
 def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> None:
-    """Refuse optimisation levels where there is no pickle whose programs could have them."""
+    """Refuse optimisation levels if there is no pickle among the inputs."""
     if levels is not None and not any(file.path.suffix == PICKLE for file in files):
         raise UsageError(
             "--levels are those of a saved_index.pkl, and none is among the inputs",
@@ -190,9 +190,9 @@ def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> No
 
 
 def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -> Graph:
-    """Return the graph of a program by its name, and what made it; raises as the lifter.
+    """Return the graph of a program with its name and compiler; raises what the lifter raises.
 
-    With `facts` also imports, strings and constants, where the lifter is tokmill's own.
+    With `facts` also imports, strings and constants, if the lifter is tokmill's own.
     """
     if lifter == "native":
         graph: Graph = plugins.require("tokmill.x86.lift.cfg").lift(file.path, facts=facts)
@@ -204,7 +204,7 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
 
 
 def lift_parts(file: InputFile, lifter: str = "native") -> Iterator[Graph]:
-    """Yield the graph of a program; of a very large one a window of code at a time, by address."""
+    """Yield the graph of a program; for a very large one, a graph of each window of code."""
     if lifter != "native":
         yield lift_file(file, lifter)
         return
@@ -217,7 +217,7 @@ def lift_parts(file: InputFile, lifter: str = "native") -> Iterator[Graph]:
 
 
 def lifter_version(lifter: str) -> str:
-    """Return name and versions of a lifter: what decides its graphs beside the program."""
+    """Return name and versions of a lifter, which decide its graphs together with the program."""
     module = plugins.require(plugins.LIFTERS[lifter].target.partition(":")[0])
     return ", ".join([f"{lifter} {module.VERSION}", *module.packages()])
 
@@ -247,7 +247,7 @@ def _folder(folder: Path) -> Iterator[None]:
 def _carry_out(tasks: Sequence[_Task], workers: int, quiet: bool) -> list[Outcome]:
     total = sum(task.file.size for task in tasks)
     found: list[Outcome] = []
-    # Large programs first: nobody waits for one that comes last.
+    # Large programs first, so that no large one is left alone at the end.
     order = sorted(tasks, key=lambda task: (-task.file.size, task.file.name))
     done: Iterable[tuple[_Task, list[Outcome]]]
     if workers > 0 and len(tasks) > 1:
@@ -278,7 +278,7 @@ def _make(task: _Task) -> list[Outcome]:
         if about is not None and about.made_of(digest, task.version):
             return [Outcome(name, about=about)]
         if about is None and task.chosen and task.out.exists():
-            what = "a file of the name of its graph is there, and is no graph"
+            what = "there is a file with the name of its graph that is not a graph"
             hint = "remove it if it is a damaged graph, or choose another folder"
             return [Outcome(name, refused=what, hint=hint)]
         renewed = about is not None and about.digest == digest
@@ -293,7 +293,7 @@ def _make(task: _Task) -> list[Outcome]:
 
 
 def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
-    """Write the graphs of a pickle of BinaryCorp; reading it is most of the work."""
+    """Write the graphs of a pickle of BinaryCorp; most of the time goes into reading it."""
     pickles = plugins.require("tokmill.x86.graphs.saved_index")
     for graph in pickles.graphs_of(task.file.path, task.levels):
         started = time.monotonic()
@@ -308,7 +308,7 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
 
 
 def _others(folder: Path, suffix: str, done: set[str]) -> list[str]:
-    """Return the programs that a folder has a graph of and that are not among those just done."""
+    """Return the programs with a graph in a folder that are not among those just done."""
     with machine_errors("read", folder):
         paths = sorted(folder.rglob(f"*{suffix}"))
     names = {path: path.relative_to(folder).as_posix().removesuffix(suffix) for path in paths}

@@ -1,4 +1,4 @@
-"""Graphs from the blocks that another program recorded: addresses, bytes, and what follows what."""
+"""Graphs from blocks that another tool recorded: addresses, bytes and successors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import DIRECT, Flow, Instructions
 
 LEAVES = np.isin(np.arange(len(Flow)), (Flow.JUMP, Flow.JUMP_INDIRECT, Flow.RETURN))
-"""Flow → whether control never simply goes on behind the instruction."""
+"""Flow → whether control never continues at the next instruction."""
 
 
 class Recorded:
-    """Functions as they were recorded, gathered in any order; `graph` makes columns of them.
+    """Recorded functions, collected in any order; `graph` makes columns of them.
 
-    Where control goes is read from the instructions; a recorded successor that the last one does
-    not name is the block behind it (`FALL`) or a target of a jump table (`INDIRECT`). Blocks are
-    cut behind calls, and behind all else at which a block ends elsewhere.
+    Edges are read from the instructions. A recorded successor that the last instruction does not
+    name is the next block (`FALL`) or a target of a jump table (`INDIRECT`). Blocks are cut after
+    calls, and after all other instructions that end a block of a graph.
     """
 
     def __init__(self, bits: Literal[32, 64] = 64) -> None:
@@ -125,7 +125,7 @@ class _Cut:
         last = first + self.count - 1
         self.flow = flow[last]
         self.recorded = np.searchsorted(place, start[first], side="right") - 1
-        """(B,) i8, the recorded block that this one is a part of."""
+        """(B,) i8, the recorded block that each block is a part of."""
         self.function = function[self.recorded]
         self.address = _at(address, place, start[first])
         self.behind = self.address + (end[last] - start[first]).astype(np.uint64)
@@ -145,7 +145,7 @@ class _Cut:
     def add_edges(self, source: Array, target: Array) -> None:
         """Set the edges; successors are pairs of a recorded block, ascending, and an address."""
         part = np.flatnonzero(self.ends)
-        # The last part of each recorded block, or -1 where its end is no instruction.
+        # The last part of each recorded block, or -1 if it does not end with an instruction.
         last = np.full(int(self.recorded[-1]) + 2 if len(part) else 1, -1, np.int64)
         last[self.recorded[part]] = part
         block = last[np.minimum(source, len(last) - 1)]
@@ -157,7 +157,7 @@ class _Cut:
         plain = LEADS[self.flow]
         plain[through] = False
         plain_block = np.flatnonzero(plain)
-        # Within a recorded block control goes on, whatever ends the part.
+        # Within a recorded block control continues at the next part.
         inner = np.zeros(len(self.flow), bool)
         inner[:-1] = (self.recorded[:-1] == self.recorded[1:]) & (
             self.behind[:-1] == self.address[1:]
@@ -187,10 +187,10 @@ class _Cut:
 def _decode(
     bits: Literal[32, 64], address: Array, size: Array, code: Array, function: Array
 ) -> Instructions:
-    """Return the instructions of blocks that lie end to end in `code`.
+    """Return the instructions of blocks that are stored end to end in `code`.
 
-    Blocks that follow one another in memory too are decoded in one go, unless an instruction
-    crosses the border between two of them.
+    Blocks that are also adjacent in memory are decoded in one call, unless an instruction crosses
+    the border between two of them.
     """
     place = offsets(size)
     apart = np.ones(len(address), bool)
@@ -215,7 +215,7 @@ def _decode(
 
 
 def _at(address: Array, place: Array, offset: Array) -> Array:
-    """Return the addresses (u8) of offsets into blocks that lie end to end."""
+    """Return the addresses (u8) of offsets into blocks that are stored end to end."""
     block = np.searchsorted(place, offset, side="right") - 1
     found: Array = address[block] + (offset - place[block]).astype(np.uint64)
     return found

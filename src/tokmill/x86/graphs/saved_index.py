@@ -2,8 +2,8 @@
 
 An extract is {function: [address, asm, bytes, graph, feature]}, made by IDA; the graph is a
 networkx.DiGraph of blocks by address, each with `asm` (list of str) and `raw` (bytes). An index is
-{function: [such a list, one a program]}, of the functions that all programs of a project have. Its
-programs have no names in it, least of all their optimisation level. An extract is called
+{function: [one such list for each program]}, of the functions that all programs of a project have.
+It has neither the names of its programs nor their optimisation levels. The name of an extract is
 PROJECT-PROGRAM-LEVEL-DIGEST_extract.pkl. Source of the formats: jTrans, `datautils/process.py` and
 `datautils/util/pairdata.py`.
 """
@@ -23,32 +23,32 @@ from tokmill.x86.graphs.recorded_blocks import Recorded
 
 EXTRACT = "_extract.pkl"
 NAMES = ("networkx.classes.",)
-"""Names that such pickles hold beside those of plain values."""
+"""Names of classes and functions that such pickles may hold."""
 BLOCK = 64
-"""Bytes that a block costs beside its code and edges, about."""
+"""About how many bytes of memory a block takes, without its code and edges."""
 FIELDS = ("address", "asm", "bytes", "graph")
-"""What a function begins with; features follow."""
+"""The first fields of a function; features follow."""
 ADDRESS = "an int below 2^64"
 MOST_SHOWN = 80
-"""Characters of a name that a message shows."""
+"""Most characters of a name in a message."""
 LEVELS = ("O0", "O1", "O2", "O3", "Os", "Oz", "Og", "Ofast")
 UNKNOWN = "unknown"
 
 
 def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator[Graph]:
-    """Yield the graph of each program of an extract or an index, nothing of which is run.
+    """Yield the graph of each program of an extract or an index; no code in it is run.
 
     Args:
         path: the pickle.
         levels: the optimisation levels of an index's programs, in the order of its lists. Without
-            them a program is looked for among the extracts beside the index: it is the one of
-            which all functions have the same name, address and bytes.
+            them a program is looked for among the extracts in the folder of the index: an extract
+            matches if all of its functions have the same name, address and bytes.
 
     The graph of an extract has the name of its file, those of an index are PROJECT-LEVEL-NUMBER;
     `level_of` reads the level from either.
 
     Raises:
-        TokmillError: the file holds something else, or names what is no data.
+        TokmillError: the file holds something else, or a name that is not data.
         UsageError: a level is unknown, there are not as many as programs, or the file is an
             extract.
     """
@@ -72,7 +72,7 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
     if extract or path.name.endswith(EXTRACT):
         if levels is not None:
             raise UsageError(
-                "the level of an extract stands in the name of its file",
+                "the level of an extract is in the name of its file",
                 where=str(path),
                 hint="NAME-O2-…_extract.pkl, for example",
             )
@@ -118,15 +118,17 @@ def _is_function(value: Any) -> bool:
 def _placed(
     name: str, value: Any, extract: bool, programs: int, path: Path
 ) -> list[tuple[str, Any]]:
-    """Return where the function of each program stands in an entry, and the function.
+    """Return the place of each program's function in an entry, and the function.
 
-    Of an index there must be as many as in the first entry; 0: this is the first.
+    In an index every entry must have as many as the first one (`programs`); 0: this is the first.
     """
     entry = f"[{name[:MOST_SHOWN]!r}]" if name else "[-1]"
     if extract:
         return [(entry, value)]
     if not isinstance(value, list):
-        raise _unfit(path, f"{entry} is {_kind(value)}, not a list of functions, one a program")
+        raise _unfit(
+            path, f"{entry} is {_kind(value)}, not a list of functions, one for each program"
+        )
     if programs and len(value) != programs:
         raise _unfit(
             path, f"{entry} is a list of {len(value):,}, where the first entry has {programs:,}"
@@ -135,7 +137,7 @@ def _placed(
 
 
 def _add(program: Recorded, row: Any, name: str, place: str, path: Path, budget: Budget) -> None:
-    """Add a function to its program; `place` is where it stands in the pickle."""
+    """Add a function to its program; `place` is its place in the pickle."""
     if not isinstance(row, list) or len(row) < len(FIELDS):
         found = f"a list of {len(row)}" if isinstance(row, list) else _kind(row)
         raise _unfit(path, f"{place} is {found}, not a list of {', '.join(FIELDS)}, …")
@@ -182,7 +184,7 @@ def _is_address(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """Return what a value is in words: an int, None, a networkx.classes.graph.Graph."""
+    """Return the kind of a value in words: an int, None, a networkx.classes.graph.Graph."""
     if value is None:
         return "None"
     if type(value) is int and not _is_address(value):
@@ -193,21 +195,21 @@ def _kind(value: Any) -> str:
 
 def _unfit(path: Path, why: str) -> TokmillError:
     return TokmillError(
-        f"no functions of BinaryCorp: {why}",
+        f"this is not a file of BinaryCorp: {why}",
         where=str(path),
         hint="`tokmill inspect` shows what it holds",
     )
 
 
 def _print(name: str, row: list[Any]) -> int:
-    """Return a digest of name, address and bytes; a program's is the exclusive or of them all."""
+    """Return a digest of name, address and bytes; that of a program is the XOR of all."""
     digest = hashlib.blake2b(f"{row[0]} {name}\0".encode("utf-8", "surrogatepass"), digest_size=16)
     digest.update(row[2])
     return int.from_bytes(digest.digest(), "little")
 
 
 def _levels_beside(path: Path, prints: list[int], names: set[str]) -> list[str]:
-    """Return the level of each program of an index, from the extracts beside it."""
+    """Return the level of each program of an index, from the extracts in its folder."""
     extracts: dict[int, list[str]] = {}
     for file in sorted(path.absolute().parent.glob(f"*{EXTRACT}")):
         found, missing = 0, set(names)
@@ -222,7 +224,7 @@ def _levels_beside(path: Path, prints: list[int], names: set[str]) -> list[str]:
     levels = []
     for number, one in enumerate(prints):
         same = extracts.get(one, [])
-        # Of programs that are equal any may have any of the levels, if there are as many.
+        # Equal programs may have the levels in any order, if there are as many levels as programs.
         if len(same) == prints.count(one):
             levels.append(same[prints[:number].count(one)])
         else:
