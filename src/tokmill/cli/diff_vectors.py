@@ -26,36 +26,39 @@ def vectors_of(
 
     Raises `UsageError` for a run that does not read the code of programs.
     """
-    with tempfile.TemporaryDirectory(prefix="tokmill-diff-") as folder:
-        made = [
-            _vectors(graph, run, Path(folder) / f"{number}", at, device, quiet)
-            for number, graph in enumerate(graphs)
-        ]
-    both = np.concatenate(made)
+    a, b = (function_vectors(graph, run, at=at, device=device, quiet=quiet) for graph in graphs)
+    return comparable(a, b)
+
+
+def comparable(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return vectors of two programs, (F, d) f4, less the mean of all and of length 1; else 0."""
+    both = np.concatenate([a, b])
     there = (both != 0).any(1)
     # What all functions share says nothing about which are alike.
     both[there] -= both[there].mean(0)
     lengths = np.linalg.norm(both, axis=1, keepdims=True)
     np.divide(both, lengths, out=both, where=lengths > 0)
-    return both[: len(made[0])], both[len(made[0]) :]
+    return both[: len(a)], both[len(a) :]
 
 
-def _vectors(graph: Graph, run: Path, folder: Path, at: str, device: str, quiet: bool) -> Array:
+def function_vectors(graph: Graph, run: Path, *, at: str, device: str, quiet: bool) -> Array:
+    """Return a vector a function, (F, d) f4, by the model of a run; raises as `vectors_of`."""
     vocab = run / "vocab"
     rules = _rules(vocab)
-    folder.mkdir()
-    write_graph(graph, folder / "program.parquet")
-    store = build(
-        "x86",
-        folder / "program.parquet",
-        folder / "store",
-        how=How(quiet=True),
-        rules=rules,
-        vocab="" if rules == "tokmill" else str(vocab),
-    )
-    embed = plugins.require("tokmill.inference.embed").embed
-    made = embed(run, store.path, at=at, device=device, quiet=quiet)
-    return _by_function(graph, Store(store.path, [made.overlay]), made.width)
+    with tempfile.TemporaryDirectory(prefix="tokmill-diff-") as name:
+        folder = Path(name)
+        write_graph(graph, folder / "program.parquet")
+        store = build(
+            "x86",
+            folder / "program.parquet",
+            folder / "store",
+            how=How(quiet=True),
+            rules=rules,
+            vocab="" if rules == "tokmill" else str(vocab),
+        )
+        embed = plugins.require("tokmill.inference.embed").embed
+        made = embed(run, store.path, at=at, device=device, quiet=quiet)
+        return _by_function(graph, Store(store.path, [made.overlay]), made.width)
 
 
 def _by_function(graph: Graph, store: Store, width: int) -> Array:

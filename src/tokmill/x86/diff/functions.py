@@ -78,6 +78,7 @@ def match_functions(
     hashes: tuple[Array, Array],
     given: Given,
     vectors: tuple[Array, Array] | None = None,
+    vector_weight: float = VECTORS,
 ) -> Matched:
     """Return which functions of two programs are the same.
 
@@ -87,11 +88,12 @@ def match_functions(
         hashes: of the code of each function, (F,) u8 of each program.
         given: pairs that are known already, as by names.
         vectors: of a trained model, (F, d) f4 of each program, rows of length 1 or 0.
+        vector_weight: of their product, beside the weights of all other evidence.
     """
     if not len(a.shape) or not len(b.shape):
         none = np.zeros(0, np.int64)
         return Matched(none, none, none.astype(np.float32), none.astype(np.uint8))
-    return _Matcher(a, b, hashes, given, vectors).run()
+    return _Matcher(a, b, hashes, given, vectors, vector_weight).run()
 
 
 class _Matcher:
@@ -104,11 +106,13 @@ class _Matcher:
         hashes: tuple[Array, Array],
         given: Given,
         vectors: tuple[Array, Array] | None,
+        vector_weight: float,
     ) -> None:
         self.a, self.b, self.hashes, self.given, self.vectors = a, b, hashes, given, vectors
         self.weighted = weigh(a, b)
         self.neighbours = Neighbours(a.calls, b.calls)
-        first, later = ({**table, "code": CODE, "vectors": VECTORS} for table in (FIRST, LATER))
+        more = {"code": CODE, "vectors": vector_weight}
+        first, later = ({**table, **more} for table in (FIRST, LATER))
         names = (*STATIC, "code", "vectors")
         self.first = np.asarray([first[name] for name in names], np.float32)
         self.names = (*names, *SUPPORT)

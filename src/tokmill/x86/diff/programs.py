@@ -10,6 +10,7 @@ from tokmill.x86.diff.functions import Given, Matched, match_functions
 from tokmill.x86.diff.names import same_names
 from tokmill.x86.diff.result import Diff, Reason, unmatched
 from tokmill.x86.diff.same import Content, block_hashes, content_of, function_hashes
+from tokmill.x86.diff.weights import VECTORS
 from tokmill.x86.features.functions import Functions, functions_of
 from tokmill.x86.graph import Graph
 
@@ -27,6 +28,7 @@ def diff_graphs(
     *,
     names: bool = True,
     vectors: tuple[Array, Array] | None = None,
+    vector_weight: float = VECTORS,
 ) -> Diff:
     """Return which functions and blocks of two programs are the same.
 
@@ -36,6 +38,7 @@ def diff_graphs(
         names: take functions of the same symbol name for the same. Without, nothing that `strip`
             removes is looked at.
         vectors: of a trained model, (F, d) f4 of each program, in rows of length 1 or 0.
+        vector_weight: how much their product counts beside all other evidence.
     """
     features = functions_of(a), functions_of(b)
     contents = content_of(a, features[0]), content_of(b, features[1])
@@ -43,7 +46,7 @@ def diff_graphs(
     code = _same_code(*alone)
     long = np.diff(a.block_instructions[a.function_blocks])[code[0]] >= LONG
     given = _given(a, b, (code[0][long], code[1][long]), names)
-    found = match_functions(*features, alone, given, vectors)
+    found = match_functions(*features, alone, given, vectors, vector_weight)
     unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
     found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE
     return _with_blocks((a, b), features, contents, found)
