@@ -1,18 +1,19 @@
 """Diffing with a trained model: does it help beside untrained features, on programs it never saw?
 
-BERT learns walks through pairs of the programs of `TRAINED` (`make pairs`), and vectors of functions
-from there (`contrastive`): the same function of several compilers and levels. Three seeds each. Both
-are measured on programs of other projects: alone (an assignment by cosine), and beside all other
-evidence of `tokmill diff`, with the weight that is best on the programs it was trained on.
+BERT learns walks through pairs of the programs of `TRAINED` (`make pairs`). From there vectors of
+functions are learned (`contrastive`): the same function of several compilers and levels. Three
+seeds each. Both are measured on programs of other projects: alone (an assignment by cosine), and
+beside all other evidence of `tokmill diff`, with the weight that is best on the programs that were
+learned.
 
-    python benchmarks/diffing_model.py CACHE [PROGRAM …]
+    python benchmarks/diffing_model.py CACHE [--steps BERT THEN] [PROGRAM …]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,17 +41,18 @@ SEEDS = (1, 2, 3)
 WEIGHTS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LAYOUT = "{project}-{version}/{compiler}-{level}/{program}"
 PRETRAIN = {
-    "task.group": "origin", "task.length": 128, "data.batch": 64, "model.context": 128,
-    "run.steps": 600, "optim.lr": 1e-3, "optim.clip": 1.0, "run.log_every": 20,
-    "run.checkpoint_every": 0,
+    "task.group": "origin", "task.length": 128, "data.batch": 32, "model.context": 128,
+    "optim.lr": 1e-3, "optim.clip": 1.0, "run.log_every": 20, "run.checkpoint_every": 0,
 }  # fmt: skip
 """Keys over recipes/bert/pretrain.toml: a small run."""
 CONTRAST = {
     "task.kind": "contrastive", "task.same": '["project","program","function","part"]',
-    "task.length": 128, "data.batch": 64, "optim.kind": "adamw", "optim.lr": 1e-3,
-    "optim.warmup": 20, "run.steps": 300, "run.micro_tokens": 8192, "run.log_every": 20,
+    "task.length": 128, "data.batch": 24, "optim.kind": "adamw", "optim.lr": 1e-3,
+    "optim.warmup": 20, "run.micro_tokens": 8192, "run.log_every": 20,
     "run.checkpoint_every": 0,
 }  # fmt: skip
+STEPS = (1000, 500)
+"""Of BERT, and of what follows."""
 UNTRAINED = "untrained"
 
 
@@ -68,7 +70,7 @@ class Scores:
 
 
 def stores(cache: Path) -> tuple[Path, Path]:
-    """Return a store of walks through pairs, and one of functions with names; made where missing."""
+    """Return stores of walks through pairs, and of functions with names; made where missing."""
     folder, made = cache / "diffing-model", cache / "pairs"
     walks, functions = folder / "walks", folder / "functions"
     if not (walks / "manifest.json").exists():
@@ -105,16 +107,18 @@ def train(out: Path, words: Sequence[object], keys: Mapping[str, object], seed: 
     return out
 
 
-def runs(cache: Path) -> dict[str, dict[int, Path]]:
-    """Return name of a model → seed → its run."""
+def runs(cache: Path, steps: tuple[int, int] = STEPS) -> dict[str, dict[int, Path]]:
+    """Return name of a model → seed → its run; `steps` as `STEPS`."""
     walks, functions = stores(cache)
     found: dict[str, dict[int, Path]] = {"BERT": {}, "contrastive": {}}
     for seed in SEEDS:
-        folder = cache / "diffing-model" / f"seed-{seed}"
-        bert = train(folder / "bert", ["pretrain", "--data", walks], PRETRAIN, seed)
+        folder = cache / "diffing-model" / "-".join(map(str, (*steps, seed)))
+        keys = {**PRETRAIN, "run.steps": steps[0]}
+        bert = train(folder / "bert", ["pretrain", "--data", walks], keys, seed)
+        keys = {**CONTRAST, "run.steps": steps[1]}
         more = ["--data", functions, "--from", bert]
         found["BERT"][seed] = bert
-        found["contrastive"][seed] = train(folder / "contrastive", more, CONTRAST, seed)
+        found["contrastive"][seed] = train(folder / "contrastive", more, keys, seed)
     return found
 
 
@@ -199,9 +203,9 @@ def row(title: str, some: Sequence[Scores]) -> str:
     return f"| {title} | {len(some)} | {' | '.join(cells)} |"
 
 
-def main(cache: Path, names: Sequence[str] = ()) -> list[str]:
+def main(cache: Path, names: Sequence[str] = (), steps: tuple[int, int] = STEPS) -> list[str]:
     """Train, measure; return the section for RESULTS.md."""
-    found, judge = runs(cache), Judge(cache)
+    found, judge = runs(cache, steps), Judge(cache)
     walks, functions = (Store(path) for path in stores(cache))
     learned = programs.utilities(cache, LEARNED).pairs
     chosen: dict[str, float] = {}
@@ -228,9 +232,9 @@ def main(cache: Path, names: Sequence[str] = ()) -> list[str]:
     return [
         f"Learned from {', '.join(TRAINED)}: {walks.records:,} walks through pairs "
         f"({walks.tokens:,} tokens), then {functions.records:,} functions; an encoder `tiny`, "
-        f"{PRETRAIN['run.steps']} steps of {PRETRAIN['data.batch']} rows of "
+        f"{steps[0]} steps of {PRETRAIN['data.batch']} rows of "
         f"{PRETRAIN['task.length']} tokens of BERT (`sentence_pair`), and from there "
-        f"{CONTRAST['run.steps']} steps of `contrastive`; seeds {', '.join(map(str, SEEDS))}. "
+        f"{steps[1]} steps of `contrastive`; seeds {', '.join(map(str, SEEDS))}. "
         f"Measured on {', '.join(held)}, of which no model has seen code; coreutils shares gnulib "
         "with what was learned. F1 of functions as in the table above, means over pairs and "
         "seeds (smallest to largest seed).",
@@ -250,4 +254,9 @@ def gnu_names(results: Sequence[Scores]) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(main(Path(sys.argv[1]), sys.argv[2:])))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--steps", type=int, nargs=2, default=STEPS, metavar=("BERT", "THEN"))
+    parser.add_argument("programs", nargs="*")
+    given = parser.parse_args()
+    print("\n".join(main(given.cache, given.programs, tuple(given.steps))))

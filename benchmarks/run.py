@@ -16,6 +16,7 @@ import corpus
 import decoder_training
 import defaults
 import diffing
+import diffing_model
 import feed_batches
 import jsonl_hostile
 import jsonl_store
@@ -92,6 +93,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         ),
         "bbv": ("Basic block vectors read", lambda: bbv_reading.main(cache)),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
+        "diffing-model": ("Diffing with a trained model", lambda: diffing_model.main(cache)),
         "rwkv7": ("RWKV-7", rwkv7.main),
         "masked": ("Masked language modelling", masked_head.main),
         "checkpoint": ("A BERT of TensorFlow", bert_checkpoint.main),

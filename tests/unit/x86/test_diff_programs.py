@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tokmill.x86.diff import blocks as of_blocks
 from tokmill.x86.diff.assign import assign
 from tokmill.x86.diff.candidates import pairs_of
 from tokmill.x86.diff.files import diff_file
@@ -221,3 +222,36 @@ def test_assignments_are_the_best_there_are() -> None:
         )
         assert np.isclose(table.reshape(-1)[chosen].sum(), best)
     assert len(assign(pairs_of(2, 2, (np.array([0]), np.array([1]))), np.array([-1.0]))) == 0
+
+
+def test_pairs_behind_pairs_are_those_that_are_looked_up(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all blocks are compared with all, the place of a pair is worked out."""
+    _, a = graphs(built, "c-O0", C_SOURCE, "-O0")
+    _, b = graphs(built, "c-O2", C_SOURCE, "-O2")
+    worked_out = diff_graphs(a, b, names=False)
+    assert len(worked_out.block_a) > 20
+    monkeypatch.setattr(
+        of_blocks._Blocks, "_whole", lambda self, match, *_: np.zeros(len(match), bool)
+    )
+    looked_up = diff_graphs(a, b, names=False)
+    for name in ("block_a", "block_b", "block_similarity", "block_reason"):
+        assert np.array_equal(getattr(worked_out, name), getattr(looked_up, name))
+
+
+def test_the_best_pairs_of_blocks_are_taken_first() -> None:
+    random = np.random.default_rng(1)
+    one, other = np.divmod(np.arange(900), 30)
+    for scale in (4, 400):
+        # Few different scores: many are equal.
+        score = (random.integers(0, 3 * scale, 900) / scale * 4).astype(np.float32)
+        taken: set[tuple[str, int]] = set()
+        wanted = []
+        for pair in sorted(range(900), key=lambda pair: (-score[pair], pair)):
+            both = {("a", int(one[pair])), ("b", int(other[pair]))}
+            if score[pair] > of_blocks.LEAST and not taken & both:
+                taken |= both
+                wanted.append(pair)
+        assert of_blocks._greedy(one, other, score).tolist() == sorted(wanted)
+    assert not len(of_blocks._greedy(one[:0], other[:0], score[:0]))

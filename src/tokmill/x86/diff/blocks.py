@@ -10,7 +10,6 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.diff.candidates import Pairs
 from tokmill.x86.diff.result import Reason
 from tokmill.x86.features.bags import Bag, matrices, normalized, tf_idf
 from tokmill.x86.features.blocks import facts_of_blocks, forms_of_blocks
@@ -159,21 +158,25 @@ class _Blocks:
         self.has = [np.diff(one.indptr) > 0 for one in self.facts]
         self.size = [np.log1p(np.diff(side.graph.block_instructions)) for side in (a, b)]
         self.place = [_place(side.graph) for side in (a, b)]
+        self.blocks = [np.repeat(sizes, sizes) for sizes in map(_sizes, (a, b))]
+        """Of each block how many its function has: (B,) i8."""
         self.flow = [_flow(side.graph) for side in (a, b)]
 
     def match(self, match: Array, one: Array, other: Array) -> BlockMatches:
         """Return the pairs that are chosen among those of some matches."""
-        # Blocks ascend within a match, but matches need not: numbered here.
-        order = np.lexsort((other, one))
-        match, one, other = match[order], one[order], other[order]
+        key = one * len(self.size[1]) + other
+        if (key[1:] <= key[:-1]).any():
+            # Blocks ascend within a match, but matches need not.
+            order = np.argsort(key)
+            match, one, other, key = match[order], one[order], other[order], key[order]
         parts = self._parts(one, other)
         fixed: Array = np.zeros(len(one), np.float32)
         for name, part in parts.items():
             fixed = fixed + WEIGHTS[name] * part
         score = fixed
-        pairs = Pairs(len(self.size[0]), len(self.size[1]), one * len(self.size[1]) + other)
         flow: Array = np.zeros(len(one), np.float32)
-        links = [self._links(pairs, back) for back in (False, True)]
+        whole = self._whole(match, one, other)
+        links = [self._links(one, other, key, whole, back) for back in (False, True)]
         for _ in range(ROUNDS):
             share = np.clip(score / 8, 0, 1) * _best(one, other, score)
             flow = np.zeros(len(one), np.float32)
@@ -211,30 +214,51 @@ class _Blocks:
             "size": np.abs(self.size[0][one] - self.size[1][other]),
         }
 
-    def _links(self, pairs: Pairs, back: bool) -> tuple[Array, Array, Array]:
-        """Return (pair, pair of blocks behind both or before both, weight), n of each."""
+    def _whole(self, match: Array, one: Array, other: Array) -> Array:
+        """Return which pairs are of functions of which all blocks are compared with all: (n,)."""
+        begins = np.flatnonzero(np.diff(match, prepend=-1))
+        counts = np.diff(begins, append=len(match))
+        rows, columns = self.blocks[0][one[begins]], self.blocks[1][other[begins]]
+        whole: Array = np.repeat(counts == rows * columns, counts)
+        return whole
+
+    def _links(
+        self, one: Array, other: Array, key: Array, whole: Array, back: bool
+    ) -> tuple[Array, Array, Array]:
+        """Return (pair, pair of blocks behind both or before both, weight), n of each.
+
+        `key` (n,) i8, ascending: block of A · blocks of B + block of B; `whole` as of `_whole`.
+        """
         ways_a, ways_b = (flow[back] for flow in self.flow)
-        i, j = pairs.i, pairs.j
-        size_b = np.diff(ways_b.indptr)[j]
-        sizes = np.diff(ways_a.indptr)[i] * size_b
-        number = np.repeat(np.arange(len(i)), sizes)
-        within = np.arange(len(number)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        step_a, step_b = np.divmod(within, size_b[number])
-        at_a = ways_a.indptr[i[number]] + step_a
-        at_b = ways_b.indptr[j[number]] + step_b
-        key = ways_a.indices[at_a].astype(np.int64) * pairs.columns + ways_b.indices[at_b]
-        beside, there = find(pairs.key, key)
-        weight = ways_a.data[at_a[there]] * ways_b.data[at_b[there]]
-        return number[there], beside[there], weight
+        # Ways stay within a function, so what is behind both is of the same match, if it is there.
+        size_b = np.diff(ways_b.indptr)[other]
+        sizes = np.diff(ways_a.indptr)[one] * size_b
+        number = np.repeat(np.arange(len(one)), sizes)
+        within = np.arange(len(number), dtype=np.int32)
+        within -= np.repeat((np.cumsum(sizes) - sizes).astype(np.int32), sizes)
+        step_a, step_b = np.divmod(within, size_b.astype(np.int32)[number])
+        at_a = ways_a.indptr[one][number] + step_a
+        at_b = ways_b.indptr[other][number] + step_b
+        to_a, to_b = ways_a.indices[at_a].astype(np.int64), ways_b.indices[at_b].astype(np.int64)
+        weight = ways_a.data[at_a] * ways_b.data[at_b]
+        # All with all: the place of a pair follows from its blocks.
+        columns = self.blocks[1][other]
+        beside = number + (to_a - one[number]) * columns[number] + (to_b - other[number])
+        searched = np.flatnonzero(~whole[number])
+        if not len(searched):
+            return number, beside, weight
+        wanted = to_a[searched] * len(self.size[1]) + to_b[searched]
+        beside[searched], found = find(key, wanted)
+        there = np.ones(len(number), bool)
+        there[searched] = found
+        return number[there], beside[there], weight[there]
 
 
 def _best(one: Array, other: Array, score: Array) -> Array:
     """Return 1 for pairs that are the best of both their blocks, less for others: (n,) f4."""
-    _, i = np.unique(one, return_inverse=True)
-    _, j = np.unique(other, return_inverse=True)
     odds = np.exp(np.clip(score - LEAST, -20, 20))
-    row, column = np.bincount(i, odds), np.bincount(j, odds)
-    found: Array = np.sqrt(odds / (1 + row[i]) * odds / (1 + column[j])).astype(np.float32)
+    row, column = np.bincount(one, odds), np.bincount(other, odds)
+    found: Array = np.sqrt(odds / (1 + row[one]) * odds / (1 + column[other])).astype(np.float32)
     return found
 
 
@@ -244,27 +268,26 @@ def _greedy(one: Array, other: Array, score: Array) -> Array:
     Each round takes what is the best that is left of both its blocks; equal ones by their numbers.
     """
     left = np.flatnonzero(score > LEAST)
-    left = left[np.lexsort((left, -score[left]))]
-    rank = np.empty(len(score), np.int64)
-    rank[left] = np.arange(len(left))
-    _, i = np.unique(one, return_inverse=True)
-    _, j = np.unique(other, return_inverse=True)
-    taken_i, taken_j = np.zeros(i.max(initial=-1) + 1, bool), np.zeros(j.max(initial=-1) + 1, bool)
+    left = left[np.argsort(-score[left], kind="stable")]
+    i, j = one[left], other[left]
+    best_i, best_j = (np.zeros(side.max(initial=-1) + 1, np.int64) for side in (i, j))
+    free_i, free_j = np.ones(len(best_i), bool), np.ones(len(best_j), bool)
     chosen = []
     while len(left):
-        # `left` is sorted, so the first of a block is its best.
-        first_i, first_j = (
-            np.unique(i[left], return_index=True),
-            np.unique(j[left], return_index=True),
-        )
-        best_i, best_j = np.full(len(taken_i), -1), np.full(len(taken_j), -1)
-        best_i[first_i[0]], best_j[first_j[0]] = first_i[1], first_j[1]
+        # They are sorted, so the first of a block is its best: it is written last.
         place = np.arange(len(left))
-        mutual = left[(best_i[i[left]] == place) & (best_j[j[left]] == place)]
-        chosen.append(mutual)
-        taken_i[i[mutual]] = taken_j[j[mutual]] = True
-        left = left[~taken_i[i[left]] & ~taken_j[j[left]]]
+        best_i[i[::-1]] = best_j[j[::-1]] = place[::-1]
+        mutual = (best_i[i] == place) & (best_j[j] == place)
+        chosen.append(left[mutual])
+        free_i[i[mutual]] = free_j[j[mutual]] = False
+        kept = free_i[i] & free_j[j]
+        left, i, j = left[kept], i[kept], j[kept]
     return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
+
+
+def _sizes(side: Side) -> Array:
+    sizes: Array = np.diff(side.graph.function_blocks)
+    return sizes
 
 
 def _cosine_matrices(bags: list[Bag]) -> list[Any]:
