@@ -94,6 +94,9 @@ MODELS: dict[str, Part] = {
         "tokmill.models.modernbert:ModernBert", "train", "looks both ways, mostly near by"
     ),
     "rwkv7": Part("tokmill.models.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
+    "set_transformer": Part(
+        "tokmill.models.set_transformer:SetTransformer", "train", "one vector of a weighted set"
+    ),
 }
 
 TASKS: dict[str, Part] = {
@@ -105,6 +108,9 @@ TASKS: dict[str, Part] = {
     "classify": Part("tokmill.tasks.classify:Classify", "train", "a class or a number a record"),
     "contrastive": Part(
         "tokmill.tasks.contrastive:Contrastive", "train", "vectors in which alike records are near"
+    ),
+    "signature": Part(
+        "tokmill.tasks.signature:Signature", "train", "vectors of weighted sets of blocks, and CPI"
     ),
 }
 

@@ -15,7 +15,7 @@ import torch
 import task_runs
 from entry_stores import lay
 from processes import together, values
-from task_cases import CASES, ROWS, STEPS, make_stores, recipe
+from task_cases import CASES, ROWS, STEPS, make_stores, recipe, store_of
 from task_runs import same
 from tokmill import plugins
 from tokmill.cli import main
@@ -81,6 +81,7 @@ def test_any_processes_and_micro_batches_are_the_same_training(name: str, runs: 
     more = {"masked": ["val_accuracy"], "sentence_pair": ["val_pair_accuracy", "val_loss_pair"]}
     more["classify"] = ["accuracy", "val_accuracy", "val_f1", "val_count_1"]
     more["contrastive"] = ["val_mrr", "val_recall_1", "val_pool"]
+    more["signature"] = ["loss_cpi", "val_loss_consistency", "val_mrr", "val_cpi_error"]
     same(runs / "two" / name / "whole", runs / "one" / name / "whole", *more.get(name, ()))
 
 
@@ -98,7 +99,7 @@ def test_every_engine_is_the_same_training(
 @pytest.mark.parametrize("name", NAMES)
 def test_eval_tells_what_the_training_told(name: str, runs: Path, stores: Path) -> None:
     run = runs / "one" / name / "whole"
-    found = evaluate(run, stores / "walks-val", device="cpu")
+    found = evaluate(run, stores / f"{store_of(name)}-val", device="cpu")
     compared = 0
     shares = ("accuracy", "pair_accuracy", "f1", "mrr", "recall_10")
     for metric in ("loss", "pseudo_perplexity", "perplexity", *shares):
@@ -142,7 +143,7 @@ def test_a_vector_does_not_depend_on_its_batch_mates(
     run, found = runs / "one" / name / "whole", []
     for tokens in (1, 10_000):
         file = tmp_path / f"{tokens}.npy"
-        embed(run, stores / "walks-val", npy=file, device="cpu", batch_tokens=tokens)
+        embed(run, stores / f"{store_of(name)}-val", npy=file, device="cpu", batch_tokens=tokens)
         found.append(np.load(file))
     assert found[0].shape == (13, 16) and np.ptp(found[0], axis=0).min() > 0
     assert np.allclose(found[0], found[1], atol=1e-5)
@@ -162,7 +163,7 @@ def test_commands_tell_what_they_can(
     if name != "next_token":
         assert command("sample", run, "--prompt", "x") == 1
         assert "only a run that predicts the next token" in capsys.readouterr().err
-    assert command("eval", run, str(stores / "walks-val"), "--device", "cpu") == 0
+    assert command("eval", run, str(stores / f"{store_of(name)}-val"), "--device", "cpu") == 0
     assert "loss" in capsys.readouterr().out
     assert command("inspect", run) == 0
     assert ("tokmill sample" in capsys.readouterr().out) == (name == "next_token")
@@ -183,5 +184,6 @@ def test_stores_of_another_vocabulary_are_refused(runs: Path, tmp_path: Path) ->
     other = make_store(tmp_path / "other", cycles(4))
     lay(other, "label", {"label": np.asarray([0, 1, 0, 1], np.uint32)})
     for name in NAMES:
-        with pytest.raises(TokmillError, match="vocabulary 'token' differs"):
+        wrong = "no column 'block'" if name == "signature" else "vocabulary 'token' differs"
+        with pytest.raises(TokmillError, match=wrong):
             evaluate(runs / "one" / name / "whole", other, device="cpu")

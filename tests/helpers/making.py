@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 import tokmill
@@ -18,6 +19,7 @@ from tokmill.store.manifest import (
     Plan,
     PlannedItem,
     Receipt,
+    Reference,
     canonical_digest,
     encode,
     plan_digest,
@@ -94,6 +96,7 @@ def write_store(
     *,
     table: Mapping[str, Sequence[Sequence[int]]] | None = None,
     vocabularies: Mapping[str, Vocabulary] | None = None,
+    references: Mapping[str, Reference] | None = None,
 ) -> Store:
     """Write a store of given records, without a source."""
     make_folder(path / "shards")
@@ -130,6 +133,7 @@ def write_store(
         shards=len(shards),
         options={},
         roots=[],
+        references=dict(references) if references else msgspec.UNSET,
     )
     lines = (json.dumps([p.name, p.path, p.start, p.stop, p.digest, p.shard]) for p in planned)
     write_file(path / "inputs.jsonl", "".join(line + "\n" for line in lines))

@@ -11,6 +11,7 @@ import numpy as np
 
 import toy
 from entry_stores import lay
+from weighted_sets import blocks_store, intervals_store
 from tokmill.store.vocab import Vocabulary
 
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
@@ -41,6 +42,9 @@ def make_stores(root: Path) -> Path:
         lay(root / name, "label", {"label": label})
         lay(root / name, "number", {"number": label.astype(np.float32) - 0.5})
         lay(root / name, "entries", triplets(label, seed), root / name)
+    blocks_store(root / "blocks")
+    intervals_store(root / "sets", root / "blocks")
+    intervals_store(root / "sets-val", root / "blocks", 13, seed=5)
     return root
 
 
@@ -61,20 +65,31 @@ CASES: dict[str, dict[str, Any]] = {
     # Dropout would be drawn by each process for itself.
     "classify": {"task": {"dropout": 0}, "data": {"overlays": ["label"]}},
     "contrastive": {"task": {"loss": "triplet"}, "data": {"overlays": ["entries"]}},
+    "signature": {
+        "store": "sets",
+        "model": {"kind": "set_transformer", "layers": 1, "inducing": 3, "seeds": 2},
+        "task": {"cpi_weight": 1, "consistency_weight": 1},
+        "data": {"overlays": ["entries"]},
+    },
 }
 """Task → sections over the recipe. A new task needs a line here."""
-ROWS = {"contrastive": 3}
+ROWS = {"contrastive": 3, "signature": 3}
 """Rows of an entry, if they are several."""
 ENCODER = {"kind": "encoder", "context": 32}
+
+
+def store_of(name: str) -> str:
+    """The store of a task, in the folder of `make_stores`."""
+    return str(CASES[name].get("store", "walks"))
 
 
 def recipe(stores: Path, name: str, **run: Any) -> dict[str, Any]:
     """The recipe of a small training of a task, of six steps."""
     case = CASES[name]
     return toy.recipe(
-        stores / "walks",
+        stores / store_of(name),
         STEPS,
-        data={"val": str(stores / "walks-val"), **case.get("data", {})},
+        data={"val": str(stores / f"{store_of(name)}-val"), **case.get("data", {})},
         model=case.get("model", ENCODER),
         optim={"lr": 3e-3},
         task={"kind": name, "length": 16, **case["task"]},

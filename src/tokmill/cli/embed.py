@@ -20,7 +20,7 @@ def embed(
     pool: Annotated[
         str,
         typer.Option(
-            metavar="auto|mean|last|attention",
+            metavar="auto|mean|last|attention|signature",
             help="How the hidden states of a record become one vector; auto: as the run was "
             "trained, else mean.",
         ),

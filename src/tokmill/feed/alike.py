@@ -94,17 +94,26 @@ class Alike(Rows):
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
         """Return one span for each row of some entries."""
-        entry = self._numbering.in_store_order(np.asarray(rows, np.int64))
+        (drawn,) = self.value_records(rows, epoch)
+        offsets = self.store.offsets()
+        nothing = np.zeros(len(drawn), np.int64)
+        stop = np.minimum(offsets[drawn + 1] - offsets[drawn], self.length)
+        return Spans(np.arange(len(drawn)), drawn, nothing, nothing, stop)
+
+    @property
+    def value_stores(self) -> Sequence[Store]:
+        """The store."""
+        return (self.store,)
+
+    def value_records(self, entries: Array, epoch: int = 0) -> Sequence[Array]:
+        """Return the records of the rows of some entries, which an epoch has drawn."""
+        entry = self._numbering.in_store_order(np.asarray(entries, np.int64))
         counts = self._begin[entry + 1] - self._begin[entry]
         place = np.repeat(np.arange(len(entry)), counts)
         within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
         record = self.members[self._begin[entry][place] + within]
         order = np.lexsort((key(self.seed, epoch, record.astype(np.uint64)), place))
-        drawn = record[order][within < self.size]
-        offsets = self.store.offsets()
-        nothing = np.zeros(len(drawn), np.int64)
-        stop = np.minimum(offsets[drawn + 1] - offsets[drawn], self.length)
-        return Spans(np.arange(len(drawn)), drawn, nothing, nothing, stop)
+        return (record[order][within < self.size],)
 
     def shared(self, rows: Array) -> Array:
         """Return 0 for each entry: rows count all their tokens."""

@@ -37,6 +37,8 @@ class Entries(Rows):
         size: records of an entry, without `columns`.
         shards: number of shards of `store` that are mixed at a time, drawn by `seed`; 0: all.
         seed: seed of this draw.
+        of_rows: columns with a value a record that are read of each row's own record, also if the
+            store of the entries has them.
 
     The attribute `store` is then the store of the tokens, `listed` the store of the entries.
 
@@ -54,6 +56,7 @@ class Entries(Rows):
         size: int = 2,
         shards: int = 0,
         seed: int = 0,
+        of_rows: Sequence[str] = (),
     ) -> None:
         if length < 1 or size < 1:
             raise UsageError(
@@ -61,6 +64,7 @@ class Entries(Rows):
                 hint="both are at least 1",
             )
         self.listed, self.length, self.columns = store, length, tuple(columns)
+        self.of_rows = frozenset(of_rows)
         self.size, self.of_tokens, self.store = size, False, store
         if columns:
             found = [store.reference(name) for name in columns]
@@ -188,7 +192,7 @@ class Tuples(Entries):
         """The store of the entries, and that of the tokens."""
         return (self.listed, self.store) if self.columns else (self.store,)
 
-    def value_records(self, entries: Array) -> Sequence[Array]:
+    def value_records(self, entries: Array, epoch: int = 0) -> Sequence[Array]:
         """Return for each row the record of its entry, and its own record."""
         sizes, records = self.records(entries)
         if not self.columns:
@@ -233,7 +237,7 @@ class Pairs(Entries):
         """The store of the entries; a row has no one record of another."""
         return (self.listed,) if self.columns else ()
 
-    def value_records(self, entries: Array) -> Sequence[Array]:
+    def value_records(self, entries: Array, epoch: int = 0) -> Sequence[Array]:
         """Return the record of each entry."""
         return (self._numbering.in_store_order(entries),) if self.columns else ()
 

@@ -266,7 +266,7 @@ class Feed:
             # Each row of an entry has its own key.
             parts = [np.repeat(row, sizes), np.arange(count) - np.repeat(begins[:-1], sizes)]
         gather = Gather(rows.store, rows.spans(row, epoch), count, self.length)
-        records = rows.value_records(row) if self.values.dtypes else ()
+        records = rows.value_records(row, epoch) if self.values.dtypes else ()
         keys = key(*self._keys(number), epoch, *parts)
         return LaidOut(number, keys, shared, gather, begins, records)
 

@@ -7,7 +7,7 @@ entries; here each entry is one row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,8 @@ class Rows(Protocol):
     length: int
     groups: Array
     tokens: int
+    of_rows: Collection[str] = ()
+    """Columns that are read from the last of `value_stores` that has them, and not the first."""
 
     def __len__(self) -> int:
         """Return the number of rows of one epoch."""
@@ -56,11 +58,12 @@ class Rows(Protocol):
     def value_stores(self) -> Sequence[Store]:
         """The stores that have a record for each row, to read columns with a value a record.
 
-        The first store with a column wins. Empty if a row may hold parts of several records.
+        The first store with a column wins (`of_rows`: the last). Empty if a row may hold parts of
+        several records.
         """
         return ()
 
-    def value_records(self, entries: Array) -> Sequence[Array]:
+    def value_records(self, entries: Array, epoch: int = 0) -> Sequence[Array]:
         """Return for each of `value_stores` the record of each row of some entries (int64)."""
         return ()
 
@@ -128,7 +131,7 @@ class Windows(Rows):
         """The store, if a window is of one record."""
         return () if self.across else (self.store,)
 
-    def value_records(self, entries: Array) -> Sequence[Array]:
+    def value_records(self, entries: Array, epoch: int = 0) -> Sequence[Array]:
         """Return the record of each window."""
         if self.across:
             return ()

@@ -9,6 +9,7 @@ import numpy as np
 
 from tokmill.errors import UsageError, nearest
 from tokmill.feed.rows import Rows
+from tokmill.store.manifest import Overlay
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
@@ -69,9 +70,9 @@ class Values:
 
 
 def _store_of(rows: Rows, name: str) -> int:
-    for number, store in enumerate(rows.value_stores):
-        if name in value_columns(store):
-            return number
+    found = [n for n, store in enumerate(rows.value_stores) if name in value_columns(store)]
+    if found:
+        return found[-1 if name in rows.of_rows else 0]
     if not rows.value_stores:
         raise UsageError(
             f"the column {name!r} has a value a record, and a row may hold several records",
@@ -106,6 +107,15 @@ class Vectors:
                 hint=nearest(name, known) if known else "`tokmill embed RUN STORE` makes one",
             )
         self.width = store.schema[name].width
+
+    @property
+    def model(self) -> str:
+        """Digest of the model that made the vectors (`tokmill embed`); "": it is not known."""
+        for laid in self.store.overlays.values():
+            stated = laid.manifest.overlay
+            if self.name in laid.schema and isinstance(stated, Overlay):
+                return str(stated.about.get("model", ""))
+        return ""
 
     def of(self, columns: Mapping[str, Array], document: Array) -> Array:
         """Return (B, T, W) float32, the vector of each position's record; 0 at padding."""

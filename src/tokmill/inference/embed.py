@@ -22,19 +22,28 @@ from tokmill.builds.resources import Amount
 from tokmill.builds.run import run as build
 from tokmill.builds.source import Frozen, Hash, Item, Resources
 from tokmill.errors import Interrupted, TokmillError, UsageError
+from tokmill.feed.values import Vectors as ReadVectors
 from tokmill.files import machine_errors, make_folder, sha256_file, write_file
-from tokmill.inference.vectors import BATCH_TOKENS, Vectors
+from tokmill.inference.vectors import BATCH_TOKENS, Vectors, refuse_vectors
 from tokmill.models.pooling import Pool, check_pool
 from tokmill.progress import Progress
 from tokmill.store.check import ShardCheck
 from tokmill.store.manifest import Overlay, canonical_digest
 from tokmill.store.schema import Array, Column, Records
-from tokmill.store.store import read_receipts
+from tokmill.store.store import Store, read_receipts
 from tokmill.tasks.inputs import Facts
 from tokmill.training.engines.allocator import keep_freed_memory
 from tokmill.training.engines.device import pick_device
 from tokmill.training.engines.precision import Precision
-from tokmill.training.runs.run import check_store, inputs_of, load_task, read_run, task_type
+from tokmill.training.recipe.config import TrainConfig
+from tokmill.training.runs.run import (
+    check_store,
+    check_vectors,
+    inputs_of,
+    load_task,
+    read_run,
+    task_type,
+)
 from tokmill.training.runs.weights import step_of, weights_at
 
 COLUMN = "embedding"
@@ -142,7 +151,7 @@ class EmbedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     run: str = ""
     """Folder of the run."""
-    pool: Literal["auto", "mean", "last", "attention"] = "auto"
+    pool: Pool | Literal["auto"] = "auto"
     """How hidden states become one vector; auto: as the run was trained, else mean."""
     at: str = ""
     """The weights: best, average, a step, or last."""
@@ -175,6 +184,9 @@ class EmbedSource(OverlaySource):
                 f"batch_tokens: {config.batch_tokens} is below 1", hint="it must be at least 1"
             )
         check_store(self.model.facts, self.base)
+        read = self.model.vectors(self.base)
+        check_vectors(self.model.facts, read)
+        self.reads = {name: vector.store.content for name, vector in read.items()}
         width = self.model.width
         self.schema = {COLUMN: Column("f4", per="record", width=width)}
         self.check_columns("`--npy FILE` writes vectors outside of the store")
@@ -193,7 +205,8 @@ class EmbedSource(OverlaySource):
     def identity(self) -> dict[str, Any]:
         """Return options for the plan: the model's digest; device and batch size only round."""
         kept = {"run": self.model.digest, "at": "", "name": "", "device": "", "batch_tokens": 0}
-        return kept | {"pool": self.model.pool}
+        # Vectors that the model reads come from other stores.
+        return kept | {"pool": self.model.pool} | ({"reads": self.reads} if self.reads else {})
 
     def items(self) -> Iterator[Item]:
         """Yield the shards of the store."""
@@ -274,6 +287,11 @@ class Known(NamedTuple):
     precision: str
     verify: bool
     facts: Facts
+    config: TrainConfig
+
+    def vectors(self, store: Store) -> dict[str, ReadVectors]:
+        """Return the vectors that the model reads beside a store's tokens."""
+        return task_type(self.config).vectors(self.config.task, store)
 
 
 def known_model(config: EmbedConfig) -> Known:
@@ -282,12 +300,10 @@ def known_model(config: EmbedConfig) -> Known:
         raise UsageError("no run is named", hint="--run RUN")
     run = Path(config.run).absolute()
     recipe, facts = read_run(run)
-    if inputs_of(recipe, facts).vectors:
-        raise UsageError(
-            "the model reads vectors of other records, but `tokmill embed` gives it only tokens",
-            where=str(run),
-            hint="name a run whose model reads tokens",
-        )
+    pool = task_type(recipe).pool_of(recipe.task) if config.pool == "auto" else config.pool
+    reads = inputs_of(recipe, facts)
+    if reads.vectors and pool != "signature":
+        refuse_vectors(reads, str(run))
     file = weights_at(run, config.at)
     with machine_errors("read", file):
         stamp = file.stat()
@@ -303,10 +319,11 @@ def known_model(config: EmbedConfig) -> Known:
         canonical_digest(decides),
         step_of(file.parent),
         recipe.model.dim,
-        task_type(recipe).pool_of(recipe.task) if config.pool == "auto" else config.pool,
+        pool,
         recipe.run.precision,
         recipe.data.verify,
         facts,
+        recipe,
     )
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from tokmill.errors import TokmillError, UsageError
+from tokmill.models.inputs import Inputs
 from tokmill.models.model import Recurrent, Tensors, take_rows
-from tokmill.models.pooling import AttentionPooling, Pool, Segment, pool_segments
+from tokmill.models.pooling import AttentionPooling, Pool, Segment, of_sets, pool_segments
 from tokmill.store.schema import Array
 from tokmill.store.spans import Spans
 from tokmill.store.store import Store
@@ -39,19 +40,18 @@ class Vectors:
     around each segment; the pooling leaves those out. Columns that a task makes, such as `segment`,
     are 0 everywhere, or as the store has them.
 
-    Raises `UsageError` for a model that reads vectors.
+    With pool = "signature" a model of sets makes the vector of a whole record itself.
+
+    Raises `UsageError` for a model that reads vectors and makes no signature.
     """
 
     def __init__(
         self, task: Task, precision: Precision, pool: Pool, batch_tokens: int = BATCH_TOKENS
     ) -> None:
-        if task.reads.vectors:
-            raise UsageError(
-                f"the model reads the vectors {', '.join(task.reads.vectors)}, but only a model "
-                "that reads ids can make vectors of records",
-                where="task",
-                hint="embed with a run of another task",
-            )
+        if task.reads.vectors and pool != "signature":
+            refuse_vectors(task.reads, "task")
+        if pool == "signature":
+            of_sets(task.model)
         self.task, self.model = task.to(precision.device).eval(), task.model
         self.precision, self.pool, self.batch_tokens = precision, pool, batch_tokens
         self.width = task.model.dim
@@ -71,10 +71,19 @@ class Vectors:
         vectors[lengths == 0] = 0
         self.frame = {} if is_framed(store, self.task.frame) else self.task.frame
         made = [name for name in self.task.reads.made if name in store.token_columns]
+        more: list[str] = []
+        read = self.task.vectors(self.task.config, store)
+        if self.task.reads.vectors:
+            wanted = self.task.extra_columns(store.schema)
+            more = [name for name in wanted if name in store.token_columns]
         for records in groups(lengths, self.batch_tokens):
             here = lengths[records]
-            columns = read_rows(store, first + records, here, [*self.task.sizes, *made])
+            columns = read_rows(store, first + records, here, [*self.task.sizes, *made, *more])
             self._check_ids(store, columns)
+            if self.task.reads.vectors:
+                document = np.where(np.arange(int(here[0])) < here[:, None], 0, -1)
+                columns |= {name: one.of(columns, document) for name, one in read.items()}
+                columns = self.task.as_inputs(columns, document)
             with torch.no_grad():
                 vectors[records] = self.pooled(columns, here).cpu().numpy()
             yield int(here.sum())
@@ -84,6 +93,8 @@ class Vectors:
 
         `lengths`: int64 (B,), in falling order, at least 1.
         """
+        if self.pool == "signature":
+            return self.signature(columns, lengths)
         # Rows of a single segment are read once, even if their states are used twice.
         one = [*self.segments(columns, lengths)] if lengths[0] <= self.held else None
         like = torch.empty(len(lengths), self.width, device=self.precision.device)
@@ -92,6 +103,20 @@ class Vectors:
             return one or self.segments(columns, lengths)
 
         return pool_segments(read, like, self.pool, self.query)
+
+    def signature(self, columns: dict[str, Array], lengths: Array) -> Tensor:
+        """Return the vectors of rows that a model of sets makes itself."""
+        device = self.precision.device
+        tensors = {
+            name: torch.from_numpy(value if value.dtype == np.float32 else value.astype(np.int64))
+            for name, value in columns.items()
+        }
+        for name in self.task.reads.made:
+            tensors.setdefault(name, torch.zeros(len(lengths), int(lengths[0]), dtype=torch.int64))
+        tensors = {name: value.to(device) for name, value in tensors.items()}
+        with self.precision.autocast():
+            batch = side_by_side(tensors, lengths, causal=False)
+            return of_sets(self.model).signature(batch).float()
 
     def segments(self, columns: dict[str, Array], lengths: Array) -> Iterator[Segment]:
         """Yield the hidden states of rows, a segment at a time, without rows that have ended."""
@@ -138,6 +163,16 @@ class Vectors:
                 )
 
 
+def refuse_vectors(reads: Inputs, where: str) -> None:
+    """Raise `UsageError`: a model that reads vectors makes none of records."""
+    raise UsageError(
+        f"the model reads the vectors {', '.join(reads.vectors)}, but only a model that reads ids, "
+        "or a model of sets, can make vectors of records",
+        where=where,
+        hint="embed with a run of another task",
+    )
+
+
 def with_frame(
     columns: dict[str, Tensor], lengths: Array, frame: Mapping[str, tuple[int, int]]
 ) -> dict[str, Tensor]:
@@ -162,10 +197,11 @@ def side_by_side(columns: dict[str, Tensor], lengths: Array, causal: bool) -> Te
     `lengths`: (B,) int64; positions after it are padding. A `causal` model does not read padding
     that comes after a row, so no mask is needed. For other models padding is masked.
     """
-    first = next(iter(columns.values()))
+    some = next(iter(columns.values()))
+    first = torch.zeros(some.shape[:2], dtype=torch.int64, device=some.device)
     place = torch.arange(first.shape[1], device=first.device).expand_as(first)
     if causal or (lengths == first.shape[1]).all():
-        return Tensors(columns, torch.zeros_like(first), place, whole=True)
+        return Tensors(columns, first, place, whole=True)
     number = np.where(np.arange(first.shape[1]) < lengths[:, None], 0, -1)
     document = torch.from_numpy(number).to(first.device)
     ends = torch.from_numpy(borders(number).astype(np.int32)).to(first.device)

@@ -12,9 +12,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 Group = dict[str, Any]
 """A parameter group of torch.optim, with `weight_decay` and `lr_scale`."""
+
+
+WEIGHT = "weight"
+"""A column (B, T, 1) float32 that a task may make: the weight of each element of a set."""
 
 
 @dataclass(slots=True)
@@ -62,6 +67,14 @@ class Model(nn.Module):
         """
         raise NotImplementedError
 
+    def run_block(self, block: nn.Module, x_BTD: Tensor, *rest: Any) -> Tensor:
+        """Return what a block makes of the stream, maybe to be run again in the backward pass."""
+        if self.recompute and self.training and torch.is_grad_enabled():
+            y_BTD: Tensor = checkpoint(block, x_BTD, *rest, use_reentrant=False)
+        else:
+            y_BTD = block(x_BTD, *rest)
+        return y_BTD
+
     @property
     def longest(self) -> int:
         """Largest number of positions of a document; 0: no limit."""
@@ -98,6 +111,15 @@ class Recurrent(Protocol):
 
     def run(self, columns: Mapping[str, Tensor], state: Any) -> tuple[Tensor, Any]:
         """Return hidden states (B, T, D) of positions that follow `state`, and the state after."""
+        ...
+
+
+@runtime_checkable
+class OfSets(Protocol):
+    """A model of sets: it makes the vector of a row itself, whatever the order of its positions."""
+
+    def signature(self, batch: Tensors) -> Tensor:
+        """Return a vector of each row, (B, D)."""
         ...
 
 

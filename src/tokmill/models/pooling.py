@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.errors import UsageError, nearest
+from tokmill.models.model import Model, OfSets, Tensors
 
-Pool = Literal["mean", "last", "attention"]
-"""How hidden states become one vector: their mean; the last one; a mean weighted by attention."""
+Pool = Literal["mean", "last", "attention", "signature"]
+"""How hidden states become one vector: their mean; the last one; a mean weighted by attention; a
+model of sets makes it itself (`model.OfSets`)."""
 
 
 Segment = tuple[Tensor, Tensor]
@@ -121,6 +123,24 @@ class AttentionPooling(nn.Module):
         with torch.autocast(hidden_BTD.device.type, enabled=False):
             weight_BT = scores(hidden_BTD, query_BD, length_B).softmax(1)
             return torch.einsum("bt,btd->bd", weight_BT, hidden_BTD)
+
+
+def vector_of(model: Model, batch: Tensors, pool: Pool, query_D: Tensor | None = None) -> Tensor:
+    """Return the vector of each row, (B, D) float32, as `tokmill embed` makes it of one segment."""
+    if pool == "signature":
+        return of_sets(model).signature(batch).float()
+    return pool_rows(model(batch), batch.document, pool, query_D)
+
+
+def of_sets(model: Model) -> OfSets:
+    """Return a model that makes the vectors of rows itself; raises `UsageError` for another."""
+    if not isinstance(model, OfSets):
+        raise UsageError(
+            "only a model of sets makes a signature",
+            where="model.kind",
+            hint="--set model.kind=set_transformer, or pool hidden states: mean, last, attention",
+        )
+    return model
 
 
 def pool_segments(

@@ -14,11 +14,7 @@ name by name:
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from tokmill.errors import UsageError
 from tokmill.models.attention import Rotation, rotary
@@ -122,14 +118,6 @@ class Transformer(Model):
             return None
         place, theta = batch.position[:, None], config.theta_of(window)
         return rotary(place, config.head_width, theta, config.rope_scaling)
-
-    def run_block(self, block: nn.Module, x_BTD: Tensor, *rest: Any) -> Tensor:
-        """Return what a block makes of the stream, maybe to be run again in the backward pass."""
-        if self.recompute and self.training and torch.is_grad_enabled():
-            y_BTD: Tensor = checkpoint(block, x_BTD, *rest, use_reentrant=False)
-        else:
-            y_BTD = block(x_BTD, *rest)
-        return y_BTD
 
     def checked(self, position_BT: Tensor) -> Tensor:
         """Return the positions, none of which is past the learned table."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import torch
@@ -18,7 +18,7 @@ from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Model, Tensors, decay_groups
-from tokmill.models.pooling import AttentionPooling, Pool, pool_rows
+from tokmill.models.pooling import AttentionPooling, Pool, of_sets, vector_of
 from tokmill.store.schema import Schema
 from tokmill.store.store import Store
 from tokmill.tasks.entries import (
@@ -83,15 +83,15 @@ class ContrastiveConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True,
     Empty: project, program, function and part, those that the store has."""
     size: int = 2
     """Without columns of references: alike records of an entry, drawn anew each epoch."""
-    pool: Literal["mean", "last", "attention"] = "mean"
+    pool: Pool = "mean"
     """How the hidden states of a record become its vector, as `tokmill embed` does it; attention:
-    with a learned query."""
+    with a learned query; signature: a model of sets makes it itself."""
 
 
 class Contrastive(Task):
     """Compares the records of a step; its evaluation ranks all of its records."""
 
-    Config = ContrastiveConfig
+    Config: ClassVar[type[msgspec.Struct]] = ContrastiveConfig
     compares = True
     collects = True
 
@@ -101,6 +101,8 @@ class Contrastive(Task):
         self.margin = MARGINS[config.loss] if config.margin is None else config.margin
         learned = self.pool_of(config) == "attention"
         self.attention = AttentionPooling(model.dim) if learned else None
+        if self.pool_of(config) == "signature":
+            of_sets(model)
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
@@ -127,10 +129,18 @@ class Contrastive(Task):
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
         """Return rows of one record; those of an entry are compared."""
-        config = self.config
-        return entry_rows(
-            store, self.length, config.columns, config.same, config.size, shards, seed
-        )
+        keys = self.config.columns, self.config.same, self.config.size
+        return entry_rows(store, self.row_length, *keys, shards, seed, self.own_columns)
+
+    @property
+    def own_columns(self) -> tuple[str, ...]:
+        """Return the record columns that are read of each row's own record."""
+        return ()
+
+    @property
+    def row_length(self) -> int:
+        """Return the tokens of a row as it is read."""
+        return self.length
 
     def extra_columns(self, schema: Schema) -> list[str]:
         """Return the columns of references, and the group."""
@@ -161,11 +171,12 @@ class Contrastive(Task):
     def act(self, batch: Tensors) -> dict[str, Tensor]:
         """Return the vectors, of length 1, and what the rows are to each other."""
         query = None if self.attention is None else self.attention.query
-        made = pool_rows(self.model(batch), batch.document, self.pool_of(self.config), query)
-        return {
-            "vectors": F.normalize(made, dim=1),
-            **{name: batch.values[name] for name in RELATIONS},
-        }
+        made = vector_of(self.model, batch, self.pool_of(self.config), query)
+        return {"vectors": F.normalize(made, dim=1), **self.relations_of(batch)}
+
+    def relations_of(self, batch: Tensors) -> dict[str, Tensor]:
+        """Return what the rows are to each other, for `compare`."""
+        return {name: batch.values[name] for name in RELATIONS}
 
     def compare(
         self, vectors: Tensor, results: Mapping[str, Tensor]

@@ -59,11 +59,15 @@ def entry_rows(
     size: int,
     shards: int,
     seed: int,
+    of_rows: Sequence[str] = (),
 ) -> Rows:
-    """Return the rows of entries: those that `columns` name, or `size` records of equal keys."""
+    """Return the rows of entries: those that `columns` name, or `size` records of equal keys.
+
+    `of_rows`: see `Entries`.
+    """
     names = reference_columns(store.schema, columns)
     if names:
-        return Tuples(store, length, names, shards=shards, seed=seed)
+        return Tuples(store, length, names, shards=shards, seed=seed, of_rows=of_rows)
     keys = key_columns(store, same)
     return Alike(store, length, keys, size=size, shards=shards, seed=seed)
 

@@ -34,6 +34,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_token: float = 0.0
     vectors: dict[str, Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]] = {}
     """Vectors that the model reads (`Task.vectors`) → their width."""
+    vector_models: dict[str, str] = {}
+    """These vectors → the digest of the model that made them, if it is known."""
     classes: dict[str, Annotated[tuple[str, ...], msgspec.Meta(max_length=MOST_CLASSES)]] = {}
     """Columns of labels (`Task.label_classes`) → the names of their classes, by number."""
     measures: Measures | None = None

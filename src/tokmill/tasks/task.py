@@ -126,6 +126,14 @@ class Task(nn.Module):
         """
         return []
 
+    def as_inputs(self, columns: Mapping[str, Array], document: Array) -> dict[str, Array]:
+        """Return the columns of rows as the model reads them: name → (B, T) or (B, T, W).
+
+        For a task whose model reads vectors. `columns`: the token columns of `extra_columns`, and
+        the vectors; `document`: as in `Batch`.
+        """
+        return dict(columns)
+
     @property
     def target_names(self) -> list[str]:
         """Names of the targets (B, T) of a prepared batch, for `example`."""

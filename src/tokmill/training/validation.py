@@ -22,7 +22,7 @@ from tokmill.training.engines.engine import Engine
 from tokmill.training.engines.reduce import add, most, on_first, over_processes
 from tokmill.training.loader import evened, micro_batches, to_micro
 from tokmill.training.recipe.config import TrainConfig
-from tokmill.training.runs.run import check_store
+from tokmill.training.runs.run import check_store, check_vectors
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,15 @@ def open_validation(
 ) -> Validation:
     """Open a store, whose ids must mean what the run's mean; `extra`: columns to read besides."""
     check_store(facts, task.token_store(task.config, store))
+    vectors = task.vectors(task.config, store)
+    check_vectors(facts, vectors)
     columns = columns_to_read(task, [store], extra)
     feed = Feed(
         task.evaluation_rows(store),
         batch,
         shuffle=False,
         columns=columns,
-        vectors=[task.vectors(task.config, store)],
+        vectors=[vectors],
     )
     # The bytes of whole documents are known, not those of the tokens that a mask selects.
     bytes_ = 0.0 if leaves_out(store) else store.bytes_per_token() or 0.0

@@ -47,8 +47,13 @@ def vectors_of(task: Task, store: Store, pool: Any, batch_tokens: int) -> np.nda
 
 
 @pytest.mark.parametrize("segment", [8, 64], ids=["cut", "whole"])
-@pytest.mark.parametrize("pool", get_args(Pool))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "pool"),
+    [
+        *((kind, pool) for kind in KINDS for pool in get_args(Pool) if pool != "signature"),
+        ("set_transformer", "signature"),
+    ],
+)
 def test_a_vector_does_not_depend_on_its_batch_mates(
     kind: str, pool: str, segment: int, store: Store
 ) -> None:

@@ -39,6 +39,9 @@ def test_a_position_depends_on_what_the_model_says(kind: str, whole: bool) -> No
     model.get_submodule("fields").register_forward_hook(keep)
     hidden = model(batch)
     for t in range(length):
+        if document[0, t] < 0:
+            # Nobody reads the state of padding.
+            continue
         (gradient,) = torch.autograd.grad(hidden[0, t, 0], embedded[0], retain_graph=True)
         # RWKV-7's chunks divide by what they multiply with: what is 0 is so up to rounding.
         reached = gradient[0].abs().sum(-1) > 1e-12

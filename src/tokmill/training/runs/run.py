@@ -24,6 +24,7 @@ import torch
 
 from tokmill import plugins
 from tokmill.errors import MissingExtraError, TokmillError
+from tokmill.feed.values import Vectors
 from tokmill.files import inside, locked, machine_errors, make_folder, write_file
 from tokmill.models.inputs import Inputs
 from tokmill.store.manifest import canonical_digest, encode, read_json
@@ -179,10 +180,12 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
         vocabularies=store.vocabularies,
         bytes_per_token=store.bytes_per_token() or 0.0,
         vectors={name: vector.width for name, vector in vectors[0].items()},
+        vector_models={name: vector.model for name, vector in vectors[0].items() if vector.model},
         classes=classes_learned(config, stores),
     )
-    for other in tokens[1:]:
+    for other, read in zip(tokens[1:], vectors[1:], strict=True):
         check_store(facts, other)
+        check_vectors(facts, read)
     return measured(config, facts)
 
 
@@ -311,6 +314,28 @@ def check_store(facts: Facts, store: Store) -> None:
                 f"the column {name!r} holds the id {largest}; the run knows 0 to {size - 1}",
                 where=str(store.path),
                 hint="train on the store with the larger ids, or give both the same vocabulary",
+            )
+
+
+def check_vectors(facts: Facts, found: Mapping[str, Vectors]) -> None:
+    """Refuse vectors of another width than those of the run, or of another model."""
+    for name, vector in found.items():
+        where = str(vector.store.path)
+        if vector.width != facts.vectors.get(name):
+            raise TokmillError(
+                f"the vectors {vector.name!r} are {vector.width} wide; the run has learned with "
+                f"{facts.vectors.get(name)}",
+                where=where,
+                hint="embed the blocks with the model whose vectors the run has learned with",
+            )
+        mine = facts.vector_models.get(name, "")
+        if mine and vector.model and vector.model != mine:
+            raise TokmillError(
+                f"the vectors {vector.name!r} were made by the model {vector.model[:12]}; the run "
+                f"has learned with those of {mine[:12]}",
+                where=where,
+                hint="`tokmill embed` with that model makes them; --set task.overlay=NAME names "
+                "the overlay where there are several",
             )
 
 

@@ -1,0 +1,225 @@
+"""The task signature: sets of blocks of another store, their CPI, and their vectors."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import tokmill
+import toy
+from weighted_sets import SCHEMA, WIDTH, blocks_store, intervals_store
+from making import write_store
+from tokmill.errors import TokmillError, UsageError
+from tokmill.feed.feed import Feed
+from tokmill.inference.embed import embed
+from tokmill.models.model import WEIGHT
+from tokmill.store.references import reference_to, written_in
+from tokmill.store.store import Store
+from tokmill.store.validate import validate
+from tokmill.tasks.signature import VECTOR, heaviest
+from tokmill.tasks.task import to_tensors
+from tokmill.training.data import open_stores
+from tokmill.training.evaluate import evaluate
+from tokmill.training.recipe.check import from_dict
+from tokmill.training.runs.run import facts_from, inputs_of, load_task, make_task
+from toy import losses
+
+torch.set_num_threads(1)
+MODEL = {"kind": "set_transformer", "layers": 1, "inducing": 4, "seeds": 2}
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("stores")
+    blocks_store(root / "blocks")
+    intervals_store(root / "sets", root / "blocks")
+    intervals_store(root / "sets-val", root / "blocks", 13, seed=5)
+    return root
+
+
+def recipe(stores: Path, steps: int = 8, **sections: Any) -> dict[str, Any]:
+    return toy.recipe(
+        stores / "sets",
+        steps,
+        data={
+            "val": str(stores / "sets-val"),
+            "overlays": ["entries"],
+            **sections.pop("data", {}),
+        },
+        model=MODEL,
+        task={"kind": "signature", "length": 64, **sections.pop("task", {})},
+        run={"eval_every": max(1, steps // 5), "eval_rows": 0},
+        **sections,
+    )
+
+
+def task_of(value: dict[str, Any]) -> Any:
+    config = from_dict(value)
+    return make_task(config, inputs_of(config, facts_from(config, open_stores(config.data))))
+
+
+def batch_of(task: Any, store: Store, size: int = 4) -> Any:
+    columns = task.extra_columns({**task.token_store(task.config, store).schema, **store.schema})
+    vectors = [task.vectors(task.config, store)]
+    feed = Feed(task.rows(store), size, shuffle=False, columns=columns, vectors=vectors)
+    return task.prepare(feed.batch(0))
+
+
+@pytest.mark.parametrize("loss", ["triplet", "in_batch", "circle"])
+def test_signatures_and_cpi_are_learned(loss: str, stores: Path, tmp_path: Path) -> None:
+    task = {"loss": loss, "cpi_weight": 1, "margin": 0.45}
+    tokmill.train(recipe(stores, 60, task=task), tmp_path / "run", quiet=True)
+    # The circle loss is so large that the little CPI does not count here.
+    for name in ("loss", "loss_likeness", *["loss_cpi"] * (loss != "circle")):
+        found = [*losses(tmp_path / "run", name).values()]
+        assert np.isfinite(found).all() and sum(found[-8:]) < sum(found[:8]), name
+    errors = losses(tmp_path / "run", "val_cpi_error")
+    assert loss != "triplet" or errors[60] < errors[12]
+    told = evaluate(tmp_path / "run", stores / "sets-val", device="cpu")
+    assert told["cpi_error"] == pytest.approx(errors[60], rel=1e-4)
+    assert told["loss"] == pytest.approx(
+        told["loss_likeness"] + told["loss_cpi"] + 0.01 * told["loss_consistency"], rel=1e-5
+    )
+
+
+def test_a_row_is_its_blocks_their_shares_and_the_cpi(stores: Path) -> None:
+    store, blocks = Store(stores / "sets", ["entries"]), Store(stores / "blocks", ["vectors"])
+    batch = batch_of(task_of(recipe(stores, task={"length": 4096})), store)
+    vectors, native = blocks.column("embedding"), Store(stores / "sets")
+    assert (
+        batch.columns.keys() == {VECTOR, WEIGHT} and batch.values["role"].tolist() == [0, 1, 2] * 4
+    )
+    for row, number in enumerate(batch.values["record"].tolist()):
+        record, filled = native.record(number), batch.document[row] >= 0
+        np.testing.assert_array_equal(batch.columns[VECTOR][row][filled], vectors[record["block"]])
+        share = record["count"] / record["count"].sum()
+        np.testing.assert_allclose(batch.columns[WEIGHT][row][filled, 0], share, rtol=1e-6)
+        log = np.log(record["cpi"])
+        np.testing.assert_allclose(batch.values["log_cpi"][row], log, rtol=1e-6)
+    assert not batch.columns[WEIGHT][batch.document < 0].any()
+
+
+def test_the_heaviest_blocks_are_kept() -> None:
+    document = np.asarray([[0] * 5, [0, 0, -1, -1, -1]], np.int32)
+    weight = np.asarray([[1, 5, 2, 4, 3], [2, 7, 0, 0, 0]], np.float32)[..., None]
+    columns = {WEIGHT: weight, VECTOR: np.repeat(weight * 10, 2, axis=2)}
+    found, kept = heaviest(columns, document, 3)
+    assert found[WEIGHT][..., 0].tolist() == [[5, 4, 3], [7, 2, 0]]
+    assert (found[VECTOR] == found[WEIGHT] * 10).all()
+    assert kept.tolist() == [[0, 0, 0], [0, 0, -1]]
+    assert heaviest(columns, document, 5)[1] is document
+
+
+def test_embed_makes_the_signatures_of_the_training(stores: Path, tmp_path: Path) -> None:
+    """An overlay; whatever the batch, and whatever the order of the blocks in a record."""
+    value = recipe(stores)
+    tokmill.train(value, tmp_path / "run", quiet=True)
+    made = embed(tmp_path / "run", stores / "sets-val", name="signatures", device="cpu")
+    assert (made.pool, made.records, made.width) == ("signature", 13, 16)
+    store = Store(stores / "sets-val", ["signatures"])
+    assert validate(store).ok
+    for tokens in (1, 300):
+        file = tmp_path / f"{tokens}.npy"
+        embed(tmp_path / "run", stores / "sets-val", npy=file, device="cpu", batch_tokens=tokens)
+        np.testing.assert_allclose(np.load(file), store.column("embedding"), atol=1e-5)
+    task = load_task(tmp_path / "run")
+    batch = batch_of(task, Store(stores / "sets-val", ["entries"]), 13)
+    with torch.no_grad():
+        found = task.act(to_tensors(batch, torch.device("cpu")))["vectors"][::3, :16]
+    wanted = F.normalize(torch.from_numpy(store.column("embedding")[batch.values["record"][::3]]))
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_other_vectors_of_blocks_are_noticed(tmp_path: Path) -> None:
+    """By the model that made them."""
+    stores = tmp_path
+    blocks_store(stores / "blocks")
+    intervals_store(stores / "sets", stores / "blocks")
+    intervals_store(stores / "sets-val", stores / "blocks", 13, seed=5)
+    lm = toy.recipe(stores / "blocks", 2, data={"batch": 2}, model={"dim": WIDTH, "heads": 1})
+    tokmill.train(lm, tmp_path / "one", quiet=True)
+    tokmill.train({**lm, "run": {**lm["run"], "seed": 1}}, tmp_path / "two", quiet=True)
+    for run in ("one", "two"):
+        embed(tmp_path / run, stores / "blocks", name=run, device="cpu")
+    value = recipe(stores, task={"overlay": "one"})
+    tokmill.train(value, tmp_path / "run", quiet=True)
+    assert evaluate(tmp_path / "run", stores / "sets-val", device="cpu")["rows"] == 13
+    shutil.rmtree(stores / "blocks/overlays/one")
+    embed(tmp_path / "two", stores / "blocks", name="one", device="cpu")
+    for use in (evaluate, embed):
+        with pytest.raises(TokmillError, match="were made by the model"):
+            use(tmp_path / "run", stores / "sets-val", device="cpu")
+    with pytest.raises(UsageError, match="several overlays of the store of blocks"):
+        tokmill.train(recipe(stores), tmp_path / "other", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "match"),
+    [
+        ({}, {"overlays": []}, "nothing says which intervals are alike"),
+        ({"overlay": "vectors", "vector": "embeding"}, {}, "has no column 'embeding'"),
+        ({"block": "count"}, {}, "no column 'count' that refers to another store"),
+        ({"weight": "counts"}, {}, "no column 'counts' with a number for each block"),
+        ({"cpi": "ipc"}, {}, "no column 'ipc' with a number for each interval"),
+        ({"cpi_weight": -1}, {}, "cpi_weight must be at least 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    task: dict[str, Any], data: dict[str, Any], match: str, stores: Path, tmp_path: Path
+) -> None:
+    value = recipe(stores, task={"overlay": "vectors", **task}, data=data)
+    with pytest.raises(UsageError, match=match):
+        tokmill.train(value, tmp_path / "run", quiet=True)
+
+
+def test_another_model_is_refused(stores: Path, tmp_path: Path) -> None:
+    value = recipe(stores, task={"overlay": "vectors"})
+    value["model"] = {"kind": "encoder", "dim": 16, "layers": 1, "heads": 2}
+    with pytest.raises(UsageError, match="only a model of sets"):
+        tokmill.train(value, tmp_path / "run", quiet=True)
+
+
+def test_the_cpi_alone_and_no_cpi(stores: Path, tmp_path: Path) -> None:
+    """Without columns of references, also to evaluate; and without a CPI or weights."""
+    alone = {"likeness_weight": 0, "consistency_weight": 0, "cpi_weight": 1, "overlay": "vectors"}
+    value = recipe(stores, 40, task=alone, data={"overlays": []})
+    tokmill.train(value, tmp_path / "cpi", quiet=True)
+    found = [*losses(tmp_path / "cpi", "loss_cpi").values()]
+    assert sum(found[-5:]) < sum(found[:5])
+    assert "val_mrr" not in losses(tmp_path / "cpi", "val_mrr")
+    bare = {"cpi": "", "weight": "", "overlay": "vectors"}
+    tokmill.train(recipe(stores, 4, task=bare), tmp_path / "bare", quiet=True)
+    assert losses(tmp_path / "bare", "val_mrr") and not losses(tmp_path / "bare", "val_cpi_error")
+
+
+def test_intervals_that_are_equal_in_a_column_are_alike(stores: Path, tmp_path: Path) -> None:
+    task = {"same": ["phase"], "overlay": "vectors", "loss": "in_batch", "size": 3}
+    value = recipe(stores, 30, task=task, data={"overlays": [], "batch": 4})
+    tokmill.train(value, tmp_path / "run", quiet=True)
+    found = [*losses(tmp_path / "run", "loss_likeness").values()]
+    assert sum(found[-5:]) < sum(found[:5])
+    assert losses(tmp_path / "run", "val_mrr")[30] > 0
+
+
+def test_an_interval_without_blocks(tmp_path: Path) -> None:
+    """It has no signature: zeros, which are counted."""
+    blocks_store(tmp_path / "blocks")
+    intervals_store(tmp_path / "sets", tmp_path / "blocks")
+    intervals_store(tmp_path / "sets-val", tmp_path / "blocks", 13, seed=5)
+    tokmill.train(recipe(tmp_path, 2), tmp_path / "run", quiet=True)
+    cells = {"phase": 0, "interval": 0, "cpi": 1.0}
+    rows = [{"block": [], "count": [], **cells}, {"block": [3], "count": [2**63], **cells}]
+    rows.append({"block": [3, 4], "count": [0, 0], **cells})
+    (tmp_path / "odd").mkdir()
+    references = written_in(tmp_path / "odd", {"blocks": reference_to(tmp_path / "blocks")})
+    write_store(tmp_path / "odd", SCHEMA, [rows], references=references)
+    made = embed(tmp_path / "run", tmp_path / "odd", npy=tmp_path / "v.npy", device="cpu")
+    found = np.load(tmp_path / "v.npy")
+    assert made.empty == 1 and np.isfinite(found).all()
+    assert found.any(1).tolist() == [False, True, False]
