@@ -11,8 +11,8 @@ import numpy as np
 
 import toy
 from entry_stores import lay
-from weighted_sets import blocks_store, intervals_store
 from tokmill.store.vocab import Vocabulary
+from weighted_sets import blocks_store, intervals_store
 
 ROLES = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 SIZE = 31

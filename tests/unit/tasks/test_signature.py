@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 import tokmill
 import toy
-from weighted_sets import SCHEMA, WIDTH, blocks_store, intervals_store
 from making import write_store
 from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
@@ -29,6 +28,7 @@ from tokmill.training.evaluate import evaluate
 from tokmill.training.recipe.check import from_dict
 from tokmill.training.runs.run import facts_from, inputs_of, load_task, make_task
 from toy import losses
+from weighted_sets import SCHEMA, WIDTH, blocks_store, intervals_store
 
 torch.set_num_threads(1)
 MODEL = {"kind": "set_transformer", "layers": 1, "inducing": 4, "seeds": 2}
