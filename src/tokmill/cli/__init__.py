@@ -41,6 +41,11 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
         "programs",
         "Find functions again, and measure how well vectors do so.",
     ),
+    "simpoint": (
+        "tokmill.cli.simpoint:simpoint",
+        "programs",
+        "Choose intervals that stand for a whole program.",
+    ),
     "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans or asm2vec do."),
     "bbv": ("tokmill.cli.bbv:app", "programs", "Profile executions: block vectors, CPI."),
     "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),

@@ -1,0 +1,286 @@
+"""`tokmill simpoint`: points of a program's file of block vectors, and what they estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill.bbv import clusters, interval_table, read, resampling, simpoint
+from tokmill.bbv.clusters import Floats, Ints
+from tokmill.bbv.designs import Sample
+from tokmill.bbv.estimate import Estimate
+from tokmill.bbv.methods import method
+from tokmill.bbv.population import Population, as_matrix, population, rates_of
+from tokmill.bbv.projection import Matrix
+from tokmill.errors import TokmillError, UsageError
+
+POINTS = 30
+"""Of the methods that draw, where no number is asked for."""
+CPI = ("cpi", "measured_cpi", "modelled_cpi")
+SIMPOINT = "simpoint"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for, of every program."""
+
+    method: str = SIMPOINT
+    points: int = 0
+    """How many; 0: by BIC, or `POINTS`, or by the target."""
+    most: int = clusters.MOST
+    threshold: float = clusters.THRESHOLD
+    dimensions: int = 0
+    restarts: int = clusters.RESTARTS
+    seed: int = clusters.SEED
+    target: float = 0.0
+    """Error to be reached, as a share; 0: none."""
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        method(self.method)
+        if not 0 < self.confidence < 1 or not 0 <= self.target < 1:
+            raise UsageError(
+                f"a confidence of {self.confidence:g}, an error of {self.target:g}",
+                hint="both are shares: --confidence 0.95 --target-error 5%",
+            )
+        if self.points and self.target:
+            raise UsageError(
+                "--target-error chooses the number of points itself", hint="leave --points out"
+            )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What is known of a program's run."""
+
+    name: str
+    vectors: Matrix
+    ids: Ints
+    memory: dict[str, Floats] = field(default_factory=dict)
+    cpi: Floats | None = None
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What was chosen of a program, and how good it is."""
+
+    program: str
+    intervals: int
+    empty: int
+    """Intervals without instructions; none of them is a point."""
+    instructions: int
+    method: str
+    points: int
+    speed_up: float
+    """Instructions of the program over those of the points."""
+    dimensions: int | None = None
+    unexplained: float | None = None
+    """Share of the variance of the block vectors inside of clusters."""
+    true_cpi: float | None = None
+    estimated_cpi: float | None = None
+    low: float | None = None
+    high: float | None = None
+    error: float | None = None
+    """Of the estimate, as a share of the true CPI."""
+    usual_error: float | None = None
+    """Of 95 of 100 samples, where the target chose the number of points."""
+    points_needed: int | None = None
+    """Estimated from the points that were simulated, where they miss the target."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Points of a program."""
+
+    intervals: Ints
+    weights: Floats
+    report: Report
+    labels: Ints | None = None
+    distances: Floats | None = None
+
+
+def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet: bool) -> Trace:
+    """Read the files of a program's run: block vectors, memory vectors, CPI."""
+    vectors, ids = as_matrix(read.read(path, quiet=quiet))
+    count = vectors.shape[0]
+    rates = interval_table.read_table(memory, count) if memory else {}
+    known = None
+    if cpi:
+        known = interval_table.one_column(cpi, interval_table.read_table(cpi, count), CPI)
+        positive(known, cpi)
+    return Trace(name, vectors, ids, rates, known)
+
+
+def positive(cpi: Floats, path: Path) -> None:
+    """Refuse a CPI that no processor has."""
+    if (wrong := ~(cpi > 0) & ~np.isnan(cpi)).any():
+        first = int(np.argmax(wrong))
+        raise TokmillError(
+            f"the CPI of interval {first} is {cpi[first]:g}",
+            where=str(path),
+            hint="cycles over instructions are above 0",
+        )
+
+
+def choose(
+    trace: Trace,
+    options: Options,
+    simulated: Path | None = None,
+    advance: Callable[[float], Any] = lambda amount: None,
+) -> Chosen:
+    """Choose the points of a program.
+
+    Args:
+        trace: what is known of it.
+        options: what is asked for.
+        simulated: a table of `interval` and `cpi` of the points that the same options chose.
+        advance: called with 1 after each step.
+    """
+    if options.target and trace.cpi is None and simulated is None:
+        raise UsageError(
+            "nothing says how large the error is",
+            where=trace.name,
+            hint="give --cpi, or --points N at first and then --simulated with their CPI",
+        )
+    if options.method == SIMPOINT and not (options.target or simulated):
+        return by_clusters(trace, options, advance)
+    return by_sample(trace, options, simulated, advance)
+
+
+def by_clusters(trace: Trace, options: Options, advance: Callable[[float], Any]) -> Chosen:
+    """Choose simulation points as SimPoint does."""
+    found = simpoint.simpoints(
+        trace.vectors,
+        trace.ids,
+        memory=rates_of(trace.memory),
+        dimensions=options.dimensions,
+        most=options.most,
+        exactly=options.points,
+        threshold=options.threshold,
+        restarts=options.restarts,
+        seed=options.seed,
+        advance=advance,
+    )
+    report = _report(trace, options.method, found.intervals)
+    report.dimensions, report.unexplained = found.dimensions, found.unexplained
+    compare(report, trace, found.intervals, found.weights)
+    return Chosen(found.intervals, found.weights, report, found.labels, found.distances)
+
+
+def by_sample(
+    trace: Trace, options: Options, simulated: Path | None, advance: Callable[[float], Any]
+) -> Chosen:
+    """Choose points by any method, as a sample."""
+    known = population(
+        trace.vectors, trace.ids, trace.memory or None, dimensions=options.dimensions
+    )
+    way = method(options.method)
+    points, usual = options.points or POINTS, None
+    of_all = None if trace.cpi is None else trace.cpi[known.intervals]
+    if options.target and of_all is not None:
+        enough = resampling.enough_points(
+            known, of_all, way, options.target, seed=options.seed, advance=advance,
+            confidence=options.confidence, draws=5 if options.method == SIMPOINT else 200,
+        )  # fmt: skip
+        points, usual = enough.points, enough.quantile
+    points = min(points, len(known))
+    sample = way.choose(known, points, np.random.default_rng(options.seed))
+    intervals = known.intervals[sample.places]
+    report = _report(trace, options.method, intervals)
+    report.usual_error = usual
+    cpi = None
+    if simulated:
+        cpi = _of_points(simulated, trace.vectors.shape[0], intervals)
+    elif of_all is not None:
+        cpi = of_all[sample.places]
+    if cpi is not None:
+        estimate = way.infer(known, sample, cpi, options.confidence)
+        fill(report, estimate, trace)
+        if simulated and options.target:
+            report.points_needed = needed(estimate, known, sample, options.target)
+    return Chosen(intervals, sample.shares, report)
+
+
+def needed(estimate: Estimate, known: Population, sample: Sample, target: float) -> int:
+    """Return how many points make half of the interval as narrow as the target, about.
+
+    Errors fall with the root of the number; of all intervals there is no error.
+
+    Raises:
+        TokmillError: this method has no interval.
+    """
+    if not np.isfinite(estimate.high):
+        raise TokmillError(
+            "these points tell no interval, so nothing says how many are enough",
+            hint="take at least 4 points, and a method that draws: --method regression",
+        )
+    variance = (estimate.half_width / target) ** 2
+    count, everything = len(sample), len(known)
+    # half² ∝ (1 - n/N)/n = 1/n - 1/N
+    inverse = (1 / count - 1 / everything) / max(variance, 1e-12) + 1 / everything
+    return min(everything, max(1, int(np.ceil(1 / inverse - 1e-9))))
+
+
+def _of_points(path: Path, count: int, intervals: Ints) -> Floats:
+    table = interval_table.read_table(path, count, partly=True)
+    cpi = interval_table.one_column(path, table, CPI)
+    positive(cpi, path)
+    found = cpi[intervals]
+    if missing := int(np.isnan(found).sum()):
+        first = int(intervals[np.argmax(np.isnan(found))])
+        raise TokmillError(
+            f"the CPI of {missing:,} of {len(intervals):,} points is missing, such as of interval "
+            f"{first}",
+            where=str(path),
+            hint="give method, points, seed and memory vectors as when they were chosen",
+        )
+    return found
+
+
+def _report(trace: Trace, name: str, intervals: Ints) -> Report:
+    sums = np.asarray(trace.vectors.sum(axis=1)).reshape(-1)
+    return Report(
+        program=trace.name,
+        intervals=len(sums),
+        empty=int((sums <= 0).sum()),
+        instructions=int(sums.sum()),
+        method=name,
+        points=len(intervals),
+        speed_up=float(sums.sum() / sums[intervals].sum()),
+    )
+
+
+def compare(report: Report, trace: Trace, intervals: Ints, weights: Floats) -> None:
+    """Add the CPI that weighted points estimate, and its error."""
+    if trace.cpi is not None:
+        found = float(weights @ trace.cpi[intervals])
+        fill(report, Estimate(found, -np.inf, np.inf), trace)
+
+
+def fill(report: Report, estimate: Estimate, trace: Trace) -> None:
+    """Add an estimate to a report, and its error where the truth is known."""
+    report.estimated_cpi = float(estimate.cpi)
+    if np.isfinite(estimate.high):
+        report.low, report.high = float(estimate.low), float(estimate.high)
+    if trace.cpi is not None:
+        weights = simpoint.instructions(trace.vectors)
+        report.true_cpi = float(weights @ trace.cpi / weights.sum())
+        report.error = float(estimate.cpi / report.true_cpi - 1)
+
+
+def given(trace: Trace, intervals: Ints, weights: Floats) -> Chosen:
+    """Judge points that somebody chose."""
+    count = trace.vectors.shape[0]
+    if (intervals >= count).any():
+        raise TokmillError(
+            f"interval {int(intervals.max())} is a point, of {count:,} intervals",
+            where=trace.name,
+            hint="are the points of this run? intervals count from 0",
+        )
+    report = _report(trace, "given", intervals)
+    compare(report, trace, intervals, weights)
+    return Chosen(intervals, weights, report)

@@ -1,0 +1,190 @@
+"""Which intervals of a program to simulate: designs of survey sampling.
+
+Intervals are drawn in proportion to their instructions (Cochran, Sampling Techniques, 1977,
+chapters 5, 8 and 9A). One with so many instructions that it would be drawn twice is taken for
+certain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokmill.bbv import clusters
+from tokmill.bbv.clusters import Floats, Ints
+from tokmill.bbv.population import Population
+
+Random = np.random.Generator
+
+RANKED = 5
+"""Intervals of a ranked set."""
+DRAWN = 100
+"""Ranked-set samples of which the one with the best mean of the proxy is kept."""
+OF_STRATUM = 3
+"""Intervals a stratum, in the mean, of two-phase sampling."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Intervals that were drawn."""
+
+    places: Ints
+    """(n,) rows of the population; each stands once."""
+    shares: Floats
+    """(n,) of the program's instructions that each stands for; sums to 1."""
+    certain: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    """(n,) whether it stands for itself alone."""
+    strata: Ints
+    """(n,) from which stratum it was drawn; of one design without strata all are 0."""
+    fraction: float
+    """Share of the intervals that are not certain which were drawn."""
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+def certainly(shares: Floats, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Say which intervals have at least the share of a draw, of what the others leave."""
+    certain = np.zeros(len(shares), bool)
+    while (left := n - int(certain.sum())) > 0:
+        rest = float(shares[~certain].sum())
+        more = ~certain & (shares >= rest / left)
+        if not more.any():
+            break
+        certain |= more
+    return certain
+
+
+def systematic(population: Population, n: int, random: Random, *, shuffled: bool = False) -> Sample:
+    """Draw an interval every so many instructions, from a random one on.
+
+    Args:
+        population: of `N` intervals.
+        n: number of intervals, 1 to N.
+        random: where it begins.
+        shuffled: put the intervals into a random order before, so that time says nothing.
+    """
+    certain = certainly(population.shares, n)
+    places = np.flatnonzero(certain)
+    rest = np.flatnonzero(~certain)
+    if shuffled:
+        rest = random.permutation(rest)
+    drawn = _steps(population.shares[rest], n - len(places), random)
+    left = 1 - population.shares[places].sum()
+    count = n - len(places)
+    return Sample(
+        np.concatenate([places, rest[drawn]]),
+        np.concatenate([population.shares[places], np.full(count, left / max(count, 1))]),
+        np.arange(n) < len(places),
+        np.zeros(n, np.int64),
+        count / max(len(rest), 1),
+    )
+
+
+def at_random(population: Population, n: int, random: Random) -> Sample:
+    """Draw intervals at random, in proportion to their instructions."""
+    return systematic(population, n, random, shuffled=True)
+
+
+def _steps(shares: Floats, count: int, random: Random) -> Ints:
+    """Return the places at equal steps of the cumulated shares, rising."""
+    if not count:
+        return np.zeros(0, np.int64)
+    ends = np.cumsum(shares)
+    marks = (random.random() + np.arange(count)) / count * ends[-1]
+    places = np.searchsorted(ends, marks, side="right")
+    found: Ints = np.minimum(places, len(shares) - 1).astype(np.int64)
+    return found
+
+
+def two_phase(population: Population, n: int, random: Random) -> Sample:
+    """Draw from strata of similar intervals: two-phase stratified sampling.
+
+    First phase: what is cheap, block and memory vectors, is known of all intervals and clusters
+    them. Second phase: at least two intervals of each stratum, more where instructions and spread
+    of the proxy are larger (Neyman's allocation), are drawn at random.
+    """
+    k = max(1, n // OF_STRATUM)
+    labels, _ = clusters.k_means(population.features, population.shares, k)
+    sizes = np.bincount(labels)
+    heavy = np.bincount(labels, population.shares)
+    mean = np.bincount(labels, population.shares * population.proxy) / heavy
+    off = population.shares * (population.proxy - mean[labels]) ** 2
+    spread = np.sqrt(np.bincount(labels, off) / heavy)
+    # Half by instructions: the proxy is no CPI, and may miss what spreads it.
+    wanted = heavy * (spread / max(float(heavy @ spread), 1e-300) + 1)
+    counts = _allotted(wanted, sizes, n)
+    parts = []
+    for stratum in np.flatnonzero(counts):
+        places = np.flatnonzero(labels == stratum)
+        inner = Population(
+            places,
+            population.shares[places] / heavy[stratum],
+            population.features[places],
+            population.proxy[places],
+        )
+        drawn = at_random(inner, int(counts[stratum]), random)
+        parts.append((places[drawn.places], drawn.shares * heavy[stratum], drawn.certain, stratum))
+    # A stratum for which there is no interval left is stood for by the others.
+    shares = np.concatenate([part[1] for part in parts])
+    return Sample(
+        np.concatenate([part[0] for part in parts]),
+        shares / shares.sum(),
+        np.concatenate([part[2] for part in parts]),
+        np.concatenate([np.full(len(part[0]), part[3], np.int64) for part in parts]),
+        n / len(population),
+    )
+
+
+def _allotted(wanted: Floats, sizes: Ints, n: int) -> Ints:
+    """Return how many of `n` each stratum gets: two, or all it has, and the rest as is wanted."""
+    counts = np.zeros(len(sizes), np.int64)
+    for least in (1, 2):
+        for stratum in np.argsort(-wanted, kind="stable"):
+            if counts[stratum] < min(least, sizes[stratum]) and counts.sum() < n:
+                counts[stratum] += 1
+    while counts.sum() < n:
+        # The next goes to where one stands for most.
+        open_ = counts < sizes
+        counts[np.argmax(np.where(open_, wanted / (counts + 1), -1.0))] += 1
+    return counts
+
+
+def ranked_set(population: Population, n: int, random: Random) -> Sample:
+    """Draw ranked sets, often, and keep the sample whose proxy is nearest to the program's.
+
+    Of `RANKED` random intervals the one of a rank by the proxy is taken, each rank equally often
+    (McIntyre 1952). Repeated subsampling (after Ekman, arXiv 2603.22598): of `DRAWN` such samples
+    the one whose mean of the proxy is nearest to that of all intervals.
+    """
+    certain = certainly(population.shares, n)
+    places, rest = np.flatnonzero(certain), np.flatnonzero(~certain)
+    count = n - len(places)
+    shares, proxy = population.shares[rest], population.proxy[rest]
+    if count:
+        aim = float(shares @ proxy) / float(shares.sum())
+        best = min(
+            (_ranked(shares, proxy, count, random) for _ in range(DRAWN)),
+            key=lambda drawn: abs(float(proxy[drawn].mean()) - aim),
+        )
+        rest = rest[best]
+    left = 1 - population.shares[places].sum()
+    return Sample(
+        np.concatenate([places, rest[:count]]),
+        np.concatenate([population.shares[places], np.full(count, left / max(count, 1))]),
+        np.arange(n) < len(places),
+        np.zeros(n, np.int64),
+        count / max(int((~certain).sum()), 1),
+    )
+
+
+def _ranked(shares: Floats, proxy: Floats, count: int, random: Random) -> Ints:
+    # Exponential keys over shares: the smallest are a draw in proportion (Efraimidis, Spirakis).
+    order = np.argsort(random.exponential(size=len(shares)) / shares)
+    width = max(1, min(RANKED, len(shares) // count))
+    sets = order[: count * width].reshape(count, width)
+    by_rank = np.take_along_axis(sets, np.argsort(proxy[sets], axis=1, kind="stable"), axis=1)
+    ranks = random.permutation(np.arange(count) % width)
+    found: Ints = by_rank[np.arange(count), ranks].astype(np.int64)
+    return found

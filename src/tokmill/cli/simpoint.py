@@ -1,0 +1,245 @@
+"""`tokmill simpoint`: intervals that stand for a program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokmill import plugins
+from tokmill.cli.options import Json, Quiet
+from tokmill.cli.output import check_outputs, print_json, print_table, say
+from tokmill.errors import UsageError
+from tokmill.files import inside, make_folder, write_file
+from tokmill.progress import elapsed, human_count
+
+PACKED = (".gz", ".xz", ".zst")
+ENDS = (".bb", ".bbv", ".txt")
+
+
+def simpoint(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="BBV…", help="Basic block vectors, a file a program.", show_default=False
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Write NAME.simpoints, NAME.weights here."),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="simpoint|regression|two-phase|…",
+            help="How points are chosen; --methods lists all.",
+        ),
+    ] = "simpoint",
+    points: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of points.", show_default="simpoint: by BIC; else 30"),
+    ] = None,
+    target_error: Annotated[
+        str,
+        typer.Option(
+            metavar="5%", help="Choose as many points as this error of the CPI needs (see --cpi)."
+        ),
+    ] = "",
+    memory: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="CSV", help="Rates of each interval, such as of misses; one file a BBV."
+        ),
+    ] = None,
+    cpi: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="CSV", help="CPI of each interval, to judge the points by; one file a BBV."
+        ),
+    ] = None,
+    simulated: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="CSV",
+            help="`interval,cpi` of the points that were chosen: estimate the CPI; one a BBV.",
+        ),
+    ] = None,
+    points_from: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="DIR", help="Choose none: judge NAME.simpoints and .weights here."
+        ),
+    ] = None,
+    max_points: Annotated[
+        int, typer.Option("--max-points", min=1, help="Most clusters of which BIC chooses.")
+    ] = 30,
+    bic_threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the range of BIC that is enough.")
+    ] = 0.9,
+    dimensions: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of the random projection.",
+            show_default="15, simpoint: doubled while that explains more",
+        ),
+    ] = None,
+    restarts: Annotated[int, typer.Option(min=1, help="Of each k-means; the best counts.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is random.")] = 493575226,
+    confidence: Annotated[float, typer.Option(help="Of the intervals of CPI.")] = 0.95,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Write NAME.labels, too: cluster and distance.")
+    ] = False,
+    methods: Annotated[
+        bool,
+        typer.Option(
+            "--methods",
+            help="List the methods and exit.",
+            is_eager=True,
+            callback=lambda wanted: _list_methods(wanted),
+        ),
+    ] = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Choose intervals of a program that stand for all of it, and estimate its CPI from theirs."""
+    choosing = plugins.require("tokmill.bbv.choose")
+    options = choosing.Options(
+        method=method,
+        points=points or 0,
+        most=max_points,
+        threshold=bic_threshold,
+        dimensions=dimensions or 0,
+        restarts=restarts,
+        seed=seed,
+        target=_share(target_error),
+        confidence=confidence,
+    )
+    names = names_of(traces)
+    beside = {
+        option: _one_each(option, paths, traces)
+        for option, paths in (("--memory", memory), ("--cpi", cpi), ("--simulated", simulated))
+    }
+    if labels and method != "simpoint":
+        raise UsageError("--labels are of clusters", hint="with --method simpoint")
+    if out is None and points_from is None and simulated is None and cpi is None:
+        raise UsageError("nothing says where the points go", hint="give -o DIR")
+    if out is not None:
+        ends = (".simpoints", ".weights", *([".labels"] if labels else []))
+        made = {f"-o {name}{end}": inside(out, name + end) for name in names for end in ends}
+        inputs = [path for paths in beside.values() for path in paths if path] + list(traces)
+        check_outputs(made, inputs)
+    reports = []
+    for number, (name, path) in enumerate(zip(names, traces, strict=True)):
+        rates, known, done = (beside[o][number] for o in ("--memory", "--cpi", "--simulated"))
+        trace = choosing.load(name, path, rates, known, quiet=quiet)
+        with elapsed(f"{name}: choosing points"):
+            if points_from is not None:
+                files = plugins.require("tokmill.bbv.simpoint_files")
+                pair = (inside(points_from, f"{name}{end}") for end in (".simpoints", ".weights"))
+                chosen = choosing.given(trace, *files.read(*pair))
+            else:
+                chosen = choosing.choose(trace, options, done)
+        if out is not None:
+            _write(out, name, chosen, labels)
+        reports.append(chosen.report)
+    _show(reports, out, options.target, json)
+
+
+def names_of(traces: list[Path]) -> list[str]:
+    """Return what the programs of files are called: `gzip` of `runs/gzip.bb.gz`."""
+    names: dict[str, Path] = {}
+    for path in traces:
+        name = path.name
+        if path.suffix.lower() in PACKED:
+            name = Path(name).stem
+        if Path(name).suffix.lower() in ENDS:
+            name = Path(name).stem
+        if name in names:
+            raise UsageError(
+                f"{names[name]} and this would both be called {name!r}",
+                where=str(path),
+                hint="run them one by one, or rename one",
+            )
+        names[name] = path
+    return list(names)
+
+
+def _one_each(option: str, paths: list[Path] | None, traces: list[Path]) -> list[Path | None]:
+    if not paths:
+        return [None] * len(traces)
+    if len(paths) != len(traces):
+        raise UsageError(
+            f"{human_count(len(paths), 'file')} of {option} for "
+            f"{human_count(len(traces), 'file')} of block vectors",
+            hint=f"{option} once for each, in the same order",
+        )
+    return list(paths)
+
+
+def _share(text: str) -> float:
+    """Return 0.05 for `5%` or `0.05`; 0 for no text."""
+    if not text:
+        return 0.0
+    try:
+        number = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < 1:
+        raise UsageError(f"--target-error {text!r} is no share", hint="such as 5% or 0.05")
+    return number
+
+
+def _list_methods(wanted: bool) -> None:
+    if wanted:
+        for name, method in plugins.require("tokmill.bbv.methods").METHODS.items():
+            print(f"{name:<18} {method.help}")
+        raise typer.Exit
+
+
+def _write(out: Path, name: str, chosen: Any, labels: bool) -> None:
+    files = plugins.require("tokmill.bbv.simpoint_files")
+    make_folder(out)
+    for end, text in files.written(chosen.intervals, chosen.weights).items():
+        write_file(inside(out, name + end), text)
+    if labels:
+        write_file(
+            inside(out, f"{name}.labels"), files.labels_text(chosen.labels, chosen.distances)
+        )
+
+
+def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> None:
+    if json:
+        print_json(reports)
+        return
+    judged = any(report.estimated_cpi is not None for report in reports)
+    headers = ["program", "intervals", "points", "speed-up"]
+    headers += ["CPI", "estimate", "error", "95 %"] if judged else ["unexplained"]
+    rows = []
+    for one in reports:
+        row = [one.program, one.intervals, one.points, f"{one.speed_up:,.1f}"]
+        if judged:
+            row += [
+                _number(one.true_cpi),
+                _number(one.estimated_cpi),
+                "" if one.error is None else f"{100 * one.error:+.2f} %",
+                "" if one.low is None else f"{one.low:.4g} – {one.high:.4g}",
+            ]
+        else:
+            row.append("" if one.unexplained is None else f"{one.unexplained:.1%}")
+        rows.append(row)
+    print_table(headers, rows)
+    for one in reports:
+        if one.empty:
+            say(f"{one.program}: {human_count(one.empty, 'interval')} without instructions")
+        if one.usual_error is not None:
+            say(f"{one.program}: 95 of 100 samples are within {one.usual_error:.2%}")
+        if one.points_needed is not None and one.points_needed > one.points:
+            say(f"{one.program}: about {one.points_needed:,} points reach {target:.3g}")
+    if out is not None:
+        say(f"{out}: .simpoints and .weights of {human_count(len(reports), 'program')}")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,131 @@
+"""`tokmill simpoint` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phases import Phases, phases
+
+Here = Callable[..., tuple[str, str]]
+
+
+def put(folder: Path, name: str, made: Phases) -> None:
+    """Write a program's block vectors, rates and CPI."""
+    lines = []
+    for row in made.vectors:
+        cells = zip(row.indices.tolist(), row.data.tolist(), strict=True)
+        lines.append("T" + " ".join(f":{block + 1}:{int(count)}" for block, count in cells))
+    (folder / f"{name}.bb").write_text("\n".join(lines) + "\n")
+    rates = np.stack(list(made.rates.values()), axis=1)
+    np.savetxt(folder / f"{name}.rates.csv", rates, delimiter=",", header="d1,last", comments="")
+    numbered = np.stack([np.arange(len(made.cpi)), made.cpi], axis=1)
+    np.savetxt(
+        folder / f"{name}.cpi.csv", numbered, fmt=["%d", "%.9g"], delimiter=",",
+        header="interval,cpi", comments="",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> dict[str, Phases]:
+    found = {"one": phases(11, intervals=120), "two": phases(12, intervals=90)}
+    for name, made in found.items():
+        put(tmp_path, name, made)
+    return found
+
+
+def test_points_of_two_programs(here: Here, tmp_path: Path, programs: dict[str, Phases]) -> None:
+    out, err = here("simpoint", "one.bb", "two.bb", "-o", "points", "--labels", "--json")
+    reports = json.loads(out)
+    assert [one["program"] for one in reports] == ["one", "two"]
+    for report, made in zip(reports, programs.values(), strict=True):
+        assert report["points"] == len(np.unique(made.phase))
+        assert report["speed_up"] > 3
+    names = sorted(path.name for path in (tmp_path / "points").iterdir())
+    assert names == [f"{n}.{e}" for n in ("one", "two") for e in ("labels", "simpoints", "weights")]
+    before = (tmp_path / "points/one.simpoints").read_bytes()
+    here("simpoint", "one.bb", "-o", "again")
+    assert (tmp_path / "again/one.simpoints").read_bytes() == before
+    out, err = here("simpoint", "one.bb", "--from", "points", "--cpi", "one.cpi.csv")
+    assert "one" in out and "%" in out
+
+
+def test_the_error_of_the_estimate(here: Here, programs: dict[str, Phases]) -> None:
+    for method in ("simpoint", "regression", "two-phase"):
+        (report,) = json.loads(
+            here("simpoint", "one.bb", "--memory", "one.rates.csv", "--cpi", "one.cpi.csv",
+                 "--method", method, "--points", 20, "--json")[0]
+        )  # fmt: skip
+        assert report["true_cpi"] == pytest.approx(programs["one"].truth, rel=1e-6)
+        assert abs(report["error"]) < 0.1
+        assert (report["low"] is None) == (method == "simpoint")
+
+
+def test_simulate_the_points_then_estimate(
+    here: Here, tmp_path: Path, programs: dict[str, Phases]
+) -> None:
+    asked = ("simpoint", "one.bb", "--memory", "one.rates.csv", "--method", "regression")
+    here(*asked, "--points", 12, "-o", "points")
+    chosen = [
+        int(line.split()[0])
+        for line in (tmp_path / "points/one.simpoints").read_text().splitlines()
+    ]
+    lines = [f"{number},{programs['one'].cpi[number]:.9g}" for number in chosen]
+    (tmp_path / "done.csv").write_text("interval,cpi\n" + "\n".join(lines) + "\n")
+    out, _ = here(*asked, "--points", 12, "--simulated", "done.csv", "--json")
+    (report,) = json.loads(out)
+    assert report["estimated_cpi"] == pytest.approx(programs["one"].truth, rel=0.1)
+    (tmp_path / "done.csv").write_text("interval,cpi\n" + "\n".join(lines[1:]) + "\n")
+    _, err = here(*asked, "--points", 12, "--simulated", "done.csv", code=1)
+    assert f"the CPI of 1 of 12 points is missing, such as of interval {chosen[0]}" in err
+
+
+def test_a_target(here: Here, programs: dict[str, Phases]) -> None:
+    asked = ("simpoint", "one.bb", "--cpi", "one.cpi.csv", "--method", "regression", "--json")
+    few = json.loads(here(*asked, "--target-error", "20%")[0])[0]
+    many = json.loads(here(*asked, "--target-error", "0.03")[0])[0]
+    assert few["points"] < many["points"] and many["usual_error"] <= 0.03
+    _, err = here(*asked, "--target-error", "0.0001%", code=1)
+    assert "cannot be reached with half of 120 intervals" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "code"),
+    [
+        (("one.bb",), "nothing says where the points go", 2),
+        (("one.bb", "one.bb", "-o", "x"), "would both be called 'one'", 2),
+        (("one.bb", "-o", "x", "--method", "simpoints"), "did you mean 'simpoint'?", 2),
+        (("one.bb", "-o", "x", "--target-error", "5%"), "nothing says how large the error is", 2),
+        (("one.bb", "-o", "x", "--target-error", "-5%"), "is no share", 2),
+        (("one.bb", "-o", "x", "--target-error", "nan"), "is no share", 2),
+        (("one.bb", "-o", "x", "--confidence", "1"), "a confidence of 1", 2),
+        (("one.bb", "two.bb", "-o", "x", "--cpi", "one.cpi.csv"), "1 file of --cpi for 2 files", 2),
+        (("one.bb", "-o", "x", "--cpi", "two.cpi.csv"), "of 120 intervals 30 are missing", 1),
+        (("one.bb", "-o", "x", "--method", "random", "--labels"), "--labels are of clusters", 2),
+        (("one.cpi.csv", "-o", "x"), "interval", 1),
+        (("one.bb", "-o", "x", "--points", "5", "--target-error", "5%"), "leave --points out", 2),
+        (("empty.bb", "-o", "x"), "", 1),
+        (("zeros.bb", "-o", "x"), "no interval has instructions", 1),
+        (("bad.bb", "--cpi", "bad.csv"), "the CPI of interval 0 is -1", 1),
+    ],
+)
+def test_what_is_refused(
+    here: Here, tmp_path: Path, programs: dict[str, Phases], arguments: tuple[str, ...], said: str,
+    code: int,
+) -> None:  # fmt: skip
+    (tmp_path / "empty.bb").write_bytes(b"")
+    (tmp_path / "zeros.bb").write_text("T:1:0\nT:2:0\n")
+    (tmp_path / "bad.bb").write_text("T:1:5\n")
+    (tmp_path / "bad.csv").write_text("cpi\n-1\n")
+    _, err = here("simpoint", *arguments, code=code)
+    assert said in err and "hint:" in err
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_methods_are_listed(here: Here) -> None:
+    out, _ = here("simpoint", "--methods")
+    assert [line.split()[0] for line in out.splitlines()][0] == "simpoint"

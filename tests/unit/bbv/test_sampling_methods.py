@@ -1,0 +1,170 @@
+"""Designs, estimates, intervals that cover, the number of points that a target needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from phases import phases
+from tokmill.bbv import designs, estimate, methods, resampling
+from tokmill.bbv.estimate import Estimate
+from tokmill.bbv.population import population
+from tokmill.errors import TokmillError, UsageError
+
+DRAWING = sorted(set(methods.METHODS) - {"simpoint"})
+
+
+@pytest.mark.parametrize("name", sorted(methods.METHODS))
+@pytest.mark.parametrize("points", [1, 2, 3, 7, 30, 60])
+def test_a_sample_is_of_different_intervals_that_stand_for_all(name: str, points: int) -> None:
+    made = phases(1, intervals=60)
+    sample = methods.method(name).choose(made.population, points, np.random.default_rng(0))
+    assert len(sample) == len(np.unique(sample.places)) == len(sample.shares) == points
+    assert sample.shares.sum() == pytest.approx(1) and (sample.shares > 0).all()
+    found = methods.method(name).infer(made.population, sample, made.cpi[sample.places], 0.95)
+    assert np.isfinite(found.cpi) and found.low <= found.high
+    if points == 60:
+        assert found.cpi == pytest.approx(made.truth)
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_the_same_seed_draws_the_same(name: str) -> None:
+    made = phases(2).population
+    draws = [
+        methods.method(name).choose(made, 20, np.random.default_rng(seed)).places.tolist()
+        for seed in (1, 1, 2)
+    ]
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.parametrize("design", [designs.systematic, designs.at_random])
+def test_intervals_are_drawn_in_proportion_to_instructions(design: designs.Sample) -> None:
+    counts = np.asarray([1.0, 2.0, 3.0, 4.0, 30.0])
+    vectors = scipy.sparse.csr_matrix(counts[:, None])
+    made = population(vectors, [1])
+    times = np.zeros(5)
+    random = np.random.default_rng(0)
+    for _ in range(4000):
+        sample = design(made, 3, random)
+        times[sample.places] += 1
+        # The last has more than a third: it is certain and stands for itself.
+        assert sample.certain.tolist() == [True, False, False]
+        assert sample.shares[0] == pytest.approx(0.75)
+        assert sample.shares[1] == pytest.approx(0.125)
+    assert times[4] == 4000
+    assert times[:4] / 4000 == pytest.approx(2 * counts[:4] / 10, abs=0.03)
+
+
+def test_every_interval_that_is_drawn_is_exact() -> None:
+    made = phases(3, intervals=20)
+    sample = designs.systematic(made.population, 20, np.random.default_rng(0))
+    found = estimate.expansion(sample, made.cpi[sample.places])
+    assert found.cpi == pytest.approx(made.truth)
+    assert found.half_width < 1e-9
+
+
+def test_left_out_errors_are_those_of_regressions_without_the_interval() -> None:
+    random = np.random.default_rng(1)
+    known, cpi = random.normal(size=(12, 3)), random.random(12)
+    scale = float(known.var(axis=0).mean())
+    slopes, errors = estimate.ridge(known, cpi, scale)
+    coefficients = slopes @ cpi
+    # The penalty that was chosen is the one whose slopes these are.
+    centred = known - known.mean(axis=0)
+    gaps = []
+    for penalty in estimate.PENALTIES * 12 * scale:
+        solved = np.linalg.solve(
+            centred.T @ centred + penalty * np.eye(3), centred.T @ (cpi - cpi.mean())
+        )
+        gaps.append((np.abs(solved - coefficients).max(), penalty))
+    gap, penalty = min(gaps)
+    assert gap < 1e-12
+    for left in range(12):
+        kept = np.arange(12) != left
+        # An intercept without penalty, as a column of its own.
+        design = np.hstack([np.ones((11, 1)), known[kept]])
+        punished = design.T @ design + np.diag([0.0, penalty, penalty, penalty])
+        solved = np.linalg.solve(punished, design.T @ cpi[kept])
+        assert cpi[left] - solved @ [1, *known[left]] == pytest.approx(errors[left])
+
+
+def test_weights_of_the_regression_are_those_of_its_predictions() -> None:
+    made = phases(4, intervals=100)
+    known = made.population
+    sample = designs.systematic(known, 25, np.random.default_rng(3))
+    cpi = made.cpi[sample.places]
+    found = estimate.regression(known, sample, cpi)
+    chosen = known.features[sample.places]
+    scale = float((known.shares @ (known.features - known.shares @ known.features) ** 2).mean())
+    slopes, _ = estimate.ridge(chosen, cpi, scale)
+    predicted = cpi.mean() + (known.features - chosen.mean(axis=0)) @ (slopes @ cpi)
+    corrected = known.shares @ predicted + sample.shares @ (cpi - predicted[sample.places])
+    assert found.cpi == pytest.approx(corrected)
+
+
+CASES = {
+    "phases": {"seed": 1},
+    "drifting": {"seed": 2, "drift": 0.98, "noise": 0.3},
+    "heavy tails": {"seed": 3, "tail": 1.0},
+    "long": {"seed": 4, "tail": 1.0, "intervals": 2000},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["random", "random-regression"])
+def test_intervals_cover_the_truth(case: str, name: str) -> None:
+    made = phases(**CASES[case])  # type: ignore[arg-type]
+    found = resampling.resample(made.population, made.cpi, methods.method(name), 30, draws=1000)
+    assert 0.93 <= found.coverage <= 0.97, found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", ["regression", "systematic", "two-phase"])
+def test_intervals_of_designs_in_order_cover_at_least_as_often(case: str, name: str) -> None:
+    made = phases(**CASES[case])  # type: ignore[arg-type]
+    found = resampling.resample(made.population, made.cpi, methods.method(name), 30, draws=1000)
+    assert found.coverage >= 0.93, found
+
+
+def test_regression_is_nearer_than_chance() -> None:
+    made = phases(5)
+    known = made.population
+    chance = resampling.resample(known, made.cpi, methods.method("random"), 30, draws=60)
+    better = resampling.resample(known, made.cpi, methods.method("regression"), 30, draws=60)
+    assert better.mean < chance.mean / 2
+    assert better.coverage > 0.9 and chance.coverage > 0.8
+
+
+def test_a_target_chooses_the_number_of_points() -> None:
+    made = phases(6)
+    known, way = made.population, methods.method("regression")
+    wide = resampling.enough_points(known, made.cpi, way, 0.05, draws=60)
+    narrow = resampling.enough_points(known, made.cpi, way, 0.01, draws=60)
+    assert 2 <= wide.points < narrow.points < 200
+    assert wide.quantile <= 0.05 and narrow.quantile <= 0.01
+
+
+def test_a_target_out_of_reach_is_told() -> None:
+    made = phases(7, intervals=40, tail=2.5, seen=False)
+    with pytest.raises(TokmillError, match="cannot be reached with half of 40 intervals"):
+        resampling.enough_points(
+            made.population, made.cpi, methods.method("random"), 0.001, draws=40
+        )
+
+
+def test_numbers_of_points_rise_to_half() -> None:
+    for intervals in range(1, 300):
+        tried = resampling.numbers(intervals)
+        assert tried == sorted(set(tried)) and tried[-1] == max(1, intervals // 2)
+
+
+def test_an_unknown_method_is_told() -> None:
+    with pytest.raises(UsageError, match="no method is called 'ranked'"):
+        methods.method("ranked")
+
+
+def test_half_a_width_is_a_share() -> None:
+    assert Estimate(2.0, 1.8, 2.2).half_width == pytest.approx(0.1)
