@@ -266,6 +266,8 @@ EXTRA_PACKAGES: dict[str, str] = {
     "lief": "x86",
     "elftools": "x86",
     "scipy": "x86",
+    "sklearn": "bbv",
+    "threadpoolctl": "bbv",
     "torch": "train",
     "triton": "train",
     "deepspeed": "deepspeed",

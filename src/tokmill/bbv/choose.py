@@ -10,18 +10,23 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tokmill import plugins
 from tokmill.bbv import clusters, interval_table, read, resampling, simpoint
 from tokmill.bbv.clusters import Floats, Ints
+from tokmill.bbv.cpi import RATES, check_measures, read_measures
 from tokmill.bbv.designs import Sample
 from tokmill.bbv.estimate import Estimate
 from tokmill.bbv.methods import method
 from tokmill.bbv.population import Population, as_matrix, population, rates_of
 from tokmill.bbv.projection import Matrix
+from tokmill.bbv.vectors import BlockVectors
 from tokmill.errors import TokmillError, UsageError
+from tokmill.files import machine_errors
 
 POINTS = 30
 """Of the methods that draw, where no number is asked for."""
-CPI = ("cpi", "measured_cpi", "modelled_cpi")
+CPI = ("cpi", "cpi_measured", "cpi_simulated")
+"""Columns of the CPI of points that were simulated."""
 SIMPOINT = "simpoint"
 
 
@@ -63,6 +68,10 @@ class Trace:
     ids: Ints
     memory: dict[str, Floats] = field(default_factory=dict)
     cpi: Floats | None = None
+    kind: str = ""
+    """Of the CPI: measured, simulated, given or modelled."""
+    unmeasured: int = 0
+    """Intervals whose CPI is not known; they are left out of everything."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -72,6 +81,10 @@ class Report(msgspec.Struct, kw_only=True):
     intervals: int
     empty: int
     """Intervals without instructions; none of them is a point."""
+    unmeasured: int = 0
+    """Intervals without a CPI where CPI was given; they are left out of everything."""
+    cpi_kind: str = ""
+    """measured, simulated, given or modelled."""
     instructions: int
     method: str
     points: int
@@ -105,14 +118,44 @@ class Chosen:
 
 def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet: bool) -> Trace:
     """Read the files of a program's run: block vectors, memory vectors, CPI."""
-    vectors, ids = as_matrix(read.read(path, quiet=quiet))
-    count = vectors.shape[0]
-    rates = interval_table.read_table(memory, count) if memory else {}
-    known = None
-    if cpi:
-        known = interval_table.one_column(cpi, interval_table.read_table(cpi, count), CPI)
-        positive(known, cpi)
-    return Trace(name, vectors, ids, rates, known)
+    found = read.read(path, quiet=quiet)
+    vectors, ids = as_matrix(found)
+    rates = rates_in(memory, found, path) if memory else {}
+    if cpi is None:
+        return Trace(name, vectors, ids, rates)
+    measures = read_measures(cpi)
+    check_measures(measures, found.instructions, cpi, path)
+    if not measures.kind:
+        raise TokmillError(
+            "the file has no CPI", where=str(cpi), hint="a column `cpi`, `cpi_measured`, …"
+        )
+    known = measures.cpi[measures.kind]
+    unknown = np.isnan(known)
+    if unknown.any():
+        vectors = plugins.require("scipy.sparse").diags_array((~unknown).astype(float)) @ vectors
+    return Trace(
+        name,
+        vectors.tocsr(),
+        ids,
+        rates,
+        np.where(unknown, 1.0, known),
+        measures.kind,
+        int(unknown.sum()),
+    )
+
+
+def rates_in(memory: Path, vectors: BlockVectors, trace: Path) -> dict[str, Floats]:
+    """Return the miss rates in a file: those of `tokmill bbv profile`, or all columns of a table.
+
+    CPI, modelled or not, is no rate.
+    """
+    with machine_errors("read", memory), open(memory, "rb") as handle:
+        first = handle.readline(1 << 16)
+    if not any(name.encode() in first for name in RATES) and first[:1] not in (b"[", b"{"):
+        return interval_table.read_table(memory, len(vectors))
+    measures = read_measures(memory)
+    check_measures(measures, vectors.instructions, memory, trace)
+    return measures.rates
 
 
 def positive(cpi: Floats, path: Path) -> None:
@@ -246,7 +289,9 @@ def _report(trace: Trace, name: str, intervals: Ints) -> Report:
     return Report(
         program=trace.name,
         intervals=len(sums),
-        empty=int((sums <= 0).sum()),
+        empty=int((sums <= 0).sum()) - trace.unmeasured,
+        unmeasured=trace.unmeasured,
+        cpi_kind=trace.kind,
         instructions=int(sums.sum()),
         method=name,
         points=len(intervals),

@@ -14,9 +14,6 @@ from tokmill.errors import UsageError
 from tokmill.files import inside, make_folder, write_file
 from tokmill.progress import elapsed, human_count
 
-PACKED = (".gz", ".xz", ".zst")
-ENDS = (".bb", ".bbv", ".txt")
-
 
 def simpoint(
     traces: Annotated[
@@ -49,13 +46,17 @@ def simpoint(
     memory: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="CSV", help="Rates of each interval, such as of misses; one file a BBV."
+            metavar="FILE",
+            help="Rates of each interval, such as of misses (.intervals.csv of `bbv profile`, or "
+            "any CSV); one file a BBV.",
         ),
     ] = None,
     cpi: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="CSV", help="CPI of each interval, to judge the points by; one file a BBV."
+            metavar="FILE",
+            help="CPI of each interval, to judge the points by (.intervals.csv of `bbv profile`, "
+            "CSV, JSON, gem5's timeline); one file a BBV.",
         ),
     ] = None,
     simulated: Annotated[
@@ -149,13 +150,10 @@ def simpoint(
 
 def names_of(traces: list[Path]) -> list[str]:
     """Return what the programs of files are called: `gzip` of `runs/gzip.bb.gz`."""
+    beside = plugins.require("tokmill.bbv.beside")
     names: dict[str, Path] = {}
     for path in traces:
-        name = path.name
-        if path.suffix.lower() in PACKED:
-            name = Path(name).stem
-        if Path(name).suffix.lower() in ENDS:
-            name = Path(name).stem
+        name = beside.stem_of(path).name
         if name in names:
             raise UsageError(
                 f"{names[name]} and this would both be called {name!r}",
@@ -215,7 +213,12 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
         return
     judged = any(report.estimated_cpi is not None for report in reports)
     headers = ["program", "intervals", "points", "speed-up"]
-    headers += ["CPI", "estimate", "error", "95 %"] if judged else ["unexplained"]
+    kinds = sorted({report.cpi_kind for report in reports} - {"", "given"})
+    headers += (
+        [f"CPI, {' or '.join(kinds)}" if kinds else "CPI", "estimate", "error", "95 %"]
+        if judged
+        else ["unexplained"]
+    )
     rows = []
     for one in reports:
         row = [one.program, one.intervals, one.points, f"{one.speed_up:,.1f}"]
@@ -233,6 +236,8 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
     for one in reports:
         if one.empty:
             say(f"{one.program}: {human_count(one.empty, 'interval')} without instructions")
+        if one.unmeasured:
+            say(f"{one.program}: {human_count(one.unmeasured, 'interval')} without a CPI left out")
         if one.usual_error is not None:
             say(f"{one.program}: 95 of 100 samples are within {one.usual_error:.2%}")
         if one.points_needed is not None and one.points_needed > one.points:
