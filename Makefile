@@ -13,7 +13,7 @@ SOURCES   = src tests scripts benchmarks
 ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check format bench pairs clean system-packages
+.PHONY: help demo test test-long check format bench pairs similarity clean system-packages
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,12 @@ pairs:  ## programs in pairs, for diffing, in bench-cache/pairs (PAIRS=--small: 
 	@sh scripts/install-system-packages.sh pairs
 	mkdir -p bench-cache
 	$(PYTHON) benchmarks/program_pairs.py bench-cache $(PAIRS)
+
+similarity: $(VENV)/.installed-dev  ## programs of 51 projects, ten builds each, split and frozen (hours; SIMILARITY=--small: a minute)
+	@sh scripts/install-system-packages.sh similarity
+	mkdir -p bench-cache
+	$(BIN)/python benchmarks/similarity_programs.py bench-cache $(SIMILARITY)
+	$(BIN)/python benchmarks/similarity_stores.py bench-cache $(filter --small,$(SIMILARITY))
 
 clean:  ## remove the demo and caches
 	rm -rf demo dist build-cache bench-cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

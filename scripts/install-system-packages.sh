@@ -1,6 +1,7 @@
 #!/bin/sh
 # Install the Debian packages that tests use, where they are missing; with `pairs` those of
-# `make pairs` too, with `bench` those of `make bench` too.
+# `make pairs` too, with `similarity` those of `make similarity`, with `bench` those of
+# `make bench` too.
 #
 # Without root or apt it does nothing: the tests that need them are then skipped with a reason,
 # which fails continuous integration (tests/listed_skips.py).
@@ -33,6 +34,12 @@ chromium:chromium
 PAIRS="
 make:make
 "
+# What else makes the projects that functions are looked for in.
+SIMILARITY="
+tclsh:tcl
+g++-11:g++-11
+/usr/include/zlib.h:zlib1g-dev
+"
 # What else makes the programs that lifters are measured on.
 BENCH="
 tclsh:tcl
@@ -46,6 +53,7 @@ shellcheck:shellcheck
 "
 case "${1:-}" in
 pairs) WANTED="$WANTED$PAIRS" ;;
+similarity) WANTED="$WANTED$PAIRS$SIMILARITY" ;;
 bench) WANTED="$WANTED$PAIRS$BENCH" ;;
 esac
 

@@ -56,6 +56,15 @@ def cfg(
         ),
     ] = "",
     levels: Levels = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DEBUG",
+            readable=False,
+            help="Name functions by the debug information of the programs before `strip`: a folder "
+            "with the same names, or for one program the file.",
+        ),
+    ] = None,
     workers: Workers = None,
     suffix: Suffix = None,
     glob: Glob = None,
@@ -84,6 +93,7 @@ def cfg(
         levels=listed(levels),
         workers=processes(workers),
         choice=choice(suffix, glob),
+        names=names,
         quiet=quiet,
     )
     if not report.programs:

@@ -26,6 +26,7 @@ from tokmill.files import (
 )
 from tokmill.progress import Progress, human_count
 from tokmill.x86.graph import Graph
+from tokmill.x86.graphs import true_names
 from tokmill.x86.graphs.files import SUFFIXES, About, read_about, write_graph
 from tokmill.x86.image import elf, pe
 from tokmill.x86.image.producer import made_by
@@ -86,6 +87,8 @@ class _Task(NamedTuple):
     levels: tuple[str, ...] | None
     chosen: bool = True
     """Whether tokmill chose the name of the graph, and not the user."""
+    names: Path | None = None
+    """File or folder with the debug information that names the functions."""
 
 
 def lift_files(
@@ -97,12 +100,14 @@ def lift_files(
     levels: Sequence[str] | None = None,
     workers: int = 0,
     choice: FolderOptions | None = None,
+    names: Path | None = None,
     quiet: bool = True,
 ) -> Report:
     """Write the graph of each program below some paths.
 
     `out` is a folder, or for one program a file that ends in one of `SUFFIXES`. An existing graph
-    of the same bytes by the same lifter is kept. Raises `TokmillError` for paths that do not exist,
+    of the same bytes by the same lifter is kept. `names`: debug information of the programs
+    (`tokmill.x86.graphs.true_names`). Raises `TokmillError` for paths that do not exist,
     `UsageError` for options that do not fit together and if `out` is another kind of file.
     """
     started = time.monotonic()
@@ -126,6 +131,8 @@ def lift_files(
             hint="name a folder: it gets one file for each program",
         )
     check_levels(files, levels)
+    if names is not None and not names.exists():
+        raise UsageError("there is no such file or folder", where=str(names), hint="see --names")
     version = lifter_version(lifter)
     tasks = [
         _Task(
@@ -138,6 +145,7 @@ def lift_files(
             version,
             None if levels is None else tuple(levels),
             not single,
+            names,
         )
         for file in files
     ]
@@ -274,8 +282,12 @@ def _make(task: _Task) -> list[Outcome]:
         digest = sha256_file(path)
         if path.suffix == PICKLE:
             return list(_make_pickled(task, digest))
+        version, names = task.version, None
+        if task.names is not None:
+            names = true_names.debug_file(task.names, name)
+            version += f", {true_names.digest_of_names(names)}"
         about = read_about(task.out)
-        if about is not None and about.made_of(digest, task.version):
+        if about is not None and about.made_of(digest, version):
             return [Outcome(name, about=about)]
         if about is None and task.chosen and task.out.exists():
             what = "there is a file with the name of its graph that is not a graph"
@@ -283,8 +295,10 @@ def _make(task: _Task) -> list[Outcome]:
             return [Outcome(name, refused=what, hint=hint)]
         renewed = about is not None and about.digest == digest
         graph = lift_file(task.file, task.lifter, facts=True)
+        if names is not None:
+            true_names.name_functions(graph, names)
         make_folder(task.out.parent)
-        about = write_graph(graph, task.out, digest, task.version)
+        about = write_graph(graph, task.out, digest, version)
         return [Outcome(name, time.monotonic() - started, True, renewed, about=about)]
     except (MachineError, MissingExtraError, UsageError):
         raise
