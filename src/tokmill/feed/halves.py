@@ -22,7 +22,10 @@ TRIES = 4
 AROUND = 32
 """Tokens around the middle of a record that are searched for the beginning of an instruction."""
 BORDER = "border"
-"""The column whose bit 0 says that an instruction begins."""
+"""The column whose bit 0 says that an instruction begins, and bit 1 that a block does."""
+BLOCK = 2
+AT_ONCE = 1 << 22
+"""Tokens in which the second block of records is looked for at a time."""
 OWN, OTHER = 1, 2
 """Number of the document of a row that is its second half: the first one's own, or another's."""
 
@@ -48,6 +51,8 @@ class Halves(Rows):
         apart: another one, such as `function`; "": none.
         shards: so many shards are mixed at a time, drawn by `seed`; 0: all.
         seed: of that, and of the choices.
+        blocks: records are cut where their second block begins, and not near the middle. Halves of
+            walks of two blocks are then the two ends of an edge of the control flow.
 
     `cut_records` and `cut_tokens`: records that are in no row, as they are too short or alone in
     their group, and their tokens.
@@ -62,12 +67,18 @@ class Halves(Rows):
         apart: str = "",
         shards: int = 0,
         seed: int = 0,
+        blocks: bool = False,
     ) -> None:
         self.store, self.length, self.seed = store, length, seed
         self.offsets = store.offsets()
         lengths = np.diff(self.offsets)
         of_group = codes(store, group) if group else np.zeros(len(lengths), np.int64)
+        self._second = second_blocks(store, length) if blocks else None
         good = lengths >= 2 * LEAST
+        behind = lengths
+        if self._second is not None:
+            behind = lengths - self._second
+            good = (self._second >= LEAST) & (behind >= LEAST)
         sizes = np.bincount(of_group[good], minlength=int(of_group.max(initial=0)) + 1)
         good &= sizes[of_group] > 1
         self.records = np.flatnonzero(good)
@@ -75,14 +86,15 @@ class Halves(Rows):
             raise UsageError(
                 "no two records are of one group and long enough to be cut in two",
                 where=str(store.path),
-                hint=f"a record has {2 * LEAST} tokens, and another one its {group or 'length'}",
+                hint=f"a record has {2 * LEAST} tokens, and another one its {group or 'length'}"
+                + f", and {LEAST} tokens before and in its second block" * blocks,
             )
         self.cut_records = int(np.count_nonzero(~good))
         self.cut_tokens = int(lengths[~good].sum())
         self.apart = codes(store, apart)[self.records] if apart else None
         # Records of one length are mixed, as neighbours in the store are of one function.
         mixed = key(seed, self.records)
-        self._order = np.lexsort((mixed, lengths[self.records], of_group[self.records]))
+        self._order = np.lexsort((mixed, behind[self.records], of_group[self.records]))
         ordered = of_group[self.records][self._order]
         self._place = np.empty(len(ordered), np.int64)
         self._place[self._order] = np.arange(len(ordered))
@@ -160,7 +172,9 @@ class Halves(Rows):
         return best
 
     def _cuts(self, records: Array, keys: Array) -> Array:
-        """Return where records are cut in two, from .35 to .65 of their length."""
+        """Return where records are cut in two: from .35 to .65 of their length, or at a block."""
+        if self._second is not None:
+            return self._second[records]
         lengths = np.diff(self.offsets)[records]
         share = 0.35 + 0.3 * (keys >> np.uint64(11)) * 2.0**-53
         middle = (lengths * share).astype(np.int64).clip(LEAST, lengths - LEAST)
@@ -179,6 +193,34 @@ class Halves(Rows):
         far = np.where(good, np.abs(place - middle[:, None]), 2 * AROUND)
         found: Array = np.where(good.any(1), start + far.argmin(1), middle)
         return found
+
+
+def second_blocks(store: Store, most: int) -> Array:
+    """Return where the second block of each record begins, (records,) int64; 0: not in `most`.
+
+    Raises `UsageError` for a store that does not say where blocks begin.
+    """
+    if BORDER not in store.token_columns:
+        raise UsageError(
+            "the store does not say where blocks begin",
+            where=str(store.path),
+            hint="--set task.cut=middle; blocks are in stores of programs: tokmill build x86 "
+            "--unit walk --walk-blocks 2",
+        )
+    lengths = np.minimum(np.diff(store.offsets()), most)
+    found = np.zeros(len(lengths), np.int64)
+    count = max(1, AT_ONCE // max(most, 1))
+    for first in range(0, len(lengths), count):
+        records = np.arange(first, min(first + count, len(lengths)))
+        rows, zeros = records - first, np.zeros(len(records), np.int64)
+        columns: dict[str, Array] = {}
+        inside = np.full((len(records), most), -1, np.int32)
+        spans = Spans(rows, records, zeros, zeros, lengths[records])
+        store.fill(spans, most, columns, inside, len(records), [BORDER])
+        begins = (columns[BORDER] & BLOCK > 0) & (inside >= 0)
+        begins[:, 0] = False
+        found[records] = begins.argmax(1)
+    return found
 
 
 def codes(store: Store, name: str) -> Array:

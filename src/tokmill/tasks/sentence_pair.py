@@ -45,6 +45,9 @@ class SentencePairConfig(HiddenConfig, frozen=True, forbid_unknown_fields=True, 
     apart: str = "auto"
     """Record column: another half is drawn from records with another value, if there are any; auto:
     `function` if the store has it; none: any value."""
+    cut: Literal["middle", "block"] = "middle"
+    """Where a record is cut: at an instruction near its middle; or where its second block begins,
+    so that the halves of walks of two blocks are the two ends of an edge of the control flow."""
     pair_weight: float = 1.0
     """Weight of the loss of pairs; the mean loss of hidden tokens has weight 1."""
 
@@ -108,7 +111,8 @@ class SentencePair(Masked):
         )
         names = {"group": group, "apart": apart}
         named = {key: "" if name == "none" else name for key, name in names.items()}
-        return Halves(store, self.length - 3, shards=shards, seed=seed, **named)
+        blocks = self.config.cut == "block"
+        return Halves(store, self.length - 3, shards=shards, seed=seed, blocks=blocks, **named)
 
     def evaluation_rows(self, store: Store) -> Rows:
         """Return the same, drawn by seed 0."""

@@ -11,7 +11,7 @@ import toy
 from entry_stores import lay
 from tokmill.errors import UsageError
 from tokmill.feed.feed import Feed
-from tokmill.feed.halves import LEAST, OTHER, OWN, Halves, codes
+from tokmill.feed.halves import LEAST, OTHER, OWN, Halves, codes, second_blocks
 from tokmill.store.store import Store
 
 RECORDS = 400
@@ -105,3 +105,25 @@ def test_what_cannot_be_halved_is_told(tmp_path: Path, store: Store) -> None:
     with pytest.raises(UsageError, match="no column 'progam'") as caught:
         codes(store, "progam")
     assert "program" in caught.value.hint
+
+
+def test_halves_are_the_ends_of_an_edge(tmp_path: Path) -> None:
+    """Records of one block, of two, and of three; the first token of a block is 1."""
+    blocks = [[9], [5, 6], [8, 7, 6], [4, 30], [3, 9], [6, 3], [40, 5], [7, 7], [5, 11]]
+    made = [np.concatenate([[1, *[2] * (n - 1)] for n in sizes]) for sizes in blocks]
+    toy.make_store(tmp_path / "s", made)
+    border = np.where(np.concatenate(made) == 1, 3, 0).astype(np.uint8)
+    lay(tmp_path / "s", "borders", {"border": border})
+    store = Store(tmp_path / "s", ["borders"])
+    assert second_blocks(store, 30).tolist() == [0, 5, 8, 4, 3, 6, 0, 7, 5]
+    rows = Halves(store, 30, blocks=True)
+    # Without a second block in the row, or with less than 4 tokens of one of the two.
+    assert rows.records.tolist() == [1, 2, 3, 7, 8] and rows.cut_records == 4
+    for epoch in range(4):
+        spans = rows.spans(np.arange(5), epoch)
+        first = [blocks[record][0] for record in spans.record.tolist()]
+        assert spans.stop[::2].tolist() == first[::2] and spans.start[1::2].tolist() == first[1::2]
+        assert (spans.stop - spans.start).reshape(-1, 2).sum(1).max() <= 30
+    toy.make_store(tmp_path / "plain", made)
+    with pytest.raises(UsageError, match="does not say where blocks begin"):
+        Halves(Store(tmp_path / "plain"), 30, blocks=True)
