@@ -5,7 +5,7 @@ qbindiff reads `.BinExport` files of the same graphs, in a process of its own wi
 answers is kept below CACHE/diffing/answers by the digests of both programs, so a run that was
 stopped goes on.
 
-    python benchmarks/diffing.py CACHE PEERS-PYTHON [--run RUN] [PROGRAM …]
+    python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [--run RUN] [PROGRAM …]
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from tokmill.x86.image.truth import Score
 from tokmill.x86.lift.cfg import lift
 
 PEER = Path(__file__).parent / "peers" / "qbindiff_peer.py"
-LIMITS = child.Limits(seconds=900, memory=6 << 30)
+SECONDS, MEMORY = 900, 6 << 30
+"""What qbindiff may take for a pair."""
 SEED = 1
 NO_ADDRESSES = "qbindiff without `addr`"
 NAMES = (
@@ -55,6 +56,8 @@ class Answer(msgspec.Struct):
     seconds: float = 0.0
     peak: int = 0
     failed: str = ""
+    limit: int = SECONDS
+    """Seconds that it had."""
 
 
 @dataclass
@@ -76,8 +79,11 @@ class Result:
 class Bench:
     """Programs, graphs and debug information, each read once, and the answers that are kept."""
 
-    def __init__(self, cache: Path, peers_python: str, run: Path | None) -> None:
+    def __init__(
+        self, cache: Path, peers_python: str, run: Path | None, limit: int = SECONDS
+    ) -> None:
         self.folder, self.peers_python, self.run = cache / "diffing", peers_python, run
+        self.limit = limit
         self.graphs: dict[Path, Graph] = {}
         self.infos: dict[Path, DebugInfo] = {}
 
@@ -143,15 +149,17 @@ class Bench:
         name = "-".join((pair.a.name, pair.b.name, *both, *(f"no-{one}" for one in without)))
         kept = self.folder / "answers" / f"{name}.json"
         if kept.exists():
-            return msgspec.json.decode(kept.read_bytes(), type=Answer)
+            there = msgspec.json.decode(kept.read_bytes(), type=Answer)
+            if not there.failed or there.limit >= self.limit:
+                return there
         exports = [self._export(one, key) for one, key in zip((pair.a, pair.b), both, strict=True)]
         command = [self.peers_python, str(PEER), *map(str, exports), str(SEED), *without]
-        ended = child.run(command, LIMITS)
+        ended = child.run(command, child.Limits(seconds=self.limit, memory=MEMORY))
         if ended.code and not ended.passed:
             # No answer to keep: something is not installed, or broke.
             return Answer(failed=ended.why())
         if ended.passed:
-            answer = Answer(failed=ended.why())
+            answer = Answer(failed=ended.why(), limit=self.limit)
         else:
             answer = msgspec.json.decode(ended.out, type=Answer)
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -345,11 +353,15 @@ def details(results: Sequence[Result]) -> list[str]:
 
 
 def main(
-    cache: Path, peers_python: str, run: Path | None = None, names: Sequence[str] = ()
+    cache: Path,
+    peers_python: str,
+    run: Path | None = None,
+    names: Sequence[str] = (),
+    limit: int = SECONDS,
 ) -> list[str]:
     """Build, measure; return the section for RESULTS.md."""
     made = programs.make(cache, names)
-    bench = Bench(cache, peers_python, run)
+    bench = Bench(cache, peers_python, run, limit)
     results = []
     for pair in made.pairs:
         results.append(bench.judge(pair))
@@ -374,6 +386,8 @@ if __name__ == "__main__":
     parser.add_argument("cache", type=Path)
     parser.add_argument("peers_python")
     parser.add_argument("--run", type=Path)
+    parser.add_argument("--limit", type=int, default=SECONDS, help="seconds of qbindiff a pair")
     parser.add_argument("programs", nargs="*")
     chosen = parser.parse_args()
-    print("\n".join(main(chosen.cache, chosen.peers_python, chosen.run, chosen.programs)))
+    lines = main(chosen.cache, chosen.peers_python, chosen.run, chosen.programs, chosen.limit)
+    print("\n".join(lines))
