@@ -27,6 +27,7 @@ import optimisers
 import packing
 import rwkv7
 import sampling
+import sampling_cpi
 import store_check
 import x86_models
 import x86_store
@@ -92,6 +93,10 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             lambda: lifting.main(cache, peers_python),
         ),
         "bbv": ("Basic block vectors read", lambda: bbv_reading.main(cache)),
+        "sampling-cpi": (
+            "CPI estimated from a few intervals",
+            lambda: sampling_cpi.main(cache / "profiles"),
+        ),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
         "diffing-model": ("Diffing with a trained model", lambda: diffing_model.main(cache)),
         "rwkv7": ("RWKV-7", rwkv7.main),

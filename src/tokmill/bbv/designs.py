@@ -7,6 +7,7 @@ certain.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,8 +106,7 @@ def two_phase(population: Population, n: int, random: Random) -> Sample:
     them. Second phase: at least two intervals of each stratum, more where instructions and spread
     of the proxy are larger (Neyman's allocation), are drawn at random.
     """
-    k = max(1, n // OF_STRATUM)
-    labels, _ = clusters.k_means(population.features, population.shares, k)
+    labels = strata(population, max(1, n // OF_STRATUM))
     sizes = np.bincount(labels)
     heavy = np.bincount(labels, population.shares)
     mean = np.bincount(labels, population.shares * population.proxy) / heavy
@@ -135,6 +135,12 @@ def two_phase(population: Population, n: int, random: Random) -> Sample:
         np.concatenate([np.full(len(part[0]), part[3], np.int64) for part in parts]),
         n / len(population),
     )
+
+
+@functools.lru_cache(maxsize=8)
+def strata(population: Population, k: int) -> Ints:
+    """Return the stratum of each interval: clusters of what is known, the same for any draw."""
+    return clusters.k_means(population.features, population.shares, k)[0]
 
 
 def _allotted(wanted: Floats, sizes: Ints, n: int) -> Ints:

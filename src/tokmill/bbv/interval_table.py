@@ -34,7 +34,7 @@ def read_table(path: Path, count: int, *, partly: bool = False) -> dict[str, Flo
     Raises:
         TokmillError: a cell is no finite number, or intervals are missing, surplus or stand twice.
     """
-    names, cells = _cells(path)
+    names, cells = read_cells(path)
     if INTERVAL not in names:
         if partly:
             raise TokmillError(
@@ -79,7 +79,8 @@ def one_column(path: Path, columns: dict[str, Floats], wanted: Sequence[str]) ->
     )
 
 
-def _cells(path: Path) -> tuple[list[str], Floats]:
+def read_cells(path: Path) -> tuple[list[str], Floats]:
+    """Return the names and the numbers, (lines, columns), of a CSV file with a header."""
     with machine_errors("read", path):
         data = path.read_bytes()
     try:

@@ -18,7 +18,7 @@ PROXY = ("proxy", "cpi")
 """Names of a column of memory vectors that is a guess at CPI, such as a modelled one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Population:
     """The intervals of one program that have instructions."""
 

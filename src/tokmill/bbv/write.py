@@ -34,17 +34,18 @@ def write(
     if style not in SEPARATORS:
         raise UsageError(f"no style is called {style!r}", hint=f"known: {', '.join(SEPARATORS)}")
     ids = vectors.ids if id_base is None else vectors.columns + id_base
-    return write_file(path, packed(Path(path), _lines(vectors, ids, SEPARATORS[style])))
+    return write_file(path, packed(Path(path), lines(vectors, ids, SEPARATORS[style])))
 
 
-def _lines(vectors: BlockVectors, ids: Array, separator: bytes) -> Iterator[bytes]:
+def lines(vectors: BlockVectors, ids: Array, separator: bytes) -> Iterator[bytes]:
+    """Yield the text of intervals, some rows at a time."""
     for start in range(0, len(vectors), ROWS):
         edges = vectors.indptr[start : start + ROWS + 1]
-        lines = []
+        rows = []
         for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             pairs = zip(ids[first:last].tolist(), vectors.counts[first:last].tolist(), strict=True)
-            lines.append(b"T" + separator.join(b":%d:%d" % pair for pair in pairs) + b"\n")
-        yield b"".join(lines)
+            rows.append(b"T" + separator.join(b":%d:%d" % pair for pair in pairs) + b"\n")
+        yield b"".join(rows)
 
 
 def packed(path: Path, chunks: Iterator[bytes]) -> Iterator[bytes]:

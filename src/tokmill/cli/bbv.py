@@ -8,6 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from tokmill.cli.bbv_blocks import cluster, rewrite
 from tokmill.cli.lazy import group_of
 from tokmill.cli.options import Json, Quiet
 from tokmill.cli.output import print_json
@@ -180,5 +181,11 @@ def convert(
 app = group_of(
     "bbv",
     "Execution profiles: basic block vectors, CPI and miss rates of programs that run.",
-    {"profile": profile, "check": check, "convert": convert},
+    {
+        "profile": profile,
+        "check": check,
+        "convert": convert,
+        "cluster": cluster,
+        "rewrite": rewrite,
+    },
 )

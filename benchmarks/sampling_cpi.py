@@ -1,0 +1,156 @@
+"""CPI of programs estimated from a few intervals: random, systematic, SimPoint, and what is newer.
+
+    python benchmarks/sampling_cpi.py DIR [POINTS] [DRAWS]
+
+DIR holds what `tokmill bbv profile` writes: NAME.bb.gz and NAME.intervals.csv, a pair a program.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tokmill.bbv import beside, cpi, read
+from tokmill.bbv.methods import METHODS
+from tokmill.bbv.population import Population, as_matrix, population
+from tokmill.bbv.resampling import Resampled, resample
+
+SEEDS = 4
+"""Clusterings by which SimPoint is judged: nothing else of it is random."""
+ROWS = (
+    ("random", "random", False),
+    ("systematic", "systematic", False),
+    ("SimPoint", "simpoint", False),
+    ("SimPoint + miss rates", "simpoint", True),
+    ("two-phase, block vectors", "two-phase", False),
+    ("two-phase", "two-phase", True),
+    ("ranked-set", "ranked-set", True),
+    ("regression, block vectors", "regression", False),
+    ("regression", "regression", True),
+    ("random + regression", "random-regression", True),
+)
+"""(name in the table, method, whether miss rates are given)."""
+
+
+class Program(NamedTuple):
+    """A program of which everything is known."""
+
+    name: str
+    blind: Population
+    """Without miss rates."""
+    seeing: Population
+    cpi: dict[str, np.ndarray]
+    """Kind → of each interval of the populations."""
+
+
+def load(folder: Path) -> list[Program]:
+    """Read all profiles of a folder; intervals without a measured CPI are left out."""
+    found = []
+    for table in sorted(folder.glob("*.intervals.csv")):
+        name = table.name.removesuffix(".intervals.csv")
+        traces = [path for path in folder.glob(f"{name}.bb*") if beside.stem_of(path).name == name]
+        if not traces:
+            continue
+        vectors = read.read(traces[0])
+        measures = cpi.read_measures(table)
+        cpi.check_measures(measures, vectors.instructions, table, traces[0])
+        matrix, ids = as_matrix(vectors)
+        known = vectors.instructions > 0
+        for values in measures.cpi.values():
+            known &= ~np.isnan(values)
+        matrix = matrix[known]
+        rates = {rate: values[known] for rate, values in measures.rates.items()}
+        of_kind = {kind: values[known] for kind, values in measures.cpi.items()}
+        blind, seeing = population(matrix, ids), population(matrix, ids, rates)
+        found.append(Program(name, blind, seeing, of_kind))
+    return found
+
+
+def judged(
+    program: Program, kind: str, row: tuple[str, str, bool], points: int, draws: int
+) -> Resampled:
+    """Return the errors of a method on a program."""
+    _, method, rates = row
+    known = program.seeing if rates else program.blind
+    times = SEEDS if method == "simpoint" else draws
+    count = min(points, len(known))
+    return resample(known, program.cpi[kind], METHODS[method], count, draws=times)
+
+
+def section(
+    programs: list[Program], kind: str, points: int, draws: int, say: Callable[[str], None]
+) -> list[str]:
+    """Return the lines about one kind of CPI."""
+    having = [program for program in programs if kind in program.cpi]
+    if not having:
+        return []
+    head = ["method", "mean", "worst program", "worst 95th", "coverage (lowest)", "half width"]
+    table = [_line(head), _line(["---"] * len(head))]
+    each = [
+        _line(["method", *(program.name for program in having)]),
+        _line(["---"] * (1 + len(having))),
+    ]
+    for row in ROWS:
+        found = [judged(program, kind, row, points, draws) for program in having]
+        means = np.asarray([one.mean for one in found])
+        covers = np.asarray([one.coverage for one in found])
+        cells = [row[0], f"{means.mean():.1%}", f"{means.max():.1%}",
+                 f"{max(one.quantile for one in found):.1%}"]  # fmt: skip
+        if np.isfinite(covers).all():
+            half = np.median([one.half_width for one in found])
+            cells += [f"{covers.mean():.0%} ({covers.min():.0%})", f"{half:.1%}"]
+        else:
+            cells += ["–", "–"]
+        table.append(_line(cells))
+        each.append(_line([row[0], *(f"{100 * mean:.1f}" for mean in means)]))
+        say(table[-1])
+    sizes = [len(program.blind) for program in having]
+    return [
+        f"**{kind.capitalize()} CPI**: {len(having)} programs of {min(sizes)} to {max(sizes)} "
+        f"intervals, {points} points, {draws} draws ({SEEDS} seeds of SimPoint). Errors are of the "
+        "program's CPI; coverage is that of 95 % intervals.",
+        "",
+        *table,
+        "",
+        "Mean error of each program, %:",
+        "",
+        *each,
+        "",
+    ]
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main(
+    folder: Path, points: int = 30, draws: int = 200, say: Callable[[str], None] = lambda line: None
+) -> list[str]:
+    """Return the lines of the section, measured and modelled CPI apart."""
+    programs = load(folder)
+    if not programs:
+        return [f"No profiles are in {folder.name}: `tokmill bbv profile --measured` makes them."]
+    lines = []
+    for kind in ("measured", "simulated", "modelled"):
+        lines += section(programs, kind, points, draws, say)
+    return [
+        *lines,
+        "On modelled CPI methods that see miss rates are judged by the formula that made it.",
+    ]
+
+
+if __name__ == "__main__":
+    numbers = [int(word) for word in sys.argv[2:4]]
+    print(
+        "\n".join(
+            main(
+                Path(sys.argv[1]),
+                *numbers,
+                say=lambda line: print(line, file=sys.stderr, flush=True),
+            )
+        )
+    )
