@@ -94,6 +94,9 @@ MODELS: dict[str, Part] = {
         "tokmill.models.modernbert:ModernBert", "train", "looks both ways, mostly near by"
     ),
     "rwkv7": Part("tokmill.models.rwkv7:RWKV7", "train", "RWKV-7, a recurrent model"),
+    "convolution": Part(
+        "tokmill.models.convolution:Convolution", "train", "dilated convolutions, for bytes"
+    ),
     "set_transformer": Part(
         "tokmill.models.set_transformer:SetTransformer", "train", "one vector of a weighted set"
     ),
