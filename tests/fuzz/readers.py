@@ -50,6 +50,7 @@ from learned import (
     whole_run,
 )
 from reader import Make, Read, Reader
+from similar_functions import make_keys, make_near, read_near, read_scored
 from small_files import (
     compressed,
     make_corpus,
@@ -515,6 +516,10 @@ READERS: dict[str, Reader] = {
     "extract": Reader(make_extract, read_extract),
     "symbols": Reader(make_truth, read_truth),
     "debug info": Reader(make_debug_info, read_debug, share=0.3),
+    # functions that are alike
+    "similarity keys": Reader(make_keys, read_scored, share=0.2),
+    "similarity index dense": Reader(make_near("dense"), read_near, share=0.2),
+    "similarity index sparse": Reader(make_near("sparse"), read_near, share=0.2),
     # looking
     "inspect": Reader(make_everything, read_everything),
     # runs

@@ -73,10 +73,12 @@ class SparseIndex:
         return len(self.begin) - 1
 
     def entries(self, row: int) -> tuple[Array, Array]:
-        """Return the columns and values of a row."""
+        """Return the columns of a row, ascending, and their values."""
         first, last = int(self.begin[row]), int(self.begin[row + 1])
         column = self.column[first:last].astype(np.int64)
-        if len(column) and int(column.max()) >= len(self.column_begin) - 1:
+        if len(column) and (
+            int(column[-1]) >= len(self.column_begin) - 1 or (np.diff(column) <= 0).any()
+        ):
             raise damaged(self.where)
         return column, np.asarray(self.value[first:last])
 
