@@ -15,6 +15,7 @@ from making import quick_build
 from tokmill import plugins
 from tokmill.cli import main
 from tokmill.store.store import Store
+from x86_programs import stripped, symbols
 
 Here = Callable[..., tuple[str, str]]
 
@@ -197,6 +198,28 @@ def test_the_functions_that_are_nearest(here: Here, graphs: Path, where: str) ->
     assert ("second", "O0") not in programs and programs
 
 
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_a_function_of_another_program(here: Here, graphs: Path, level: str) -> None:
+    """Stripped, and lifted here: its row is the one that the store's own function has."""
+    program = stripped(graphs / "in/second" / f"gcc-{level}" / "tool")
+    address = symbols(program.with_name("tool"))["hash"]
+    program = program.rename(graphs / f"unknown-{level}")
+    command = ("similarity", "query", graphs / "ix", "--of", program, "--address", hex(address))
+    found = json.loads(here(*command, "--why", "--json")[0])
+    assert found["asked"]["function"] == f"sub_{address:x}"
+    best = found["hits"][0]
+    assert best["score"] == pytest.approx(1, abs=1e-4) and "0x1000193" in best["shared"]
+    assert best["function"]["function"] == "hash"
+    assert here(*command[:-2], "--function", f"sub_{address:x}")[0].startswith(
+        f"sub_{address:x} at"
+    )
+    for more, what in (
+        (("--function", "nobody"), "0 functions of the program fit"),
+        ((), "no function is named"),
+    ):
+        assert what in here(*command[:-2], *more, code=2)[1]
+
+
 def test_indexes_of_vectors(here: Here, graphs: Path) -> None:
     out = here("similarity", "index", graphs / "right.npy", graphs / "g", "-o", graphs / "dense")[0]
     assert "records by right" in out
@@ -222,6 +245,8 @@ def test_indexes_of_vectors(here: Here, graphs: Path) -> None:
         (("query", "ix", "--address", "-1"), 2, "'-1' is no address"),
         (("query", "right.npy", "ix", "--function", "walk"), 2, "an index has its vectors"),
         (("query", "right.npy", "flat.npy", "g", "--function", "w"), 2, "one kind of vectors"),
+        (("query", "g", "--of", "in/second/gcc-O0/tool", "--function", "a"), 2, "--of is for"),
+        (("query", "ix", "--of", "keys.csv", "--function", "walk"), 1, "keys.csv"),
         (("query", "no", "--function", "walk"), 1, "there is no such store"),
         (("query", "g", "--function", "search", "--level", "O0", "--baseline", "x"), 2,
          "no baseline is called 'x'"),

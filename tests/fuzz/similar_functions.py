@@ -46,9 +46,9 @@ def make_near(kind: str) -> Make:
         matrix = np.random.default_rng(0).normal(size=(RECORDS, 6)).astype(np.float32)
         matrix[np.abs(matrix) < 1] = 0
         rows = scipy.sparse.csr_array(matrix) if kind == "sparse" else matrix
-        write_index(
-            folder / "ix", store, rows, of="v", bounds={"all": 6} if kind == "sparse" else {}
-        )
+        keys = (np.arange(6, dtype=np.uint64), np.ones(6, np.float32)) if kind == "sparse" else None
+        bounds = {"all": 6} if kind == "sparse" else {}
+        write_index(folder / "ix", store, rows, of="v", bounds=bounds, keys=keys)
         return sorted((folder / "ix").iterdir())
 
     return make

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 import typer
 
 from tokmill import plugins
@@ -26,6 +27,8 @@ from tokmill.similarity.query import (
     hits_of,
     nearest_rows,
 )
+from tokmill.similarity.sparse_index import SparseIndex
+from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
 BEST = "facts"
@@ -70,6 +73,15 @@ def query(
     address: Annotated[
         str, typer.Option(metavar="HEX", help="Its address, such as 0x401000.")
     ] = "",
+    of: Annotated[
+        Path | None,
+        typer.Option(
+            "--of",
+            metavar="PROGRAM",
+            help="Of an index by facts: a program, or a graph of one, that has the function. It "
+            "need not be one of the store's.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(min=1, max=MOST, help="Functions to show.")] = 10,
     others: Annotated[
         bool, typer.Option("--others", help="Leave out functions of the same program.")
@@ -93,6 +105,13 @@ def query(
     check_given(given)
     at_address = _address(address)
     wanted = {"program": program, "project": project, "compiler": compiler, "level": level}
+    if of is not None and not is_index(place):
+        raise UsageError(
+            "--of is for an index by facts",
+            where=str(place),
+            hint="tokmill similarity index STORE -o INDEX",
+        )
+    own: list[str] | None = None
     if is_index(place):
         if given or baseline or graphs:
             raise UsageError(
@@ -101,29 +120,31 @@ def query(
                 hint="name the index alone, or the store in its place",
             )
         index = Index(place)
-        asked = find_function(index.store, function, at_address, **wanted)
-        rows, scores, shares = index.nearest(asked.record, _looked_at(top, others), exact=exact)
+        store, by = index.store, index.facts.of
+        if of is not None:
+            asked, row, own = _of_program(of, index, function, at_address)
+        else:
+            asked = find_function(store, function, at_address, **wanted)
+            row = asked.record
+        rows, scores, shares = index.nearest(row, _looked_at(top, others), exact=exact)
         kinds = list(index.facts.bounds)
-        found = hits_of(
-            index.store, asked, rows, scores, top, shares=shares, kinds=kinds, others=others
-        )
-        store, of = index.store, index.facts.of
+        found = hits_of(store, asked, rows, scores, top, shares=shares, kinds=kinds, others=others)
         known = [Path(path_from_text(one)) for one in index.facts.graphs]
     else:
         store, known = Store(place), list(graphs or [])
         asked = find_function(store, function, at_address, **wanted)
         known = known or built_of(store)
         with elapsed("reading") if not quiet else contextlib.nullcontext():
-            of, matrix, unit = _matrix(given, store, known, baseline, at, device, quiet)
+            by, matrix, unit = _matrix(given, store, known, baseline, at, device, quiet)
         looked_at = _looked_at(top, others)
         rows, scores = nearest_rows(matrix, asked.record, looked_at, unit=unit)
         found = hits_of(store, asked, rows, scores, top, others=others)
     if why:
-        found = _with_names(store, asked, found, known)
+        found = _with_names(store, asked, found, known, own)
     if as_json:
-        print_json({"asked": asked, "by": of, "hits": found})
+        print_json({"asked": asked, "by": by, "hits": found})
         return
-    _print(asked, of, found, why)
+    _print(asked, by, found, why)
 
 
 def _print(asked: Named, of: str, found: Sequence[Hit], why: bool) -> None:
@@ -203,15 +224,19 @@ def index(
         raise TokmillError("the store is empty", where=str(place), hint="index one with functions")
     known = list(graphs or []) or built_of(store)
     bounds: dict[str, int] = {}
+    keys = None
     with elapsed("index") if not quiet else contextlib.nullcontext():
         if not given and (baseline or BEST) == BEST:
             module = plugins.require("tokmill.x86.features.shared_facts")
             made = plugins.require("tokmill.x86.features.store_functions")
             functions = made.store_functions(store, _some(known, store))
             of, (matrix, bounds) = BEST, module.fact_rows(functions)
+            keys = module.fact_keys(functions)
         else:
             of, matrix, _ = _matrix(given, store, known, baseline, at, device, quiet)
-        facts = write_index(out, store, matrix, of=of, bounds=bounds, graphs=known, fresh=fresh)
+        facts = write_index(
+            out, store, matrix, of=of, bounds=bounds, keys=keys, graphs=known, fresh=fresh
+        )
     size = sum((out / name).stat().st_size for name in facts.files.values())
     if as_json:
         print_json({"index": str(out), "bytes": size, "facts": facts})
@@ -264,21 +289,66 @@ def _some(graphs: Sequence[Path], store: Store) -> Sequence[Path]:
     return graphs
 
 
+def _of_program(
+    path: Path, index: Index, function: str, address: int | None
+) -> tuple[Named, tuple[Array, Array], list[str]]:
+    """Return a function of a program that need not be in the store, its row, and its facts."""
+    rows = index.rows
+    if not isinstance(rows, SparseIndex) or rows.key is None or rows.weight is None:
+        raise UsageError(
+            "the index has vectors of a run, or none that are known of other programs",
+            where=str(index.path),
+            hint="--of is for an index by facts: tokmill similarity index STORE -o INDEX",
+        )
+    graph = plugins.require("tokmill.x86.diff.folders").one_graph(
+        plugins.require("tokmill.x86.graphs.inputs").find_inputs([str(path)]).files[0]
+    )
+    good = np.ones(len(graph.function_address), bool)
+    if function:
+        names = zip(graph.function_name, graph.function_address.tolist(), strict=True)
+        good &= np.asarray([(name or f"sub_{at:x}") == function for name, at in names], bool)
+    if address is not None:
+        good &= graph.function_address == np.uint64(address)
+    here = np.flatnonzero(good)
+    if len(here) != 1 or not (function or address is not None):
+        raise UsageError(
+            f"{human_count(len(here), 'function')} of the program fit"
+            if function or address is not None
+            else "no function is named",
+            where=str(path),
+            hint="--function NAME or --address HEX says which; `tokmill cfg PROGRAM` lists them",
+        )
+    number = int(here[0])
+    module = plugins.require("tokmill.x86.features.shared_facts")
+    row = module.fact_row(graph, number, index.facts.bounds, rows.key, rows.weight)
+    at = int(graph.function_address[number])
+    name = graph.function_name[number] or f"sub_{at:x}"
+    asked = Named(-1, "", graph.program, "", graph.compiler, graph.level, name, at)
+    return asked, row, module.facts_of(graph, at)
+
+
 def _with_names(
-    store: Store, asked: Named, found: Sequence[Hit], graphs: Sequence[Path]
+    store: Store,
+    asked: Named,
+    found: Sequence[Hit],
+    graphs: Sequence[Path],
+    own: list[str] | None = None,
 ) -> list[Hit]:
-    """Return hits with the names of the facts that they share with the function asked for."""
+    """Return hits with the names of the facts that they share with the function asked for.
+
+    `own`: facts of the function asked for, if it is not one of the store.
+    """
     module = plugins.require("tokmill.x86.features.shared_facts")
     layout = plugins.require("tokmill.x86.features.store_functions").layout_of(store)
     key = plugins.require("tokmill.x86.image.keys").Key
-    everything = [asked, *(hit.function for hit in found)]
+    everything = [*([asked] if own is None else []), *(hit.function for hit in found)]
     keys = {one.record: key(*(getattr(one, name) for name in key._fields)) for one in everything}
     facts: dict[int, list[str]] = {}
     for program, graph in module.graphs_of(_some(graphs, store), layout, list(keys.values())):
         for one in everything:
             if keys[one.record] == program:
                 facts[one.record] = module.facts_of(graph, one.address)
-    own = facts.get(asked.record, [])
+    own = facts.get(asked.record, []) if own is None else own
     return [
         msgspec.structs.replace(
             hit, shared=[name for name in own if name in set(facts.get(hit.function.record, []))]

@@ -79,6 +79,9 @@ class Index:
                 "--fresh",
             )
         wanted = ARRAYS[self.facts.kind]
+        keyed = sparse_index.KEYED.keys() <= self.facts.files.keys()
+        if keyed:
+            wanted = wanted | sparse_index.KEYED
         if self.facts.files.keys() != wanted.keys():
             raise damaged(str(self.path))
         arrays = {
@@ -92,18 +95,28 @@ class Index:
             self.rows = SparseIndex(arrays, str(self.path))
         if not len(self.rows) == self.facts.records == len(self.store):
             raise damaged(str(self.path))
+        if isinstance(self.rows, SparseIndex):
+            ends = [0, *self.facts.bounds.values(), len(self.rows.column_begin) - 1]
+            if ends != sorted(ends) or (keyed and ends[-2] != ends[-1]):
+                raise damaged(str(self.path))
 
     def nearest(
-        self, record: int, most: int, *, exact: bool = False
+        self,
+        asked: int | tuple[Array, Array],
+        most: int,
+        *,
+        exact: bool = False,
     ) -> tuple[Array, Array, list[list[float]]]:
         """Return the records nearest to one, their scores, and the share of each kind, if known.
 
-        The record itself is among them.
+        `asked`: a record, which is among those that are found; of a sparse index also a row of
+        other programs, as (columns, values).
         """
         if isinstance(self.rows, DenseIndex):
-            rows, scores = self.rows.nearest(self.rows.vector(record), most, exact=exact)
+            assert isinstance(asked, int)
+            rows, scores = self.rows.nearest(self.rows.vector(asked), most, exact=exact)
             return rows, scores, [[] for _ in rows]
-        query = self.rows.entries(record)
+        query = asked if isinstance(asked, tuple) else self.rows.entries(asked)
         rows, scores = self.rows.nearest(query, most, exact=exact)
         shares = [self.rows.shares(int(row), query, self.facts.bounds) for row in rows]
         return rows, scores, shares
@@ -163,6 +176,7 @@ def write_index(
     *,
     of: str,
     bounds: Mapping[str, int] | None = None,
+    keys: tuple[Array, Array] | None = None,
     graphs: list[Path] | None = None,
     fresh: bool = False,
 ) -> IndexFacts:
@@ -174,6 +188,7 @@ def write_index(
         matrix: a row a record, dense or CSR, finite.
         of: what the vectors are.
         bounds: of a CSR matrix: kind → its last column + 1, ascending.
+        keys: of a CSR matrix: a key (u8) and a weight (f4) a column, for rows of other programs.
         graphs: of the store's programs.
         fresh: replace an index that stands there.
     """
@@ -182,10 +197,14 @@ def write_index(
     make_folder(path)
     kind: Literal["dense", "sparse"] = "sparse" if is_sparse(matrix) else "dense"
     arrays = sparse_arrays(matrix) if kind == "sparse" else dense_arrays(matrix)
+    if keys is not None:
+        arrays |= dict(zip(sparse_index.KEYED, keys, strict=True))
     mark = secrets.token_hex(4)
     files = {name: f"{name}-{mark}.npy" for name in arrays}
     for name, values in arrays.items():
-        write_file(path / files[name], _npy(values, ARRAYS[kind][name]), sync=False)
+        write_file(
+            path / files[name], _npy(values, (ARRAYS[kind] | sparse_index.KEYED)[name]), sync=False
+        )
     facts = IndexFacts(
         format=FORMAT,
         version=VERSION,

@@ -25,6 +25,9 @@ ARRAYS = {
     "column_begin": "<i8", "row": "<u4", "row_value": "<f2",
 }  # fmt: skip
 """Array → dtype."""
+KEYED = {"key": "<u8", "weight": "<f4"}
+"""Arrays that an index may have, so that rows of other programs can be made: a key and a weight a
+column."""
 
 
 def sparse_arrays(matrix: Any) -> dict[str, Array]:
@@ -55,6 +58,11 @@ class SparseIndex:
         self.begin, self.column, self.value = (arrays[k] for k in ("begin", "column", "value"))
         self.column_begin, self.row = arrays["column_begin"], arrays["row"]
         self.row_value, self.where = arrays["row_value"], where
+        width = len(self.column_begin) - 1
+        self.key, self.weight = arrays.get("key"), arrays.get("weight")
+        for one in (self.key, self.weight):
+            if one is not None and (one.shape != (width,) or not np.isfinite(one).all()):
+                raise damaged(where)
         for begin, entries, values in (
             (self.begin, self.column, self.value),
             (self.column_begin, self.row, self.row_value),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.features.baselines import FACTS, facts
-from tokmill.x86.features.functions import find, import_names
+from tokmill.x86.features.baselines import CALLEES, FACTS, facts
+from tokmill.x86.features.functions import find, functions_of, import_names
 from tokmill.x86.features.store_functions import StoreFunctions
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.files import read_about, read_graph
@@ -27,6 +27,61 @@ def fact_rows(functions: StoreFunctions) -> tuple[Any, dict[str, int]]:
     ends = np.cumsum([functions.weighed(kind).shape[1] for kind in FACTS])
     assert ends[-1] == matrix.shape[1]
     return matrix, dict(zip(FACTS, ends.tolist(), strict=True))
+
+
+def fact_keys(functions: StoreFunctions) -> tuple[Array, Array]:
+    """Return the key (hash) of each column of `fact_rows`, u8, and its weight (IDF), f4.
+
+    With them the row of a function of any other program can be made (`fact_row`).
+    """
+    keys, weights = [], []
+    for kind in FACTS:
+        counts = functions.counts(kind)
+        having = np.bincount(counts.indices, minlength=counts.shape[1])
+        # The columns of `matrices` are the keys, ascending; one column stands there for no keys.
+        known = np.unique(functions.bags[kind].key)
+        keys.append(np.resize(known, counts.shape[1]) if len(known) else np.zeros(1, np.uint64))
+        weights.append(np.log((1 + counts.shape[0]) / (1 + having)))
+    return np.concatenate(keys).astype(np.uint64), np.concatenate(weights).astype(np.float32)
+
+
+def fact_row(
+    graph: Graph, function: int, bounds: Mapping[str, int], keys: Array, weights: Array
+) -> tuple[Array, Array]:
+    """Return the row of a function of a graph, as `fact_rows` has those of its store.
+
+    Args:
+        graph: of a program that need not be one of the store's.
+        function: its number in the graph.
+        bounds: kind → its last column + 1, of `fact_rows`.
+        keys: of `fact_keys`.
+        weights: of `fact_keys`.
+
+    Returns:
+        (columns, ascending, i8; values, f4). What no function of the store has takes no column, but
+        counts for the length, so that scores are cosines.
+    """
+    made = functions_of(graph)
+    whole = float(np.max(weights, initial=0))
+    callees = made.calls.indices[made.calls.indptr[function] : made.calls.indptr[function + 1]]
+    columns, values, squares, start = [], [], 0.0, 0
+    for kind in FACTS:
+        stop = bounds[kind]
+        bag = made.bags[kind]
+        times = np.where(bag.row == function, 1, 0) + CALLEES * np.isin(bag.row, callees)
+        here = times > 0
+        key, number = np.unique(bag.key[here], return_inverse=True)
+        place, known = find(keys[start:stop], key)
+        weight = np.where(known, weights[start:stop][np.where(known, place, 0)], whole)
+        count = (1 + np.log(bag.count[here])) * times[here]
+        value = np.bincount(number.reshape(-1), count, len(key)) * weight
+        squares += float((value**2).sum())
+        columns.append(place[known] + start)
+        values.append(value[known])
+        start = stop
+    length = np.sqrt(squares)
+    value = np.concatenate(values) / (length if length else 1)
+    return np.concatenate(columns).astype(np.int64), value.astype(np.float32)
 
 
 def graphs_of(
