@@ -121,6 +121,7 @@ def query(
             )
         index = Index(place)
         store, by = index.store, index.facts.of
+        row: int | tuple[Array, Array]
         if of is not None:
             asked, row, own = _of_program(of, index, function, at_address)
         else:

@@ -68,7 +68,7 @@ def fact_row(
     for kind in FACTS:
         stop = bounds[kind]
         bag = made.bags[kind]
-        times = np.where(bag.row == function, 1, 0) + CALLEES * np.isin(bag.row, callees)
+        times = (bag.row == function).astype(np.float64) + CALLEES * np.isin(bag.row, callees)
         here = times > 0
         key, number = np.unique(bag.key[here], return_inverse=True)
         place, known = find(keys[start:stop], key)
