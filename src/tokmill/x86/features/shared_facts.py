@@ -64,7 +64,9 @@ def fact_row(
     made = functions_of(graph)
     whole = float(np.max(weights, initial=0))
     callees = made.calls.indices[made.calls.indptr[function] : made.calls.indptr[function + 1]]
-    columns, values, squares, start = [], [], 0.0, 0
+    columns: list[Array] = []
+    values: list[Array] = []
+    squares, start = 0.0, 0
     for kind in FACTS:
         stop = bounds[kind]
         bag = made.bags[kind]
@@ -74,14 +76,14 @@ def fact_row(
         place, known = find(keys[start:stop], key)
         weight = np.where(known, weights[start:stop][np.where(known, place, 0)], whole)
         count = (1 + np.log(bag.count[here])) * times[here]
-        value = np.bincount(number.reshape(-1), count, len(key)) * weight
+        value: Array = np.bincount(number.reshape(-1), count, len(key)) * weight
         squares += float((value**2).sum())
         columns.append(place[known] + start)
         values.append(value[known])
         start = stop
     length = np.sqrt(squares)
-    value = np.concatenate(values) / (length if length else 1)
-    return np.concatenate(columns).astype(np.int64), value.astype(np.float32)
+    row = np.concatenate(values) / (length if length else 1)
+    return np.concatenate(columns).astype(np.int64), row.astype(np.float32)
 
 
 def graphs_of(
