@@ -18,8 +18,8 @@ from tokmill.x86.graphs.inputs import graphs_of_path
 from tokmill.x86.image.keys import Key
 from tokmill.x86.records import Cutting, Unit, records_of
 from tokmill.x86.source import vocabularies_of
-from tokmill.x86.tokens.rules import COLUMNS, decode
-from tokmill.x86.tokens.templates import Templates
+from tokmill.x86.tokens.byte_templates import AnyTemplates, make_templates
+from tokmill.x86.tokens.rules import columns_of, decode
 from tokmill.x86.tokens.vocabulary import SPECIALS, TokenList, Vocabularies, closed
 from tokmill.x86.tokens.vocabulary_files import read_vocabularies
 from tokmill.x86.walks import Walking
@@ -73,14 +73,17 @@ class X86Tokenizer:
         else:
             given = vocabularies_of(rules or "tokmill", "" if vocab is None else str(vocab))
         self.rules, self.separator = rules or next(iter(given.values())).rules, separator
+        self.columns = columns_of(self.rules)
         self.vocabularies: Vocabularies = given
         """Column → its list of tokens."""
-        self._templates: dict[int, Templates] = {}
+        self._templates: dict[int, AnyTemplates] = {}
 
-    def templates(self, bits: int = 64) -> Templates:
+    def templates(self, bits: int = 64) -> AnyTemplates:
         """Return the cache of instructions of 64-bit or 32-bit code."""
         if bits not in self._templates:
-            self._templates[bits] = Templates(self.rules, bits, self.vocabularies, self.separator)
+            self._templates[bits] = make_templates(
+                self.rules, bits, self.vocabularies, self.separator
+            )
         return self._templates[bits]
 
     def encode_program(
@@ -110,7 +113,7 @@ class X86Tokenizer:
             key = Key("", graph.program, "", "", "")
             for batch in records_of(graph, key, self.templates(graph.bits), cutting):
                 assert batch.phrases is not None
-                columns = {name: batch.phrases.expanded(name) for name in (*COLUMNS, "border")}
+                columns = {name: batch.phrases.expanded(name) for name in (*self.columns, "border")}
                 names = batch.columns["function"]
                 assert isinstance(names, Strings)
                 addresses = np.asarray(batch.columns["address"]).tolist()
@@ -137,7 +140,7 @@ class X86Tokenizer:
             ids[0] |= PHRASE_BIT
         ends = np.array([0, len(ids)])
         phrases = Phrases(ids, ends, table.offsets, table.columns)
-        return {column: phrases.expanded(column) for column in (*COLUMNS, "border")}
+        return {column: phrases.expanded(column) for column in (*self.columns, "border")}
 
     def decode(self, columns: Mapping[str, Array] | Iterable[int] | Array) -> list[str]:
         """Return each instruction as text: its tokens of `asm`, special ones too.
@@ -171,7 +174,7 @@ class X86Coder:
         self.columns = list(lists)
         rules = next(iter(lists.values())).rules
         # The other columns are not returned, so their tokens may be unknown.
-        none = {column: TokenList.of(column, rules, ()) for column in COLUMNS}
+        none = {column: TokenList.of(column, rules, ()) for column in columns_of(rules)}
         self.tokenizer = X86Tokenizer(none | lists, rules)
 
     @classmethod

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("asm", "mne", "type", "reg", "rw", "eflag")
 """The six streams, in the order in which they are written."""
+BYTE = "byte"
+"""The one column of the rules `bytes`."""
 
 Runs = list[tuple[str, int]]
 
@@ -55,6 +57,8 @@ class Rules(Protocol):
     """Raised when the tokens of any instruction change."""
     bad: ClassVar[Tokens | None]
     """Tokens for a byte that begins no instruction; None: the rules have no such token."""
+    columns: ClassVar[tuple[str, ...]]
+    """The columns of a store: `COLUMNS`, or for `bytes` one."""
     bits: int
     """64 or 32."""
 
@@ -76,6 +80,12 @@ def make_rules(name: str, bits: int = 64) -> Rules:
         raise UsageError(f"no rules are called {name!r}", hint=nearest(name, plugins.RULES))
     rules: Rules = plugins.load(plugins.RULES, name)(bits)
     return rules
+
+
+def columns_of(name: str) -> tuple[str, ...]:
+    """Return the columns that a set of rules makes."""
+    found: tuple[str, ...] = plugins.load(plugins.RULES, name).columns
+    return found
 
 
 def decode(code: bytes, address: int, bits: int) -> Iterator[Instruction]:
