@@ -1,7 +1,7 @@
-"""tokmill: raw matter to checked token stores, and sequence models trained on them.
+"""tokmill: checked token stores from raw data, and sequence models trained on them.
 
-The public names load on first use, so that `import tokmill` costs nothing. Where the packages of
-an extra are missing, `MissingExtraError` names it.
+The public names load on first use, so that `import tokmill` costs nothing. If the packages of an
+extra are missing, `MissingExtraError` names it.
 """
 
 from __future__ import annotations
@@ -9,48 +9,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # What a type checker and an editor see; `_PUBLIC` says the same for the interpreter.
-    from tokmill.builds.run import build
-    from tokmill.errors import TokmillError
-    from tokmill.feed.entries import Pairs, Tuples
-    from tokmill.feed.feed import Feed
-    from tokmill.feed.packed import Packed
-    from tokmill.feed.rows import Stream, Whole, Windows
-    from tokmill.inference.sample import generate, sample
-    from tokmill.store.store import Store
-    from tokmill.text.tokenizer import Tokenizer
-    from tokmill.text.train import train_tokenizer
-    from tokmill.training.dataset import TokenDataset
-    from tokmill.training.session import train
-    from tokmill.x86.tokenizer import X86Tokenizer
-    from tokmill.x86.tokens.rules import align, tokenize_binary_instruction, tokenize_bytes
+    # For type checkers and editors, to which `as` means a public name; `_PUBLIC` is for Python.
+    from tokmill.builds.run import build as build
+    from tokmill.errors import TokmillError as TokmillError
+    from tokmill.feed.entries import Pairs as Pairs
+    from tokmill.feed.entries import Tuples as Tuples
+    from tokmill.feed.feed import Feed as Feed
+    from tokmill.feed.packed import Packed as Packed
+    from tokmill.feed.rows import Stream as Stream
+    from tokmill.feed.rows import Whole as Whole
+    from tokmill.feed.rows import Windows as Windows
+    from tokmill.inference.sample import generate as generate
+    from tokmill.inference.sample import sample as sample
+    from tokmill.store.store import Store as Store
+    from tokmill.text.tokenizer import Tokenizer as Tokenizer
+    from tokmill.text.train import train_tokenizer as train_tokenizer
+    from tokmill.training.dataset import TokenDataset as TokenDataset
+    from tokmill.training.session import train as train
+    from tokmill.x86.tokenizer import X86Tokenizer as X86Tokenizer
+    from tokmill.x86.tokens.rules import align as align
+    from tokmill.x86.tokens.rules import tokenize_binary_instruction as tokenize_binary_instruction
+    from tokmill.x86.tokens.rules import tokenize_bytes as tokenize_bytes
 
 from tokmill.version import __version__
-
-# A literal list: type checkers understand no other form.
-__all__ = [
-    "Feed",
-    "Packed",
-    "Pairs",
-    "Store",
-    "Stream",
-    "TokenDataset",
-    "Tokenizer",
-    "TokmillError",
-    "Tuples",
-    "Whole",
-    "Windows",
-    "X86Tokenizer",
-    "__version__",
-    "align",
-    "build",
-    "generate",
-    "sample",
-    "tokenize_binary_instruction",
-    "tokenize_bytes",
-    "train",
-    "train_tokenizer",
-]
 
 _PUBLIC = {
     "Store": "tokmill.store.store",
@@ -74,7 +55,7 @@ _PUBLIC = {
     "X86Tokenizer": "tokmill.x86.tokenizer",
     "TokmillError": "tokmill.errors",
 }
-
+__all__ = ["__version__", *_PUBLIC]
 
 if not TYPE_CHECKING:
     # Hidden from type checkers: with it they would accept every misspelt name.
@@ -88,4 +69,4 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)

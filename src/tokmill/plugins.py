@@ -25,11 +25,11 @@ SOURCES: dict[str, Part] = {
     "jsonl": Part("tokmill.text.jsonl:JsonlSource", "text", "JSON Lines files"),
     "chat": Part("tokmill.text.chat:ChatSource", "text", "JSON Lines of chats, with a loss mask"),
     "parquet": Part("tokmill.text.parquet:ParquetSource", "parquet", "Parquet and Arrow files"),
-    "corpus": Part("tokmill.text.corpus:CorpusSource", "text", "walks as text, a walk a line"),
-    "tsv": Part("tokmill.text.tsv:TsvSource", "text", "tables of labelled sentences, as of GLUE"),
+    "corpus": Part("tokmill.text.corpus:CorpusSource", "text", "walks as text, a walk per line"),
+    "tsv": Part("tokmill.text.tsv:TsvSource", "text", "tables of labelled sentences, such as GLUE"),
     "x86": Part("tokmill.x86.source:X86Source", "x86", "x86 programs, or graphs of them"),
     "pairs": Part(
-        "tokmill.x86.pairs:PairsSource", "x86", "graphs of programs, two by two: walks through both"
+        "tokmill.x86.pairs:PairsSource", "x86", "pairs of graphs of programs: walks through both"
     ),
     "bbv": Part(
         "tokmill.bbv.source:BbvSource", "", "basic block vectors of programs that ran, and CPI"
@@ -43,10 +43,12 @@ SOURCES: dict[str, Part] = {
         "a store of functions or intervals: entries for contrastive learning",
     ),
     "overlay": Part(
-        "tokmill.builds.values:ValuesSource", "", "a store and numpy files: further columns of it"
+        "tokmill.builds.values:ValuesSource",
+        "",
+        "a store, and numpy files with more columns for it",
     ),
     "embed": Part(
-        "tokmill.inference.embed:EmbedSource", "train", "a store that a run reads: vectors"
+        "tokmill.inference.embed:EmbedSource", "train", "a store and a run: a vector per record"
     ),
     "npz": Part("tokmill.formats.npz:NpzSource", "", "npz files of padded windows"),
     "bin": Part("tokmill.formats.bin:BinSource", "", "headerless and llm.c token files"),
@@ -108,7 +110,7 @@ TASKS: dict[str, Part] = {
     "sentence_pair": Part(
         "tokmill.tasks.sentence_pair:SentencePair", "train", "masked, and whether halves belong"
     ),
-    "classify": Part("tokmill.tasks.classify:Classify", "train", "a class or a number a record"),
+    "classify": Part("tokmill.tasks.classify:Classify", "train", "a class or a number per record"),
     "contrastive": Part(
         "tokmill.tasks.contrastive:Contrastive", "train", "vectors in which alike records are near"
     ),

@@ -47,8 +47,8 @@ def tuples_of(path: Path, functions: Path, count: int = 24, seed: int = 0) -> Pa
     """A store of `count` records that refers to a labelled one; overlay `entries`.
 
     Columns: `anchor`, `positive` (of the same label) and `negative`, a record each; `other`, which
-    is of the same label where `same` is 1; and with a value a token `member`, 1 to 4 records of one
-    label, which is `group`.
+    is of the same label where `same` is 1; and with a value per token `member`, 1 to 4 records of
+    one label, which is `group`.
     """
     random = np.random.default_rng(seed)
     label = Store(functions, ["label"]).column("label")

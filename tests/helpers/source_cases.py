@@ -241,7 +241,7 @@ def block_store(folder: Path) -> Sequence[object]:
 
 
 def record_values(folder: Path) -> Sequence[object]:
-    """Write a number a record."""
+    """Write a number per record."""
     np.save(folder / "level.npy", np.arange(20, dtype=np.int32))
     return ("--values", folder / "level.npy")
 

@@ -42,7 +42,7 @@ class ValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Name of the column; by default the name of the overlay. For an .npz file: the array to use;
     by default all arrays, with their own names."""
     per: Literal["auto", "record", "token"] = "auto"
-    """Whether there is a value a record or a value a token; auto: known from the length."""
+    """Whether there is a value per record or a value per token; auto: known from the length."""
     refer: tuple[str, ...] = ()
     """COLUMN=STORE: the values of the column are record numbers of that store."""
 
@@ -297,7 +297,7 @@ def _mapped(path: Path, start: int) -> Array:
 
 
 def per_of(base: Store, length: int, per: Literal["auto", "record", "token"], where: str) -> Per:
-    """Return whether an array of some length has a value a record or a value a token of a store.
+    """Return whether an array of some length has a value per record or per token of a store.
 
     Raises `UsageError` with both counts if it is neither, or could be both.
     """
@@ -318,7 +318,7 @@ def per_of(base: Store, length: int, per: Literal["auto", "record", "token"], wh
     raise UsageError(
         f"the array has {length:,} rows; {said}{one}",
         where=where,
-        hint="a column has a row a record, or a value a token, in the order of the store",
+        hint="a column has a row per record, or a value per token, in the order of the store",
     )
 
 

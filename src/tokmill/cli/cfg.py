@@ -40,8 +40,8 @@ def cfg(
             "-o",
             "--out",
             readable=False,
-            help="Folder for a file a program; for one program also a file that ends in .parquet, "
-            ".jsonl or .BinExport.",
+            help="Folder for one file per program; for one program also a file that ends in "
+            ".parquet, .jsonl or .BinExport.",
         ),
     ],
     lifter: Annotated[str, typer.Option(help="native or angr.")] = "native",

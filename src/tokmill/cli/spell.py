@@ -32,7 +32,7 @@ def spell(
         typer.Option(
             "--format",
             metavar="FORM",
-            help="ktrans (seven streams, JSON Lines) or asm2vec (text, a file a function).",
+            help="ktrans (seven streams, JSON Lines) or asm2vec (text, a file per function).",
         ),
     ],
     min_instructions: Annotated[

@@ -145,7 +145,7 @@ def encode(
     specials: Annotated[
         str, typer.Option(help="Special tokens in the text: plain (text) or special (the token).")
     ] = "plain",
-    tokens: Annotated[bool, typer.Option(help="Print a token a line: id and its bytes.")] = False,
+    tokens: Annotated[bool, typer.Option(help="Print a token per line: id and its bytes.")] = False,
     pattern: Pattern = None,
     as_json: AsJson = False,
 ) -> None:

@@ -20,7 +20,7 @@ from tokmill.store.marks import has_store_files
 
 MAP = "ids.json"
 BECAME = "tokens.json"
-FORMATS = {"txt": "a token a line", "pkl": "{token: frequency}", "json": "the frozen form"}
+FORMATS = {"txt": "a token per line", "pkl": "{token: frequency}", "json": "the frozen form"}
 
 Lists = Annotated[
     Path,

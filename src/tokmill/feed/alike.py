@@ -16,7 +16,7 @@ from tokmill.store.store import Store
 
 
 class Alike(Rows):
-    """Entries of several rows: records that are equal in all columns `same`, a record a row.
+    """Entries of several rows: records that are equal in all columns `same`, a record per row.
 
     An entry is one key. Of its records, `size` are drawn anew each epoch, or all if they are fewer;
     seed and epoch decide which, so any process can make any entry.

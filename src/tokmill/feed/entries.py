@@ -31,7 +31,7 @@ class Entries(Rows):
         length: tokens of a row; longer records are cut off at the end.
         columns: columns of `store` with record numbers of one other store. Either several columns
             with a number or a vector of numbers a record: the entry has these records, in this
-            order. Or one column with a value a token: the entry has one record for each token.
+            order. Or one column with a value per token: the entry has one record for each token.
             Without columns an entry has `size` consecutive records of `store`; records left over
             at the end are in no entry.
         size: records of an entry, without `columns`.
@@ -82,8 +82,8 @@ class Entries(Rows):
                 raise UsageError(
                     f"the columns {', '.join(columns)} make no entries",
                     where=str(store.path),
-                    hint="several columns have a value a record each, one alone may have a value a "
-                    "token",
+                    hint="several columns need a value per record; a single one may have a value "
+                    "per token",
                 )
         empty = int(np.count_nonzero(np.diff(store.offsets()) == 0)) if self.of_tokens else 0
         if empty:
@@ -222,7 +222,7 @@ class Pairs(Entries):
             raise UsageError(
                 f"a pair is named by two columns, not by {', '.join(columns)}",
                 where=str(store.path),
-                hint="such as columns=('left', 'right'), with a value a record each",
+                hint="such as columns=('left', 'right'), with a value per record each",
             )
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:

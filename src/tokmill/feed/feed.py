@@ -29,7 +29,7 @@ class Batch:
     `document`: (B, T) int32, the number of the token's document within its row, -1 at padding.
     `key`: (B,) uint64 = hash(seed, epoch, row), with several stores hash(seed, store, epoch, row).
     All random choices in a row come from its key, so they do not depend on the process.
-    `values`: name → (B,) or (B, width), columns with a value a record.
+    `values`: name → (B,) or (B, width), columns with a value per record.
     `targets`: set by the task; name → (B,), or (B, K, …) with values along the positions of a row
     (K at most T), which are cut with the row; int64 (-1: nothing to learn) or float32. Several
     values a row that do not belong to positions are put into `values`.
@@ -78,8 +78,8 @@ def _cut(target: Array, which: slice | Array, length: int | None) -> Array:
 class LaidOut(NamedTuple):
     """Entries of one source, and everything about their rows except the tokens.
 
-    `key` and `shared` have a value a row. `begins`: the first row of each entry, and the number of
-    rows; None: each entry is one row. `records`: for each of the source's `value_stores`, the
+    `key` and `shared` have a value per row. `begins`: the first row of each entry, and the number
+    of rows; None: each entry is one row. `records`: for each of the source's `value_stores`, the
     record of each row; empty if no values are wanted.
     """
 
@@ -109,9 +109,9 @@ class Feed:
     proportion to the sizes of the stores, so that all end together. `Order` decides the order of
     the entries of a store, `Mix` the next store.
 
-    `columns`: columns with a value a token (for `Batch.columns`), or with a value a record (for
-    `Batch.values`, if each row has one record); None: all with a value a token. `vectors`: for each
-    source, name → vectors that are put into `Batch.columns` under this name.
+    `columns`: columns with a value per token (for `Batch.columns`), or with a value per record (for
+    `Batch.values`, if each row has one record); None: all with a value per token. `vectors`: for
+    each source, name → vectors that are put into `Batch.columns` under this name.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Feed:
         return [*(source.store for source in self.sources), *vectors]
 
     def _is_value(self, name: str) -> bool:
-        """Say whether a column has a value a record in some source (and no value a token)."""
+        """Say whether a column has a value per record in some source (and no value per token)."""
         return any(
             name not in source.store.token_columns
             and any(name in store.schema for store in (source.store, *source.value_stores))

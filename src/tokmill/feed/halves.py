@@ -47,7 +47,7 @@ class Halves(Rows):
     Args:
         store: whose records are cut in two.
         length: tokens of a row.
-        group: a column with a value a record, such as `program`; "": all records are one group.
+        group: a column with a value per record, such as `program`; "": all records are one group.
         apart: another one, such as `function`; "": none.
         shards: so many shards are mixed at a time, drawn by `seed`; 0: all.
         seed: of that, and of the choices.

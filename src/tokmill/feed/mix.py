@@ -110,7 +110,7 @@ def column_dtypes(stores: Sequence[Store], names: Sequence[str] | None) -> dict[
         for store in stores:
             if name not in store.token_columns:
                 raise UsageError(
-                    f"the store has no column {name!r} with a value a token",
+                    f"the store has no column {name!r} with a value per token",
                     where=str(store.path),
                     hint=nearest(name, store.token_columns),
                 )

@@ -27,7 +27,7 @@ class Pieces:
     """The documents of a store, by group, then by length of the rest, then by number of windows.
 
     `documents`: records of the store, uint32 if that suffices, else uint64. The others are int64.
-    `rest`, `windows`, `count` have a value a class, in the same order: tokens of the rest (0: no
+    `rest`, `windows`, `count` have a value per class, in the same order: tokens of the rest (0: no
     rest), full windows of a document, number of documents. `classes`: the first class of each
     group, and the number of classes (groups + 1). `packs`: rows that the rests of each group fill.
     """

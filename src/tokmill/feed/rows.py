@@ -56,7 +56,7 @@ class Rows(Protocol):
 
     @property
     def value_stores(self) -> Sequence[Store]:
-        """The stores that have a record for each row, to read columns with a value a record.
+        """The stores that have a record for each row, to read columns with a value per record.
 
         The first store with a column wins (`of_rows`: the last). Empty if a row may hold parts of
         several records.

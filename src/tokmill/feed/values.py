@@ -1,4 +1,4 @@
-"""Read columns with a value a record, by record numbers."""
+"""Read columns with a value per record, by record numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def value_columns(store: Store) -> list[str]:
 
 
 class Values:
-    """Columns with a value a record, for the rows of several sources.
+    """Columns with a value per record, for the rows of several sources.
 
     `dtypes`: name → dtype, with the width as its shape. Raises `UsageError` for a column that a
     source does not have, that holds strings, or if rows may have several records.
@@ -75,7 +75,7 @@ def _store_of(rows: Rows, name: str) -> int:
         return found[-1 if name in rows.of_rows else 0]
     if not rows.value_stores:
         raise UsageError(
-            f"the column {name!r} has a value a record, and a row may hold several records",
+            f"the column {name!r} has a value per record, and a row may hold several records",
             where=str(rows.store.path),
             hint='take one record a row: --set task.rows="whole"',
         )
@@ -84,7 +84,7 @@ def _store_of(rows: Rows, name: str) -> int:
     raise UsageError(
         f"the column {name!r} holds strings, not numbers"
         if strings
-        else f"the store has no column {name!r} with a value a token or a record",
+        else f"the store has no column {name!r} with a value per token or a record",
         where=str(rows.value_stores[0].path),
         hint=nearest(name, known),
     )
@@ -94,7 +94,7 @@ class Vectors:
     """Vectors of referred records, for rows that hold references.
 
     `column`: column of the rows, with a record number of `store` for each token; `name`: a column
-    of `store` (often of an overlay) with a vector a record. Raises `UsageError` if there is none.
+    of `store` (often of an overlay) with a vector per record. Raises `UsageError` if there is none.
     """
 
     def __init__(self, column: str, store: Store, name: str) -> None:
@@ -102,7 +102,7 @@ class Vectors:
         known = [n for n in value_columns(store) if store.schema[n].width]
         if name not in known:
             raise UsageError(
-                f"the store has no column {name!r} with a vector a record",
+                f"the store has no column {name!r} with a vector per record",
                 where=str(store.path),
                 hint=nearest(name, known) if known else "`tokmill embed RUN STORE` makes one",
             )

@@ -1,4 +1,4 @@
-"""Stores as walks in text: `vocab.txt`, and `corpus.txt` with a walk a line, pairs apart.
+"""Stores as walks in text: `vocab.txt`, and `corpus.txt` with a walk per line, pairs apart.
 
 Words stand between blanks, and a blank line between pairs. The line of a word in `vocab.txt` is its
 id. Source of the format: `gendata.py` and `dataprocess.py` of a BERT on walks.

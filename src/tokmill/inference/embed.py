@@ -1,4 +1,5 @@
-"""`tokmill embed`: a vector a record from a run's hidden states, as an overlay or an .npy file."""
+"""`tokmill embed`: a vector per record from a run's hidden states, as an overlay or an .npy
+file."""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ def embed(
     fresh: bool = False,
     quiet: bool = True,
 ) -> Embedded:
-    """Write a vector a record: the model's hidden states, pooled over all tokens of the record.
+    """Write a vector per record: the model's hidden states, pooled over all tokens of the record.
 
     Args:
         run: folder of a run.

@@ -45,7 +45,7 @@ def store(look: Look) -> Facts | None:
         facts["overlays"] = msgspec.to_builtins(find_overlays(opened))
     overlay = opened.manifest.overlay
     if isinstance(overlay, Overlay):
-        facts["what"] = "an overlay, columns over the store that it lies in"
+        facts["what"] = "an overlay: columns for the store in whose folder it is"
         facts |= {"over": overlay.base, "made_by": overlay.about}
     elif opened.partial:
         facts["next"] = "the same `tokmill build` continues it"
@@ -158,13 +158,16 @@ def plan(look: Look) -> Facts | None:
 LOGS = {
     "inputs.jsonl": ("plan.json", "the items of the inputs of a store, and the shard of each"),
     "events.jsonl": ("plan.json", "the log of the builds of a store"),
-    "metrics.jsonl": ("recipe.json", "the metrics of a run, a line a step that was logged"),
+    "metrics.jsonl": (
+        "recipe.json",
+        "the metrics of a run, one line for each step that was logged",
+    ),
 }
 """Name → the file that must be beside it in a folder of tokmill, and a description."""
 
 
 def log(look: Look) -> Facts | None:
-    """A file of lines that lies in a store or a run."""
+    """A file of lines in a store or a run."""
     beside, what = LOGS.get(look.path.name, ("", ""))
     if not beside or not look.path.with_name(beside).is_file():
         return None

@@ -113,7 +113,7 @@ def escape(text: str) -> str:
 
 
 def write_csv(found: Comparison) -> str:
-    """Return CSV with a line a group and numbers in full; unknown values are empty."""
+    """Return CSV with one line for each group and unrounded numbers; unknown values are empty."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
     lines.writerow(

@@ -1,4 +1,4 @@
-"""Functions of two programs as text, side by side: what a page of a diff shows of them."""
+"""Functions of two programs as text, side by side, for the page of a diff."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 LONGEST_NAME = 300
 LONGEST_STRING = 80
 MOST_STRINGS = 8
-"""Strings of one block that are shown."""
+"""Most strings of one block that are shown."""
 EXACT = 2000
-"""Instructions of a pair of blocks up to which the shortest difference is looked for."""
+"""The shortest difference is looked for in pairs of blocks with at most so many instructions."""
 SAME, CHANGED, ALONE = "=", "~", "!"
 """Marks of instructions: the same in both, with other operands, without a counterpart."""
 RIP = re.compile(r"rip[+-]0x[0-9a-f]+")
@@ -38,11 +38,11 @@ class Block(msgspec.Struct, array_like=True):
     """A block as the page shows it: in JSON a list of its fields."""
 
     address: str
-    """Hexadecimal."""
+    """Address, hexadecimal."""
     text: list[str]
-    """An instruction a line."""
+    """One instruction on each line."""
     marks: str
-    """A mark an instruction; "" where all are the same in both."""
+    """One mark for each instruction; "" if all are the same in both."""
     partner: int
     """Number of the block on the other side; -1 for none."""
     edges: list[tuple[int, int]]
@@ -51,20 +51,20 @@ class Block(msgspec.Struct, array_like=True):
 
 
 class Code(msgspec.Struct, array_like=True):
-    """The blocks of a function on both sides; `b` is empty where they are the same."""
+    """The blocks of a function on both sides; `b` is empty if they are the same."""
 
     a: list[Block]
     b: list[Block]
 
 
 def shown(text: str, most: int) -> str:
-    """Return text of a program as it can be shown: nothing in it steers, and it ends soon."""
+    """Return text of a program that is safe to show: no control characters, and cut off."""
     found = plain(text[: most + 1]).replace("\n", "\\n").replace("\t", "\\t")
     return found[: most - 1] + "…" if len(found) > most else found
 
 
 def names_of(graph: Graph) -> list[str]:
-    """Return the functions' names to be shown; `sub_ADDRESS` where there is none."""
+    """Return the names of functions to show; `sub_ADDRESS` if there is none."""
     addresses = graph.function_address.tolist()
     return [
         shown(name, LONGEST_NAME) or f"sub_{address:x}"
@@ -78,7 +78,7 @@ class Listing:
     def __init__(self, graph: Graph, names: list[str], match: Array) -> None:
         """`match` (F,) i8: the number of each function's match; -1 for none."""
         self.graph, self.names = graph, names
-        # What a call leads to: the text that is shown, and what it is compared by.
+        # Targets of calls: the text that is shown, and the key by which they are compared.
         self.targets = {
             address: (names[number], f"match {match[number]}" if match[number] >= 0 else "alone")
             for number, address in enumerate(graph.function_address.tolist())
@@ -103,10 +103,10 @@ class Listing:
         return int(bounds[inside.stop] - bounds[inside.start])
 
     def block(self, number: int, places: dict[int, int], partner: int) -> tuple[Block, list[str]]:
-        """Return a block, and what its instructions are compared by.
+        """Return a block, and the keys by which its instructions are compared.
 
-        `places`: address → number in the function. A jump is compared by where it leads to: by
-        the number of the partner of that block, which the caller puts in.
+        `places`: address → number in the function. A jump is compared by its target: by the number
+        of the partner of that block, which the caller puts in.
         """
         graph = self.graph
         text, keys = [], []
@@ -156,7 +156,7 @@ class SideBySide:
         self.b = Listing(b, names_of(b), _matches(len(b.function_address), diff.function_b))
 
     def match(self, number: int) -> Code:
-        """Return both functions of a match, what changed in them marked."""
+        """Return both functions of a match, with marks on what changed."""
         diff = self.diff
         pairs = slice(int(diff.match_blocks[number]), int(diff.match_blocks[number + 1]))
         one, other = int(diff.function_a[number]), int(diff.function_b[number])
@@ -172,7 +172,7 @@ class SideBySide:
             if unchanged:
                 continue
             (block_a, keys_a), (block_b, keys_b) = mine[a], theirs[b]
-            # Jumps lead to blocks by their numbers here, and by those of their partners there.
+            # Targets of jumps are block numbers; on the other side, those of the partners.
             keys_b = [_jump(key, to_a) for key in keys_b]
             block_a.marks, block_b.marks = marks(keys_a, keys_b)
         for side in (mine, theirs):
@@ -212,10 +212,10 @@ def _matches(functions: int, matched: Array) -> Array:
 
 
 def marks(a: list[str], b: list[str]) -> tuple[str, str]:
-    """Return a mark for each instruction of two blocks, by what they are compared by.
+    """Return a mark for each instruction of two blocks, given by their keys.
 
-    Those that are `SAME` or `CHANGED` on one side have their counterparts on the other in the same
-    order. Both are "" where all are the same.
+    Instructions that are `SAME` or `CHANGED` have their counterparts on the other side in the same
+    order. Both texts are "" if all instructions are the same.
     """
     if a == b:
         return "", ""
@@ -233,7 +233,7 @@ def marks(a: list[str], b: list[str]) -> tuple[str, str]:
 def _operands(
     a: list[str], b: list[str], in_a: range, in_b: range, one: list[str], other: list[str]
 ) -> None:
-    """Mark instructions of the same name, in their order, as changed."""
+    """Mark instructions with the same mnemonic, in order, as changed."""
     verbs_a = [a[i].partition(" ")[0] for i in in_a]
     verbs_b = [b[i].partition(" ")[0] for i in in_b]
     matcher = difflib.SequenceMatcher(None, verbs_a, verbs_b, autojunk=len(in_a) > EXACT)

@@ -1,7 +1,7 @@
-"""A diff of two programs as one HTML page: functions to look for, code and graphs side by side.
+"""A diff of two programs as one HTML page: a list of functions, code and graphs side by side.
 
-The page asks nothing of a network. What comes out of a program (names, strings) is text in it and
-never markup: it lies in a JSON block without `<` and `&`, and the script makes text nodes of it.
+The page needs no network. Names and strings from programs are text in it and never markup: they are
+in a JSON block without `<` and `&`, and the script makes text nodes of them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tokmill.x86.diff.result import Diff
 from tokmill.x86.graph import Graph
 
 MOST_CODE = 24 << 20
-"""Bytes of code on a page: the functions that changed most have theirs, the others are listed."""
+"""Most bytes of code on a page, that of the functions that changed most; others are only listed."""
 MOST_FUNCTION = 2 << 20
-"""Bytes of one function's code; larger ones are listed alone."""
+"""Most bytes of one function's code; larger functions are only listed."""
 MOST_BLOCKS = 1000
-"""Blocks of a function up to which its graph is drawn."""
+"""A function's graph is drawn if it has at most so many blocks."""
 CHANGED, SAME, DELETED, INSERTED = range(4)
 """Kinds of rows."""
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -47,14 +47,14 @@ class Row(msgspec.Struct, array_like=True):
     confidence: float
     reason: str
     size_a: int
-    """Instructions."""
+    """Number of instructions."""
     size_b: int
     code: int
     """Number of its code; -1: the page does not have it."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a page shows."""
+    """The content of a page."""
 
     functions: int
     with_code: int
@@ -70,16 +70,16 @@ def diff_page(
     called: tuple[str, str] | None = None,
     most: int = MOST_CODE,
 ) -> Facts:
-    """Write the page of a diff: the functions that changed most first, then those in one program.
+    """Write the page of a diff: the most changed functions first, then those of only one program.
 
     Args:
         a: the old program, with the code of its blocks.
         b: the new one.
-        diff: what became of the functions and blocks of `a`.
+        diff: the matches of their functions and blocks.
         out: the `.html` file.
-        called: what the programs are called on the page, as where both have one name; else as
-            their graphs name them.
-        most: bytes of code that the page may have.
+        called: names of the programs on the page, for example if both have the same name; by
+            default those in their graphs.
+        most: largest number of bytes of code on the page.
     """
     jinja = plugins.require("jinja2")
     plugins.require("iced_x86")
@@ -91,9 +91,9 @@ def diff_page(
     without = len(rows) - len(code)
     if without:
         notes.append(
-            f"The code of {human_count(without, 'function')} is not on this page, which holds "
-            f"{most >> 20} MiB of code at most, and {MOST_FUNCTION >> 20} MiB of a function. Those "
-            "that changed most have theirs."
+            f"The code of {human_count(without, 'function')} is not on this page. It holds at most "
+            f"{most >> 20} MiB of code, and {MOST_FUNCTION >> 20} MiB of one function: that of the "
+            "functions that changed most."
         )
     data = {
         "rows": [row for row, _ in rows],
@@ -136,7 +136,7 @@ def _counts(rows: list[tuple[Row, int]]) -> list[tuple[str, int]]:
 
 
 def _rows(sides: SideBySide, diff: Diff) -> list[tuple[Row, int]]:
-    """Return the rows, those that changed most first, and of each its match or its function."""
+    """Return the rows, the most changed first, each with the number of its match or function."""
     sizes_a = [sides.a.size(one) for one in diff.function_a.tolist()]
     sizes_b = [sides.b.size(one) for one in diff.function_b.tolist()]
     changed = (1 - diff.similarity.astype(np.float64)) * np.maximum(sizes_a, sizes_b)
@@ -148,7 +148,7 @@ def _rows(sides: SideBySide, diff: Diff) -> list[tuple[Row, int]]:
         listing = sides.a if kind == DELETED else sides.b
         largest = sorted(numbers.tolist(), key=lambda one: -listing.size(one))
         rows += [(_alone(listing, one, kind), one) for one in largest]
-    # Before the functions that are the same: whoever reads a list to its end reads changes.
+    # Changes come before the functions that are the same.
     rows.sort(key=lambda row: row[0].kind == SAME)
     return rows
 
@@ -156,7 +156,7 @@ def _rows(sides: SideBySide, diff: Diff) -> list[tuple[Row, int]]:
 def _match(sides: SideBySide, diff: Diff, number: int) -> Row:
     one, other = int(diff.function_a[number]), int(diff.function_b[number])
     similarity = float(diff.similarity[number])
-    # What is not the same must not be rounded to it.
+    # A function that is not the same must not be rounded to 100 %.
     rounded = min(round(similarity, 3), 0.999) if similarity < 1 else 1.0
     return Row(
         SAME if similarity == 1 else CHANGED,
@@ -182,7 +182,7 @@ def _alone(listing: Listing, number: int, kind: int) -> Row:
 
 
 def _code(sides: SideBySide, rows: list[tuple[Row, int]], most: int) -> tuple[list[Code], int]:
-    """Return the code of the first rows that fit, and its bytes; write its numbers into them."""
+    """Return the code of the first rows that fits, and its bytes; set the numbers in the rows."""
     found: list[Code] = []
     size = 0
     for row, code in _made(sides, rows):
@@ -207,7 +207,7 @@ def _made(sides: SideBySide, rows: list[tuple[Row, int]]) -> Iterator[tuple[Row,
 
 
 def _safe(data: dict[str, Any]) -> str:
-    """Return JSON that can stand in a page: no sign in it begins markup."""
+    """Return JSON that is safe in a page: no character in it begins markup."""
     text = json.dumps(msgspec.to_builtins(data), ensure_ascii=False, separators=(",", ":"))
     for sign, escape in ESCAPES.items():
         text = text.replace(sign, escape)

@@ -53,7 +53,7 @@ def find_records(store: Store, column: str, value: str) -> Iterator[int]:
     if spec is None or spec.per != "record":
         known = [name for name, c in store.schema.items() if c.per == "record"]
         raise UsageError(
-            f"there is no column {column!r} with a value a record",
+            f"there is no column {column!r} with a value per record",
             where=str(store.path),
             hint=nearest(column, known) or "a build with --keep FIELD makes such columns",
         )

@@ -191,7 +191,7 @@ def check_schema(schema: Schema) -> None:
         if column.per == "phrase":
             raise TokmillError(
                 f"the column {name!r}: columns with a value a phrase are not supported",
-                hint="make it a column with a value a token, or a value a record",
+                hint="make it a column with a value per token, or a value per record",
             )
         if column.phrase and (column.per != "token" or column.width):
             raise TokmillError(

@@ -235,7 +235,7 @@ class Store:
             )
         if column.per != "record" or column.dtype == "utf8":
             raise UsageError(
-                f"the column {name!r} does not hold a number a record",
+                f"the column {name!r} does not hold a number per record",
                 hint="`tokmill inspect STORE` lists the columns that hold one",
             )
         parts = [self.shard(number)[name] for number in range(len(self.shards))]

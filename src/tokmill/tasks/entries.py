@@ -97,7 +97,7 @@ def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str
 
     All int64, as `likeness.relations` wants them. Columns that begin with `negative` name negatives
     of their entry, others alike records; the first one is the anchor. Without such columns (rows of
-    key columns, or of a column with a value a token) all rows of an entry are alike, and their
+    key columns, or of a column with a value per token) all rows of an entry are alike, and their
     records are not known.
     """
     values = dict(batch.values)

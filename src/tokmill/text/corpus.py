@@ -1,4 +1,4 @@
-"""Walks as text: `corpus.txt` with a walk a line, words between blanks, a blank line between pairs.
+"""Walks as text: `corpus.txt` has a walk per line, words between blanks, blank lines between pairs.
 
 It is what `gendata.py` and `dataprocess.py` of a BERT on walks write, beside a `vocab.txt`.
 """
@@ -33,7 +33,7 @@ class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     """Options of walks as text."""
 
     words: str = ""
-    """File with a word a line (vocab.txt), whose lines are the ids; without it and without a
+    """File with a word per line (vocab.txt), whose lines are the ids; without it and without a
     tokenizer the words of the corpus are the vocabulary."""
     min_count: int = 1
     """Words of the corpus that stand less often than this are [UNK]."""

@@ -38,7 +38,7 @@ CLEANED = {
 
 
 def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
-    """Return the content of a tokenizer.json for a `vocab.txt`: a token a line, the line its id.
+    """Return the content of a tokenizer.json for a `vocab.txt`: a token per line, the line its id.
 
     The file does not state whether text is converted to lower case. A `tokenizer_config.json`
     beside it does; without it, capital letters are kept if the vocabulary has some. If a token
@@ -58,7 +58,7 @@ def read_vocab_txt(raw: bytes, path: Path) -> dict[str, Any]:
         raise TokmillError(
             "the file has no token [UNK], which stands for words that have no tokens",
             where=str(path),
-            hint="a vocab.txt of WordPiece has a token a line, [UNK] among them",
+            hint="a vocab.txt of WordPiece has a token per line, [UNK] among them",
         )
     said = _beside(path)
     capital = any(t != t.lower() for t in vocab if not re.fullmatch(r"\[.*\]", t))

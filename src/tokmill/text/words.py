@@ -1,6 +1,6 @@
 """Whole words as a vocabulary: a tokenizer.json whose tokens are what stands between blanks.
 
-Format of the files: a `vocab.txt` holds a word a line, and the number of the line is its id.
+Format of the files: a `vocab.txt` holds a word per line, and the number of the line is its id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_words(path: Path) -> WordList:
     lines = text.replace("\r\n", "\n").split("\n")
     ids = {word: number for number, word in enumerate(lines) if word.strip()}
     if not ids:
-        raise TokmillError("the file lists no word", where=str(path), hint="a word a line")
+        raise TokmillError("the file lists no word", where=str(path), hint="a word per line")
     held = sum(1 for word in lines if word.strip())
     missing = [token for token in SPECIALS if token not in ids]
     first = max(ids.values()) + 1

@@ -53,7 +53,7 @@ def evaluate(
         batch: rows at a time; 0: as many as in a step of the run.
         device: cpu, cuda, or auto.
         partial: take a store whose build has not finished.
-        by: a column of the store with a value a record; the loss of each value is reported.
+        by: a column of the store with a value per record; the loss of each value is reported.
         quiet: show no progress.
 
     Returns:

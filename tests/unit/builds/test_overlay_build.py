@@ -179,7 +179,7 @@ def test_options_that_make_no_sense(store: Path, options: dict[str, Any], what: 
         (np.full(11, 255, "u1"), "holds 255"),
         (np.ones(11), "floating-point"),
         (np.arange(5) % 2, "one value a record"),
-        (np.zeros((11, 2), int), "a vector a token"),
+        (np.zeros((11, 2), int), "a vector per token"),
     ],
 )
 def test_a_loss_is_a_mask(store: Path, values: Any, what: str) -> None:

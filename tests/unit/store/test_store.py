@@ -192,7 +192,7 @@ def test_records_out_of_range_and_wrong_columns(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no column 'tokem'") as caught:
         store.column("tokem")
     assert "did you mean 'token'" in caught.value.hint
-    with pytest.raises(UsageError, match="a number a record"):
+    with pytest.raises(UsageError, match="a number per record"):
         store.column("token")
 
 

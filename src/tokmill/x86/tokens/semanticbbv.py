@@ -28,7 +28,6 @@ TOKEN = re.compile(
 NUMBER = re.compile(r"(?:0X)?[0-9A-F]+H|[0-9]+")
 BARE = {"NOP_RM16", "NOP_RM32", "NOPW"}
 """Codes whose text is only NOP."""
-LOW_BYTE = re.compile(r"R(\d+)B")
 
 
 class SemanticbbvRules:

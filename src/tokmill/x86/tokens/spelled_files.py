@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from iced_x86 import Instruction
 
 SPELLINGS = {
-    "ktrans": "the seven streams of kTrans, a line of JSON a function, a file a program",
-    "asm2vec": "the text that asm2vec-pytorch reads, a file a function",
+    "ktrans": "the seven streams of kTrans, a line of JSON per function, a file per program",
+    "asm2vec": "the text that asm2vec-pytorch reads, a file per function",
 }
 
 

@@ -1,7 +1,7 @@
 """Files of vocabularies: frozen lists, and SemanticBBV's lists in text and in pickles.
 
-A folder has a file a column. `asm.json` … is the frozen form, `asm_tokens.txt` … has a token a line
-in the order of the ids, `asm_tokens_dict.pkl` … is {token: frequency}. Source of the last two:
+A folder has a file per column. `asm.json` … is the frozen form, `asm_tokens.txt` … has a token per
+line in the order of the ids, `asm_tokens_dict.pkl` … is {token: frequency}. Source of the last two:
 SemanticBBV, `pre_processing/`, whose two writers begin a text with either [PAD] alone or with five
 special tokens.
 """
@@ -217,7 +217,7 @@ def check_target(folder: Path, rules: str) -> None:
 
 
 def write_texts(folder: Path, vocabularies: Mapping[str, TokenList]) -> list[Path]:
-    """Write `asm_tokens.txt` …, a token a line in the order of the ids."""
+    """Write `asm_tokens.txt` …, a token per line in the order of the ids."""
     return _write(folder, vocabularies, "_tokens.txt", _text)
 
 
@@ -272,7 +272,7 @@ def _lines(path: Path) -> list[str]:
         raise TokmillError(
             f"the text is not UTF-8: {error.reason}",
             where=f"{path}, byte {error.start:,}",
-            hint="a list is text in UTF-8, a token a line",
+            hint="a list is text in UTF-8, a token per line",
         ) from None
     lines = [line.rstrip("\r") for line in text.split("\n")]
     if lines[-1] == "":
@@ -280,7 +280,7 @@ def _lines(path: Path) -> list[str]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             raise TokmillError(
-                "the line is empty", where=f"{path}:{number}", hint="a list has a token a line"
+                "the line is empty", where=f"{path}:{number}", hint="a list has a token per line"
             )
     return lines
 
