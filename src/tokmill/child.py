@@ -1,7 +1,8 @@
-"""A child process that may die: a command or a function with limits on time, memory and output.
+"""A child process that may die: a command with limits on time, memory and output.
 
-Code of others may crash, hang, or take all memory. It runs in a child, and whatever happens to the
-child is a value (`Ended`) or an error (`ChildDied`) here. The child ends when this process does.
+Foreign code may crash, hang, or take all memory. It runs in a child, and whatever happens to the
+child is a value (`Ended`) here. The child ends when this process does. `child_calls` calls
+functions in such a child.
 """
 
 from __future__ import annotations
@@ -13,27 +14,17 @@ import resource
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
-
-import msgspec
-
-from tokmill import errors
-from tokmill.child_serve import frame, frame_size
-from tokmill.errors import MachineError, TokmillError
+from typing import NamedTuple
 
 POLL = 0.05
 """Seconds between two checks of a child."""
-START = 60.0
-"""Seconds that a child may take to import the function that it is to call."""
 KEPT = 64 << 10
-"""The last bytes of stderr, so many, are kept."""
+"""Bytes of the end of stderr that are kept."""
 HEADROOM = 1 << 30
-"""Bytes, at least, by which the kernel's limit on memory lies above the polled one."""
+"""Least bytes by which the kernel's limit on memory is above the polled one."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -74,17 +65,7 @@ class Ended(NamedTuple):
         return f"ended with exit code {self.code}" + (f": {last[0]}" if last else "")
 
 
-class ChildDied(MachineError):
-    """A child ended before it gave an answer; `ended` says how."""
-
-    ended: Ended | None = None
-
-
-class ChildError(TokmillError):
-    """A function in a child raised an error that is no `TokmillError`."""
-
-
-class _Running:
+class Running:
     """A child that has been started: collects its output and checks its limits."""
 
     def __init__(
@@ -185,9 +166,9 @@ class _Running:
         if limits.cpu_seconds < math.inf and self._cpu() - self.cpu_before > limits.cpu_seconds:
             return f"{limits.cpu_seconds:,g} CPU seconds"
         if limits.memory is not None and _resident(self.process.pid) > limits.memory:
-            return _mebibytes(limits.memory)
+            return mebibytes(limits.memory)
         if self.printed > limits.output:
-            return f"{_mebibytes(limits.output)} of output"
+            return f"{mebibytes(limits.output)} of output"
         return ""
 
     def _cpu(self) -> float:
@@ -233,168 +214,13 @@ def run(
 
     Raises `OSError` if the command cannot be started.
     """
-    running = _Running(command, limits, line=line, environment=environment, lifeline=lifeline)
+    running = Running(command, limits, line=line, environment=environment, lifeline=lifeline)
     passed = ""
     try:
         passed = running.follow(lambda: False)
     finally:
         ended = running.end(passed)
     return ended
-
-
-class Child:
-    """A function that is called in a child: `with Child("package.module:name") as f: f(1)`.
-
-    Arguments and results are plain values that msgpack holds (numbers, strings, bytes, lists,
-    dicts), so that nothing a broken child sends is code. A child serves many calls; if it has
-    died, the next call starts another.
-    """
-
-    def __init__(
-        self, target: str, limits: Limits, *, line: Callable[[str], bool] | None = None
-    ) -> None:
-        self.target, self.limits, self.line = target, limits, line
-        self._running: _Running | None = None
-        self._requests = self._answers = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Call the function; start a child if none runs.
-
-        Raises `ChildDied` if the child ends or exceeds a limit, the function's own `TokmillError`,
-        and `ChildError` for any other exception of the function.
-        """
-        try:
-            running = self._running or self._start()
-            running.begin()
-            self._send(running, frame(msgspec.msgpack.encode(arguments)))
-            return self._result(running)
-        except BaseException as error:
-            # After an error of the function the child serves on; after any other it is ended.
-            if isinstance(error, ChildDied) or not isinstance(error, TokmillError):
-                self.close()
-            raise
-
-    def close(self) -> None:
-        """End the child."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.end()
-            self._close_pipes()
-
-    def _close_pipes(self) -> None:
-        os.close(self._requests)
-        os.close(self._answers)
-
-    def _start(self) -> _Running:
-        theirs, self._requests = os.pipe()
-        self._answers, other = os.pipe()
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from tokmill.child_serve import serve; "
-            f"serve({self.target!r}, {theirs}, {other})"
-        )
-        try:
-            running = _Running(
-                [sys.executable, "-c", code],
-                self.limits._replace(seconds=START, cpu_seconds=math.inf),
-                line=self.line,
-                files=(theirs, other),
-            )
-        except BaseException:
-            self._close_pipes()
-            raise
-        finally:
-            os.close(theirs)
-            os.close(other)
-        running.add(self._answers, running.answers)
-        os.set_blocking(self._requests, False)
-        self._running = running
-        self._result(running)
-        running.limits = self.limits
-        return running
-
-    def _send(self, running: _Running, data: bytes) -> None:
-        rest = memoryview(data)
-
-        def sent() -> bool:
-            nonlocal rest
-            with contextlib.suppress(BlockingIOError, BrokenPipeError):
-                rest = rest[os.write(self._requests, rest) :]
-            return not rest
-
-        # The wait must also end when the pipe has room for more.
-        running.open.register(self._requests, selectors.EVENT_WRITE)
-        passed = running.follow(sent)
-        running.open.unregister(self._requests)
-        if passed:
-            raise self._died(passed)
-
-    def _result(self, running: _Running) -> Any:
-        answers = running.answers
-
-        def whole() -> bool:
-            # A broken child may have written any size.
-            size = min(frame_size(answers), self.limits.output)
-            return len(answers) >= 8 and len(answers) >= 8 + size
-
-        passed = running.follow(whole)
-        while not passed and not whole() and running.gather(0):
-            pass
-        if passed or not whole():
-            raise self._died(passed)
-        size = 8 + frame_size(answers)
-        try:
-            kind, value = msgspec.msgpack.decode(bytes(answers[8:size]), type=tuple[str, Any])
-        except msgspec.DecodeError:
-            raise self._died("", "gave an answer that cannot be read") from None
-        del answers[:size]
-        if kind == "value":
-            return value
-        if kind == "MemoryError" and self.limits.memory is not None:
-            raise self._died(_mebibytes(self.limits.memory))
-        raise _error(kind, value)
-
-    def _died(self, passed: str, why: str = "") -> ChildDied:
-        running, self._running = self._running, None
-        assert running is not None
-        ended = running.end(passed)
-        self._close_pipes()
-        died = ChildDied(
-            f"the process that calls {self.target} {why or ended.why()}",
-            hint="its arguments made it fail, or its limits are too small",
-        )
-        died.ended = ended
-        return died
-
-
-def call(
-    target: str,
-    *arguments: Any,
-    limits: Limits,
-    line: Callable[[str], bool] | None = None,
-) -> Any:
-    """Call a function once, in a new child; see `Child`."""
-    with Child(target, limits, line=line) as child:
-        return child(*arguments)
-
-
-def _error(kind: str, value: Any) -> TokmillError:
-    """Return the error that a function raised in a child."""
-    known = getattr(errors, kind, None)
-    if isinstance(known, type) and issubclass(known, TokmillError) and len(value) == 3:
-        what, where, hint = map(str, value)
-        return known(what, where=where, hint=hint)
-    return ChildError(f"{kind}: {value}", hint="the function itself failed in the child")
 
 
 def _signal_name(number: int) -> str:
@@ -404,7 +230,8 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _mebibytes(size: int) -> str:
+def mebibytes(size: int) -> str:
+    """Return a size in words."""
     return f"{size / 2**20:,.0f} MiB"
 
 

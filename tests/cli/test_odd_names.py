@@ -14,7 +14,8 @@ import pytest
 from making import TOKENIZER, jsonl
 from tokmill.errors import TokmillError, plain
 from tokmill.files import path_from_text, path_to_text
-from tokmill.store.store import Store, read_planned
+from tokmill.store.receipts import read_planned
+from tokmill.store.store import Store
 
 ODD = {
     "bytes": os.fsdecode(b"caf\xe9 \xff.jsonl"),

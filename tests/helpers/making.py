@@ -24,9 +24,10 @@ from tokmill.store.manifest import (
     encode,
     plan_digest,
 )
+from tokmill.store.receipts import make_manifest
 from tokmill.store.schema import Column, Phrases, Records, Schema, phrase_columns
 from tokmill.store.shard import SUFFIX, ShardWriter
-from tokmill.store.store import Store, make_manifest
+from tokmill.store.store import Store
 from tokmill.store.strings import Strings
 from tokmill.store.vocab import Vocabulary
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from tokmill.files import make_folder, write_file
 from tokmill.store.manifest import ItemReceipt, Plan, PlannedItem, Receipt, encode
+from tokmill.store.receipts import make_manifest
 from tokmill.store.schema import Column, Records, Schema
 from tokmill.store.shard import SUFFIX, ShardWriter
-from tokmill.store.store import Store, make_manifest
+from tokmill.store.store import Store
 from tokmill.store.strings import Strings
 from tokmill.store.vocab import Vocabulary
 

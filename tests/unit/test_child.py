@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 import mishaps
-from tokmill.child import Child, ChildDied, ChildError, Limits, call, run
+from tokmill.child import Limits, run
+from tokmill.child_calls import Child, ChildDied, ChildError, call
 from tokmill.errors import UsageError
 
 TARGET = "mishaps:mishap"
@@ -131,7 +132,7 @@ def test_a_child_ends_with_the_process_that_started_it(kind: str, tmp_path: Path
     """Also where the child is in foreign code that never lets Python run."""
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
-        "from tokmill.child import Child, Limits\n"
+        "from tokmill.child import Limits\nfrom tokmill.child_calls import Child\n"
         "child = Child('mishaps:mishap', Limits(seconds=100))\n"
         "child('fine'); print(child._running.process.pid, flush=True)\n"
         f"child({kind!r})"

@@ -28,8 +28,9 @@ from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, PlannedItem, Receipt
 from tokmill.store.marks import LOCK
 from tokmill.store.probe import probe_digest
+from tokmill.store.receipts import in_order, make_manifest, planned_receipts, read_planned
 from tokmill.store.seal import sealed
-from tokmill.store.store import Store, in_order, make_manifest, planned_receipts, read_planned
+from tokmill.store.store import Store
 
 PART_WAIT = 60.0
 """Seconds that a part waits for the lock, which others hold while they plan and finish."""

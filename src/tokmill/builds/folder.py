@@ -33,8 +33,8 @@ from tokmill.store.manifest import SHARD_FILE, Manifest, Overlay, Plan, PlannedI
 from tokmill.store.marks import LOCK, is_store
 from tokmill.store.probe import FILE as PROBE
 from tokmill.store.probe import probe_path
+from tokmill.store.receipts import read_planned, read_receipts
 from tokmill.store.shard import SUFFIX
-from tokmill.store.store import read_planned, read_receipts
 from tokmill.store.vocab import LEARNED
 
 KNOWN_FILES = (

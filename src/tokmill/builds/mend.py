@@ -22,8 +22,8 @@ from tokmill.store.events import EVENTS, damaged_events, good_events
 from tokmill.store.manifest import Manifest, Plan, PlannedItem
 from tokmill.store.probe import FILE as PROBE
 from tokmill.store.probe import probe_digest
+from tokmill.store.receipts import inputs_fit, make_manifest, planned_receipts, read_planned
 from tokmill.store.seal import sealed
-from tokmill.store.store import inputs_fit, make_manifest, planned_receipts, read_planned
 from tokmill.store.vocab import LEARNED
 
 AGAIN = "run the same `tokmill build` again: it writes the file anew"

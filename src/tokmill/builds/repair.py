@@ -28,15 +28,9 @@ from tokmill.files import (
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Receipt
 from tokmill.store.marks import LOCK
+from tokmill.store.receipts import inputs_fit, planned_receipts, read_planned, read_receipts
 from tokmill.store.shard import SUFFIX
-from tokmill.store.store import (
-    Store,
-    inputs_fit,
-    planned_receipts,
-    read_planned,
-    read_receipts,
-    shard_path,
-)
+from tokmill.store.store import Store, shard_path
 from tokmill.store.validate import Problem, validate
 
 

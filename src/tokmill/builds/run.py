@@ -31,7 +31,8 @@ from tokmill.progress import Progress, human_bytes, human_count, human_time
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Plan, Receipt
 from tokmill.store.marks import LOCK
-from tokmill.store.store import Store, planned_receipts, read_receipts
+from tokmill.store.receipts import planned_receipts, read_receipts
+from tokmill.store.store import Store
 
 NAMED = 5
 """Files that a line of the output names."""

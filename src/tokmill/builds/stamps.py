@@ -29,8 +29,8 @@ from tokmill.files import (
 )
 from tokmill.progress import Progress, human_count
 from tokmill.store.manifest import PlannedItem, Receipt
+from tokmill.store.receipts import read_receipts
 from tokmill.store.shard import SUFFIX
-from tokmill.store.store import read_receipts
 
 FILE = "cache/stamps.jsonl"
 DOUBTED = (-1,)

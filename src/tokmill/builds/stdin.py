@@ -23,7 +23,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.files import machine_errors, make_folder, remove, write_file
 from tokmill.store import manifest as layout
 from tokmill.store.marks import LOCK
-from tokmill.store.store import read_planned
+from tokmill.store.receipts import read_planned
 
 STDIN = "-"
 """The INPUT argument for stdin."""

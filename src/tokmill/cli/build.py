@@ -25,7 +25,8 @@ from tokmill.cli.recipe import TRAINING
 from tokmill.cli.structs import given, settings, struct_parameters, with_parameters
 from tokmill.errors import UsageError
 from tokmill.progress import human_bytes
-from tokmill.store.store import Store, read_receipts
+from tokmill.store.receipts import read_receipts
+from tokmill.store.store import Store
 
 TEXT_KINDS = ("text", "jsonl", "chat", "parquet")
 ENCODING_KINDS = (*TEXT_KINDS, "tsv", "corpus")

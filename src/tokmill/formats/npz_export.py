@@ -23,8 +23,9 @@ from tokmill.files import inside, make_folder
 from tokmill.formats import exports
 from tokmill.formats.notes import exporting
 from tokmill.store.manifest import encode
+from tokmill.store.receipts import read_planned
 from tokmill.store.schema import Array
-from tokmill.store.store import Store, read_planned
+from tokmill.store.store import Store
 
 STATS = "tokenization_stats.json"
 IDS, MASK = "input_ids", "attention_mask"

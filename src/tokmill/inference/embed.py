@@ -30,8 +30,9 @@ from tokmill.models.pooling import Pool, check_pool
 from tokmill.progress import Progress
 from tokmill.store.check import ShardCheck
 from tokmill.store.manifest import Overlay, canonical_digest
+from tokmill.store.receipts import read_receipts
 from tokmill.store.schema import Array, Column, Records
-from tokmill.store.store import Store, read_receipts
+from tokmill.store.store import Store
 from tokmill.tasks.inputs import Facts
 from tokmill.training.engines.allocator import keep_freed_memory
 from tokmill.training.engines.device import pick_device

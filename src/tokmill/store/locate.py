@@ -9,7 +9,8 @@ import numpy as np
 from msgspec import UNSET, UnsetType
 
 from tokmill.errors import UsageError, nearest
-from tokmill.store.store import Store, read_planned
+from tokmill.store.receipts import read_planned
+from tokmill.store.store import Store
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -26,17 +26,11 @@ from tokmill.store.overlay import (
     overlay_names,
 )
 from tokmill.store.probe import probe_digest, probe_path
+from tokmill.store.receipts import inputs_fit, make_manifest, planned_receipts, read_planned
 from tokmill.store.references import bad_references
 from tokmill.store.schema import PHRASE_BIT, phrase_columns
 from tokmill.store.shard import Shard
-from tokmill.store.store import (
-    Store,
-    inputs_fit,
-    make_manifest,
-    planned_receipts,
-    read_planned,
-    shard_path,
-)
+from tokmill.store.store import Store, shard_path
 from tokmill.store.vocab import LEARNED, Learned
 
 

@@ -15,8 +15,9 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.inflate import inflate
 from tokmill.store.locate import find_input, locate
 from tokmill.store.mask import LOSS
+from tokmill.store.receipts import read_planned
 from tokmill.store.schema import each_drop
-from tokmill.store.store import Store, read_planned
+from tokmill.store.store import Store
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.prepare import Documents
 from tokmill.text.source import BOM

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.child import ChildDied, ChildError, Limits, call
+from tokmill.child import Limits
+from tokmill.child_calls import ChildDied, ChildError, call
 from tokmill.errors import MissingExtraError, TokmillError, UsageError, nearest
 from tokmill.files import machine_errors
 from tokmill.progress import elapsed

@@ -22,7 +22,7 @@ from tokmill.builds.source import Item, cut
 from tokmill.builds.stamps import stamps_of
 from tokmill.files import sampled_digest
 from tokmill.store.manifest import OtherFile
-from tokmill.store.store import read_planned
+from tokmill.store.receipts import read_planned
 
 MEBI = 1 << 20
 FILES = st.dictionaries(

@@ -13,7 +13,8 @@ from making import TOKENIZER, jsonl, quick_build
 from tokmill.builds.prepare import BuildRecipe, How, prepare
 from tokmill.builds.scan import FolderOptions, find_files, how_to_read, in_words
 from tokmill.errors import TokmillError, UsageError
-from tokmill.store.store import Store, read_planned
+from tokmill.store.receipts import read_planned
+from tokmill.store.store import Store
 
 TXT = (".txt",)
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from tokmill import plugins
-from tokmill.child import Child, ChildDied, ChildError, Limits
+from tokmill.child import Limits
+from tokmill.child_calls import Child, ChildDied, ChildError
 from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.x86.image.program import mapped
