@@ -73,7 +73,7 @@ EXPORTS: dict[str, Part] = {
     "npz": Part("tokmill.formats.npz:NpzExport", "", "padded windows with attention masks"),
     "megatron": Part("tokmill.formats.megatron:MegatronExport", "", "Megatron .bin/.idx pair"),
     "datatrove": Part("tokmill.formats.datatrove:DatatroveExport", "", "datatrove .ds files"),
-    "parquet": Part("tokmill.formats.parquet:ParquetExport", "parquet", "one row a record"),
+    "parquet": Part("tokmill.formats.parquet:ParquetExport", "parquet", "one row per record"),
     "corpus": Part(
         "tokmill.formats.corpus_export:CorpusExport", "", "walks as text, with vocab.txt"
     ),

@@ -157,7 +157,7 @@ def ids_of(store: Store) -> list[list[int]]:
 
 
 def jsonl(path: Path, rows: Iterable[Any]) -> Path:
-    """Write objects, one a line; strings and bytes as they are."""
+    """Write objects, one per line; strings and bytes as they are."""
     with path.open("wb") as handle:
         for row in rows:
             if isinstance(row, str):

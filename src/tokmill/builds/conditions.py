@@ -33,7 +33,7 @@ def each_value(
     if not isinstance(value, Strings):
         if schema[name].per != "record" or schema[name].width:
             raise UsageError(
-                f"the column {name!r} does not hold one value a record",
+                f"the column {name!r} does not hold one value per record",
                 hint="`tokmill inspect STORE` lists the columns that hold one",
             )
         return [function(one) for one in value]
@@ -60,7 +60,7 @@ def parse_condition(text: str, schema: Schema) -> Callable[[Records, Array], Arr
     if name != "length" and (schema[name].per != "record" or schema[name].width):
         known = [name for name, c in schema.items() if c.per == "record" and not c.width]
         raise UsageError(
-            f"where: the column {name!r} does not hold one value a record",
+            f"where: the column {name!r} does not hold one value per record",
             hint=f"these do: {', '.join([*known, 'length'])}",
         )
     is_text = name != "length" and schema[name].dtype == "utf8"

@@ -9,15 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import secrets
 import signal
-import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import ray
@@ -26,11 +23,22 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tokmill.builds import make_shard as make
 from tokmill.builds.executors import Made, Terms
 from tokmill.builds.make_shard import ShardJob, Work, make_in_worker, start_worker
-from tokmill.errors import MachineError, UsageError
-from tokmill.files import private_path, remove, write_file
+from tokmill.builds.ray_cluster import (
+    LOST,
+    Shared,
+    check_nodes,
+    cluster,
+    cores_of,
+    name_of,
+    nodes_of_cluster,
+    problem_here,
+    proof_file,
+    refused,
+    size_of,
+)
+from tokmill.errors import MachineError
 from tokmill.progress import human_count
 from tokmill.store.manifest import Receipt
-from tokmill.version import __version__
 
 TRIES = 3
 """Lost workers with the same shard after which the build ends: the shard may be the reason."""
@@ -38,31 +46,8 @@ TICK = 1.0
 """Seconds between two checks of the cluster."""
 TELL = 0.5
 """Seconds between two messages of a worker about what it has read."""
-ANSWER = 5.0
-"""Seconds in which a cluster must accept a connection."""
-CHECK = 120.0
-"""Seconds in which every node must have checked the folders."""
 END = 10.0
 """Seconds to wait for workers that were told to end."""
-OBJECTS = 80 << 20
-"""Bytes of the object store of a Ray that is started here; only receipts go through it."""
-LOST = (
-    ray.exceptions.WorkerCrashedError,
-    ray.exceptions.NodeDiedError,
-    ray.exceptions.OutOfMemoryError,
-    ray.exceptions.LocalRayletDiedError,
-    ray.exceptions.ObjectLostError,
-)
-"""Errors of a task whose worker or node is gone."""
-
-
-class Shared(NamedTuple):
-    """What every node must see: the file `proof` in the store's folder, and the inputs."""
-
-    proof: str
-    content: str
-    inputs: list[str]
-    version: str
 
 
 class RayExecutor:
@@ -79,14 +64,14 @@ class RayExecutor:
         """Return how many machines and cores there are, and how many shards are under way."""
         if not self._nodes:
             return ""
-        return f"{_size_of(self._nodes)}, {human_count(len(self._running), 'shard')} under way"
+        return f"{size_of(self._nodes)}, {human_count(len(self._running), 'shard')} under way"
 
     def map(self, tasks: Iterable[ShardJob]) -> Made:
         """Make shards on all nodes; see `Pool.map` for what the deadline means."""
-        with _cluster(self.terms), _proof(self.work) as shared:
-            self._nodes = _workers()
-            self.terms.say(f"Ray: {_size_of(self._nodes)}")
-            _check_nodes(self._nodes, shared)
+        with cluster(self.terms), proof_file(self.work) as shared:
+            self._nodes = nodes_of_cluster()
+            self.terms.say(f"Ray: {size_of(self._nodes)}")
+            check_nodes(self._nodes, shared)
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), False)
             board = ray.remote(num_cpus=0)(Board).options(scheduling_strategy=here)
             self._board = board.remote(self.terms.deadline)
@@ -129,7 +114,7 @@ class RayExecutor:
 
     def _room(self) -> int:
         """Return how many shards may be under way: one a core, and one waiting for each node."""
-        cores = _cores(self._nodes)
+        cores = cores_of(self._nodes)
         # With no node left, one task waits for a node to join.
         return min(self.terms.workers, max(1, cores + len(self._nodes)))
 
@@ -139,11 +124,11 @@ class RayExecutor:
         return max(0.0, self.terms.deadline + self.terms.grace - time.monotonic())
 
     def _tick(self) -> None:
-        before, self._nodes = self._nodes, _workers()
+        before, self._nodes = self._nodes, nodes_of_cluster()
         names = {node["NodeID"] for node in self._nodes}
         for node in before:
             if node["NodeID"] not in names:
-                self.terms.say(f"Ray: node {_name(node)} is gone, {_size_of(self._nodes)} left")
+                self.terms.say(f"Ray: node {name_of(node)} is gone, {size_of(self._nodes)} left")
         if self.terms.report is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 self.terms.report(ray.get(self._board.total.remote(), timeout=TICK))
@@ -257,7 +242,7 @@ def make_on_node(given: tuple[Work, Shared], board: Any, task: ShardJob) -> list
     if _begun != shared.content:
         # A node may have joined after the others were checked.
         if problem := problem_here(shared):
-            raise _refused(ray.util.get_node_ip_address(), problem, shared)
+            raise refused(ray.util.get_node_ip_address(), problem, shared)
         gc.set_threshold(200_000, 50, 50)
         start_worker(work, _count)
         _begun = shared.content
@@ -276,159 +261,3 @@ def end_workers(pids: list[int]) -> None:
             # It may have ended meanwhile, and another process may have its number.
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
                 os.kill(pid, signal.SIGKILL)
-
-
-def problem_here(shared: Shared) -> str:
-    """Return why this machine cannot work for a build, or ""."""
-    if shared.version != __version__:
-        return f"has tokmill {__version__}, not {shared.version}"
-    proof = Path(shared.proof)
-    try:
-        if proof.read_text() != shared.content:
-            return f"sees another folder {proof.parent}"
-    except OSError as error:
-        return f"does not see the folder {proof.parent} ({error.strerror})"
-    try:
-        mine = private_path(proof)
-        mine.write_bytes(b"")
-        mine.unlink()
-    except OSError as error:
-        return f"cannot write to the folder {proof.parent} ({error.strerror})"
-    for path in shared.inputs:
-        if not os.path.exists(path):
-            return f"does not see the input {path}"
-    return ""
-
-
-def _refused(node: str, problem: str, shared: Shared) -> MachineError:
-    return MachineError(
-        f"the node {node} {problem}",
-        hint=f"pip install tokmill=={shared.version} on all nodes"
-        if problem.startswith("has")
-        else "all nodes must see the store and its inputs under the same paths, as on a shared "
-        "file system (docs/clusters.md)",
-    )
-
-
-@contextlib.contextmanager
-def _proof(work: Work) -> Iterator[Shared]:
-    """Write a file that all nodes must see, and remove it after the build."""
-    content = secrets.token_hex(16)
-    path = private_path(Path(work.store) / "cluster")
-    write_file(path, content.encode())
-    try:
-        inputs = [path for path in work.roots if os.path.exists(path)]
-        yield Shared(str(path), content, inputs, __version__)
-    finally:
-        remove(path)
-
-
-def _check_nodes(nodes: list[dict[str, Any]], shared: Shared) -> None:
-    """Check the folders on every node; raise `MachineError` for the first node with a problem."""
-    check = ray.remote(num_cpus=0, max_retries=0)(problem_here)
-    asked = {}
-    for node in nodes:
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        asked[check.options(scheduling_strategy=there).remote(shared)] = node
-    done, late = ray.wait(list(asked), num_returns=len(asked), timeout=CHECK)
-    for answer in done:
-        try:
-            problem = ray.get(answer)
-        except ray.exceptions.RayTaskError as error:
-            # Most often an import that fails.
-            problem = f"cannot run tokmill: {error.cause}"
-        except (*LOST, ray.exceptions.TaskUnschedulableError):
-            continue
-        if problem:
-            raise _refused(_name(asked[answer]), problem, shared)
-    if late:
-        raise _refused(_name(asked[late[0]]), f"has not answered for {CHECK:.0f} seconds", shared)
-
-
-@contextlib.contextmanager
-def _cluster(terms: Terms) -> Iterator[None]:
-    """Connect to a cluster, or start Ray on this machine if none is named."""
-    if ray.is_initialized():
-        yield
-        return
-    address = terms.address or os.environ.get("RAY_ADDRESS", "")
-    _check_address(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        with _signals_kept():
-            _connect(address, terms.workers)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise MachineError(
-            f"the Ray cluster cannot be used: {reason}",
-            where=address,
-            hint="`ray status` on one of its machines says how it is; this machine must be one of "
-            "them, and have the same versions of Ray and Python",
-        ) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _connect(address: str, workers: int) -> None:
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address:
-        ray.init(address=address, **quiet)
-        return
-    # Ray starts a process for each core at once, also for cores that the build will not use.
-    cores = min(len(os.sched_getaffinity(0)), max(1, workers))
-    quiet |= {"num_cpus": cores, "object_store_memory": OBJECTS, "include_dashboard": False}
-    ray.init(address="local", **quiet)
-
-
-@contextlib.contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Keep the handler of SIGTERM, as Ray installs its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _check_address(address: str) -> None:
-    """Raise `UsageError` unless it is HOST:PORT, `MachineError` if nothing answers there."""
-    if address in ("", "auto", "local"):
-        return
-    host, _, port = address.rpartition(":")
-    if "/" in host or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(
-            f"{address!r} is no address of a cluster",
-            hint="HOST:PORT as `ray start --head` prints it, such as 10.0.0.1:6379; run the "
-            "command on a machine of the cluster",
-        )
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
-    except OSError as error:
-        raise MachineError(
-            f"no Ray cluster answers at {address} ({error.strerror or error})",
-            hint="`ray start --head` starts one and prints its address",
-        ) from None
-
-
-def _workers() -> list[dict[str, Any]]:
-    """Return the nodes that are alive and have cores for tasks."""
-    return [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
-
-
-def _cores(nodes: list[dict[str, Any]]) -> int:
-    return sum(int(node["Resources"]["CPU"]) for node in nodes)
-
-
-def _size_of(nodes: list[dict[str, Any]]) -> str:
-    return f"{human_count(len(nodes), 'node')} with {human_count(_cores(nodes), 'core')}"
-
-
-def _name(node: dict[str, Any]) -> str:
-    name, address = node["NodeName"], node["NodeManagerAddress"]
-    return str(address) if name == address else f"{name} ({address})"

@@ -131,7 +131,7 @@ class SelectSource(Source):
         keys = [name for name, c in self.schema.items() if c.per == "record" and not c.width]
         if self.by and self.by not in keys:
             raise UsageError(
-                f"by: the stores have no column {config.by!r} with one value a record",
+                f"by: the stores have no column {config.by!r} with one value per record",
                 hint=nearest(config.by, [*keys, BY_CONTENT]),
             )
         self.scratch = resources.scratch

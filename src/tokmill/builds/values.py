@@ -35,7 +35,7 @@ class ValuesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The values that become columns, and their names."""
 
     values: str = ""
-    """The file, .npy or .npz: one row a record, or one value a token."""
+    """The file, .npy or .npz: one row per record, or one value per token."""
     name: str = ""
     """Name of the overlay; by default the name of the file."""
     column: str = ""
@@ -310,7 +310,7 @@ def per_of(base: Store, length: int, per: Literal["auto", "record", "token"], wh
     said = f"the store has {base.records:,} records and {base.tokens:,} tokens"
     if fitting:
         raise UsageError(
-            f"{length:,} values may be one a record or one a token: {said}",
+            f"{length:,} values may be one per record or one per token: {said}",
             where=where,
             hint="say which: --per record or --per token",
         )

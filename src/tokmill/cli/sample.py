@@ -33,8 +33,8 @@ def _sample(
         str,
         typer.Option(
             metavar="FILE",
-            help="Many prompts: one a line, or JSON Lines (.jsonl); - reads stdin. If the run has "
-            "no tokenizer, lines are ids.",
+            help="Many prompts: one per line, or JSON Lines (.jsonl); - reads stdin. If the run "
+            "has no tokenizer, lines are ids.",
         ),
     ] = "",
     jsonl: Annotated[

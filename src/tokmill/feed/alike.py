@@ -24,7 +24,7 @@ class Alike(Rows):
     Args:
         store: with the key columns.
         length: tokens of a row; longer records are cut off at the end.
-        same: columns with one value a record.
+        same: columns with one value per record.
         size: records of an entry, at least 2.
         shards: number of shards that are mixed at a time, drawn by `seed`; 0: all. An entry belongs
             to the shard of its first record.

@@ -27,10 +27,10 @@ class Entries(Rows):
     """Entries of several records each.
 
     Args:
-        store: the store of the entries, one a record.
+        store: the store of the entries, one per record.
         length: tokens of a row; longer records are cut off at the end.
         columns: columns of `store` with record numbers of one other store. Either several columns
-            with a number or a vector of numbers a record: the entry has these records, in this
+            with a number or a vector of numbers per record: the entry has these records, in this
             order. Or one column with a value per token: the entry has one record for each token.
             Without columns an entry has `size` consecutive records of `store`; records left over
             at the end are in no entry.
@@ -174,7 +174,7 @@ class Entries(Rows):
 
 
 class Tuples(Entries):
-    """Entries of several rows, one record a row: a triplet, a group."""
+    """Entries of several rows, one record per row: a triplet, a group."""
 
     def sizes(self, entries: Array) -> Array:
         """Return how many rows each entry has."""

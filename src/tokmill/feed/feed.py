@@ -32,7 +32,7 @@ class Batch:
     `values`: name → (B,) or (B, width), columns with a value per record.
     `targets`: set by the task; name → (B,), or (B, K, …) with values along the positions of a row
     (K at most T), which are cut with the row; int64 (-1: nothing to learn) or float32. Several
-    values a row that do not belong to positions are put into `values`.
+    values per row that do not belong to positions are put into `values`.
     `shared`: (B,) int64, number of tokens at the beginning of the row that another row of the epoch
     has too; they are read here and counted there.
     `entry`: (B,) int64, ascending: the entry of the batch to which a row belongs, -1: none. Rows of

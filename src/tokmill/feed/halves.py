@@ -232,7 +232,7 @@ def codes(store: Store, name: str) -> Array:
     if column is None or column.per != "record" or column.width:
         known = [key for key, c in store.schema.items() if c.per == "record" and not c.width]
         raise UsageError(
-            f"the store has no column {name!r} with one value a record",
+            f"the store has no column {name!r} with one value per record",
             where=str(store.path),
             hint=nearest(name, known),
         )

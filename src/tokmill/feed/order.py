@@ -48,7 +48,7 @@ def _extend(state: Array, value: Array) -> Array:
 def permute(positions: Array, n: int | Array, *keys: int | Array) -> Array:
     """Return the images of `positions` under keyed permutations of 0 … n - 1 (int64, any shape).
 
-    `n` and the keys are one number for all positions, or arrays with one value a position; then
+    `n` and the keys are one number for all positions, or arrays with one value per position; then
     each position has its own permutation. Every n is at least 1, every position below its n.
     """
     values = np.asarray(positions, np.uint64).ravel().copy()

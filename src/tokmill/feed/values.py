@@ -15,7 +15,7 @@ from tokmill.store.store import Store
 
 
 def values_of(store: Store, name: str, records: Array) -> Array:
-    """Return a column with numbers a record at some records, (n,) or (n, width), in its dtype.
+    """Return a column with numbers per record at some records, (n,) or (n, width), in its dtype.
 
     records: int64 (n,), in any order. Only the shards that hold them are read.
     """
@@ -29,7 +29,7 @@ def values_of(store: Store, name: str, records: Array) -> Array:
 
 
 def value_columns(store: Store) -> list[str]:
-    """Return the columns of a store that have numbers a record."""
+    """Return the columns of a store that have numbers per record."""
     return [n for n, c in store.schema.items() if c.per == "record" and c.dtype != "utf8"]
 
 
@@ -77,7 +77,7 @@ def _store_of(rows: Rows, name: str) -> int:
         raise UsageError(
             f"the column {name!r} has a value per record, and a row may hold several records",
             where=str(rows.store.path),
-            hint='take one record a row: --set task.rows="whole"',
+            hint='take one record per row: --set task.rows="whole"',
         )
     known = [name for store in rows.value_stores for name in value_columns(store)]
     strings = [store for store in rows.value_stores if name in store.schema]

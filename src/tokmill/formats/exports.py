@@ -27,7 +27,7 @@ class ExportOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def check_column(store: Store, options: ExportOptions) -> None:
-    """Refuse a column that does not hold one id a token."""
+    """Refuse a column that does not hold one id per token."""
     column = store.schema.get(options.column)
     if column is None:
         ids = [n for n in store.token_columns if store.schema[n].dtype in ("u1", "u2", "u4")]
@@ -38,7 +38,7 @@ def check_column(store: Store, options: ExportOptions) -> None:
         )
     if column.per != "token" or column.width or column.dtype not in ("u1", "u2", "u4"):
         raise UsageError(
-            f"the column {options.column!r} does not hold one id a token",
+            f"the column {options.column!r} does not hold one id per token",
             where=str(store.path),
             hint="--column chooses another",
         )

@@ -1,4 +1,4 @@
-"""Parquet of token ids: one row a record, a list column `input_ids`."""
+"""Parquet of token ids: one row per record, a list column `input_ids`."""
 
 from __future__ import annotations
 

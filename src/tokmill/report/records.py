@@ -25,7 +25,7 @@ def matching(store: Store, conditions: Sequence[str] = ()) -> Iterator[int]:
     """Yield the numbers of the records for which every condition, COLUMN OP VALUE, holds.
 
     Conditions are those of `build select`. Raises `UsageError` for one of another form, and for a
-    column that does not hold one value a record.
+    column that does not hold one value per record.
     """
     wanted = [parse_condition(condition, store.schema) for condition in conditions]
     base = 0
@@ -149,7 +149,7 @@ def _named(ids: list[int], tokens: list[str]) -> list[str]:
 
 
 def _lines(tokens: list[str], border: list[int]) -> str:
-    """Return one instruction a line; `border`: bit 0 begins an instruction, bit 1 a block."""
+    """Return one instruction per line; `border`: bit 0 begins an instruction, bit 1 a block."""
     parts = [
         ("\n\n" if bits & 2 else "\n" if bits & 1 else " ") + token
         for token, bits in zip(tokens, border, strict=False)

@@ -14,12 +14,13 @@ WHOLE = "use integers (uint8): 1 for a token that is learned, 0 for one that is 
 def check_mask(column: Column, values: tuple[float, float], where: str) -> None:
     """Refuse a column `loss` that is no mask; `values`: its smallest and largest value.
 
-    Raises `TokmillError` unless it has one value a token, and only the values 0 and 1.
+    Raises `TokmillError` unless it has one value per token, and only the values 0 and 1.
     """
     if column.per != "token" or column.width:
         each = "a vector" if column.width else "one value"
         raise TokmillError(
-            f"the column {LOSS!r} has {each} a {column.per}; a loss mask needs one value a token",
+            f"the column {LOSS!r} has {each} per {column.per}; a loss mask needs one value "
+            "per token",
             where=where,
             hint="repeat a record's value for each of its tokens, or give the column another name",
         )

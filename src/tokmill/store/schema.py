@@ -100,8 +100,8 @@ def each_drop(drops: Iterable[Drops]) -> Iterator[Drop]:
 class Records:
     """A batch of n records, flat.
 
-    `offsets` (n + 1, int64) counts tokens; `columns` holds flat arrays, one value a token for
-    token columns, one a record for record columns (width: a second axis), `Strings` for `utf8`.
+    `offsets` (n + 1, int64) counts tokens; `columns` holds flat arrays, one value per token for
+    token columns, one per record for record columns (width: a second axis), `Strings` for `utf8`.
     `starts` (n, int64) is the byte at which each record begins in its item.
     """
 
@@ -185,7 +185,7 @@ def check_schema(schema: Schema) -> None:
             )
         if column.dtype == "utf8" and (column.per != "record" or column.width):
             raise TokmillError(
-                f"the column {name!r} holds strings, so it must have one value a record",
+                f"the column {name!r} holds strings, so it must have one value per record",
                 hint='strings need per = "record" and no width',
             )
         if column.per == "phrase":
@@ -195,7 +195,7 @@ def check_schema(schema: Schema) -> None:
             )
         if column.phrase and (column.per != "token" or column.width):
             raise TokmillError(
-                f"the column {name!r} lies in phrases, so it must have one number a token",
+                f"the column {name!r} lies in phrases, so it must have one number per token",
                 hint='phrase columns need per = "token" and no width',
             )
         if column.ref is not None and (column.phrase or column.dtype not in REFERRING):

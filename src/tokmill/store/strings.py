@@ -34,7 +34,7 @@ class Strings:
 
     @classmethod
     def flat(cls, data: Array, offsets: Array) -> Strings:
-        """Return strings that lie end to end in `data`, one a record."""
+        """Return strings that lie end to end in `data`, one per record."""
         return cls(np.arange(len(offsets) - 1), data, offsets)
 
     @classmethod

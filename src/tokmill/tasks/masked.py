@@ -289,7 +289,7 @@ class Masked(Task):
         return metrics
 
     def at_targets(self, batch: Batch, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return values a position as values a place that is predicted."""
+        """Return values per position as values per predicted place."""
         places = batch.targets[PLACES].clip(min=0)
         return {name: np.take_along_axis(value, places, 1) for name, value in values.items()}
 

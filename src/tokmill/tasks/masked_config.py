@@ -43,7 +43,7 @@ class MaskedConfig(HiddenConfig, frozen=True, forbid_unknown_fields=True, kw_onl
     """Which task this is."""
     rows: RowKind = "windows"
     """windows: of all records end to end; stream: that begin anywhere; packed: whole documents side
-    by side; whole: one record a row, between [CLS] and [SEP] where the vocabulary has them."""
+    by side; whole: one record per row, between [CLS] and [SEP] where the vocabulary has them."""
     step: int = 0
     """Tokens from one window to the next; 0: `length`."""
     segment: bool | Literal["always"] = True

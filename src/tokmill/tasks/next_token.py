@@ -42,7 +42,7 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Positions T of a row; a row reads one token more, as targets are one ahead."""
     rows: RowKind = "windows"
     """windows: of all records end to end; stream: that begin anywhere; packed: whole documents side
-    by side; whole: one record a row."""
+    by side; whole: one record per row."""
     step: int = 0
     """Tokens from one window to the next; 0: `length`. A token in two windows is a target once."""
     column: str = ""

@@ -19,7 +19,7 @@ from tokmill.text.chat_templates import BREAK, CLOSE, END, MARKS, OPEN
 from tokmill.text.encoders import make_encoder
 
 Encoded = tuple[Array, Array, Array, Array]
-"""ids (uint32), offsets (int64, chats + 1), learned (uint8, one a token), bytes of each chat."""
+"""ids (uint32), offsets (int64, chats + 1), learned (uint8, one per token), bytes of each chat."""
 
 
 def control_tokens(data: Mapping[str, Any], template: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""JSON Lines: one record a line, documents from its fields."""
+"""JSON Lines: one record per line, documents from its fields."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class JsonlSource(DocumentSource):
         return None
 
     def _line_by_line(self, data: bytes) -> tuple[list[Any], Array, list[str]]:
-        """Return the records, which lines they are (bool, one a line), reasons of the others."""
+        """Return the records, which lines they are (bool, one per line), reasons of the others."""
         records: list[Any] = []
         kept: list[bool] = []
         refused: list[str] = []

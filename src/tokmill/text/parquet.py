@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: one record a row, documents from its columns."""
+"""Parquet and Arrow files: one record per row, documents from its columns."""
 
 from __future__ import annotations
 

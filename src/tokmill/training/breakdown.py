@@ -38,7 +38,7 @@ class Groups:
         known = [key for key, c in schema.items() if c.per == "record" and not c.width]
         if name not in known:
             raise UsageError(
-                f"by: the store has no column {name!r} with one value a record",
+                f"by: the store has no column {name!r} with one value per record",
                 where=str(self.store.path),
                 hint=nearest(name, known),
             )

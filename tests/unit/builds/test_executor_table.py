@@ -49,34 +49,34 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "somewhere", "host:port", "h:99999"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    executor = pytest.importorskip("tokmill.builds.ray_executor", reason="needs the extra ray")
-    with pytest.raises(UsageError, match="no address of a cluster"):
-        executor._check_address(address)
+    cluster = pytest.importorskip("tokmill.builds.ray_cluster", reason="needs the extra ray")
+    with pytest.raises(UsageError, match="not the address of a cluster"):
+        cluster._check_address(address)
 
 
 def test_where_no_cluster_answers() -> None:
-    executor = pytest.importorskip("tokmill.builds.ray_executor", reason="needs the extra ray")
+    cluster = pytest.importorskip("tokmill.builds.ray_cluster", reason="needs the extra ray")
     with pytest.raises(MachineError, match="no Ray cluster answers at 127.0.0.1:1 ") as caught:
-        executor._check_address("127.0.0.1:1")
+        cluster._check_address("127.0.0.1:1")
     assert "ray start --head" in caught.value.hint
 
 
 def test_what_keeps_a_machine_from_working_for_a_build(tmp_path: Path) -> None:
-    executor = pytest.importorskip("tokmill.builds.ray_executor", reason="needs the extra ray")
+    cluster = pytest.importorskip("tokmill.builds.ray_cluster", reason="needs the extra ray")
     proof = tmp_path / "store" / "proof"
-    shared = executor.Shared(str(proof), "content", [str(tmp_path)], __version__)
-    assert f"does not see the folder {proof.parent} (No such" in executor.problem_here(shared)
+    shared = cluster.Shared(str(proof), "content", [str(tmp_path)], __version__)
+    assert f"does not see the folder {proof.parent} (No such" in cluster.problem_here(shared)
     proof.parent.mkdir()
     proof.write_text("of another build")
-    assert executor.problem_here(shared) == f"sees another folder {proof.parent}"
+    assert cluster.problem_here(shared) == f"sees another folder {proof.parent}"
     proof.write_text("content")
-    assert executor.problem_here(shared) == ""
+    assert cluster.problem_here(shared) == ""
     assert [path.name for path in proof.parent.iterdir()] == ["proof"]
-    found = executor.problem_here(shared._replace(inputs=[str(tmp_path), "/no/input"]))
+    found = cluster.problem_here(shared._replace(inputs=[str(tmp_path), "/no/input"]))
     assert found == "does not see the input /no/input"
-    found = executor.problem_here(shared._replace(version="9"))
+    found = cluster.problem_here(shared._replace(version="9"))
     assert found == f"has tokmill {__version__}, not 9"
     if os.geteuid():
         proof.parent.chmod(0o500)
-        assert "cannot write to the folder" in executor.problem_here(shared)
+        assert "cannot write to the folder" in cluster.problem_here(shared)
         proof.parent.chmod(0o700)

@@ -86,7 +86,7 @@ def test_where_both_fit_one_must_say_which(tmp_path: Path) -> None:
     store = token_store(tmp_path / "s", [[[1], [2], [3]]]).path
     file = saved(store, np.arange(3))
     with pytest.raises(
-        UsageError, match="one a record or one a token: .* 3 records and 3"
+        UsageError, match="one per record or one per token: .* 3 records and 3"
     ) as error:
         made(store, file)
     assert "--per" in error.value.hint
@@ -178,7 +178,7 @@ def test_options_that_make_no_sense(store: Path, options: dict[str, Any], what: 
         (np.arange(11) % 2 - 1, "holds -1"),
         (np.full(11, 255, "u1"), "holds 255"),
         (np.ones(11), "floating-point"),
-        (np.arange(5) % 2, "one value a record"),
+        (np.arange(5) % 2, "one value per record"),
         (np.zeros((11, 2), int), "a vector per token"),
     ],
 )

@@ -184,7 +184,7 @@ def test_vectors_of_references(listed: Store, functions: Path) -> None:
         members = listed.record(int(entry))["member"][:3]
         assert np.array_equal(batch.columns["vector"][row, : len(members)], values[members])
         assert not batch.columns["vector"][row, len(members) :].any()
-    with pytest.raises(UsageError, match="vector a record"):
+    with pytest.raises(UsageError, match="vector per record"):
         Vectors("member", Store(functions, ["label"]), "label")
 
 

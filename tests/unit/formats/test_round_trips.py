@@ -128,7 +128,7 @@ def test_another_column_can_be_exported(kind, tmp_path):
     assert [i for record in ids_of(again) for i in record] == expected
     with pytest.raises(UsageError, match="no column 'token'"):
         write(kind, store, tmp_path / "b", **EXPORT_OPTIONS.get(kind, {}))
-    with pytest.raises(UsageError, match="does not hold one id a token"):
+    with pytest.raises(UsageError, match="does not hold one id per token"):
         write(kind, store, tmp_path / "c", **{**options, "column": "score"})
 
 

@@ -34,7 +34,7 @@ def test_matching_counts_through_shards(tmp_path: Path, monkeypatch: pytest.Monk
         ("name", "COLUMN OP VALUE"),
         ("nam=x", "did you mean"),
         ("level=x", "holds numbers"),
-        ("token=2", "one value a record"),
+        ("token=2", "one value per record"),
     ],
 )
 def test_conditions_that_cannot_be(tmp_path: Path, condition: str, message: str) -> None:

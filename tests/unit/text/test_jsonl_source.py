@@ -196,7 +196,7 @@ def test_files_against_the_slow_twin(
 
 
 def test_an_object_is_never_put_together_from_two_lines(tmp_path: Path) -> None:
-    """As many objects as lines, but not one a line: the fast way must not be taken."""
+    """As many objects as lines, but not one per line: the fast way must not be taken."""
     path = jsonl(tmp_path / "x.jsonl", ['{"text": "a"', '}{"text": "b"}'])
     assert read(path)[0] == []
     path = jsonl(tmp_path / "x.jsonl", ['{"text": "}', '{"}', '{"text": "a"}{"text": "b"}'])

@@ -126,7 +126,7 @@ def test_a_dataset_of_others_reads_it(learned: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "what"),
     [
-        (Column("u1", per="record"), [1, 0], "one value a record; a loss mask needs one value a"),
+        (Column("u1", per="record"), [1, 0], "one value per record; a loss mask needs one value"),
         (Column("u1"), [0, 1, 2, 0, 1], "holds 2"),
         (Column("i8"), [0, 1, -1, 0, 1], "holds -1"),
         (Column("f4"), [0, 0.5, 1, 0, 1], "floating-point"),
