@@ -279,6 +279,8 @@ EXTRA_PACKAGES: dict[str, str] = {
     "deepspeed": "deepspeed",
     "google_crc32c": "tensorflow",
     "ray": "ray",
+    "torch_mlir": "mlir",
+    "gymnasium": "mlir",
     "matplotlib": "plot",
     "jinja2": "text",
     "tensorboard": "track",

@@ -48,6 +48,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     ),
     "spell": ("tokmill.cli.spell:spell", "programs", "Write programs as kTrans or asm2vec do."),
     "bbv": ("tokmill.cli.bbv:app", "programs", "Profile executions: block vectors, CPI."),
+    "rl": ("tokmill.cli.rl:app", "programs", "Find and replay schedules of MLIR modules."),
     "train": ("tokmill.cli.train:train", "training", "Train a model on a store."),
     "eval": ("tokmill.cli.evaluate:evaluate", "training", "Measure the loss of a run on a store."),
     "embed": ("tokmill.cli.embed:embed", "training", "Make vectors of records with a run."),

@@ -1,0 +1,1 @@
+"""MLIR modules: operations, schedules, and what they cost when they run on this machine."""

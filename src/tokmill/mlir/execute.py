@@ -1,0 +1,174 @@
+"""Run in a child: compile a module with and without a schedule, time both, compare what they give.
+
+Buffers are page-aligned, as alignment alone changes the time of a vector kernel by a third, and
+hold random numbers: pages of zeros that were never written share one page of memory, which
+flatters whatever is bound by memory. Outputs are poisoned before each run, so that what a kernel
+does not write is seen. Times are CPU time of the thread, the least of several runs, baseline and
+candidate in turns.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.mlir import lower, operations, toolkit
+
+TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "i8": np.int8}
+NAME = "tokmill_kernel"
+KEPT = 4
+"""Baselines that stay compiled."""
+_baselines: OrderedDict[str, Kernel] = OrderedDict()
+
+
+class Kernel:
+    """A compiled module and its buffers."""
+
+    def __init__(self, text: str, schedule: str | None, seed: int) -> None:
+        since = time.thread_time()
+        inside = toolkit.context()
+        module = toolkit.parse(text, inside, "module")
+        with inside, toolkit.ir().Location.unknown():
+            operations.find(module, "module")
+            function = operations.entry(module, "module")
+            kind = function.function_type.value
+            shapes = [operations.type_of(one, "module") for one in (*kind.inputs, *kind.results)]
+            self.inputs = len(kind.inputs)
+            # `main` would be the one of this process.
+            function.attributes["sym_name"] = toolkit.ir().StringAttr.get(NAME)
+            function.attributes["llvm.emit_c_interface"] = toolkit.ir().UnitAttr.get()
+            if schedule is not None:
+                lower.transform(module, schedule)
+            lower.lower(module)
+            self.engine = lower.compiled(module)
+        self.seconds = time.thread_time() - since
+        self.buffers = [_aligned(shape, TYPES[element]) for shape, element in shapes]
+        fill(self.buffers[: self.inputs], seed)
+        descriptor = plugins.require("torch_mlir.runtime").get_ranked_memref_descriptor
+        self._descriptors = [descriptor(buffer) for buffer in self.buffers]
+        # The engine's calling convention: an array of pointers to arguments, which are themselves
+        # pointers to descriptors.
+        self._pointers = [ctypes.pointer(one) for one in self._descriptors]
+        self._packed = (ctypes.c_void_p * len(self._pointers))(
+            *[ctypes.addressof(one) for one in self._pointers]
+        )
+        self._call = self.engine.lookup(NAME)
+
+    def run(self) -> int:
+        """Run once and return the CPU time of this thread in nanoseconds."""
+        since = time.thread_time_ns()
+        self._call(self._packed)
+        return time.thread_time_ns() - since
+
+    def poison(self) -> None:
+        """Overwrite the outputs."""
+        for buffer in self.buffers[self.inputs :]:
+            buffer.fill(-77 if buffer.dtype.kind == "i" else np.nan)
+
+    @property
+    def outputs(self) -> list[np.ndarray[Any, Any]]:
+        """Return what it computed."""
+        return self.buffers[self.inputs :]
+
+
+def measure(request: dict[str, Any]) -> dict[str, Any]:
+    """Time a schedule of a module beside the module as it is.
+
+    `request`: `module`, `schedule` (texts), `runs`, `seed`, `lengths` (longest sum of additions),
+    `most_seconds` of CPU for all runs. The answer: `status` (`ok`, `wrong` or `refused`),
+    `reason`, and for what ran `times` and `baseline` (ns, a run each), `compile` (s), `error`
+    and `allowed`, the largest difference found and allowed, in units of the largest result.
+    """
+    module, seed = request["module"], request["seed"]
+    base = _baseline(module, seed)
+    try:
+        kernel = Kernel(module, request["schedule"], seed)
+    except lower.Refused as error:
+        return {"status": "refused", "reason": error.what}
+    error, allowed = _difference(base, kernel, request["length"])
+    answer = {
+        "compile": kernel.seconds,
+        "error": error,
+        "allowed": allowed,
+    }
+    if not error <= allowed:
+        return answer | {"status": "wrong", "reason": f"results differ by {error:.2g}"}
+    times, baseline = _in_turns(base, kernel, request["runs"], request["most_seconds"])
+    return answer | {"status": "ok", "reason": "", "times": times, "baseline": baseline}
+
+
+def _baseline(module: str, seed: int) -> Kernel:
+    key = f"{seed} {module}"
+    if key not in _baselines:
+        _baselines[key] = Kernel(module, None, seed)
+        if len(_baselines) > KEPT:
+            _baselines.popitem(last=False)
+    _baselines.move_to_end(key)
+    return _baselines[key]
+
+
+def _in_turns(
+    base: Kernel, kernel: Kernel, runs: int, most_seconds: float
+) -> tuple[list[int], list[int]]:
+    times: list[int] = []
+    baseline: list[int] = []
+    while len(times) < runs and (
+        len(times) < 2 or (sum(times) + sum(baseline)) / 1e9 < most_seconds
+    ):
+        baseline.append(base.run())
+        times.append(kernel.run())
+    return times, baseline
+
+
+def _difference(base: Kernel, kernel: Kernel, length: int) -> tuple[float, float]:
+    for one in (base, kernel):
+        one.poison()
+        one.run()
+    return difference(base.outputs, kernel.outputs, length)
+
+
+def difference(
+    wanted: list[np.ndarray[Any, Any]], given: list[np.ndarray[Any, Any]], length: int
+) -> tuple[float, float]:
+    """Return the largest difference of results and the largest allowed one.
+
+    Both are in units of the largest absolute result. Sums of n float32 numbers in another order
+    differ by some eps · sqrt(n); 16 times that is allowed, and 1e-6 at least. Whole numbers must
+    be equal. A number that is no number on one side alone is an infinite difference.
+    """
+    worst, allowed = 0.0, 0.0
+    for left, right in zip(wanted, given, strict=True):
+        if left.dtype.kind == "i":
+            worst = max(worst, float(np.any(left != right)))
+            continue
+        eps = float(np.finfo(left.dtype).eps)
+        allowed = max(allowed, 16 * eps * float(np.sqrt(max(length, 1))), 8 * eps)
+        odd = ~np.isfinite(left) | ~np.isfinite(right)
+        if np.any(odd) and not np.array_equal(left[odd], right[odd], equal_nan=True):
+            return float("inf"), allowed
+        scale = float(np.max(np.abs(left[~odd]), initial=0.0)) or 1.0
+        gap = np.abs(left[~odd].astype(np.float64) - right[~odd])
+        worst = max(worst, float(np.max(gap, initial=0.0)) / scale)
+    return worst, allowed
+
+
+def fill(buffers: list[np.ndarray[Any, Any]], seed: int) -> None:
+    """Fill input buffers with random numbers, the same for the same seed."""
+    random = np.random.default_rng(seed)
+    for buffer in buffers:
+        if buffer.dtype.kind == "f":
+            buffer[...] = random.standard_normal(buffer.shape, np.float32)
+        else:
+            buffer[...] = random.integers(-4, 5, buffer.shape)
+
+
+def _aligned(shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(kind).itemsize
+    pages = mmap.mmap(-1, max(size, 1))
+    return np.frombuffer(pages, np.uint8, size).view(kind).reshape(shape)

@@ -1,0 +1,195 @@
+"""Which actions an operation allows: the state of a schedule as it grows, without MLIR.
+
+The rules are those of the original's environment: tiles are powers of two that divide the loop,
+only parallel loops become parallel, a vector has at most 512 iterations, and nothing comes after
+vectorization. What the rules allow can still be refused by MLIR; what they forbid is never tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tokmill.errors import UsageError
+from tokmill.mlir import schedule as actions
+from tokmill.mlir.operations import Operation
+
+TILES = (0, 1, 2, 4, 8, 16, 32, 64)
+"""Sizes of tiles; 0 leaves a loop whole."""
+WIDEST = 512
+"""Iterations of a tile that is made a vector."""
+LONGEST = 5
+"""Actions on one operation, as in the original."""
+_DECOMPOSED = {
+    # Two-dimensional windows whose outer part is 1 become one-dimensional: the loops that must
+    # be 1, an output dimension and the window's.
+    "linalg.conv_2d_nchw_fchw": (2, 5),
+    "linalg.conv_2d_nhwc_hwcf": (1, 4),
+    "linalg.pooling_nchw_max": (2, 4),
+    "linalg.pooling_nchw_sum": (2, 4),
+    "linalg.pooling_nhwc_max": (1, 4),
+    "linalg.pooling_nhwc_sum": (1, 4),
+}
+_IM2COL = {"linalg.conv_2d_nchw_fchw", "linalg.conv_2d_nhwc_hwcf"}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One operation in the middle of a schedule."""
+
+    operation: Operation
+    bounds: tuple[int, ...]
+    """Iterations of the loops of its innermost tile."""
+    parallel: tuple[bool, ...]
+    taken: tuple[actions.AnyAction, ...] = ()
+    named: bool = True
+    """Whether it is still the operation of its name, with loops in their order."""
+    cut: bool = False
+    parallelised: bool = False
+    done: bool = False
+
+    @property
+    def volume(self) -> int:
+        """Return the iterations of its innermost tile."""
+        volume = 1
+        for bound in self.bounds:
+            volume *= bound
+        return volume
+
+    @property
+    def decomposes(self) -> bool:
+        """Return whether it becomes a one-dimensional window before it is vectorized."""
+        loops = _DECOMPOSED.get(self.operation.name) if self.named else None
+        return loops is not None and all(self.bounds[loop] == 1 for loop in loops)
+
+
+def begin(operation: Operation) -> State:
+    """Return the state before any action."""
+    return State(operation, operation.bounds, operation.parallel)
+
+
+def tiles(state: State, loop: int) -> list[bool]:
+    """Return for each of `TILES` whether a loop may be cut so."""
+    bound = state.bounds[loop]
+    return [size == 0 or (size < bound and bound % size == 0) for size in TILES]
+
+
+def allowed(state: State) -> dict[str, bool]:
+    """Return for each kind of action whether the operation allows one of it now."""
+    going = not state.done
+    more = going and len(state.taken) < LONGEST
+    cuts = more and any(any(tiles(state, loop)[1:]) for loop in range(len(state.bounds)))
+    free = any(
+        parallel and any(tiles(state, loop)[1:]) for loop, parallel in enumerate(state.parallel)
+    )
+    first = not state.taken
+    windows = state.operation.kind in ("conv", "pooling") and state.named
+    return {
+        "tile": cuts,
+        "parallel": cuts and free and not state.parallelised,
+        # A producer is found through the slices that one cut makes, so before any other cut.
+        "fuse": cuts and free and not state.cut and bool(state.operation.producers),
+        "interchange": more and len(state.bounds) > 1 and not windows,
+        "pack": more and first and state.operation.kind == "matmul",
+        "im2col": more and first and state.operation.name in _IM2COL,
+        "vectorize": going and state.volume <= WIDEST and (not windows or state.decomposes),
+        "stop": going,
+    }
+
+
+def take(state: State, action: actions.AnyAction) -> State:
+    """Return the state after an action; raises `UsageError` if it is not allowed."""
+    kind = str(action.__struct_config__.tag)
+    if not allowed(state)[kind]:
+        raise UsageError(
+            f"{kind} is not possible on {state.operation.tag} ({state.operation.name}) now",
+            hint=f"possible: {', '.join(name for name, may in allowed(state).items() if may)}",
+        )
+    taken = (*state.taken, action)
+    if isinstance(action, actions.Stop):
+        return replace(state, done=True)
+    if isinstance(action, actions.Vectorize):
+        return replace(state, taken=taken, done=True)
+    if isinstance(action, actions.Interchange):
+        _check(sorted(action.order) == list(range(len(state.bounds))), state, "order", action.order)
+        return replace(
+            state,
+            taken=taken,
+            named=False,
+            bounds=tuple(state.bounds[loop] for loop in action.order),
+            parallel=tuple(state.parallel[loop] for loop in action.order),
+        )
+    if isinstance(action, actions.Im2col):
+        return _im2col(state, taken)
+    sizes = action.sizes
+    _check(len(sizes) == len(state.bounds), state, "sizes", sizes)
+    for loop, size in enumerate(sizes):
+        fits = size in TILES and tiles(state, loop)[TILES.index(size)]
+        _check(fits, state, "sizes", sizes)
+    if isinstance(action, actions.Pack):
+        return _pack(state, action, taken)
+    _check(any(sizes), state, "sizes", sizes)
+    if not isinstance(action, actions.Tile):
+        outer = [size for size, free in zip(sizes, state.parallel, strict=True) if not free]
+        _check(not any(outer), state, "sizes of parallel loops", sizes)
+    return replace(
+        state,
+        taken=taken,
+        bounds=tuple(size or bound for size, bound in zip(sizes, state.bounds, strict=True)),
+        cut=True,
+        parallelised=state.parallelised or not isinstance(action, actions.Tile),
+    )
+
+
+def replay(operations: Sequence[Operation], schedule: actions.Schedule) -> list[State]:
+    """Return the states of all operations after a schedule; raises `UsageError` where it breaks."""
+    states = {operation.tag: begin(operation) for operation in operations}
+    for action in schedule:
+        if action.op not in states:
+            raise UsageError(
+                f"the schedule names {action.op!r}, which the module has not",
+                hint=f"operations: {', '.join(states)}",
+            )
+        states[action.op] = take(states[action.op], action)
+    return list(states.values())
+
+
+def decomposed(states: Sequence[State]) -> list[str]:
+    """Return the tags of operations that become one-dimensional before they are vectorized."""
+    return [state.operation.tag for state in states if state.decomposes]
+
+
+def _im2col(state: State, taken: tuple[actions.AnyAction, ...]) -> State:
+    bounds = state.operation.bounds
+    if state.operation.name == "linalg.conv_2d_nchw_fchw":
+        batch, filters, high, wide, channels, tall, broad = bounds
+        loops = (batch, filters, high * wide, channels * tall * broad)
+    else:
+        batch, high, wide, filters, tall, broad, channels = bounds
+        loops = (batch, high * wide, filters, tall * broad * channels)
+    return replace(
+        state, taken=taken, named=False, bounds=loops, parallel=(True, True, True, False)
+    )
+
+
+def _pack(state: State, action: actions.Pack, taken: tuple[actions.AnyAction, ...]) -> State:
+    _check(any(action.sizes), state, "sizes", action.sizes)
+    pairs = list(zip(action.sizes, state.bounds, state.parallel, strict=True))
+    outer = tuple(bound // size if size else bound for size, bound, _ in pairs)
+    inner = [(size, free) for size, _, free in pairs if size]
+    return replace(
+        state,
+        taken=taken,
+        named=False,
+        bounds=outer + tuple(size for size, _ in inner),
+        parallel=state.parallel + tuple(free for _, free in inner),
+    )
+
+
+def _check(fine: bool, state: State, what: str, given: Sequence[int]) -> None:
+    if not fine:
+        raise UsageError(
+            f"{what} {list(given)} do not fit {state.operation.tag} "
+            f"({state.operation.name}) with loops {list(state.bounds)}",
+            hint=f"tiles are among {list(TILES)}, smaller than the loop, and divide it",
+        )

@@ -1,0 +1,158 @@
+"""From linalg on tensors to machine code in this process: schedule, bufferize, lower, compile.
+
+Each pattern of vector lowering is applied alone, with canonicalization after it: several in one
+set can undo each other without end (LLVM 22 took 12 GB and 70 s for one small schedule).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+from tokmill.mlir import toolkit
+
+BEFORE_BUFFERS = (
+    "transform.apply_patterns.vector.reduction_to_contract",
+    "transform.apply_patterns.vector.transfer_permutation_patterns",
+    "transform.apply_patterns.tensor.fold_tensor_subset_ops_into_vector_transfers",
+)
+VECTORS = (
+    'transform.apply_patterns.vector.lower_contraction lowering_strategy = "outerproduct"',
+    "transform.apply_patterns.vector.transfer_permutation_patterns",
+    'transform.apply_patterns.vector.reorder_multi_reduction_dims lowering_strategy = '
+    '"innerparallel"',
+    'transform.apply_patterns.vector.multi_reduction_flattening lowering_strategy = '
+    '"innerparallel"',
+    'transform.apply_patterns.vector.multi_reduction_unrolling lowering_strategy = '
+    '"innerparallel"',
+    "transform.apply_patterns.vector.lower_outerproduct",
+    "transform.apply_patterns.vector.split_transfer_full_partial split_transfer_strategy = "
+    '"linalg-copy"',
+    "transform.apply_patterns.vector.transfer_to_scf max_transfer_rank = 1 full_unroll = true",
+    "transform.apply_patterns.vector.lower_transfer max_transfer_rank = 1",
+    "transform.apply_patterns.vector.lower_shape_cast",
+    'transform.apply_patterns.vector.lower_transpose lowering_strategy = "shuffle_1d"',
+    "transform.apply_patterns.vector.lower_broadcast",
+)
+BUFFERS = (
+    "canonicalize",
+    "cse",
+    "eliminate-empty-tensors",
+    "one-shot-bufferize{bufferize-function-boundaries=1 "
+    "function-boundary-type-conversion=identity-layout-map}",
+    "buffer-results-to-out-params{hoist-static-allocs=1 modify-public-functions=1}",
+    "canonicalize",
+    "cse",
+    "func.func(buffer-loop-hoisting,promote-buffers-to-stack{max-alloc-size-in-bytes=65536 "
+    "max-rank-of-allocated-memref=8})",
+    "buffer-deallocation-pipeline",
+)
+MACHINE = (
+    "convert-linalg-to-loops",
+    "func.func(scf-forall-to-for)",
+    "fold-memref-alias-ops",
+    "expand-strided-metadata",
+    "lower-affine",
+    "arith-expand",
+    "canonicalize",
+    "cse",
+    "convert-scf-to-cf",
+    "convert-vector-to-llvm",
+    "convert-math-to-llvm",
+    "finalize-memref-to-llvm",
+    "convert-arith-to-llvm",
+    "convert-ub-to-llvm",
+    "convert-index-to-llvm",
+    "convert-cf-to-llvm",
+    "convert-func-to-llvm",
+    "reconcile-unrealized-casts",
+    "canonicalize",
+    "cse",
+)
+
+
+class Refused(TokmillError):
+    """A schedule that MLIR declines: the module is as it was asked for, but cannot be made so."""
+
+
+def transform(module: Any, schedule: str) -> None:
+    """Apply the text of a schedule to a module; raises `Refused` with MLIR's reason."""
+    bindings = toolkit.ir()
+    interpreter = plugins.require("torch_mlir.dialects.transform.interpreter")
+    sequence = toolkit.parse(schedule, module.context, "schedule")
+    try:
+        interpreter.apply_named_sequence(
+            module.operation, sequence.body.operations[0], sequence.operation
+        )
+    except (bindings.MLIRError, ValueError, RuntimeError) as error:
+        raise Refused(
+            f"MLIR cannot apply the schedule: {toolkit.first_error(str(error))}",
+            hint="another schedule of this operation may pass",
+        ) from None
+
+
+def lower(module: Any) -> None:
+    """Turn a module on tensors into LLVM's dialect; results become arguments behind the others."""
+    transform(module, _patterns(BEFORE_BUFFERS))
+    _passes(module, BUFFERS)
+    _copies(module)
+    transform(module, _patterns(VECTORS))
+    _copies(module)
+    _passes(module, MACHINE)
+
+
+def compiled(module: Any) -> Any:
+    """Return an execution engine of a lowered module."""
+    engine = plugins.require("torch_mlir.execution_engine")
+    return engine.ExecutionEngine(module, opt_level=3)
+
+
+def _passes(module: Any, names: tuple[str, ...]) -> None:
+    bindings = toolkit.ir()
+    manager = plugins.require("torch_mlir.passmanager").PassManager
+    try:
+        with module.context:
+            manager.parse(f"builtin.module({','.join(names)})").run(module.operation)
+    except bindings.MLIRError as error:
+        raise Refused(
+            f"MLIR cannot lower the module: {toolkit.first_error(str(error))}",
+            hint="another schedule of this operation may pass",
+        ) from None
+
+
+def _copies(module: Any) -> None:
+    """Write copies as linalg does: `memref.copy` would call a library that is not there."""
+    bindings, linalg = toolkit.ir(), plugins.require("torch_mlir.dialects.linalg")
+    found: list[Any] = []
+
+    def look(operation: Any) -> Any:
+        if operation.name == "memref.copy":
+            found.append(operation)
+        return bindings.WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    for operation in found:
+        with module.context, bindings.Location.unknown(), bindings.InsertionPoint(operation):
+            source, target = operation.operands
+            linalg.copy(source, outs=[target])
+        operation.erase()
+
+
+def _patterns(names: tuple[str, ...]) -> str:
+    lines = []
+    for number, name in enumerate(names):
+        lines.append(
+            f'    %f{number} = transform.structured.match ops{{["func.func"]}} in %module : '
+            "(!transform.any_op) -> !transform.any_op"
+        )
+        for one in (name, "transform.apply_patterns.canonicalization"):
+            lines.append(
+                f"    transform.apply_patterns to %f{number} {{ {one} }} : !transform.any_op"
+            )
+    inner = "\n".join(lines)
+    return (
+        "module attributes {transform.with_named_sequence} {\n"
+        "  transform.named_sequence @__transform_main(%module: !transform.any_op) {\n"
+        f"{inner}\n    transform.yield\n  }}\n}}\n"
+    )

@@ -1,0 +1,242 @@
+"""What a schedule is worth: measured in a child that may die, kept in a cache, never trusted alone.
+
+A result is a time beside the unscheduled module in the same child, and only after the outputs of
+both were compared. A schedule that MLIR declines, that computes something else, that hangs or
+ends the child is a result too, with a status of its own, and never a speed-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sqlite3
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.child import Child, ChildDied, Limits
+from tokmill.errors import MachineError
+from tokmill.mlir import schedule as actions
+
+STATUSES = ("ok", "wrong", "refused", "timeout", "memory", "crashed")
+VERSION = 1
+"""Of what is measured and how; another version does not read results of this one."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How schedules are measured."""
+
+    runs: int = 5
+    """Runs of candidate and baseline, in turns; the least time of each counts."""
+    seconds: float = 30.0
+    """Seconds that compiling and running one candidate may take."""
+    most_seconds: float = 2.0
+    """CPU seconds after which no further run is begun."""
+    memory_mb: int = 4096
+    """MiB that the child may take."""
+    seed: int = 0
+    """Of the random numbers in the inputs."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of one schedule."""
+
+    status: str
+    """One of `STATUSES`."""
+    reason: str = ""
+    nanoseconds: float = float("nan")
+    """Least CPU time of a run."""
+    baseline: float = float("nan")
+    """The same of the module without a schedule."""
+    noise: float = float("nan")
+    """Median over least time of the baseline, less 1: gains below it are none."""
+    error: float = float("nan")
+    """Largest difference of results in units of the largest one."""
+    allowed: float = float("nan")
+    compile_seconds: float = float("nan")
+
+    @property
+    def speedup(self) -> float:
+        """Return how many times as fast as the baseline; NaN for what gave no result."""
+        return self.baseline / self.nanoseconds
+
+    @property
+    def gain(self) -> float:
+        """Return the speed-up, or 1 where it lies within the noise of the baseline."""
+        return 1.0 if abs(self.speedup - 1) <= self.noise else self.speedup
+
+
+class Measurements:
+    """Measured schedules of modules: `with Measurements(Settings(), cache) as m: m(text, …)`.
+
+    The child is started at the first call that the cache does not answer; `evaluations` counts
+    all answers and `hits` those from the cache.
+    """
+
+    def __init__(self, settings: Settings, cache: Path | None = None) -> None:
+        self.settings = settings
+        self.evaluations = self.hits = 0
+        self._cache = None if cache is None else Cache(cache)
+        limits = Limits(seconds=settings.seconds, memory=settings.memory_mb << 20)
+        self._child = Child("tokmill.mlir.execute:measure", limits)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child and close the cache."""
+        self._child.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    def __call__(
+        self,
+        module: str,
+        schedule: actions.Schedule,
+        decomposed: list[str],
+        length: int,
+        *,
+        again: bool = False,
+    ) -> Result:
+        """Return what a schedule of a module is worth.
+
+        `length` is the longest sum in the module, from which the allowed difference follows.
+        With `again` it is measured anew, in a new child, and the cache keeps the new result.
+        """
+        self.evaluations += 1
+        text = actions.text(schedule, decomposed)
+        key = _key(module, text, self.settings)
+        if self._cache is not None and not again and (known := self._cache.get(key)):
+            self.hits += 1
+            return known
+        if again:
+            self._child.close()
+        result = self._measure(module, text, length)
+        if self._cache is not None:
+            self._cache.put(key, result)
+        return result
+
+    def _measure(self, module: str, schedule: str, length: int) -> Result:
+        request = {
+            "module": module,
+            "schedule": schedule,
+            "runs": self.settings.runs,
+            "seed": self.settings.seed,
+            "length": length,
+            "most_seconds": self.settings.most_seconds,
+        }
+        try:
+            answer = self._child(request)
+        except ChildDied as died:
+            return _dead(died)
+        return _result(answer)
+
+
+def _result(answer: dict[str, Any]) -> Result:
+    if answer["status"] == "refused":
+        return Result(status="refused", reason=answer["reason"])
+    known = {
+        "error": answer["error"],
+        "allowed": answer["allowed"],
+        "compile_seconds": answer["compile"],
+    }
+    if answer["status"] == "wrong":
+        return Result(status="wrong", reason=answer["reason"], **known)
+    baseline = np.array(answer["baseline"])
+    return Result(
+        status="ok",
+        nanoseconds=float(min(answer["times"])),
+        baseline=float(baseline.min()),
+        noise=float(np.median(baseline) / baseline.min() - 1),
+        **known,
+    )
+
+
+def _dead(died: ChildDied) -> Result:
+    passed = "" if died.ended is None else died.ended.passed
+    status = "memory" if "MiB" in passed else "timeout" if passed else "crashed"
+    return Result(status=status, reason=died.what)
+
+
+class Cache:
+    """Results by what was measured, in an SQLite file that several processes may use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._data = sqlite3.connect(path, timeout=60, isolation_level=None)
+            self._data.execute("PRAGMA journal_mode = WAL")
+            self._data.execute(
+                "CREATE TABLE IF NOT EXISTS results (key BLOB PRIMARY KEY, result BLOB NOT NULL)"
+            )
+        except (OSError, sqlite3.Error) as error:
+            raise _unusable(path, error) from None
+
+    def get(self, key: bytes) -> Result | None:
+        """Return the result of a key; None if it has none that can be read."""
+        try:
+            row = self._data.execute("SELECT result FROM results WHERE key = ?", (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise _unusable(self.path, error) from None
+        if row is None:
+            return None
+        with contextlib.suppress(msgspec.DecodeError, TypeError):
+            return msgspec.msgpack.decode(row[0], type=Result)
+        return None
+
+    def put(self, key: bytes, result: Result) -> None:
+        """Keep a result."""
+        try:
+            self._data.execute(
+                "INSERT OR REPLACE INTO results VALUES (?, ?)",
+                (key, msgspec.msgpack.encode(result)),
+            )
+        except sqlite3.Error as error:
+            raise _unusable(self.path, error) from None
+
+    def close(self) -> None:
+        """Close the file."""
+        self._data.close()
+
+
+def _unusable(path: Path, error: Exception) -> MachineError:
+    return MachineError(
+        f"the cache of measurements cannot be used: {error}",
+        where=str(path),
+        hint="give another file, or remove this one: it holds times alone",
+    )
+
+
+def _key(module: str, schedule: str, settings: Settings) -> bytes:
+    digest = hashlib.sha256()
+    for part in (str(VERSION), machine(), module, schedule, repr(settings)):
+        digest.update(part.encode() + b"\0")
+    return digest.digest()
+
+
+def machine() -> str:
+    """Return processor and versions that a time belongs to."""
+    version = plugins.require("importlib.metadata").version
+    return f"{_processor()}; torch-mlir {version('torch-mlir')}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"

@@ -1,0 +1,262 @@
+"""What the linalg operations of a module are: loops, accesses, arithmetic, and who feeds whom."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tokmill.errors import TokmillError
+from tokmill.mlir import toolkit
+
+KINDS = ("generic", "matmul", "conv", "pooling", "add", "unknown")
+"""Types of operations, in the order of the original's one-hot vector."""
+ARITHMETIC = ("add", "sub", "mul", "div", "exp")
+"""What is counted in an operation's body, in the original's order."""
+_COUNTED = {
+    "arith.addf": 0,
+    "arith.addi": 0,
+    "arith.subf": 1,
+    "arith.subi": 1,
+    "arith.mulf": 2,
+    "arith.muli": 2,
+    "arith.divf": 3,
+    "arith.divsi": 3,
+    "arith.divui": 3,
+    "math.exp": 4,
+}
+_PARTS = {"linalg.fill", "linalg.yield", "linalg.index"}
+"""Operations of the dialect that prepare data or stand inside of others: nothing to schedule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How an operation indexes one operand: a row a dimension of the tensor.
+
+    `matrix` (dimensions, loops + 1) int64: the factor of each loop, and a constant last. A row
+    that is no sum of loops times constants (a division, a remainder) is not affine in this sense,
+    and `plain` is False then.
+    """
+
+    matrix: np.ndarray[Any, np.dtype[np.int64]]
+    shape: tuple[int, ...]
+    element: str
+    plain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One linalg operation of a module."""
+
+    tag: str
+    """`op_0`, `op_1`, … in the order of the module: what schedules call it."""
+    name: str
+    """`linalg.matmul`, …"""
+    kind: str
+    """One of `KINDS`."""
+    bounds: tuple[int, ...]
+    """Iterations of each loop."""
+    parallel: tuple[bool, ...]
+    """Whether a loop is parallel; else it is a reduction."""
+    loads: tuple[Access, ...]
+    stores: tuple[Access, ...]
+    arithmetic: tuple[int, ...]
+    """Counts of `ARITHMETIC` in the body."""
+    producers: tuple[tuple[int, int], ...] = field(default=())
+    """(operand, number of the operation that makes it)."""
+
+    @property
+    def iterations(self) -> int:
+        """Return how often the body runs."""
+        return int(np.prod(np.array(self.bounds, object))) if self.bounds else 1
+
+
+def find(module: Any, where: str) -> list[Operation]:
+    """Return the operations of a module's function in their order, and tag them in the module.
+
+    Raises `TokmillError` for shapes that are not known, and for a module without any operation.
+    """
+    bindings = toolkit.ir()
+    found: list[Operation] = []
+    number: dict[Any, int] = {}
+    for operation in body(module, where).operations:
+        view = operation.operation
+        if not view.name.startswith("linalg.") or view.name in _PARTS:
+            continue
+        tag = f"op_{len(found)}"
+        view.attributes["tag"] = bindings.StringAttr.get(tag)
+        found.append(_describe(operation, tag, number, where))
+        for result in view.results:
+            number[result] = len(found) - 1
+    if not found:
+        raise TokmillError(
+            "no linalg operation stands in the module",
+            where=where,
+            hint="lower it to linalg on tensors first",
+        )
+    return found
+
+
+def entry(module: Any, where: str) -> Any:
+    """Return the one function of a module that has a body; raises `TokmillError` for none or two."""
+    functions = [
+        operation
+        for operation in module.body.operations
+        if operation.operation.name == "func.func" and operation.regions[0].blocks
+    ]
+    if len(functions) != 1:
+        names = ", ".join(f"@{function.name.value}" for function in functions)
+        raise TokmillError(
+            f"the module has {len(functions)} functions with a body"
+            + (f": {names}" if names else ""),
+            where=where,
+            hint="a module that is scheduled has one",
+        )
+    return functions[0]
+
+
+def body(module: Any, where: str) -> Any:
+    """Return the block of a module's function; raises `TokmillError` if it has several."""
+    function = entry(module, where)
+    blocks = list(function.regions[0].blocks)
+    if len(blocks) != 1:
+        raise TokmillError(
+            f"the function @{function.name.value} has {len(blocks)} blocks",
+            where=where,
+            hint="a function that is scheduled has no branches",
+        )
+    return blocks[0]
+
+
+def shape_of(value: Any, where: str) -> tuple[tuple[int, ...], str]:
+    """Return shape and element type of a value; () for a scalar.
+
+    Raises `TokmillError` for a shape that is not known.
+    """
+    return type_of(value.type, where)
+
+
+def type_of(kind: Any, where: str) -> tuple[tuple[int, ...], str]:
+    """Return shape and element type of a type, as `shape_of` does of a value."""
+    bindings = toolkit.ir()
+    if not isinstance(kind, bindings.ShapedType):
+        return (), str(kind)
+    shaped = kind
+    if not shaped.has_rank or not shaped.has_static_shape:
+        raise TokmillError(
+            f"the shape {kind} is not known before the module runs",
+            where=where,
+            hint="export the model with fixed sizes",
+        )
+    return tuple(shaped.shape), str(shaped.element_type)
+
+
+def _describe(operation: Any, tag: str, number: dict[Any, int], where: str) -> Operation:
+    linalg = _linalg()
+    view = operation.operation
+    maps = _maps(linalg, operation, where)
+    loops = maps[0].n_dims
+    accesses = [
+        _access(one, value, loops, f"{where}: {tag} ({view.name})")
+        for one, value in zip(maps, view.operands, strict=False)
+    ]
+    # linalg is in destination style: the last operands are what is written.
+    outputs = len(view.results)
+    loads, stores = accesses[:-outputs], accesses[-outputs:]
+    counts = [0] * len(ARITHMETIC)
+    for inner in view.regions[0].blocks[0].operations:
+        if (place := _COUNTED.get(inner.operation.name)) is not None:
+            counts[place] += 1
+    bounds = _bounds(accesses, loops, f"{where}: {tag} ({view.name})")
+    written = np.zeros(loops, bool)
+    for store in stores:
+        written |= store.matrix[:, :loops].any(axis=0)
+    return Operation(
+        tag,
+        view.name,
+        _kind(view.name, operation),
+        bounds,
+        tuple(map(bool, written)),
+        tuple(loads),
+        tuple(stores),
+        tuple(counts),
+        tuple(
+            (place, number[value])
+            for place, value in enumerate(view.operands)
+            if value in number
+        ),
+    )
+
+
+def _linalg() -> Any:
+    from tokmill import plugins
+
+    return plugins.require("torch_mlir.dialects.linalg")
+
+
+def _maps(linalg: Any, operation: Any, where: str) -> list[Any]:
+    maps = linalg.get_indexing_maps(operation)
+    if maps is None:
+        raise TokmillError(
+            f"{operation.operation.name} has no loops of its own",
+            where=where,
+            hint="lower it to linalg.generic first",
+        )
+    return [one.value if hasattr(one, "value") else one for one in maps]
+
+
+def _kind(name: str, operation: Any) -> str:
+    if name == "linalg.generic":
+        return "generic"
+    if "matmul" in name or "matvec" in name or "vecmat" in name or name == "linalg.contract":
+        return "matmul"
+    if "pooling" in name:
+        return "pooling"
+    if "conv" in name:
+        return "conv"
+    return "add" if name == "linalg.add" else "unknown"
+
+
+def _access(one: Any, value: Any, loops: int, where: str) -> Access:
+    shape, element = shape_of(value, where)
+    rows = [_row(str(result), loops) for result in one.results]
+    matrix = np.zeros((len(rows), loops + 1), np.int64)
+    for place, row in enumerate(rows):
+        if row is not None:
+            matrix[place] = row
+    return Access(matrix, shape, element, all(row is not None for row in rows))
+
+
+def _row(text: str, loops: int) -> list[int] | None:
+    """Return the factors of a sum of loops, `d0 * 2 + d3 - 1`, and its constant last."""
+    row = [0] * (loops + 1)
+    for sign, term in re.findall(r"([+-]?)\s*([^+-]+(?:\* -\d+)?)", text):
+        factor = -1 if sign == "-" else 1
+        found = re.fullmatch(r"(?:d(\d+)(?: \* (-?\d+))?|(\d+))", term.strip())
+        if found is None:
+            return None
+        if found[3] is not None:
+            row[loops] += factor * int(found[3])
+        else:
+            row[int(found[1])] += factor * int(found[2] or 1)
+    return row
+
+
+def _bounds(accesses: list[Access], loops: int, where: str) -> tuple[int, ...]:
+    """Return the iterations of each loop: the size of a dimension that it alone indexes."""
+    bounds = [0] * loops
+    for access in accesses:
+        for row, size in zip(access.matrix, access.shape, strict=True):
+            used = np.flatnonzero(row[:loops])
+            if len(used) == 1 and row[used[0]] == 1 and row[loops] == 0:
+                bounds[used[0]] = size
+    if not all(bounds):
+        raise TokmillError(
+            f"no operand says how often loop {bounds.index(0)} runs",
+            where=where,
+            hint="an operation without iterations, or with indices of several loops alone, "
+            "cannot be scheduled",
+        )
+    return tuple(bounds)

@@ -1,0 +1,86 @@
+"""A module that is to be scheduled: its text, its operations, and what is left out of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokmill import files
+from tokmill.errors import TokmillError
+from tokmill.mlir import generators, operations, toolkit
+from tokmill.mlir.execute import TYPES
+from tokmill.mlir.operations import Operation
+
+LARGEST = 1 << 30
+"""Bytes that inputs and outputs of a module may have in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A module with one function on tensors."""
+
+    name: str
+    text: str
+    operations: tuple[Operation, ...]
+    """In the order of the module; schedules go from the last to the first."""
+
+    @property
+    def length(self) -> int:
+        """Return the longest sum of the module: the product of an operation's reductions."""
+        longest = 1
+        for operation in self.operations:
+            length = 1
+            for bound, parallel in zip(operation.bounds, operation.parallel, strict=True):
+                length *= 1 if parallel else bound
+            longest = max(longest, length)
+        return longest
+
+
+def of_text(text: str, name: str) -> Problem:
+    """Return the problem that a module's text is.
+
+    Raises `TokmillError` for what is no valid module, for several functions or branches, shapes
+    that are not known, elements that this cannot make, and tensors beyond `LARGEST`.
+    """
+    inside = toolkit.context()
+    module = toolkit.parse(text, inside, name)
+    with inside:
+        found = operations.find(module, name)
+        kind = operations.entry(module, name).function_type.value
+        total = 0
+        for one in (*kind.inputs, *kind.results):
+            shape, element = operations.type_of(one, name)
+            if not re.fullmatch(r"tensor<.*>", str(one)) or element not in TYPES:
+                raise TokmillError(
+                    f"@main takes or gives a {one}",
+                    where=name,
+                    hint=f"arguments and results are tensors of {', '.join(TYPES)}",
+                )
+            total += generators.elements(shape) * 8
+        if total > LARGEST:
+            raise TokmillError(
+                f"inputs and outputs take {total >> 20:,} MiB",
+                where=name,
+                hint=f"at most {LARGEST >> 20:,} MiB: take smaller sizes",
+            )
+    return Problem(name, text, tuple(found))
+
+
+def of_line(line: str) -> Problem:
+    """Return a problem by its sizes, such as `matmul 256 512 1024`."""
+    return of_text(generators.chain(line), " ".join(line.split()))
+
+
+def of_file(path: Path) -> Problem:
+    """Return the problem of a `.mlir` file."""
+    with files.machine_errors("read", path):
+        data = path.read_bytes()
+    try:
+        return of_text(data.decode(), str(path))
+    except UnicodeDecodeError as error:
+        raise TokmillError(
+            f"byte {error.start} is not UTF-8",
+            where=str(path),
+            hint="a module is text; bytecode becomes text by `mlir-opt`",
+        ) from None

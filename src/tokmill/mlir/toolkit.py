@@ -1,0 +1,58 @@
+"""The MLIR of the `torch-mlir` wheel: a context, and modules read with errors that name the line."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+
+LARGEST = 64 << 20
+"""Bytes of text that a module may have: weights belong in a file beside it."""
+
+
+def ir() -> Any:
+    """Return MLIR's Python bindings."""
+    return plugins.require("torch_mlir.ir")
+
+
+def context() -> Any:
+    """Return a new context. Modules and what was found in them live in it."""
+    return ir().Context()
+
+
+def parse(text: str, inside: Any, where: str) -> Any:
+    """Return a verified module, parsed in a context; `where` names the file in errors.
+
+    Raises `TokmillError` with the line of the fault.
+    """
+    if len(text) > LARGEST:
+        raise TokmillError(
+            f"the module has {len(text) >> 20} MiB of text",
+            where=where,
+            hint="export it with its weights in a file of their own (externalized parameters)",
+        )
+    bindings = ir()
+    try:
+        with inside:
+            module = bindings.Module.parse(text)
+            module.operation.verify()
+    except bindings.MLIRError as error:
+        found = first_error(str(error))
+        line = re.match(r"(\d+):\d+: ", found)
+        raise TokmillError(
+            f"this is no valid MLIR module: {found[line.end() :] if line else found}",
+            where=f"{where}:{line[1]}" if line else where,
+            hint="the syntax is that of LLVM 24; `tokmill rl` reads what its `mlir-opt` reads",
+        ) from None
+    return module
+
+
+def first_error(text: str) -> str:
+    """Return the first error of MLIR's report in one line, `line:column: message`."""
+    for line in text.splitlines():
+        found = re.match(r'error: (?:"[^"]*":)?(.*)', line.strip())
+        if found:
+            return found[1].strip()
+    return " ".join(text.split())[:200]
