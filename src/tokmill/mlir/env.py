@@ -18,17 +18,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 
-from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.mlir import features, legal
 from tokmill.mlir import schedule as actions
 from tokmill.mlir.features import Sizes
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.problem import Problem
-
-gymnasium = plugins.require("gymnasium")
 
 ACTIONS = ("stop", "tile", "parallel", "fuse", "interchange", "pack", "im2col", "vectorize")
 LARGEST = float(1 << 40)
@@ -37,7 +35,7 @@ PENALTY = -1.0
 """Reward of a schedule that was refused, computed something else, hung or crashed."""
 
 
-class ScheduleEnv(gymnasium.Env):  # type: ignore[misc]
+class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
     """Schedules of problems, one after the other; see the module."""
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -82,9 +80,7 @@ class ScheduleEnv(gymnasium.Env):  # type: ignore[misc]
         self._taken = []
         return self._observation(), self._info()
 
-    def step(
-        self, action: Any
-    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Take an action on the operation that is visited; an illegal one ends the operation."""
         state = self._states[self._place]
         chosen = self.decode(np.asarray(action))

@@ -65,8 +65,11 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def operation(self) -> int:
         """Return the length of an operation's vector."""
         row = self.loops + self.constants
-        return len(KINDS) + 2 * self.loops + 2 * self.accesses * self.dimensions * row + len(
-            ARITHMETIC
+        return (
+            len(KINDS)
+            + 2 * self.loops
+            + 2 * self.accesses * self.dimensions * row
+            + len(ARITHMETIC)
         )
 
     @property

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tokmill.errors import UsageError, nearest
+from tokmill.progress import human_count
 
 LONGEST = 5
 """Operations of a chain."""
@@ -122,10 +123,7 @@ def _batch_matmul(w: Writer, before: Tensor | None, b: int, m: int, n: int, k: i
 
 
 def _window(stride: int) -> str:
-    return (
-        "{dilations = dense<1> : vector<2xi64>, "
-        f"strides = dense<{stride}> : vector<2xi64>}} "
-    )
+    return f"{{dilations = dense<1> : vector<2xi64>, strides = dense<{stride}> : vector<2xi64>}} "
 
 
 def _conv_nchw(
@@ -271,7 +269,8 @@ def _continue(
     if before is None:
         if not kind.fewest <= len(sizes) <= kind.most:
             raise UsageError(
-                f"{name} in {text!r} has {human_count(len(sizes), "size")}", hint=f"{name} {kind.sizes}"
+                f"{name} in {text!r} has {human_count(len(sizes), 'size')}",
+                hint=f"{name} {kind.sizes}",
             )
         made = kind.write(writer, None, *sizes)
     else:
@@ -295,7 +294,7 @@ def _after(writer: Writer, before: Tensor, name: str, sizes: list[int]) -> Tenso
     if name == "matmul":
         return _matmul(writer, before, shape[0], sizes[0], shape[1])
     if name == "batch_matmul":
-        return _batch_matmul(writer, before, *shape[:2], sizes[0], shape[2])
+        return _batch_matmul(writer, before, shape[0], shape[1], sizes[0], shape[2])
     if name == "conv_2d_nchw":
         return _conv_nchw(writer, before, *shape[:3], *sizes)
     if name == "conv_2d_nhwc":
@@ -303,11 +302,6 @@ def _after(writer: Writer, before: Tensor, name: str, sizes: list[int]) -> Tenso
     if name == "pooling":
         return _pooling(writer, before, *shape[:3], *sizes)
     return GENERATORS[name].write(writer, before)
-
-
-def flops(iterations: int, arithmetic: tuple[int, ...]) -> int:
-    """Return the floating-point operations of a body that runs so often."""
-    return iterations * sum(arithmetic)
 
 
 def elements(shape: tuple[int, ...]) -> int:

@@ -20,12 +20,11 @@ BEFORE_BUFFERS = (
 VECTORS = (
     'transform.apply_patterns.vector.lower_contraction lowering_strategy = "outerproduct"',
     "transform.apply_patterns.vector.transfer_permutation_patterns",
-    'transform.apply_patterns.vector.reorder_multi_reduction_dims lowering_strategy = '
+    "transform.apply_patterns.vector.reorder_multi_reduction_dims lowering_strategy = "
     '"innerparallel"',
-    'transform.apply_patterns.vector.multi_reduction_flattening lowering_strategy = '
+    "transform.apply_patterns.vector.multi_reduction_flattening lowering_strategy = "
     '"innerparallel"',
-    'transform.apply_patterns.vector.multi_reduction_unrolling lowering_strategy = '
-    '"innerparallel"',
+    'transform.apply_patterns.vector.multi_reduction_unrolling lowering_strategy = "innerparallel"',
     "transform.apply_patterns.vector.lower_outerproduct",
     "transform.apply_patterns.vector.split_transfer_full_partial split_transfer_strategy = "
     '"linalg-copy"',

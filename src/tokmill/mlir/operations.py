@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.mlir import toolkit
 
@@ -100,7 +101,7 @@ def find(module: Any, where: str) -> list[Operation]:
 
 
 def entry(module: Any, where: str) -> Any:
-    """Return the one function of a module that has a body; raises `TokmillError` for none or two."""
+    """Return the one function with a body; raises `TokmillError` for none or several."""
     functions = [
         operation
         for operation in module.body.operations
@@ -154,7 +155,7 @@ def type_of(kind: Any, where: str) -> tuple[tuple[int, ...], str]:
 
 
 def _describe(operation: Any, tag: str, number: dict[Any, int], where: str) -> Operation:
-    linalg = _linalg()
+    linalg = plugins.require("torch_mlir.dialects.linalg")
     view = operation.operation
     maps = _maps(linalg, operation, where)
     loops = maps[0].n_dims
@@ -183,17 +184,9 @@ def _describe(operation: Any, tag: str, number: dict[Any, int], where: str) -> O
         tuple(stores),
         tuple(counts),
         tuple(
-            (place, number[value])
-            for place, value in enumerate(view.operands)
-            if value in number
+            (place, number[value]) for place, value in enumerate(view.operands) if value in number
         ),
     )
-
-
-def _linalg() -> Any:
-    from tokmill import plugins
-
-    return plugins.require("torch_mlir.dialects.linalg")
 
 
 def _maps(linalg: Any, operation: Any, where: str) -> list[Any]:

@@ -201,8 +201,7 @@ def _pack(op: str, number: int, action: Pack) -> list[str]:
     return [
         f"%k{number} = transform.structured.pack {op} packed_sizes = [{sizes}] : "
         f'({_ANY}) -> !transform.op<"linalg.generic">',
-        f"%kk{number} = transform.cast %k{number} : "
-        f'!transform.op<"linalg.generic"> to {_ANY}',
+        f'%kk{number} = transform.cast %k{number} : !transform.op<"linalg.generic"> to {_ANY}',
         _tag(f"%kk{number}", action.op, number),
         f'%lp{number} = transform.structured.match ops{{["linalg.pack"]}} in %module : '
         f"({_ANY}) -> {kinds[0]}",

@@ -79,7 +79,11 @@ def _draw_tiles(state: State, kind: str, chance: random.Random) -> tuple[int, ..
     for _ in range(DRAWS):
         sizes = tuple(
             chance.choice(
-                [size for size, may in zip(legal.TILES, legal.tiles(state, loop), strict=True) if may]
+                [
+                    size
+                    for size, may in zip(legal.TILES, legal.tiles(state, loop), strict=True)
+                    if may
+                ]
             )
             if kind in ("tile", "pack") or state.parallel[loop]
             else 0
@@ -112,9 +116,7 @@ def measured(problem: Problem, schedule: actions.Schedule, measure: Measurements
     return Trial(schedule, result)
 
 
-def by_chance(
-    problem: Problem, measure: Measurements, budget: int, seed: int
-) -> Iterator[Trial]:
+def by_chance(problem: Problem, measure: Measurements, budget: int, seed: int) -> Iterator[Trial]:
     """Measure random schedules."""
     chance = random.Random(seed)
     for _ in range(budget):
@@ -173,8 +175,7 @@ def _ways_on(
 def evolution(problem: Problem, measure: Measurements, budget: int, seed: int) -> Iterator[Trial]:
     """Evolve schedules; a cost model, learned from what was measured, picks among mutants.
 
-    As Ansor does (Zheng et al., 2020), with a forest of randomized trees on the vectors of operations
-    and histories.
+    As Ansor does (Zheng et al., 2020), with a forest of randomized trees on vectors of histories.
     """
     chance = random.Random(seed)
     sizes = Sizes.of(problem.operations, normalize="log2")

@@ -1,4 +1,4 @@
-"""The MLIR of the `torch-mlir` wheel: a context, and modules read with errors that name the line."""
+"""MLIR as the wheel `torch-mlir` has it: modules are read with errors that name the line."""
 
 from __future__ import annotations
 

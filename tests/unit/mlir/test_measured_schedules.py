@@ -1,0 +1,237 @@
+"""Schedules on real execution: every action keeps the results, and no failure counts as a gain."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.mlir import env, execute, legal, measure, problem, search
+from tokmill.mlir import schedule as actions
+from tokmill.mlir.measure import Measurements, Result, Settings
+
+QUICK = Settings(runs=2, most_seconds=0.5)
+
+
+@pytest.fixture(scope="module")
+def measurements() -> Iterator[Measurements]:
+    with Measurements(QUICK) as made:
+        yield made
+
+
+def one(line: str, *taken: actions.AnyAction) -> tuple[problem.Problem, actions.Schedule]:
+    return problem.of_line(line), taken
+
+
+T, P, F = actions.Tile, actions.Parallel, actions.Fuse
+CASES = {
+    "tile": one("matmul 16 16 16", T("op_0", (4, 8, 2))),
+    "tile twice, vectorize": one(
+        "matmul 32 32 32", T("op_0", (16, 16, 0)), T("op_0", (4, 8, 1)), actions.Vectorize("op_0")
+    ),
+    "parallel": one("conv_2d_nchw 1 2 10 4 3", P("op_0", (0, 2, 4, 0, 0, 0, 0))),
+    "fuse": one("matmul 16 16 16, relu", F("op_1", (4, 8), "op_0"), T("op_0", (2, 4, 1))),
+    "interchange": one("batch_matmul 2 8 8 4", actions.Interchange("op_0", (3, 1, 0, 2))),
+    "pack": one("matmul 16 16 16", actions.Pack("op_0", (4, 8, 2))),
+    "im2col nchw": one("conv_2d_nchw 1 2 10 4 3", actions.Im2col("op_0")),
+    "im2col nhwc": one(
+        "conv_2d_nhwc 2 2 10 4 3",
+        actions.Im2col("op_0"),
+        T("op_0", (1, 8, 0, 2)),
+        actions.Vectorize("op_0"),
+    ),
+    "decompose and vectorize": one(
+        "conv_2d_nchw 1 4 10 4 3", T("op_0", (0, 2, 1, 0, 2, 1, 0)), actions.Vectorize("op_0")
+    ),
+    "pooling": one("pooling 1 4 10 3 1", T("op_0", (0, 0, 1, 0, 1, 0)), actions.Vectorize("op_0")),
+    "softmax": one(
+        "softmax 8 16",
+        T("op_2", (1, 0)),
+        actions.Vectorize("op_2"),
+        T("op_1", (4, 8)),
+        actions.Vectorize("op_1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_action_keeps_the_results(name: str, measurements: Measurements) -> None:
+    given, taken = CASES[name]
+    trial = search.measured(given, taken, measurements)
+    assert trial.result.status == "ok", trial.result
+    assert trial.result.error <= trial.result.allowed
+    assert trial.result.nanoseconds > 0
+
+
+def test_a_schedule_is_read_from_its_own_file() -> None:
+    given, taken = CASES["fuse"]
+    states = legal.replay(given.operations, taken)
+    text = actions.text(taken, legal.decomposed(states))
+    assert actions.read(text, "x") == taken
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "module {}", actions.HEADER, actions.HEADER + "[{}] []", actions.HEADER + "[[" * 9999],
+)
+def test_other_files_are_no_schedules(text: str) -> None:
+    with pytest.raises(TokmillError) as caught:
+        actions.read(text, "given")
+    assert caught.value.hint
+
+
+def test_another_result_is_wrong_however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, taken = CASES["tile"]
+    other = problem.of_line("matmul 16 16 16, relu")
+    made = execute.Kernel
+
+    def swapped(text: str, schedule: str | None, seed: int) -> execute.Kernel:
+        return made(other.text if schedule is not None else text, None, seed)
+
+    monkeypatch.setattr(execute, "Kernel", swapped)
+    answer = execute.measure(
+        {
+            "module": given.text,
+            "schedule": actions.text(taken),
+            "runs": 1,
+            "seed": 5,
+            "length": 16,
+            "most_seconds": 1.0,
+        }
+    )
+    assert answer["status"] == "wrong"
+    assert env.reward(Result(status="wrong")) == env.PENALTY
+
+
+def test_what_mlir_declines_is_refused(measurements: Measurements) -> None:
+    given = problem.of_line("conv_2d_nchw 1 4 10 4 3, relu")
+    result = measurements(given.text, (actions.Vectorize("op_0"),), [], 36)
+    assert result.status == "refused"
+    assert np.isnan(result.speedup)
+
+
+@pytest.mark.parametrize(
+    ("settings", "status"),
+    [(Settings(seconds=0.01), "timeout"), (Settings(memory_mb=1), "memory")],
+)
+def test_a_child_beyond_its_limits_is_a_result(settings: Settings, status: str) -> None:
+    given, taken = CASES["tile"]
+    with Measurements(settings) as limited:
+        assert search.measured(given, taken, limited).result.status == status
+
+
+def test_differences_that_are_allowed() -> None:
+    ones = [np.ones(4, np.float32)]
+    near = [np.float32(1) + np.array([0, 0, 0, 1e-6], np.float32)]
+    far = [np.array([1, 1, 1, 1.01], np.float32)]
+    for given, fine in ((ones, True), (near, True), (far, False)):
+        error, allowed = execute.difference(ones, given, 1)
+        assert (error <= allowed) == fine
+    nothing = [np.array([1, 1, 1, np.nan], np.float32)]
+    assert execute.difference(ones, nothing, 1)[0] == np.inf
+    assert execute.difference(nothing, nothing, 1)[0] == 0
+    whole = [np.array([1, 2])]
+    assert execute.difference(whole, [np.array([1, 3])], 99) == (1.0, 0.0)
+
+
+def test_a_result_comes_from_the_cache(tmp_path: Path) -> None:
+    given, taken = CASES["tile"]
+    with Measurements(QUICK, tmp_path / "cache") as first:
+        result = search.measured(given, taken, first).result
+    with Measurements(QUICK, tmp_path / "cache") as second:
+        assert search.measured(given, taken, second).result == result
+        assert (second.evaluations, second.hits) == (1, 1)
+    with Measurements(Settings(runs=1), tmp_path / "cache") as third:
+        search.measured(given, taken, third)
+        assert third.hits == 0
+
+
+def test_a_damaged_cache_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"no database" * 100)
+    with pytest.raises(MachineError, match="cache of measurements"):
+        Measurements(QUICK, tmp_path / "cache")
+
+
+def test_a_gain_within_the_noise_is_none() -> None:
+    result = Result(status="ok", nanoseconds=95, baseline=100, noise=0.1)
+    assert (result.gain, env.reward(result)) == (1.0, 0.0)
+    better = Result(status="ok", nanoseconds=50, baseline=100, noise=0.1)
+    assert better.gain == 2
+
+
+@pytest.mark.parametrize(
+    ("taken", "says"),
+    [
+        ((T("op_0", (3, 0, 0)),), "sizes"),
+        ((T("op_0", (0, 0, 0)),), "sizes"),
+        ((T("op_0", (4, 4)),), "sizes"),
+        ((P("op_0", (0, 0, 4)),), "parallel"),
+        ((actions.Interchange("op_0", (0, 0, 1)),), "order"),
+        ((actions.Vectorize("op_0"),), "not possible"),
+        ((actions.Im2col("op_0"),), "not possible"),
+        ((T("op_0", (4, 4, 4)), actions.Vectorize("op_0"), T("op_0", (2, 2, 2))), "not possible"),
+        ((T("op_9", (4, 4, 4)),), "op_9"),
+    ],
+)
+def test_illegal_schedules_are_refused_before_mlir(taken: actions.Schedule, says: str) -> None:
+    given = problem.of_line("matmul 16 16 16")
+    with pytest.raises(UsageError, match=says):
+        legal.replay(given.operations, taken)
+
+
+@pytest.mark.parametrize("method", search.SEARCHES)
+def test_searches_spend_their_budget_and_repeat(method: str, tmp_path: Path) -> None:
+    given = problem.of_line("relu 4 8")
+    found = []
+    for _ in range(2):
+        with Measurements(QUICK, tmp_path / "cache") as kept:
+            trials = list(search.SEARCHES[method](given, kept, 18, 3))
+        found.append([trial.schedule for trial in trials])
+        assert len(trials) == 18
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 3
+
+
+LINES = [
+    "matmul 64 32 48",
+    "batch_matmul 4 32 32 16",
+    "conv_2d_nchw 1 8 18 8 3",
+    "conv_2d_nhwc 2 8 18 8 3 2",
+    "pooling 1 8 18 3 1",
+    "add 8 28 32",
+    "relu 63 64",
+    "reduce 64 96",
+    "softmax 32 64",
+    "matmul 32 32 32, relu, matmul 16",
+    "conv_2d_nchw 1 4 18 4 3, relu, pooling 2 2",
+    "matmul 32 16 32, add, softmax",
+]
+
+
+def fuzzed(count: int) -> dict[str, int]:
+    counts = dict.fromkeys(measure.STATUSES, 0)
+    problems = [problem.of_line(line) for line in LINES]
+    with Measurements(QUICK) as child:
+        for seed in range(count):
+            chance = random.Random(seed)
+            given = chance.choice(problems)
+            result = search.measured(given, search.draw(given, chance), child).result
+            counts[result.status] += 1
+    return counts
+
+
+def test_random_schedules_never_compute_something_else() -> None:
+    counts = fuzzed(25)
+    assert counts["ok"] + counts["refused"] == 25, counts
+
+
+@pytest.mark.long
+def test_five_hundred_random_schedules() -> None:
+    counts = fuzzed(500)
+    print(counts)
+    assert counts["wrong"] == counts["crashed"] == counts["memory"] == counts["timeout"] == 0
+    assert counts["ok"] > 450, counts

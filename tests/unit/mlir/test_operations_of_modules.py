@@ -1,0 +1,182 @@
+"""Modules made from sizes, and what is found in them, in its vectors too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.mlir import features, generators, legal, problem
+from tokmill.mlir import schedule as actions
+from tokmill.mlir.features import Sizes
+
+LINES = [
+    "matmul 8 16 32",
+    "batch_matmul 2 8 16 32",
+    "conv_2d_nchw 1 3 10 4 3 2",
+    "conv_2d_nhwc 2 3 10 4 3",
+    "pooling 1 3 10 2 2",
+    "add 4 5",
+    "relu 4",
+    "exp 3 4 5",
+    "reduce 6 7",
+    "softmax 6 7",
+    "matmul 8 8 8, relu, matmul 4, softmax",
+    "conv_2d_nhwc 1 3 10 4 3, relu, conv_2d_nhwc 2 1",
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_generated_module_is_valid_and_has_its_operations(line: str) -> None:
+    found = problem.of_line(line)
+    assert [each.tag for each in found.operations] == [
+        f"op_{number}" for number in range(len(found.operations))
+    ]
+    for each in found.operations:
+        shape = each.stores[0].shape
+        out = [bound for bound, free in zip(each.bounds, each.parallel, strict=True) if free]
+        assert np.prod(out) == np.prod(shape)
+
+
+def test_a_convolution_by_its_loops_and_accesses() -> None:
+    (conv,) = problem.of_line("conv_2d_nchw 1 3 11 4 3 2").operations
+    assert conv.kind == "conv"
+    assert conv.bounds == (1, 4, 5, 5, 3, 3, 3)
+    assert conv.parallel == (True, True, True, True, False, False, False)
+    assert conv.loads[0].matrix.tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0, 0],
+        [0, 0, 2, 0, 0, 1, 0, 0],
+        [0, 0, 0, 2, 0, 0, 1, 0],
+    ]
+    assert conv.arithmetic == (1, 0, 1, 0, 0)
+
+
+def test_who_feeds_whom() -> None:
+    found = problem.of_line("matmul 8 8 8, softmax").operations
+    assert [each.producers for each in found] == [(), ((0, 0),), ((0, 1),), ((0, 1), (1, 2))]
+
+
+def test_constants_of_indices_are_kept_on_request() -> None:
+    text = """
+    #shift = affine_map<(d0) -> (d0 * 2 + 3)>
+    #same = affine_map<(d0) -> (d0)>
+    func.func @main(%a: tensor<32xf32>) -> tensor<8xf32> {
+      %e = tensor.empty() : tensor<8xf32>
+      %r = linalg.generic {indexing_maps = [#shift, #same], iterator_types = ["parallel"]}
+        ins(%a : tensor<32xf32>) outs(%e : tensor<8xf32>) {
+      ^bb0(%x: f32, %y: f32):
+        linalg.yield %x : f32
+      } -> tensor<8xf32>
+      return %r : tensor<8xf32>
+    }
+    """
+    (operation,) = problem.of_text(text, "shift").operations
+    assert operation.loads[0].matrix.tolist() == [[2, 3]]
+    plain, kept = (
+        Sizes(loops=1, accesses=1, dimensions=1),
+        Sizes(loops=1, accesses=1, dimensions=1, constants=True),
+    )
+    assert features.vector(operation, plain)[8] == 2
+    assert features.vector(operation, kept)[8:10].tolist() == [2, 3]
+
+
+def test_lengths_of_vectors_are_the_published_ones() -> None:
+    sizes = Sizes(loops=12, accesses=7, dimensions=12)
+    assert (sizes.operation, sizes.history) == (2051, 2160)
+    (matmul,) = problem.of_line("matmul 8 16 32").operations
+    vector = features.vector(matmul, sizes)
+    assert vector.shape == (2051,)
+    assert vector[:6].tolist() == [0, 1, 0, 0, 0, 0]
+    assert vector[6:9].tolist() == [8, 16, 32]
+    assert vector[18:21].tolist() == [1, 1, 0]
+    assert vector[-5:].tolist() == [1, 0, 1, 0, 0]
+
+
+def test_nothing_of_an_operation_is_cut() -> None:
+    (conv,) = problem.of_line("conv_2d_nhwc 1 3 10 4 3").operations
+    with pytest.raises(UsageError, match="7 loops of 3"):
+        features.vector(conv, Sizes(loops=3))
+
+
+def test_a_history_shows_tiles_and_orders() -> None:
+    (matmul,) = problem.of_line("matmul 64 64 64").operations
+    sizes = Sizes(loops=3)
+    state = legal.take(legal.begin(matmul), actions.Tile("op_0", (8, 0, 2)))
+    state = legal.take(state, actions.Interchange("op_0", (2, 0, 1)))
+    vector = features.history(state.taken, sizes)
+    cuts = vector[: 3 * 5 * 3 * 8].reshape(3, 5, 3, 8)
+    assert cuts[0, 0].argmax(1).tolist() == [4, 0, 2]
+    assert cuts[1:].sum() == 0
+    orders = vector[3 * 5 * 3 * 8 :].reshape(5, 3, 3)
+    assert orders[1].argmax(1).tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("matmul 8 8", "2 sizes"),
+        ("matmul 8 8 0", "positive"),
+        ("matmul 8 8 -1", "positive"),
+        ("nothing 8", "no operation"),
+        ("matmul 8 8 8, , relu", "chain"),
+        (", ".join(["relu 4"] * 6), "chain of 6"),
+        ("pooling 1 1 2 3", "larger than its image"),
+        ("relu 4, matmul 4", "cannot follow"),
+        ("reduce 4", "1 size"),
+        ("", "chain"),
+        ("add 99999 99999", "MiB"),
+    ],
+)
+def test_wrong_sizes_are_refused(line: str, says: str) -> None:
+    with pytest.raises(TokmillError, match=says) as caught:
+        problem.of_line(line)
+    assert caught.value.hint
+
+
+BODY = "%r = linalg.exp ins(%a : {t}) outs(%a : {t}) -> {t}\n return %r : {t}"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("func.func @main( {", "no valid MLIR"),
+        ("module {}", "0 functions"),
+        ("func.func @f() { return }\nfunc.func @g() { return }", "2 functions"),
+        ("func.func @main() { return }", "no linalg operation"),
+        (
+            "func.func @main(%a: tensor<?x4xf32>) -> tensor<?x4xf32> {"
+            + BODY.format(t="tensor<?x4xf32>")
+            + "}",
+            "not known",
+        ),
+        (
+            "func.func @main(%a: tensor<4xf16>) -> tensor<4xf16> {"
+            + BODY.format(t="tensor<4xf16>")
+            + "}",
+            "tensor<4xf16>",
+        ),
+        (
+            "func.func @main(%a: tensor<0xf32>) -> tensor<0xf32> {"
+            + BODY.format(t="tensor<0xf32>")
+            + "}",
+            "how often",
+        ),
+        (
+            "func.func @main(%a: tensor<4xf32>, %c: i1) -> tensor<4xf32> {\n"
+            "cf.cond_br %c, ^x, ^x\n^x:\n" + BODY.format(t="tensor<4xf32>") + "}",
+            "blocks",
+        ),
+    ],
+)
+def test_modules_that_cannot_be_scheduled_say_why(text: str, says: str) -> None:
+    with pytest.raises(TokmillError, match=says) as caught:
+        problem.of_text(text, "given.mlir")
+    assert str(caught.value).startswith("given.mlir")
+    assert caught.value.hint
+
+
+def test_sizes_of_chains_are_those_of_the_operation_before() -> None:
+    found = problem.of_line("conv_2d_nchw 1 3 10 4 3, relu, pooling 2 2").operations
+    assert found[-1].stores[0].shape == (1, 4, 4, 4)
+    assert generators.LONGEST == 5

@@ -1,0 +1,93 @@
+"""The environment as gymnasium wants it, and its masks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from tokmill.errors import UsageError
+from tokmill.mlir import env, legal, problem
+from tokmill.mlir.env import ACTIONS, ScheduleEnv
+from tokmill.mlir.measure import Measurements, Settings
+
+LINES = ["matmul 8 8 8", "matmul 8 8 8, relu", "conv_2d_nchw 1 2 6 2 3"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScheduleEnv]:
+    cache: Path = tmp_path_factory.mktemp("cache") / "results"
+    with Measurements(Settings(runs=2, most_seconds=0.5), cache) as measure:
+        yield ScheduleEnv([problem.of_line(line) for line in LINES], measure)
+
+
+def test_gymnasiums_checker_is_content(made: ScheduleEnv) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(made, skip_render_check=True)
+
+
+def masked(made: ScheduleEnv, chance: np.random.Generator) -> np.ndarray:
+    """Draw an action that the masks allow."""
+    mask = made.masks()
+    kind = int(chance.choice(np.flatnonzero(mask["kind"])))
+    tiles = mask["parallel_tiles" if ACTIONS[kind] in ("parallel", "fuse") else "tiles"]
+    cuts = [int(chance.choice(np.flatnonzero(row))) for row in tiles]
+    loops = len(made._states[made._place].bounds)
+    order = [*chance.permutation(loops), *[0] * (len(tiles) - loops)]
+    return np.array([kind, *cuts, *order])
+
+
+def test_what_the_masks_allow_is_legal(made: ScheduleEnv) -> None:
+    chance = np.random.default_rng(0)
+    ended = 0
+    for episode in range(12):
+        made.reset(options={"problem": episode % len(LINES)})
+        for _ in range(40):
+            action = masked(made, chance)
+            cut = made.decode(action)
+            _, reward, over, _, info = made.step(action)
+            # Tiles that leave all loops whole are the one thing that no mask a loop can say.
+            assert not info["illegal"] or not any(getattr(cut, "sizes", (1,))), cut
+            if over:
+                ended += 1
+                assert np.isfinite(reward)
+                assert info["result"].status in ("ok", "refused")
+                break
+            assert reward == 0
+    assert ended == 12
+
+
+def test_an_illegal_action_ends_the_operation_and_says_so(made: ScheduleEnv) -> None:
+    made.reset(options={"problem": 0})
+    action = np.zeros(made.action_space.shape, int)
+    action[0] = ACTIONS.index("im2col")
+    _, _, over, _, info = made.step(action)
+    assert over
+    assert info["illegal"]
+    assert info["schedule"] == ()
+
+
+def test_operations_are_visited_from_the_last_to_the_first(made: ScheduleEnv) -> None:
+    observation, _ = made.reset(options={"problem": 1})
+    assert observation["producer"].any()
+    stop = np.zeros(made.action_space.shape, int)
+    observation, _, over, _, _ = made.step(stop)
+    assert not over
+    assert not observation["producer"].any()
+    assert made.step(stop)[2]
+
+
+def test_no_module_is_an_error() -> None:
+    with Measurements(Settings()) as measure, pytest.raises(UsageError, match="no module"):
+        ScheduleEnv([], measure)
+
+
+def test_actions_of_the_environment_are_those_of_the_rules() -> None:
+    (matmul,) = problem.of_line("matmul 8 8 8").operations
+    assert set(ACTIONS) == set(legal.allowed(legal.begin(matmul)))
+    assert env.ACTIONS[0] == "stop"
