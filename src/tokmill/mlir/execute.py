@@ -125,9 +125,7 @@ def _in_turns(
     baseline: list[float] = []
     since = time.thread_time()
     often = [max(1, min(MOST_REPEATS, int(SHORTEST / max(one.run(), 1)))) for one in (base, kernel)]
-    while len(times) < runs and (
-        len(times) < 2 or time.thread_time() - since < most_seconds
-    ):
+    while len(times) < runs and (len(times) < 2 or time.thread_time() - since < most_seconds):
         baseline.append(base.run(often[0]))
         times.append(kernel.run(often[1]))
     return times, baseline
