@@ -1,4 +1,4 @@
-"""One partner each: the assignment of the largest sum, where no partner is worth a threshold."""
+"""At most one partner for each: the assignment with the largest sum of gains."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tokmill.x86.diff.candidates import Pairs
 
 
 def assign(pairs: Pairs, gain: Array) -> Array:
-    """Return the numbers of the pairs that are chosen: i8, ascending.
+    """Return the numbers of the chosen pairs: i8, ascending.
 
-    The sum of their gains (n,) is the largest; pairs without gain are never chosen. By the method
-    of Jonker and Volgenant for sparse costs (scipy's `min_weight_full_bipartite_matching`), where
-    each row may also take a place of its own.
+    The sum of their gains (n,) is the largest; pairs without gain are never chosen. This is the
+    method of Jonker and Volgenant for sparse costs (scipy's `min_weight_full_bipartite_matching`);
+    each row has one more column of its own, which means no partner.
     """
     kept = np.flatnonzero(gain > 0)
     if not len(kept):
@@ -24,7 +24,7 @@ def assign(pairs: Pairs, gain: Array) -> Array:
     rows, i = np.unique(pairs.i[kept], return_inverse=True)
     columns, j = np.unique(pairs.j[kept], return_inverse=True)
     most = float(gain[kept].max()) + 1
-    # Costs must not be 0, and a row's own place costs as much as a pair without gain.
+    # Costs must not be 0, and a row's own column costs as much as a pair without gain.
     cost = np.concatenate([most - gain[kept].astype(np.float64), np.full(len(rows), most)])
     at = (
         np.concatenate([i, np.arange(len(rows))]),

@@ -1,8 +1,8 @@
 """A diff as BinDiff's database of results (SQLite), with the two `.BinExport` files beside it.
 
 Tables and columns are those of `database_writer.cc` of github.com/google/bindiff, flags those of
-its `change_classifier.h`. How a match was found is told in the words of `Reason`; BinDiff's own
-ways have other names, and readers know them by numbers up to 19 (functions) and 20 (blocks).
+its `change_classifier.h`. The reason of a match is written in the words of `Reason`; BinDiff's own
+algorithms have other names, and readers know their numbers up to 19 (functions) and 20 (blocks).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from tokmill.x86.image.ranges import distinct, member
 from tokmill.x86.walks import Flow, flow_of
 
 MANUAL = 20
-"""Number of the last way to match blocks: what somebody matched by hand. Viewers expect it."""
+"""Number of the last algorithm for blocks, which means matched by hand. Viewers expect it."""
 FUNCTIONS = {
     Reason.NAME: 1, Reason.CODE: 2, Reason.STRUCTURE: 3, Reason.CONSTANTS: 7, Reason.CALLS: 8,
     Reason.INSTRUCTIONS: 11, Reason.LAYOUT: 12, Reason.STRINGS: 13, Reason.FLOW: 17,
     Reason.IMPORTS: 18, Reason.VECTORS: 19,
 }  # fmt: skip
-"""Reason → the number of the way of BinDiff that comes nearest, each used once."""
+"""Reason → the number of the nearest algorithm of BinDiff; each is used once."""
 BLOCKS = {
     Reason.CODE: 2, Reason.CONSTANTS: 3, Reason.CALLS: 4, Reason.STRINGS: 5, Reason.IMPORTS: 8,
     Reason.STRUCTURE: 10, Reason.INSTRUCTIONS: 11, Reason.NAME: 15, Reason.LAYOUT: 16,
@@ -44,7 +44,7 @@ BLOCKS = {
 STRUCTURE_CHANGED, INSTRUCTIONS_CHANGED, OPERANDS_CHANGED = 1, 2, 4
 """Flags of a match of functions."""
 LONG = 256
-"""Instructions of a changed block above which only its equal beginning and end are matched."""
+"""In changed blocks with more instructions only the equal beginning and end are matched."""
 SCHEMA = """
 CREATE TABLE basicblockalgorithm (id SMALLINT PRIMARY KEY, name TEXT);
 CREATE TABLE functionalgorithm (id SMALLINT PRIMARY KEY, name TEXT);
@@ -74,7 +74,7 @@ def write_bindiff(
     digests: tuple[str, str] = ("", ""),
     created: datetime | None = None,
 ) -> tuple[Path, Path]:
-    """Write a diff as a database, and both graphs beside it, where viewers look for them.
+    """Write a diff as a database, and both graphs in its folder, where viewers look for them.
 
     Imports are no functions here. `digests`: sha256 of the programs; `created`: else now. Returns
     the paths of the two `.BinExport` files. Each file is atomic. Raises `TokmillError` for a graph
@@ -141,7 +141,7 @@ def _write_files(
 def _write_about(
     database: sqlite3.Connection, graphs: tuple[Graph, Graph], diff: Diff, created: datetime
 ) -> None:
-    """Write how alike the programs are: each match counts by its instructions."""
+    """Write the similarity of the programs: matches are weighted by their instructions."""
     sizes = [np.diff(graph.block_instructions[graph.function_blocks]) for graph in graphs]
     weight = sizes[0][diff.function_a] + sizes[1][diff.function_b]
     every, matched = max(1, sum(int(size.sum()) for size in sizes)), max(1, int(weight.sum()))
@@ -205,7 +205,7 @@ class _Pairs:
         self.mnemonics = mnemonics_of(a).tolist(), mnemonics_of(b).tolist()
         self.address = _signed(_addresses(a)), _signed(_addresses(b))
         self.runs = [self._matched(*pair) for pair in self.blocks]
-        """For each pair of blocks: begin in A, begin in B and length of what is matched."""
+        """For each pair of blocks its matched runs: begin in A, begin in B, length."""
         self.matched = np.asarray([sum(run[2] for run in runs) for runs in self.runs], np.float64)
         """(N,) f8, how many instructions are matched."""
         sizes = np.diff(a.block_instructions)[diff.block_a], np.diff(b.block_instructions)
@@ -276,7 +276,7 @@ def _names(graph: Graph, functions: Array) -> list[str]:
 
 
 def _signed(addresses: Array) -> list[int]:
-    """Return addresses as SQLite has them: with a sign."""
+    """Return addresses as SQLite stores them: signed."""
     found: list[int] = addresses.astype(np.uint64).view(np.int64).tolist()
     return found
 

@@ -1,8 +1,8 @@
-"""Which blocks of two programs may be matched in truth: those that share a line of source.
+"""True partners of blocks of two programs: blocks that share a line of source.
 
-They lie in functions that are partners, and a line of A is the line of B that the difference of
-the sources says. Lines cannot tell the blocks of one line apart, so a block may have several
-partners; how many can be right at once is the size of a largest matching.
+Partners are in functions that are partners; lines of A are translated to lines of B by the
+difference of the sources. Lines cannot tell blocks of one line apart, so a block may have several
+partners; at most the size of a largest matching can be right at the same time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokmill.x86.image.ranges import distinct, expand, member
 from tokmill.x86.image.truth import Score
 
 MOST_OF_A_LINE = 1 << 20
-"""Pairs of blocks that share a line of one function; lines with more do not count."""
+"""Lines that more pairs of blocks of one function share are not judged."""
 LINE_BITS = 24
 
 # Why a block has no partner.
@@ -35,9 +35,9 @@ class _Lines:
     """The lines of the blocks of one program; B blocks, n pairs of a block and a line."""
 
     first: Array
-    """(B,) i8: the first block at the same address, as functions may share blocks."""
+    """(B,) i8: the first block at the same address, because functions may share blocks."""
     match: Array
-    """(B,) i8: the true match of the function in which it lies; -1 for none."""
+    """(B,) i8: the true match of the function that it is in; -1 for none."""
     has_line: Array
     """(B,) bool."""
     block: Array
@@ -47,11 +47,11 @@ class _Lines:
 
 
 def judge_blocks(truth: GroundTruth, a: Array, b: Array) -> tuple[Score, LeftOut]:
-    """Return how many matches of blocks are right, wrong and lost, and what did not count.
+    """Return how many matches of blocks are right, wrong and lost, and what was not judged.
 
-    `a` and `b` (i8 each, as long) are blocks of the two graphs. A match counts where one of the two
-    has a partner and both have a line; it is right where they are partners. Lost is what a largest
-    matching of partners has more than is right.
+    `a` and `b` (i8, of equal length) are blocks of the two graphs. A match is judged if one of the
+    two has a partner and both have a line; it is right if they are partners. Lost is the size of a
+    largest matching of partners minus the right matches.
     """
     lines_a, lines_b = _lines(truth.a), _lines(truth.b)
     file, number = truth.source.lines(*_split(lines_a.line))
@@ -145,7 +145,7 @@ def _why(lines: _Lines, partners: Array, mapped: Array, code: Array) -> Array:
 
 
 def _largest(a: Array, b: Array, height: int, width: int) -> int:
-    """Return how many pairs a largest matching has, each block in one of them at most."""
+    """Return the size of a largest matching: each block is in at most one pair."""
     sparse = plugins.require("scipy.sparse")
     graph = sparse.csr_matrix((np.ones(len(a), bool), (a, b)), shape=(max(1, height), width))
     found = plugins.require("scipy.sparse.csgraph").maximum_bipartite_matching(graph)

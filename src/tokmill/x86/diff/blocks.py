@@ -1,4 +1,4 @@
-"""Blocks of matched functions, matched: what they hold, where they stand, and their neighbours."""
+"""Matches blocks of matched functions by their content, their place and their neighbours."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.walks import flow_of
 
 ALL = 96
-"""Blocks of the smaller function up to which all are compared with all of the larger."""
+"""If the smaller function has at most so many blocks, all pairs of blocks are compared."""
 BAND = 24
-"""Else blocks so many places from where a block would stand in proportion."""
+"""Otherwise a block is compared with those at most so far from its place in proportion."""
 AT_ONCE = 1 << 20
 """Pairs of blocks held at a time."""
 ROUNDS = 5
@@ -31,10 +31,10 @@ WEIGHTS = {
     "size": -0.7,
 }  # fmt: skip
 FLOW = 6.4
-"""Of how well the blocks before are matched and, again, those behind."""
+"""Weight of how well the blocks before are matched, and of how well those after are."""
 LEAST = 3.5
-"""Sum of evidence from which two blocks are matched. It and the weights are the best for the lines
-of mawk, xz-utils and bc (gcc -O0, -O2, -O3, clang -O2), which no evaluation uses."""
+"""Two blocks are matched from this sum of evidence on. It and the weights are the best for the
+lines of mawk, xz-utils and bc (gcc -O0, -O2, -O3, clang -O2), which no evaluation uses."""
 
 
 @dataclass(slots=True)
@@ -46,8 +46,8 @@ class Side:
     hashes: Array
     """(B,) u8, as `tokmill.x86.diff.same.block_hashes`."""
     callees: tuple[Array, Array]
-    """(X,) i8 and (X,) u8: blocks that lead to other functions, and what these are called in both
-    programs."""
+    """(X,) i8 and (X,) u8: blocks that lead to other functions, and common names of these in both
+    programs, as numbers."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class BlockMatches:
 def match_blocks(a: Side, b: Side, i: Array, j: Array, same: Array) -> BlockMatches:
     """Return the pairs of blocks of matched functions (i, j).
 
-    `same` (M,) bool: functions that are the same throughout, whose blocks are paired in order.
+    `same` (M,) bool: identical functions, whose blocks are paired in order.
     """
     matcher = _Blocks(a, b)
     low_a, low_b = a.graph.function_blocks[:-1], b.graph.function_blocks[:-1]
@@ -127,7 +127,7 @@ def _worth(
     other = (near[:, None] + np.arange(-BAND, BAND + 1)).reshape(-1)
     one = np.repeat(np.arange(rows), 2 * BAND + 1)
     inside = (other >= 0) & (other < columns)
-    # And what stands once in both.
+    # And blocks whose content occurs once in both.
     part_a = hashes_a[first[0] : first[0] + rows]
     part_b = hashes_b[first[1] : first[1] + columns]
     once = [np.unique(part, return_index=True, return_counts=True) for part in (part_a, part_b)]
@@ -145,7 +145,7 @@ def _worth(
 
 
 class _Blocks:
-    """The blocks of two programs, as far as they are compared."""
+    """The blocks of two programs, with their features."""
 
     def __init__(self, a: Side, b: Side) -> None:
         self.a, self.b = a, b
@@ -265,7 +265,8 @@ def _best(one: Array, other: Array, score: Array) -> Array:
 def _greedy(one: Array, other: Array, score: Array) -> Array:
     """Return the numbers of pairs, the best first, no block in two: i8, ascending.
 
-    Each round takes what is the best that is left of both its blocks; equal ones by their numbers.
+    Each round takes the pairs that are the best left for both of their blocks; ties go to the
+    first.
     """
     left = np.flatnonzero(score > LEAST)
     left = left[np.argsort(-score[left], kind="stable")]
@@ -295,7 +296,7 @@ def _cosine_matrices(bags: list[Bag]) -> list[Any]:
 
 
 def _place(graph: Graph) -> Array:
-    """Return where each block stands in its function, from 0 to 1."""
+    """Return the place of each block in its function, from 0 to 1."""
     sizes = np.diff(graph.function_blocks)
     number = np.arange(len(graph.block_address)) - np.repeat(graph.function_blocks[:-1], sizes)
     found: Array = (number / np.maximum(np.repeat(sizes, sizes) - 1, 1)).astype(np.float32)
@@ -303,7 +304,7 @@ def _place(graph: Graph) -> Array:
 
 
 def _flow(graph: Graph) -> tuple[Any, Any]:
-    """Return (B, B) CSR of the ways between blocks, and of the ways back, rows of length 1."""
+    """Return (B, B) CSR of the edges between blocks, and of the reverse edges; rows of length 1."""
     sparse = plugins.require("scipy.sparse")
     flow, blocks = flow_of(graph), len(graph.block_address)
     ones = np.ones(len(flow.target), np.float32)

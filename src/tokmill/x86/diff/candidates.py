@@ -1,4 +1,4 @@
-"""Pairs of functions that are worth a comparison: a few for each, never all with all."""
+"""Candidates: pairs of functions that are worth comparing, a few for each function."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tokmill.x86.features.cosines import nearest_rows, sketch
 
 WIDTH = 256
 RARE = 4
-"""Functions of a program that have a feature, at most, for the feature to lead to its others."""
+"""A feature is rare if at most so many functions of a program have it."""
 FEW = 8192
-"""Functions of the smaller program up to which more candidates are looked at."""
+"""If the smaller program has at most so many functions, more candidates are taken."""
 
 
 @dataclass(slots=True)
@@ -49,10 +49,10 @@ def pairs_of(rows: int, columns: int, *found: tuple[Array, Array]) -> Pairs:
 def near(
     a: list[Any], b: list[Any], shape: tuple[Array, Array], more: list[tuple[Array, Array]]
 ) -> list[tuple[Array, Array]]:
-    """Return pairs (i, j) of functions that are alike, by what is frequent and by what is rare.
+    """Return pairs (i, j) of similar functions, by all features and by rare ones.
 
     Args:
-        a: CSR matrices of TF-IDF, one a kind of feature, weighted.
+        a: CSR matrices of weighted TF-IDF, one for each kind of feature.
         b: the same of the other program, with the same columns.
         shape: counts of both (F, s) f4, compared by distance.
         more: further dense vectors of both, (F, d) f4.

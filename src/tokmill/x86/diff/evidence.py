@@ -1,4 +1,4 @@
-"""What speaks for a pair of functions: numbers that are the same whatever else is matched."""
+"""Evidence for a pair of functions that does not depend on other matches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tokmill.x86.features.cosines import row_products
 from tokmill.x86.features.functions import BAGS, SHAPE, Functions
 
 FACTS = ("constants", "strings", "imports")
-"""Kinds of features that optimisation leaves alone."""
+"""Kinds of features that optimisation does not change."""
 AROUND = ("callees", "callers")
-"""Facts of the functions that are called, and of those that call."""
+"""Facts of the callees, and of the callers."""
 STATIC = (
     *BAGS, *AROUND,
     *(f"{kind} mass" for kind in (*FACTS, *AROUND)),
@@ -62,10 +62,10 @@ def weigh(a: Functions, b: Functions) -> tuple[Weighted, Weighted]:
 
 
 def static(a: Weighted, b: Weighted, shapes: tuple[Array, Array], i: Array, j: Array) -> Array:
-    """Return what speaks for pairs (i ascending): (n, len(STATIC)) f4.
+    """Return the evidence for pairs (i ascending): (n, len(STATIC)) f4.
 
-    Cosines by kind; the logarithm of what is shared in all; how much one has where the other shares
-    nothing; the share that is covered; and how far the counts of `SHAPE` are apart.
+    It has cosines by kind, the logarithm of all that is shared, how much one has of kinds in which
+    the two share nothing, the covered share, and the distance of the counts of `SHAPE`.
     """
     columns, masses, alone = [], [], []
     for kind in (*BAGS, *AROUND):
@@ -83,9 +83,9 @@ def static(a: Weighted, b: Weighted, shapes: tuple[Array, Array], i: Array, j: A
 
 
 def _covered(a: Weighted, b: Weighted, i: Array, j: Array) -> list[Array]:
-    """Return the share of the facts of each that the other has: alone, and with its callees.
+    """Return the share of the facts of each that the other has: by itself, and with its callees.
 
-    It is the geometric mean of both shares. Where a function was inlined, its caller has its facts.
+    It is the geometric mean of both shares. If a function was inlined, its caller has its facts.
     """
     found = []
     for there in ("own there", "all there"):
@@ -101,7 +101,7 @@ def _covered(a: Weighted, b: Weighted, i: Array, j: Array) -> list[Array]:
 
 
 def _ones(matrix: Any) -> Any:
-    """Return a CSR matrix with 1 where there is anything."""
+    """Return a CSR matrix with 1 for each entry."""
     made = matrix.copy()
     made.data = np.ones_like(matrix.data)
     return made

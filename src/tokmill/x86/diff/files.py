@@ -46,13 +46,13 @@ class BlockMatch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FunctionMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A pair of functions, and what became of their blocks."""
+    """A pair of functions, and the matches of their blocks."""
 
     a: int
     """Address."""
     b: int
     name_a: str
-    """Raw symbol name, "" where there is none."""
+    """Raw symbol name; "" if there is none."""
     name_b: str
     similarity: float
     confidence: float
@@ -87,7 +87,7 @@ class DiffFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", "")) -> DiffFile:
-    """Return what the file of a diff says; `digests`: sha256 of the two program files."""
+    """Return the content of the file of a diff; `digests`: sha256 of the two program files."""
     gone = _by_function(a, diff.deleted_blocks)
     new = _by_function(b, diff.inserted_blocks)
     address_a, address_b = a.block_address.tolist(), b.block_address.tolist()
@@ -139,7 +139,7 @@ def write_diff(path: Path | str, found: DiffFile) -> None:
 
 
 def read_diff(path: Path | str) -> DiffFile:
-    """Return what a `diff.json` says.
+    """Return the content of a `diff.json`.
 
     Raises `TokmillError` for a file that is damaged, holds something else, or is of a later
     version. Addresses in it are not compared with any program.

@@ -27,9 +27,9 @@ FORMAT = "tokmill.diff.folders"
 VERSION = 2
 """1: `changed` was lists without names."""
 MOST_CHANGED = 10
-"""Functions of a program that are named."""
+"""Most functions that are named for one program."""
 VERSIONS = re.compile(r"\d+(\.\d+)*")
-"""What of a name may differ between releases."""
+"""The part of a name that may differ between releases."""
 
 
 class ProgramPair(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class ProgramPair(msgspec.Struct, frozen=True, kw_only=True):
     """name, content, or name without version."""
     same_bytes: bool = False
     counts: Counts | None = None
-    """None where the bytes are the same, and of what was refused."""
+    """None if the bytes are the same, or the program was refused."""
     changed: list[Changed] = []
     """The functions that changed most."""
     left_out: dict[str, int] = {}
@@ -51,14 +51,14 @@ class ProgramPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderDiff(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the programs of a folder."""
+    """The result for the programs of two folders."""
 
     format: str = FORMAT
     version: int = VERSION
     a: str
     b: str
     matched: list[ProgramPair]
-    """What is the least alike first, what was refused before all."""
+    """Refused programs first, then the least similar ones."""
     deleted: list[str]
     inserted: list[str]
     left_out: dict[str, int]
@@ -122,7 +122,7 @@ def _debug_alone(path: Path) -> bool:
         data = mapped(path)
         return data[: len(MAGIC)].tobytes() == MAGIC and Elf(data, str(path)).without_code
     except TokmillError:
-        return False  # What is wrong with it is said where it is read.
+        return False  # The error is raised where the file is read.
 
 
 def pair_files(

@@ -1,4 +1,4 @@
-"""Functions of two programs, matched: evidence, rounds of support by neighbours, an assignment."""
+"""Matches functions of two programs: evidence, rounds of support by neighbours, an assignment."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ SEARCH = {
 }  # fmt: skip
 """Weights of the features by which candidates are looked for."""
 ROUNDS = 3
-"""How often the neighbours are looked at; before each but the last the candidates grow."""
+"""Number of rounds that use the neighbours; before each but the last, candidates are added."""
 STRONG = 0.5
 """Probability from which the neighbours of a pair become candidates."""
 MOST_NEIGHBOURS = 16
-"""Functions with more callees (or callers) lead to no further candidates through these."""
+"""Callees (or callers) of functions with more of them do not become candidates."""
 BESIDE = (-2, -1, 1, 2)
 SURE = 30.0
 """Logit of pairs that are given."""
@@ -43,7 +43,7 @@ REASONS = {
     Reason.CODE: ("code",),
     Reason.VECTORS: ("vectors",),
 }  # fmt: skip
-"""Which evidence a reason sums up; where none of it speaks for a pair it is `STRUCTURE`."""
+"""Reason → its evidence, which is summed; if none is for a pair, the reason is `STRUCTURE`."""
 
 
 @dataclass(slots=True)
@@ -151,7 +151,7 @@ class _Matcher:
         return near(one, other, shape, [self.vectors] if self.vectors else [])
 
     def evidence(self, pairs: Pairs) -> Array:
-        """Return what speaks for pairs: (n, len(STATIC) + 2) f4."""
+        """Return the evidence for pairs: (n, len(STATIC) + 2) f4."""
         found = static(*self.weighted, (self.a.shape, self.b.shape), pairs.i, pairs.j)
         code = self.hashes[0][pairs.i] == self.hashes[1][pairs.j]
         near_vectors = np.zeros(len(pairs), np.float32)
@@ -162,7 +162,7 @@ class _Matcher:
         return evidence
 
     def compete(self, pairs: Pairs, logit: Array) -> Array:
-        """Return how probable pairs are; those that are given are sure."""
+        """Return the probability of pairs; given pairs are sure."""
         i, j = self.given.i, self.given.j
         if len(i):
             logit = logit.copy()
@@ -171,7 +171,7 @@ class _Matcher:
         return compete(pairs, logit)
 
     def grow(self, pairs: Pairs, evidence: Array, probability: Array) -> tuple[Pairs, Array, Array]:
-        """Return the pairs and those of the neighbours of strong ones, with what is known."""
+        """Return the pairs and the neighbours of strong ones, with evidence and probability."""
         more = self.more(pairs, probability)
         old = np.searchsorted(more.key, pairs.key)
         new = np.ones(len(more), bool)
@@ -197,10 +197,10 @@ class _Matcher:
         return pairs_of(pairs.rows, pairs.columns, *found)
 
     def reasons(self, evidence: Array) -> Array:
-        """Return what speaks most for pairs: (n,) u1."""
+        """Return the strongest reason of pairs: (n,) u1."""
         parts = dict(zip(self.names, (evidence * self.later).T, strict=True))
         sums = {why: sum(parts[name] for name in names) for why, names in REASONS.items()}
-        # Which of a function's own facts are covered is not known; the likeliest is.
+        # It is not known which of a function's facts are covered, so the likeliest kind is taken.
         facts = np.stack([sums[why] for why in (Reason.STRINGS, Reason.CONSTANTS, Reason.IMPORTS)])
         most = facts.argmax(0)
         for number, why in enumerate((Reason.STRINGS, Reason.CONSTANTS, Reason.IMPORTS)):
@@ -225,10 +225,10 @@ def _around(a: Any, b: Any, i: Array, j: Array) -> tuple[Array, Array]:
 
 
 def compete(pairs: Pairs, logit: Array) -> Array:
-    """Return how probable pairs are where each function has one partner or none: (n,) f4.
+    """Return the probability of pairs if each function has one partner or none: (n,) f4.
 
-    A pair's share of its row, and of its column, is by e^logit beside 1 for no partner; the
-    probability is their geometric mean.
+    A pair has the share e^logit of its row, and of its column, where no partner has 1; the
+    probability is the geometric mean of both shares.
     """
     odds = np.exp(np.clip(logit, -SURE, SURE).astype(np.float64))
     row = np.bincount(pairs.i, odds, pairs.rows)

@@ -1,4 +1,4 @@
-"""What became of functions and blocks in truth, by debug information and source.
+"""The true matches of functions and blocks, by debug information and source.
 
 A function is the same in both programs where it has the same name (that of the linker; that of a
 function that one compilation alone knows, with the file of that compilation). Two blocks may be

@@ -1,4 +1,4 @@
-"""Two programs to a `Diff`: their functions, then the blocks of these."""
+"""From two programs to a `Diff`: matches their functions, then the blocks of these."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tokmill.x86.features.functions import Functions, functions_of
 from tokmill.x86.graph import Graph
 
 LONG = 24
-"""Instructions from which functions whose code nobody else has are taken for the same at once."""
+"""Functions with so many instructions are matched at once if no others have the same code."""
 NOT_FOLLOWED = "places that could not be followed"
 """Instructions whose targets the lifter does not know (`Graph.unresolved`)."""
 MOST_OF_CHANGED = 0.999
-"""Similarity of functions that are not the same throughout, at most."""
+"""Largest similarity of functions that are not the same."""
 
 
 def diff_graphs(
@@ -30,13 +30,13 @@ def diff_graphs(
     vectors: tuple[Array, Array] | None = None,
     vector_weight: float = VECTORS,
 ) -> Diff:
-    """Return which functions and blocks of two programs are the same.
+    """Return the matches of functions and blocks of two programs.
 
     Args:
         a: the old program.
-        b: the new program; it may be of other bits.
-        names: take functions of the same symbol name for the same. Without, nothing that `strip`
-            removes is looked at.
+        b: the new program; one may have 32 and the other 64 bits.
+        names: functions with the same symbol name are the same. Without it, nothing is used that
+            `strip` removes.
         vectors: of a trained model, (F, d) f4 of each program, in rows of length 1 or 0.
         vector_weight: how much their product counts beside all other evidence.
     """
@@ -53,7 +53,7 @@ def diff_graphs(
 
 
 def _alone(graph: Graph, content: Content) -> Array:
-    """Return a hash of each function that leaves out which functions it leads to."""
+    """Return a hash of each function without the functions it leads to."""
     return function_hashes(content.block, content.within, graph.function_blocks)
 
 
@@ -71,7 +71,7 @@ def _same_code(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def _given(a: Graph, b: Graph, code: tuple[Array, Array], names: bool) -> Given:
-    """Return the pairs of the same name and, where there is none, those of the same code."""
+    """Return the pairs with the same name and, for functions without one, with the same code."""
     i, j = same_names(a.function_name if names else [], b.function_name)
     free = ~np.isin(code[0], i) & ~np.isin(code[1], j)
     why = np.repeat([Reason.NAME, Reason.CODE], [len(i), int(free.sum())]).astype(np.uint8)
@@ -103,7 +103,7 @@ def _with_blocks(
 
 
 def _shared_numbers(graphs: tuple[Graph, Graph], found: Matched) -> tuple[Array, Array]:
-    """Return what each function is called in both programs: matched ones alike, others not."""
+    """Return a number for each function; matched functions have the same, all others differ."""
     first, second = (len(graph.function_address) for graph in graphs)
     numbers = np.arange(first), first + np.arange(second)
     numbers[1][found.j] = found.i
@@ -151,7 +151,7 @@ def _left(graph: Graph, functions: Array, matched: Array) -> Array:
 
 
 def _left_out(graphs: tuple[Graph, Graph]) -> dict[str, int]:
-    """Return what was not looked at, and how often."""
+    """Return the kinds of what was not compared, and how many there are."""
     found = {
         "programs without imports, strings and constants": sum(not one.facts for one in graphs),
         "programs that were not looked through to the end": sum(

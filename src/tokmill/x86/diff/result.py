@@ -1,4 +1,4 @@
-"""What became of the functions and blocks of one program in another, as columns.
+"""The matches of functions and blocks of two programs, as columns.
 
 Numbers are rows of the columns of the two graphs (`tokmill.x86.graph`): A is the old program, B the
 new one.
@@ -15,10 +15,10 @@ from tokmill.store.schema import Array
 
 
 class Reason(enum.IntEnum):
-    """What speaks most for a match."""
+    """The strongest evidence for a match."""
 
     CODE = 0
-    """The same instructions, numbers and calls, and no other function or block has them."""
+    """The same instructions, numbers and calls, which no other function or block has."""
     NAME = 1
     """The same symbol name."""
     STRINGS = 2
@@ -27,12 +27,12 @@ class Reason(enum.IntEnum):
     CALLS = 5
     """The functions that they call, and that call them, are matched or alike."""
     LAYOUT = 6
-    """What lies before and behind them is matched or alike."""
+    """The functions before and after them are matched or alike."""
     INSTRUCTIONS = 7
     STRUCTURE = 8
     """Counts of blocks, edges, loops and calls."""
     FLOW = 9
-    """Blocks only: control comes from, or goes on at, blocks that are matched."""
+    """Blocks only: control comes from, or continues at, blocks that are matched."""
     VECTORS = 10
     """Vectors of a trained model."""
 
@@ -50,8 +50,9 @@ class Diff:
     function_b: Array
     """(M,) i8, their partners in B."""
     similarity: Array
-    """(M,) f4 from 0 to 1: how much of the two is alike; 1 alone says that nothing changed: the
-    same instructions, numbers, strings and flow in the same order, and calls of the same."""
+    """(M,) f4 from 0 to 1: how much of the two is alike. 1 only if nothing changed: the same
+    instructions, numbers, strings and control flow in the same order, and calls of the same
+    functions."""
     confidence: Array
     """(M,) f4 from 0 to 1: how sure the match is."""
     reason: Array
@@ -75,11 +76,11 @@ class Diff:
     inserted_blocks: Array
     """i8, ascending: blocks of matched functions of B without a partner."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """What was not looked at → how often: words that begin with what is counted, in the plural."""
+    """Kind of what was not compared, in words that begin with a plural → number."""
 
     @property
     def changed(self) -> Array:
-        """(M,) bool: which matches are not the same throughout."""
+        """(M,) bool: which matches are not identical."""
         changed: Array = self.similarity < 1
         return changed
 

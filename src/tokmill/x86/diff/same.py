@@ -1,4 +1,4 @@
-"""What is the same throughout: hashes of blocks and functions that leave addresses out."""
+"""Identical blocks and functions: hashes that do not depend on addresses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Content:
     """(B,) u8: instructions with their numbers by class, constants, strings, kinds of edges and
     calls of imports."""
     within: Array
-    """(B,) u8: where the edges within the function lead, as the numbers of blocks in it."""
+    """(B,) u8: targets of the edges within the function, as numbers of its blocks."""
     edge_block: Array
     """(X,) i8: blocks with an edge to another function, ascending."""
     edge_function: Array
@@ -67,7 +67,7 @@ def _targets(graph: Graph, edge_owner: Array) -> tuple[Array, Array, Array]:
     owner = owner_of_blocks(graph)[edge_owner]
     kind = np.full(len(edge_owner), Target.ELSEWHERE)
     number, other = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.uint64)
-    # Blocks ascend by function, and by address in it; the same address may stand under several.
+    # Blocks are ordered by function, and by address within it; functions may share an address.
     addresses, rank = np.unique(graph.block_address, return_inverse=True)
     width = max(len(addresses), 1)
     key = owner_of_blocks(graph) * width + rank.reshape(-1)
@@ -89,8 +89,8 @@ def _targets(graph: Graph, edge_owner: Array) -> tuple[Array, Array, Array]:
 def block_hashes(content: Content, partner: Array, blocks: int) -> Array:
     """Return a hash of each block with the functions that it leads to, (B,) u8.
 
-    `partner`: (F,) i8, what each function is called in both programs; functions without a partner
-    have numbers that the other program does not use.
+    `partner`: (F,) i8, a number for each function that matched functions share; functions without a
+    partner have numbers that the other program does not use.
     """
     token = mix(content.edge_place ^ mix(partner[content.edge_function].astype(np.uint64)))
     sums = np.zeros(blocks, np.uint64)

@@ -1,4 +1,4 @@
-"""Which line of a source file is which in another version of it."""
+"""Translates lines of a source file to lines of another version of it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class _Hunks:
     """Where two files differ; H hunks, ascending."""
 
     start: Array
-    """(H,) i8: the first line of A behind which all is moved."""
+    """(H,) i8: the first line of A after which lines are moved."""
     stop: Array
-    """(H,) i8: behind the last line that A alone has."""
+    """(H,) i8: the end, exclusive, of the lines that only A has."""
     shift: Array
-    """(H,) i8: what is added to the number of a line behind the hunk."""
+    """(H,) i8: added to the number of a line after the hunk."""
 
 
 @dataclass(slots=True)
@@ -39,12 +39,12 @@ class SourceLines:
     """Files and lines of the debug information of A, in that of B."""
 
     partner: Array
-    """(S,) i4: for each file of A the one of B; -1 where there is none."""
+    """(S,) i4: the file of B for each file of A; -1 if there is none."""
     hunks: dict[int, _Hunks]
-    """File of A → where its partner differs; nothing for one that is the same."""
+    """File of A → the differences to its partner; no entry if they are the same."""
     not_found: int = 0
-    """Files that are below neither folder of source, such as the system's headers: they are taken
-    for the same where they have the same path."""
+    """Files that are in neither folder of source, such as the system's headers: they are the same
+    if they have the same path."""
 
     def lines(self, file: Array, line: Array) -> tuple[Array, Array]:
         """Return file and line in B of lines of A (i8 both); -1 where B does not have the line."""
@@ -63,7 +63,7 @@ class SourceLines:
 
 
 def same_source(a: Sequence[str], b: Sequence[str]) -> SourceLines:
-    """Return the lines of two programs that were made of the same source, wherever it lay."""
+    """Return the lines of two programs from the same source, in whatever folder it was."""
     exact = {path: number for number, path in enumerate(b)}
     partner = np.asarray([exact.get(path, -1) for path in a], np.int32).reshape(-1)
     taken = set(partner.tolist())
@@ -157,7 +157,7 @@ class _Tree:
             same = 0
             while same < min(len(parts), len(ending)) and parts[-1 - same] == ending[-1 - same]:
                 same += 1
-            # One that is the end as a whole is better than one that shares as much of it.
+            # A path that is the whole end is better than one that shares an end of equal length.
             grade = same, int(same == len(ending))
             if grade > best:
                 best, found = grade, [one]

@@ -11,13 +11,13 @@ from tokmill.x86.diff.result import Diff
 from tokmill.x86.graph import Graph
 
 ARROW = " → "
-"""Between what a function is called in the old and in the new program."""
+"""Stands between the names of a function in the old and in the new program."""
 NOT_SAME = 0.9999
-"""The largest similarity of programs that differ: 1 is said only of the same code."""
+"""The largest similarity of programs that differ: 1 is only for the same code."""
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the functions of two programs."""
+    """The numbers of functions of two programs that are the same, changed, and so on."""
 
     same: int
     changed: int
@@ -27,9 +27,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     deleted: int
     inserted: int
     similarity: float
-    """Share of the instructions of both programs that are alike; 1 only where nothing differs."""
+    """Share of the instructions of both programs that are alike; 1 only if nothing differs."""
     reasons: dict[str, int]
-    """What speaks most for a match → matches."""
+    """Reason of a match → number of matches."""
 
 
 class Changed(msgspec.Struct, frozen=True):

@@ -24,15 +24,15 @@ SUPPORT = (
 )
 """Columns of `support`."""
 REACH = 3
-"""Functions before and behind that are looked at."""
+"""How many functions before and after are looked at."""
 FADE = 0.7
-"""What one more function between costs."""
+"""Factor for each function in between."""
 WEAK = 0.02
-"""Probability below which a pair tells nothing about its neighbours."""
+"""Pairs with a lower probability say nothing about their neighbours."""
 
 
 class Neighbours:
-    """The call graphs of two programs, weighted: what few functions call tells most."""
+    """The call graphs of two programs, weighted: callees with few callers say most."""
 
     def __init__(self, a: Any, b: Any) -> None:
         """Take two (F, F) CSR matrices of calls."""
@@ -65,7 +65,7 @@ class Neighbours:
 def anchored(pairs: Pairs, probability: Array) -> tuple[Array, Array]:
     """Return how well a pair fits the nearest sure pairs before and behind: two (n,) f4.
 
-    e^(-d / 2), where d is by how many functions more one lies from its anchor than the other.
+    e^(-d / 2), where d is the difference of their distances, in functions, from their anchors.
     """
     best = np.zeros(pairs.rows, np.float32)
     np.maximum.at(best, pairs.i, probability)
@@ -86,7 +86,7 @@ def anchored(pairs: Pairs, probability: Array) -> tuple[Array, Array]:
 
 
 def beside(pairs: Pairs, known: Array, value: Array, step_a: int, step_b: int) -> Array:
-    """Return the best of the pairs beside each pair, in one direction of each program: (n,) f4."""
+    """Return the best of the pairs next to each pair, in one direction of each program: (n,) f4."""
     i, j = pairs.i, pairs.j
     best = np.zeros(len(i), np.float32)
     if not len(known):
@@ -103,7 +103,7 @@ def beside(pairs: Pairs, known: Array, value: Array, step_a: int, step_b: int) -
 
 
 def _weighed(calls: Any) -> Any:
-    """Return calls with columns weighed by how few rows have them, rows of length 1."""
+    """Return calls with columns weighted by how few rows have them; rows have length 1."""
     uses = np.bincount(calls.indices, minlength=calls.shape[1])
     made = calls.copy()
     made.data = (1 / np.log2(2 + uses))[calls.indices].astype(np.float32)
