@@ -55,6 +55,7 @@ from small_files import (
     compressed,
     make_corpus,
     make_dataset,
+    make_dump,
     make_extract,
     make_lists,
     make_messages,
@@ -71,6 +72,7 @@ from small_files import (
     read_extract,
     read_graph_lines,
     read_piped,
+    read_profile_dump,
     read_prompts,
     read_stores,
     read_templates,
@@ -134,7 +136,7 @@ from tokmill.store.shard import ShardWriter
 from tokmill.store.store import Store
 
 # Tests whose small files are mutated here.
-for _name in ("unit/training", "unit/x86", "unit/models", "unit/formats", "parity"):
+for _name in ("unit/training", "unit/x86", "unit/bbv", "unit/models", "unit/formats", "parity"):
     sys.path.append(str(Path(__file__).parent.parent / _name))
 
 
@@ -417,6 +419,7 @@ READERS: dict[str, Reader] = {
     "bbv beside": Reader(
         make_traces("0.pc", "0.map", "0.intervals.csv"), read_trace("0.bb"), share=0.5
     ),
+    "callgrind dump": Reader(make_dump, read_profile_dump, share=0.5),
     "pairs": Reader(
         make_pair,
         lambda folder: read_source(

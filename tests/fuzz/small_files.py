@@ -300,3 +300,20 @@ def read_trace(name: str) -> Read:
         return facts, read_source("bbv", [folder / name], blocks=[blocks], min_joined=0.0)
 
     return read
+
+
+def make_dump(folder: Path) -> Iterable[Path]:
+    from test_callgrind import DUMP
+
+    (folder / "dump").write_text(DUMP)
+    return [folder / "dump"]
+
+
+def read_profile_dump(folder: Path) -> Any:
+    """A dump of callgrind, and the block vectors of it."""
+    from tokmill.bbv.callgrind import Code, read_dump, vectors_of
+
+    code = Code({}, set(), {})
+    dump = read_dump(folder / "dump", code)
+    vectors, addresses, mapped = vectors_of([dump], code)
+    return vectors.counts.tolist(), addresses.at.tolist(), mapped, dump.totals

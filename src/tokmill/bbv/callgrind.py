@@ -58,6 +58,7 @@ def read_dump(path: Path, code: Code) -> Dump:
     Raises `TokmillError` for a file that is no dump with addresses of instructions.
     """
     names: dict[str, str] = {}
+    function_names: dict[str, str] = {}
     keys: list[int] = []
     counts: list[int] = []
     totals: dict[str, int] = {}
@@ -91,10 +92,10 @@ def read_dump(path: Path, code: Code) -> Dump:
                         raise ValueError("too many files")
                     base = number << FILE_BITS
                 elif line.startswith("fn="):
-                    found = _name(line[3:], {})
+                    found = _name(line[3:], function_names)
                     function = "" if found.startswith("0x") else found
-                elif line.startswith("cob="):
-                    _name(line[4:], names)
+                elif line.startswith(("cob=", "cfn=")):
+                    _name(line[4:], names if line.startswith("cob=") else function_names)
                 elif line.startswith("events: "):
                     events = line.split()[1:]
                     branches = [1 + events.index(name) for name in ENDS_BLOCK if name in events]

@@ -1,0 +1,111 @@
+"""`tokmill bbv profile`: block vectors, modelled and measured CPI of programs that run here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from making import quick_build
+from profiled import libraries, ran, text_file
+from tokmill.bbv.cpi import read_measures
+from tokmill.bbv.markers import Command, choose, make_library
+from tokmill.bbv.profile import Asked, profile
+from tokmill.bbv.read import read
+from tokmill.errors import TokmillError, UsageError
+from x86_programs import compiles
+
+PHASES = """
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    long sum = 0, rounds = atol(words[1]);
+    if (count > 2) rounds += getpid() % 97 * 100;
+    for (long i = 0; i < rounds; i++) {
+        char *block = malloc(100 + i % 50);
+        for (int k = 0; k < 400; k++) sum += (sum ^ k) * (i % 2000 < 1000 ? 3 : sum % 7 + 1);
+        __asm__ volatile("" :: "r"(block) : "memory"); // else the allocation is left out
+        free(block);
+    }
+    printf("%ld\\n", sum);
+    return count > 3;
+}
+"""
+
+
+@pytest.fixture
+def phases(tmp_path: Path) -> str:
+    """A program that allocates and counts, and whose second argument makes each run another."""
+    return str(compiles(tmp_path, "phases", PHASES, "-O1"))
+
+
+def test_a_modelled_profile_joins_with_blocks(tmp_path: Path) -> None:
+    gzip = ran("gzip")
+    data = text_file(tmp_path / "data", 60_000)
+    found = profile([gzip, "-c", str(data)], tmp_path / "out", Asked(every_blocks=200_000))
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    ends = ("about.json", "bb.gz", "intervals.csv", "map", "pc")
+    assert names == [f"gzip.{end}" for end in ends]
+    again = read(found.trace)
+    assert (again.counts == found.vectors.counts).all()
+    # One program is in the map and not in the store.
+    quick_build("x86", [gzip, *libraries(gzip)], tmp_path / "blocks", unit="block")
+    store = quick_build("bbv", found.trace, tmp_path / "store", blocks=[str(tmp_path / "blocks")])
+    notes = store.manifest.notes
+    assert notes["instructions joined"] >= 0.95 * notes["instructions"]
+    assert {store.record(n)["cpi_kind"] for n in range(len(store))} == {"modelled"}
+    np.testing.assert_allclose(store.column("cpi"), found.cpi["modelled"], rtol=1e-5)
+    assert (store.column("d1_misses") > 0).any()
+    assert not (store.column("d1_misses") < 0).any()
+
+
+def test_measured_and_modelled_intervals_are_the_same(phases: str, tmp_path: Path) -> None:
+    asked = Asked(measured=True, intervals=30, runs=3, calibrate=True)
+    found = profile([phases, "6000"], tmp_path / "out", asked, name="p")
+    cpi = found.cpi["measured"]
+    assert len(found.vectors) == len(cpi) >= 30
+    assert np.isnan(cpi[[0, -1]]).all() and (cpi[1:-1] > 0).all()
+    # Two kinds of rounds take turns, so marks cut exactly two kinds of intervals.
+    assert len(set(found.vectors.instructions[1:-1].tolist())) == 2
+    assert found.fitted is not None and found.fitted.intervals == len(cpi) - 2
+    table = read_measures(tmp_path / "out/p.intervals.csv")
+    assert table.kind == "measured" and set(table.cpi) == {"measured", "modelled"}
+    about = json.loads((tmp_path / "out/p.about.json").read_text())
+    assert about["marks"]["kind"] == "heap"
+    assert about["modelled"]["weights"] == found.fitted.weights
+
+
+def test_what_cannot_be_profiled(phases: str, tmp_path: Path) -> None:
+    out, measured = tmp_path / "out", Asked(measured=True, intervals=10, runs=4)
+    with pytest.raises(UsageError, match="no such program"):
+        profile([str(tmp_path / "none")], out, Asked())
+    with pytest.raises(UsageError, match="no program was named"):
+        profile([], out, Asked())
+    with pytest.raises(TokmillError, match="leads out"):
+        profile([phases, "1"], out, Asked(), name="../x")
+    with pytest.raises(UsageError, match="at least"):
+        profile([phases, "1"], out, Asked(every_blocks=1))
+    with pytest.raises(UsageError, match="measured CPI"):
+        profile([phases, "1"], out, Asked(calibrate=True))
+    with pytest.raises(TokmillError, match="exit code 1"):
+        profile([phases, "1", "x", "y"], out, Asked())
+    with pytest.raises(TokmillError, match="not do the same"):
+        profile([phases, "500", "x"], out, measured)
+    static = compiles(tmp_path, "static", "int main(void) { return 0; }", "-static")
+    with pytest.raises(TokmillError, match="passed no mark"):
+        profile([str(static)], out, measured)
+    assert not list(out.iterdir())
+
+
+def test_functions_are_marked_in_order_of_their_calls(phases: str, tmp_path: Path) -> None:
+    library, kind, every, calls = choose(Command((phases, "100")), tmp_path, 20)
+    assert (library.name, kind) == ("markers-heap.so", "heap")
+    # 100 blocks and the buffer of stdout. What the C library calls itself is not marked.
+    assert calls["io"] < 5 and 200 <= calls["heap"] <= 210
+    assert every == calls["heap"] // 20
+    for other in ("io", "memory"):
+        assert make_library(tmp_path, other).is_file()
