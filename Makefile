@@ -13,7 +13,7 @@ SOURCES   = src tests scripts benchmarks
 ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check format bench pairs similarity clean system-packages
+.PHONY: help demo test test-long check format bench pairs profiles similarity clean system-packages
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,11 @@ similarity: $(VENV)/.installed-dev  ## programs of 51 projects, ten builds each,
 	mkdir -p bench-cache
 	$(BIN)/python benchmarks/similarity_programs.py bench-cache $(SIMILARITY)
 	$(BIN)/python benchmarks/similarity_stores.py bench-cache $(filter --small,$(SIMILARITY))
+
+profiles: $(VENV)/.installed-dev  ## execution profiles of 20 programs in bench-cache/profiles (PROFILES="--scale 0.1")
+	@sh scripts/install-system-packages.sh profiles
+	mkdir -p bench-cache
+	$(BIN)/python benchmarks/profiles.py bench-cache --store $(PROFILES)
 
 clean:  ## remove the demo and caches
 	rm -rf demo dist build-cache bench-cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

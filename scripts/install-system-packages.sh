@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install the Debian packages that tests use, where they are missing; with `pairs` those of
-# `make pairs` too, with `similarity` those of `make similarity`, with `bench` those of
-# `make bench` too.
+# `make pairs` too, with `profiles` those of `make profiles`, with `similarity` those of
+# `make similarity`, with `bench` those of `make bench` too.
 #
 # Without root or apt it does nothing: the tests that need them are then skipped with a reason,
 # which fails continuous integration (tests/listed_skips.py).
@@ -16,6 +16,7 @@ WANTED="
 strace:strace
 mount:mount
 setpriv:util-linux
+setarch:util-linux
 gcc:gcc,libc6-dev
 g++:g++
 objcopy:binutils
@@ -40,6 +41,18 @@ tclsh:tcl
 g++-11:g++-11
 /usr/include/zlib.h:zlib1g-dev
 "
+# Programs whose executions are profiled.
+PROFILES="
+zstd:zstd
+lz4:lz4
+perl:perl
+mawk:mawk
+tclsh:tcl
+jq:jq
+diff:diffutils
+openssl:openssl
+bc:bc
+"
 # What else makes the programs that lifters are measured on.
 BENCH="
 tclsh:tcl
@@ -54,6 +67,7 @@ shellcheck:shellcheck
 case "${1:-}" in
 pairs) WANTED="$WANTED$PAIRS" ;;
 similarity) WANTED="$WANTED$PAIRS$SIMILARITY" ;;
+profiles) WANTED="$WANTED$PROFILES" ;;
 bench) WANTED="$WANTED$PAIRS$BENCH" ;;
 esac
 

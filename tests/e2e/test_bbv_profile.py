@@ -67,10 +67,12 @@ def test_measured_and_modelled_intervals_are_the_same(phases: str, tmp_path: Pat
     asked = Asked(measured=True, intervals=30, runs=3, calibrate=True)
     found = profile([phases, "6000"], tmp_path / "out", asked, name="p")
     cpi = found.cpi["measured"]
-    assert len(found.vectors) == len(cpi) >= 30
+    assert 28 <= len(found.vectors) == len(cpi) <= 36
     assert np.isnan(cpi[[0, -1]]).all() and (cpi[1:-1] > 0).all()
-    # Two kinds of rounds take turns, so marks cut exactly two kinds of intervals.
-    assert len(set(found.vectors.instructions[1:-1].tolist())) == 2
+    # Two kinds of rounds take turns; intervals of about equal sizes are put together of them. What
+    # is left over before the last one is smaller.
+    sizes = found.vectors.instructions[1:-2]
+    assert sizes.max() < 1.6 * sizes.min()
     assert found.fitted is not None and found.fitted.intervals == len(cpi) - 2
     table = read_measures(tmp_path / "out/p.intervals.csv")
     assert table.kind == "measured" and set(table.cpi) == {"measured", "modelled"}
@@ -106,6 +108,6 @@ def test_functions_are_marked_in_order_of_their_calls(phases: str, tmp_path: Pat
     assert (library.name, kind) == ("markers-heap.so", "heap")
     # 100 blocks and the buffer of stdout. What the C library calls itself is not marked.
     assert calls["io"] < 5 and 200 <= calls["heap"] <= 210
-    assert every == calls["heap"] // 20
+    assert every == calls["heap"] // 60
     for other in ("io", "memory"):
         assert make_library(tmp_path, other).is_file()

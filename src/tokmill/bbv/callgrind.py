@@ -138,6 +138,19 @@ def _damaged(path: Path, why: str) -> TokmillError:
     )
 
 
+def put_together(dumps: Sequence[Dump], groups: Sequence[int]) -> list[Dump]:
+    """Return one dump for each run of dumps that begins at a number of `groups`."""
+    found = []
+    for first, stop in zip(groups, [*groups[1:], len(dumps)], strict=True):
+        some = dumps[first:stop]
+        totals = {name: sum(dump.totals[name] for dump in some) for name in some[0].totals}
+        keys = np.concatenate([dump.keys for dump in some])
+        found.append(
+            Dump(some[0].part, keys, np.concatenate([dump.counts for dump in some]), totals)
+        )
+    return found
+
+
 def vectors_of(dumps: Sequence[Dump], code: Code) -> tuple[BlockVectors, Addresses, list[Mapped]]:
     """Return the basic block vectors of dumps, in their order, with pc file and map.
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from tokmill.errors import MachineError, TokmillError
 from tokmill.files import machine_errors
-from tokmill.progress import Progress, human_count
+from tokmill.progress import Progress
 from tokmill.store.schema import Array
 
 SOURCE = Path(__file__).with_name("markers.c")
@@ -64,14 +64,8 @@ class Command(NamedTuple):
             )
 
 
-class Timed(NamedTuple):
-    """Time stamps of several runs of a program."""
-
-    ticks: Array
-    """Smallest number of ticks of the time stamp counter of each interval: int64."""
-    halves: float
-    """Median of the relative difference between the first and the second half of the runs."""
-    runs: int
+FINER = 3
+"""Marks an interval, about: intervals of equal instructions are put together of them."""
 
 
 def make_library(folder: Path, kind: str) -> Path:
@@ -112,8 +106,8 @@ def time_marks(
     runs: int,
     processor: int | None,
     progress: Progress,
-) -> Timed:
-    """Run the program several times, and return the smallest time of each interval.
+) -> Array:
+    """Run the program several times; return the ticks between marks: (runs, marks + 1) int64.
 
     Raises `TokmillError` if two runs pass different numbers of marks.
     """
@@ -132,14 +126,12 @@ def time_marks(
         found.append(np.diff(stamps))
         progress.advance(1)
     ticks = np.stack(found)
-    if (ticks.min(axis=0) <= 0).any():
+    if (ticks <= 0).any():
         raise MachineError(
             "the time stamp counter went back between two marks",
             hint="the program moved between processors whose counters differ: --processor N",
         )
-    half = max(1, runs // 2)
-    first, second = ticks[:half].min(axis=0), ticks[-half:].min(axis=0)
-    return Timed(ticks.min(axis=0), float(np.median(np.abs(first - second) / second)), runs)
+    return ticks
 
 
 def _stamps(
@@ -199,7 +191,7 @@ def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, i
         library = make_library(folder, kind)
         calls[kind] = count_marks(command, library, folder)
         if calls[kind] >= intervals:
-            return library, kind, max(1, calls[kind] // intervals), calls
+            return library, kind, max(1, calls[kind] // (FINER * intervals)), calls
     best = max(calls, key=lambda kind: calls[kind])
     if calls[best] < 2:
         raise TokmillError(
@@ -208,8 +200,3 @@ def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, i
             hint="a longer input, or without --measured",
         )
     return folder / f"markers-{best}.so", best, 1, calls
-
-
-def marks_in_words(calls: Mapping[str, int]) -> str:
-    """Return the calls of each kind of functions in words."""
-    return ", ".join(f"{human_count(number, 'call')} ({kind})" for kind, number in calls.items())

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from tokmill.bbv.addresses import write_addresses, write_maps
-from tokmill.bbv.callgrind import Code, Dump, read_dump, vectors_of
-from tokmill.bbv.markers import MARKER, Command, Timed, check_ended, choose, time_marks
+from tokmill.bbv.callgrind import Code, Dump, put_together, read_dump, vectors_of
+from tokmill.bbv.markers import MARKER, Command, check_ended, choose, time_marks
 from tokmill.bbv.model import RATES, USUAL, Fitted, fit, modelled, summed
 from tokmill.bbv.vectors import BlockVectors
 from tokmill.bbv.write import write
@@ -48,6 +48,16 @@ class Asked(NamedTuple):
     processor: int | None = None
     """Processor on which the measured runs stay."""
     calibrate: bool = False
+
+
+class Timed(NamedTuple):
+    """Ticks of the intervals in several runs of a program."""
+
+    ticks: Array
+    """Smallest number of ticks of the time stamp counter of each interval: int64."""
+    halves: float
+    """Median of the relative difference between the first and the second half of the runs."""
+    runs: int
 
 
 class Profile(NamedTuple):
@@ -97,23 +107,29 @@ def profile(
     make_folder(out)
     with tempfile.TemporaryDirectory(prefix="tokmill-profile-") as place:
         folder = Path(place)
-        timed, about = None, _about(command, asked)
+        ticks, about = None, _about(command, asked)
         cutting, environment = [f"--dump-every-bb={asked.every_blocks}"], {}
         if asked.measured:
             library, kind, every, calls = choose(command, folder, asked.intervals)
             about["marks"] = {"kind": kind, "every": every, "calls": calls}
             with Progress("timed runs", asked.runs, unit="runs", quiet=quiet) as progress:
-                timed = time_marks(
+                ticks = time_marks(
                     command, library, folder, every, asked.runs, asked.processor, progress
                 )
             cutting = [f"--dump-before={MARKER}"]
             environment = {"LD_PRELOAD": str(library), "TOKMILL_EVERY": str(every)}
         dumps, code = _callgrind(command, folder, cutting, environment, quiet)
+    timed = None
+    if ticks is not None:
+        dumps, timed = _intervals(dumps, ticks, asked.intervals, command)
+    else:
+        dumps = [dump for dump in dumps if dump.totals["Ir"]]
     vectors, addresses, mapped = vectors_of(dumps, code)
     totals = [dump.totals for dump in dumps]
     cpi = {}
     if timed is not None:
-        cpi["measured"] = _measured(timed, vectors, command)
+        cpi["measured"] = timed.ticks / vectors.instructions
+        cpi["measured"][[0, -1]] = np.nan
         about["measured"] = {
             "runs": timed.runs, "halves_differ": timed.halves, "unit": "ticks of the time stamp "
             "counter an instruction; repetitions of REP instructions count", "load": _load(),
@@ -190,20 +206,37 @@ def _callgrind(
             where=shlex.join(command.words),
             hint="does the program start others? One that forks cannot be profiled",
         )
-    return [dump for dump in dumps if dump.totals["Ir"]], code
+    return dumps, code
 
 
-def _measured(timed: Timed, vectors: BlockVectors, command: Command) -> Array:
-    """Return the measured CPI of each interval; of the first and the last NaN."""
-    if len(timed.ticks) != len(vectors):
+def _intervals(
+    dumps: list[Dump], ticks: Array, wanted: int, command: Command
+) -> tuple[list[Dump], Timed]:
+    """Put what lies between marks together to intervals of about equal numbers of instructions.
+
+    The first and the last stay alone, as the program begins and ends in them.
+    """
+    if ticks.shape[1] != len(dumps):
         raise TokmillError(
-            f"{len(timed.ticks):,} intervals were timed, and callgrind cut {len(vectors):,}",
+            f"{ticks.shape[1]:,} intervals were timed, and callgrind cut {len(dumps):,}",
             where=shlex.join(command.words),
             hint="the program does not do the same natively and under valgrind",
         )
-    cpi = timed.ticks / vectors.instructions
-    cpi[[0, -1]] = np.nan
-    return cpi
+    sizes = [dump.totals["Ir"] for dump in dumps]
+    target, held = sum(sizes[1:-1]) / wanted, 0.0
+    groups = [0, 1] if len(sizes) > 2 else [0]
+    for number in range(1, len(sizes) - 1):
+        # Where it is nearer to the size that is wanted to end before this one.
+        if held and abs(held - target) < abs(held + sizes[number] - target):
+            groups.append(number)
+            held = 0.0
+        held += sizes[number]
+    groups.append(len(sizes) - 1)
+    ticks = np.add.reduceat(ticks, groups, axis=1)
+    half = max(1, len(ticks) // 2)
+    first, second = ticks[:half].min(axis=0), ticks[-half:].min(axis=0)
+    halves = float(np.median(np.abs(first - second) / second))
+    return put_together(dumps, groups), Timed(ticks.min(axis=0), halves, len(ticks))
 
 
 def _table(vectors: BlockVectors, cpi: dict[str, Array], totals: Sequence[dict[str, int]]) -> str:
