@@ -1,12 +1,11 @@
 """Diffing with a trained model: does it help beside untrained features, on programs it never saw?
 
-BERT learns walks through pairs of the programs of `TRAINED` (`make pairs`). From there vectors of
-functions are learned (`contrastive`): the same function of several compilers and levels. Three
-seeds each. Both are measured on programs of other projects: alone (an assignment by cosine), and
-beside all other evidence of `tokmill diff`, with the weight that is best on the programs that were
-learned.
+BERT learns walks through pairs of the programs of `TRAINED` (`make pairs`); `contrastive` learns
+vectors of their functions, from the same function of several compilers and levels. Three seeds
+each. Both are measured on programs of other projects: alone (an assignment by cosine), and beside
+all other evidence of `tokmill diff`, with the weight that is best on the learned programs.
 
-    python benchmarks/diffing_model.py CACHE [--steps BERT THEN] [PROGRAM …]
+    python benchmarks/diffing_model.py CACHE [--steps BERT CONTRASTIVE] [PROGRAM …]
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ SEEDS = (1, 2, 3)
 WEIGHTS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LAYOUT = "{project}-{version}/{compiler}-{level}/{program}"
 PRETRAIN = {
-    "task.group": "origin", "task.length": 128, "data.batch": 32, "model.context": 128,
-    "optim.lr": 1e-3, "optim.clip": 1.0, "run.log_every": 20, "run.checkpoint_every": 0,
+    "task.group": "origin", "task.length": 128, "data.batch": 16, "model.context": 128,
+    "optim.lr": 1e-3, "run.log_every": 20, "run.checkpoint_every": 0,
 }  # fmt: skip
-"""Keys over recipes/bert/pretrain.toml: a small run."""
+"""Keys over recipes/bert/pretrain.toml."""
 CONTRAST = {
-    "task.kind": "contrastive", "task.same": '["project","program","function","part"]',
-    "task.length": 128, "data.batch": 24, "optim.kind": "adamw", "optim.lr": 1e-3,
-    "optim.warmup": 20, "run.micro_tokens": 8192, "run.log_every": 20,
-    "run.checkpoint_every": 0,
+    "task.same": '["project","program","function","part"]', "task.length": 128, "data.batch": 32,
+    "optim.warmup": 20, "run.log_every": 20, "run.checkpoint_every": 0, "run.eval_every": 0,
 }  # fmt: skip
-STEPS = (1000, 500)
-"""Of BERT, and of what follows."""
+"""Keys over recipes/x86/similarity.toml."""
+SMALL = {"model.dim": 64, "model.layers": 2, "model.heads": 2, "model.hidden": 128}
+STEPS = (2000, 1000)
+"""Of BERT and of `contrastive`."""
 UNTRAINED = "untrained"
 
 
@@ -110,15 +109,20 @@ def train(out: Path, words: Sequence[object], keys: Mapping[str, object], seed: 
 def runs(cache: Path, steps: tuple[int, int] = STEPS) -> dict[str, dict[int, Path]]:
     """Return name of a model → seed → its run; `steps` as `STEPS`."""
     walks, functions = stores(cache)
-    found: dict[str, dict[int, Path]] = {"BERT": {}, "contrastive": {}}
-    for seed in SEEDS:
-        folder = cache / "diffing-model" / "-".join(map(str, (*steps, seed)))
-        keys = {**PRETRAIN, "run.steps": steps[0]}
-        bert = train(folder / "bert", ["pretrain", "--data", walks], keys, seed)
-        keys = {**CONTRAST, "run.steps": steps[1]}
-        more = ["--data", functions, "--from", bert]
-        found["BERT"][seed] = bert
-        found["contrastive"][seed] = train(folder / "contrastive", more, keys, seed)
+    kinds = (
+        ("contrastive", "similarity", functions, CONTRAST, steps[1]),
+        ("BERT", "pretrain", walks, PRETRAIN, steps[0]),
+    )
+    found: dict[str, dict[int, Path]] = {}
+    for name, recipe, store, keys, number in kinds:
+        keys = {**keys, **SMALL, "run.steps": number}
+        found[name] = {
+            seed: train(
+                cache / "diffing-model" / f"{name}-{number}-{seed}",
+                [recipe, "--data", store], keys, seed,
+            )
+            for seed in SEEDS
+        }  # fmt: skip
     return found
 
 
@@ -231,21 +235,27 @@ def main(cache: Path, names: Sequence[str] = (), steps: tuple[int, int] = STEPS)
     columns = list(results[0].of)
     return [
         f"Learned from {', '.join(TRAINED)}: {walks.records:,} walks through pairs "
-        f"({walks.tokens:,} tokens), then {functions.records:,} functions; an encoder `tiny`, "
-        f"{steps[0]} steps of {PRETRAIN['data.batch']} rows of "
-        f"{PRETRAIN['task.length']} tokens of BERT (`sentence_pair`), and from there "
-        f"{steps[1]} steps of `contrastive`; seeds {', '.join(map(str, SEEDS))}. "
+        f"({walks.tokens:,} tokens) by BERT (`sentence_pair`), {steps[0]} steps of "
+        f"{PRETRAIN['data.batch']} rows; {functions.records:,} functions by `contrastive`, "
+        f"{steps[1]} steps of {CONTRAST['data.batch']} pairs; both of 128 tokens, width "
+        f"{SMALL['model.dim']}, {SMALL['model.layers']} layers, seeds "
+        f"{', '.join(map(str, SEEDS))}. "
         f"Measured on {', '.join(held)}, of which no model has seen code; coreutils shares gnulib "
         "with what was learned. F1 of functions as in the table above, means over pairs and "
         "seeds (smallest to largest seed).",
         "",
-        f"| pair | pairs | {UNTRAINED} | {' | '.join(f'{name} alone' if not name.startswith('with') else f'untrained {name}' for name in columns)} |",  # noqa: E501
+        f"| pair | pairs | {UNTRAINED} | {' | '.join(map(titled, columns))} |",
         f"|---|---|---|{'---|' * len(columns)}",
         *rows,
         "",
         "Weight of the vectors, by mean F1 over the programs that were learned from (seed "
         f"{SEEDS[0]}): {'; '.join(tried)}. The best of these was taken.",
     ]
+
+
+def titled(name: str) -> str:
+    """Return the heading of a contestant."""
+    return f"{UNTRAINED} {name}" if name.startswith("with ") else f"{name} alone"
 
 
 def gnu_names(results: Sequence[Scores]) -> list[str]:
@@ -256,7 +266,9 @@ def gnu_names(results: Sequence[Scores]) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cache", type=Path)
-    parser.add_argument("--steps", type=int, nargs=2, default=STEPS, metavar=("BERT", "THEN"))
+    parser.add_argument(
+        "--steps", type=int, nargs=2, default=STEPS, metavar=("BERT", "CONTRASTIVE")
+    )
     parser.add_argument("programs", nargs="*")
     given = parser.parse_args()
     print("\n".join(main(given.cache, given.programs, tuple(given.steps))))
