@@ -5,7 +5,7 @@ vectors of their functions, from the same function of several compilers and leve
 each. Both are measured on programs of other projects: alone (an assignment by cosine), and beside
 all other evidence of `tokmill diff`, with the weight that is best on the learned programs.
 
-    python benchmarks/diffing_model.py CACHE [--steps BERT CONTRASTIVE] [PROGRAM …]
+    python benchmarks/diffing_model.py CACHE [--contrastive STEPS] [--bert STEPS] [PROGRAM …]
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ PRETRAIN = {
 }  # fmt: skip
 """Keys over recipes/bert/pretrain.toml."""
 CONTRAST = {
-    "task.same": '["project","program","function","part"]', "task.length": 128, "data.batch": 32,
+    "task.same": '["project","program","function","part"]', "task.length": 128, "data.batch": 16,
     "optim.warmup": 20, "run.log_every": 20, "run.checkpoint_every": 0, "run.eval_every": 0,
 }  # fmt: skip
 """Keys over recipes/x86/similarity.toml."""
 SMALL = {"model.dim": 64, "model.layers": 2, "model.heads": 2, "model.hidden": 128}
-STEPS = (2000, 1000)
-"""Of BERT and of `contrastive`."""
+STEPS = {"contrastive": 2000, "BERT": 4000}
+"""Steps of each model."""
 UNTRAINED = "untrained"
 
 
@@ -106,15 +106,17 @@ def train(out: Path, words: Sequence[object], keys: Mapping[str, object], seed: 
     return out
 
 
-def runs(cache: Path, steps: tuple[int, int] = STEPS) -> dict[str, dict[int, Path]]:
+def runs(cache: Path, steps: Mapping[str, int] = STEPS) -> dict[str, dict[int, Path]]:
     """Return name of a model → seed → its run; `steps` as `STEPS`."""
     walks, functions = stores(cache)
     kinds = (
-        ("contrastive", "similarity", functions, CONTRAST, steps[1]),
-        ("BERT", "pretrain", walks, PRETRAIN, steps[0]),
+        ("contrastive", "similarity", functions, CONTRAST),
+        ("BERT", "pretrain", walks, PRETRAIN),
     )
     found: dict[str, dict[int, Path]] = {}
-    for name, recipe, store, keys, number in kinds:
+    for name, recipe, store, keys in kinds:
+        if not (number := steps.get(name, 0)):
+            continue
         keys = {**keys, **SMALL, "run.steps": number}
         found[name] = {
             seed: train(
@@ -207,7 +209,7 @@ def row(title: str, some: Sequence[Scores]) -> str:
     return f"| {title} | {len(some)} | {' | '.join(cells)} |"
 
 
-def main(cache: Path, names: Sequence[str] = (), steps: tuple[int, int] = STEPS) -> list[str]:
+def main(cache: Path, names: Sequence[str] = (), steps: Mapping[str, int] = STEPS) -> list[str]:
     """Train, measure; return the section for RESULTS.md."""
     found, judge = runs(cache, steps), Judge(cache)
     walks, functions = (Store(path) for path in stores(cache))
@@ -233,13 +235,13 @@ def main(cache: Path, names: Sequence[str] = (), steps: tuple[int, int] = STEPS)
     if shared := [one for one in results if one.pair.program in GNU]:
         rows.append(row(f"coreutils ({', '.join(gnu_names(shared))})", shared))
     columns = list(results[0].of)
+    said = ", ".join(f"{name} {number}" for name, number in steps.items() if number)
     return [
         f"Learned from {', '.join(TRAINED)}: {walks.records:,} walks through pairs "
-        f"({walks.tokens:,} tokens) by BERT (`sentence_pair`), {steps[0]} steps of "
-        f"{PRETRAIN['data.batch']} rows; {functions.records:,} functions by `contrastive`, "
-        f"{steps[1]} steps of {CONTRAST['data.batch']} pairs; both of 128 tokens, width "
-        f"{SMALL['model.dim']}, {SMALL['model.layers']} layers, seeds "
-        f"{', '.join(map(str, SEEDS))}. "
+        f"({walks.tokens:,} tokens) by BERT (`sentence_pair`, batches of {PRETRAIN['data.batch']} "
+        f"rows), {functions.records:,} functions by `contrastive` (batches of "
+        f"{CONTRAST['data.batch']} pairs); steps: {said}; width {SMALL['model.dim']}, "
+        f"{SMALL['model.layers']} layers, 128 tokens, seeds {', '.join(map(str, SEEDS))}. "
         f"Measured on {', '.join(held)}, of which no model has seen code; coreutils shares gnulib "
         "with what was learned. F1 of functions as in the table above, means over pairs and "
         "seeds (smallest to largest seed).",
@@ -266,9 +268,14 @@ def gnu_names(results: Sequence[Scores]) -> list[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cache", type=Path)
-    parser.add_argument(
-        "--steps", type=int, nargs=2, default=STEPS, metavar=("BERT", "CONTRASTIVE")
-    )
+    for name, number in STEPS.items():
+        parser.add_argument(f"--{name.lower()}", type=int, default=number, help="steps; 0: without")
     parser.add_argument("programs", nargs="*")
     given = parser.parse_args()
-    print("\n".join(main(given.cache, given.programs, tuple(given.steps))))
+    print(
+        "\n".join(
+            main(
+                given.cache, given.programs, {name: getattr(given, name.lower()) for name in STEPS}
+            )
+        )
+    )
