@@ -62,6 +62,9 @@ SOURCES: dict[str, Part] = {
     "token-dicts": Part(
         "tokmill.formats.token_dicts:TokenDictsSource", "", "pickles of x86 token dicts"
     ),
+    "triplets": Part(
+        "tokmill.formats.triplets:TripletsSource", "", "pickles of triplets of intervals"
+    ),
     "recode": Part(
         "tokmill.x86.recode:RecodeSource", "", "stores of x86 code, with other vocabularies"
     ),
@@ -79,6 +82,9 @@ EXPORTS: dict[str, Part] = {
     ),
     "token-dicts": Part(
         "tokmill.formats.token_dicts_export:TokenDictsExport", "", "pickle of x86 token dicts"
+    ),
+    "triplets": Part(
+        "tokmill.formats.triplets_export:TripletsExport", "", "pickle of triplets of intervals"
     ),
 }
 

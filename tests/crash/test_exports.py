@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from interval_stores import write_intervals
 from making import quick_build, rec, write_store
 from tokmill import plugins, recipe
 from tokmill.errors import TokmillError
@@ -29,6 +30,7 @@ EXPORTS: dict[str, tuple[str, dict[str, Any]]] = {
     "parquet": ("out.parquet", {}),
     "token-dicts": ("out", {"sequences_per_file": 3}),
     "corpus": ("out", {}),
+    "triplets": ("out", {"cpi": True}),
 }
 
 
@@ -46,7 +48,10 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     }  # fmt: skip
     (folder / "a.pkl").write_bytes(pickle.dumps([[one] * (1 + i) for i in range(10)], 4))
     code = quick_build("token-dicts", folder / "a.pkl", folder / "x")
-    return {kind: code if kind in ("token-dicts", "corpus") else plain for kind in EXPORTS}
+    profiles = write_intervals(folder / "p", programs=1, intervals=30)
+    mined = quick_build("mine", profiles.path, folder / "m", what="bbv", cpi=True)
+    others = {"token-dicts": code, "corpus": code, "triplets": mined}
+    return {kind: others.get(kind, plain) for kind in EXPORTS}
 
 
 def write(kind: str, store: Store, folder: Path, **more: Any) -> None:
@@ -82,7 +87,7 @@ def test_an_export_that_is_killed_anywhere_is_completed(
     """Killed in the middle of its first, second, … file: the same export ends equal."""
     write(kind, stores[kind], tmp_path / "whole")
     wanted = files(tmp_path / "whole")
-    assert len(wanted) > (0 if kind in ("bin", "parquet") else 1)
+    assert len(wanted) > (0 if kind in ("bin", "parquet", "triplets") else 1)
     for number in range(1, 2 * len(wanted) + 4):
         folder = tmp_path / f"killed-{number}"
         if killed_at(number, kind, stores[kind], folder):
@@ -196,6 +201,7 @@ FOREIGN = {
     "datatrove": ("f/x.ds", "f/x.ds.index"),
     "megatron": ("f/x.bin", "f/x.idx"),
     "token-dicts": ("f", "f/tokens.pkl"),
+    "triplets": ("f", "f/triplets.pkl"),
     "npz": ("f", "f/tokenization_stats.json"),
 }
 

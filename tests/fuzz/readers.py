@@ -57,6 +57,7 @@ from small_files import (
     make_dataset,
     make_dump,
     make_extract,
+    make_functions,
     make_lists,
     make_messages,
     make_prompts,
@@ -64,6 +65,7 @@ from small_files import (
     make_templates,
     make_text_lists,
     make_traces,
+    make_triplets,
     make_truth,
     make_tsv,
     make_vocab_txt,
@@ -71,6 +73,7 @@ from small_files import (
     read_binexport,
     read_extract,
     read_graph_lines,
+    read_mined,
     read_piped,
     read_profile_dump,
     read_prompts,
@@ -127,6 +130,7 @@ from whole_stores import (
     whole_again,
 )
 
+from interval_stores import write_intervals
 from making import TOKENIZER, jsonl, quick_build, rec, write_store
 from tokmill import plugins, recipe
 from tokmill.builds.resources import Amount
@@ -315,6 +319,11 @@ def make_exported(name: str, out: str, **options: Any) -> Make:
             store = quick_build("token-dicts", path, folder.parent / "x")
             kind = plugins.load(plugins.EXPORTS, name)
             kind(recipe.convert(kind.Config, options)).write(store, folder / out)
+        elif name == "triplets":
+            profiles = write_intervals(folder.parent / "p", programs=1, intervals=30)
+            mined = quick_build("mine", profiles.path, folder.parent / "m", what="bbv")
+            kind = plugins.load(plugins.EXPORTS, name)
+            kind(recipe.convert(kind.Config, options)).write(mined, folder / out)
         else:
             export(name, folder, out, **options)
         return sorted(path for path in folder.rglob("*") if path.is_file())
@@ -441,6 +450,8 @@ READERS: dict[str, Reader] = {
     "graph parquet": Reader(make_graph(".cfg.parquet"), read_graph_file("a.cfg.parquet")),
         "saved_index": Reader(make_index, read_index),
     "token-dicts": of_source("token-dicts", make_dicts, "a_tokens.pkl"),
+    "triplets": of_source("triplets", make_triplets, "0_triplets.pkl"),
+    "mine": Reader(make_functions, read_mined, source="mine", share=0.3),
     "recode": Reader(make_x86_store, read_recode, source="recode", share=0.3),
     "datasets folder": of_source("parquet", make_dataset, "d", 0.2),
     "embed": Reader(make_embedded, read_embedded, source="embed", share=0.05),
@@ -474,6 +485,7 @@ READERS: dict[str, Reader] = {
     "export datatrove": of_export("datatrove", "a.ds"),
     "export parquet": of_export("parquet", "a.parquet"),
     "export corpus": of_export("corpus", "d"),
+    "export triplets": of_export("triplets", "d"),
     "export token-dicts": of_export("token-dicts", "d", sequences_per_file=1),
     # stores
     "store metadata": Reader(

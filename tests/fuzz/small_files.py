@@ -317,3 +317,24 @@ def read_profile_dump(folder: Path) -> Any:
     dump = read_dump(folder / "dump", code)
     vectors, addresses, mapped = vectors_of([dump], code)
     return vectors.counts.tolist(), addresses.at.tolist(), mapped, dump.totals
+
+
+def make_triplets(folder: Path) -> Iterable[Path]:
+    from source_cases import write_triplets
+
+    return [write_triplets(folder, 0)]
+
+
+def make_functions(folder: Path) -> Iterable[Path]:
+    from source_cases import write_functions
+
+    store = write_functions(folder, 0, together=True)
+    return sorted(store.glob("shards/*.safetensors"))
+
+
+def read_mined(folder: Path) -> Any:
+    """Triplets and groups of a store of functions."""
+    from readers import read_source
+
+    store = [folder / "functions-0"]
+    return [read_source("mine", store, what=what) for what in ("triplets", "groups")]

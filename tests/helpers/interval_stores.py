@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from making import rec, token_store, write_store
+from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column
 from tokmill.store.store import Store
 
@@ -35,9 +36,9 @@ def write_intervals(path: Path, programs: int = 3, intervals: int = 90, shards: 
 
     Its last intervals have no blocks; every tenth has no CPI.
     """
-    token_store(path.parent / f"{path.name}-blocks", [[[i] for i in range(BLOCKS)]])
+    blocks = token_store(path.parent / f"{path.name}-blocks", [[[i] for i in range(BLOCKS)]])
     schema = {
-        "block": Column("u1"),
+        "block": Column("u1", ref="blocks"),
         "count": Column("u8"),
         "program": Column("utf8", per="record"),
         "interval": Column("u8", per="record"),
@@ -55,4 +56,5 @@ def write_intervals(path: Path, programs: int = 3, intervals: int = 90, shards: 
                  "instructions": int(counts[block].sum()), "cpi": cpi}
             )  # fmt: skip
     size = -(-len(rows) // shards)
-    return write_store(path, schema, [rows[i : i + size] for i in range(0, len(rows), size)])
+    cut = [rows[i : i + size] for i in range(0, len(rows), size)]
+    return write_store(path, schema, cut, references={"blocks": reference_to(blocks.path)})

@@ -184,6 +184,20 @@ def write_token_dicts(folder: Path, number: int) -> Path:
     return path
 
 
+def write_triplets(folder: Path, number: int) -> Path:
+    """Write a pickle of triplets of intervals, whose blocks are vectors."""
+    draw = np.random.default_rng(number)
+
+    def member() -> list[Any]:
+        count = int(draw.integers(1, 5))
+        return [[*draw.normal(size=(count, 4)).astype(np.float32)], draw.integers(1, 99, count)]
+
+    entries = [(*member(), *member(), *member(), *draw.random(3).tolist()) for _ in range(9)]
+    path = folder / f"{number}_triplets.pkl"
+    path.write_bytes(pickle.dumps(entries, 4))
+    return path
+
+
 def write_x86_store(folder: Path, number: int) -> Path:
     """Build a store of the functions of a graph."""
     from making import quick_build
@@ -282,5 +296,6 @@ CASES: dict[str, SourceCase] = {
     "parquet-tokens": SourceCase(exported("parquet", "{}.parquet")),
     # Their vocabularies hold what their inputs hold: with more inputs it is another recipe.
     "token-dicts": SourceCase(write_token_dicts, grows=False),
+    "triplets": SourceCase(write_triplets),
     "recode": SourceCase(write_x86_store, grows=False),
 }

@@ -27,6 +27,7 @@ from tokmill.builds.prepare import How
 from tokmill.builds.resources import Amount
 from tokmill.builds.source import Item, Resources
 from tokmill.formats import parquet as formats_parquet
+from tokmill.formats import triplets
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.text import blocks, parquet
@@ -50,6 +51,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "BATCH_RECORDS", 20)
     monkeypatch.setattr(overlay, "BLOCK", 20)
     monkeypatch.setattr(keyed, "BLOCK", 5)
+    monkeypatch.setattr(triplets, "BLOCKS", 100)
     monkeypatch.setattr(records, "AT_ONCE", 1)
     monkeypatch.setattr(walks, "AT_ONCE", 10_000)
     whole = Amount.resources
@@ -145,6 +147,13 @@ def dicts(folder: Path) -> Case:
     return Case("token-dicts", folder / "in.pkl", {"vocab": str(folder / "closed")})
 
 
+def triples(folder: Path) -> Case:
+    # As lists, so that each is complete before the next: tuples are, a thousand at a time.
+    entries = [[[i, i + 1, 7], [1, 2, 3], [i], [4], [i, 3], [5, 6]] for i in range(400)]
+    (folder / "in.pkl").write_bytes(pickle.dumps(entries))
+    return Case("triplets", folder / "in.pkl")
+
+
 def recoded(folder: Path) -> Case:
     case = dicts(folder)
     quick_build(*case[:2], folder / "base", **case.options)
@@ -214,6 +223,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "npz": exported("npz", "out", export={"max_length": 31, "stride": 31, "pad_id": 7}),
     "parquet-tokens": token_rows,
     "token-dicts": dicts,
+    "triplets": triples,
     "recode": recoded,
     "x86": program,
     "pairs": pair,

@@ -1,0 +1,205 @@
+"""Triplets of intervals as pickles of 6-tuples, or of 9-tuples with CPI.
+
+The operations of the pickle are written directly: lists, tuples, numbers and numpy arrays, in
+protocol 4. A vector is written once, then referred to. Source of the formats: SemanticBBV,
+`pre_processing/asm_bbv_dataset.py`; numpy, `ndarray.__reduce__`; CPython, `Lib/pickletools.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.formats import exports
+from tokmill.formats.notes import exporting
+from tokmill.store.schema import Array
+from tokmill.store.store import Store
+
+COLUMNS = ("anchor", "positive", "negative")
+BATCH = 1000
+"""Entries that Python's own pickler writes at a time."""
+
+
+class TripletsExportOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Options of pickles of triplets."""
+
+    vectors: str = ""
+    """Overlay of the store of blocks (`tokmill embed`): its vectors are written in place of the
+    numbers of blocks."""
+    cpi: bool = False
+    """Write the CPI of the three intervals too (9-tuples)."""
+    name: str = "triplets"
+    """First part of the file's name, if a folder is given."""
+
+
+class TripletsExport:
+    """A pickle of triplets of intervals: a list of tuples of (blocks, weights) of each member.
+
+    The blocks of a member stand in the order of their weights, the smallest first, as the script
+    writes them. Equal stores give equal files.
+    """
+
+    Config: ClassVar[type[msgspec.Struct]] = TripletsExportOptions
+
+    def __init__(self, config: TripletsExportOptions) -> None:
+        self.config = config
+
+    def write(self, store: Store, out: Path) -> dict[str, Any]:
+        """Write the file; return files, tokens, entries and bytes.
+
+        Raises `UsageError` for a store that has no triplets of intervals, `TokmillError` where a
+        store that it refers to is missing, or a CPI is not known.
+        """
+        missing = [name for name in COLUMNS if name not in store.schema]
+        if missing:
+            raise UsageError(
+                f"the store has no column {missing[0]!r}",
+                where=str(store.path),
+                hint="`tokmill build mine PROFILES --what bbv` makes triplets of intervals",
+            )
+        profiles = store.reference("anchor")
+        for name in ("block", "count"):
+            if name not in profiles.schema or profiles.schema[name].per != "token":
+                raise UsageError(
+                    f"the triplets are not of intervals: no column {name!r} with a value a token",
+                    where=str(profiles.path),
+                    hint="triplets of functions are trained on as they are",
+                )
+        vectors = _vectors(profiles, self.config.vectors) if self.config.vectors else None
+        if self.config.cpi and "cpi" not in profiles.schema:
+            raise UsageError(
+                "the intervals have no CPI", where=str(profiles.path), hint="leave --cpi out"
+            )
+        path = exports.output_file(out, ".pkl", self.config.name)
+        with exporting(
+            store, "triplets", self.config, path.parent, path.name, files=[path], named=out
+        ) as export:
+            export.put(path, _Writer(store, profiles, vectors, self.config.cpi).entries())
+        return exports.summary([path], profiles.tokens, entries=len(store))
+
+
+def _vectors(profiles: Store, name: str) -> list[Array]:
+    """Return the vectors of the store of blocks, a shard at a time."""
+    blocks = profiles.reference("block")
+    overlay = Store(blocks.path, [name]).overlays[name]
+    columns = [name for name, c in overlay.schema.items() if c.width and c.per == "record"]
+    if len(columns) != 1:
+        raise UsageError(
+            f"the overlay has {len(columns) or 'no'} columns of vectors",
+            where=str(overlay.path),
+            hint="`tokmill embed RUN BLOCKS` makes an overlay with one",
+        )
+    return [overlay.shard(number)[columns[0]] for number in range(len(overlay.shards))]
+
+
+class _Writer:
+    """Writes one pickle."""
+
+    def __init__(
+        self, store: Store, profiles: Store, vectors: list[Array] | None, cpi: bool
+    ) -> None:
+        self.store, self.profiles, self.vectors, self.cpi = store, profiles, vectors, cpi
+        self.ends = np.cumsum([len(part) for part in vectors or ()])
+        self.memo: dict[object, int] = {}
+
+    def entries(self) -> Iterator[bytes]:
+        """Yield the bytes of the list."""
+        columns = [self.store.column(name) for name in COLUMNS]
+        yield b"\x80\x04]"
+        for first in range(0, len(self.store), BATCH):
+            yield b"("
+            rows = zip(*(column[first : first + BATCH].tolist() for column in columns), strict=True)
+            for row in rows:
+                parts = [b"("]
+                for member in row:
+                    parts += self._member(member)
+                if self.cpi:
+                    parts += [self._cpi(member) for member in row]
+                yield b"".join([*parts, b"t"])
+            yield b"e"
+        yield b"."
+
+    def _member(self, number: int) -> Iterator[bytes]:
+        """Yield blocks and weights of an interval."""
+        record = self.profiles.record(number)
+        count = record["count"].astype(np.uint64)
+        order = np.lexsort((record["block"], count))
+        blocks = record["block"][order].tolist()
+        yield b"]("
+        yield from map(_number if self.vectors is None else self._vector, blocks)
+        yield b"e]("
+        yield from map(_number, count[order].tolist())
+        yield b"e"
+
+    def _cpi(self, number: int) -> bytes:
+        shard, local = self.profiles.find(number)
+        value = float(self.profiles.shard(shard)["cpi"][local])
+        if not np.isfinite(value):
+            raise TokmillError(
+                f"the CPI of interval {number} is not known",
+                where=str(self.profiles.path),
+                hint="`tokmill build mine --what bbv --cpi` leaves such intervals out",
+            )
+        return b"G" + struct.pack(">d", value)
+
+    def _vector(self, block: int) -> bytes:
+        """Return a vector of float32 as a numpy array, the second time as a reference."""
+        if block in self.memo:
+            return self._known(block)
+        assert self.vectors is not None
+        part = int(np.searchsorted(self.ends, block, side="right"))
+        if part == len(self.vectors):
+            raise TokmillError(
+                f"there is no vector of the block {block}",
+                where=str(self.profiles.path),
+                hint="make the vectors of the blocks again: `tokmill embed`",
+            )
+        values = self.vectors[part][block - int(self.ends[part]) + len(self.vectors[part])]
+        data = np.ascontiguousarray(values, "<f4").tobytes()
+        made = [self._named("reconstruct", "numpy.core.multiarray", "_reconstruct")]
+        made += [self._named("ndarray", "numpy", "ndarray"), b"K\x00\x85C\x01b\x87R"]
+        made += [b"(K\x01", _number(len(values)), b"\x85", self._dtype(), b"\x89"]
+        made += [b"B", len(data).to_bytes(4, "little"), data, b"tb"]
+        return b"".join([*made, self._kept(block)])
+
+    def _dtype(self) -> bytes:
+        """Return the type little-endian float32."""
+        if "f4" in self.memo:
+            return self._known("f4")
+        name = self._named("dtype", "numpy", "dtype")
+        state = b"(K\x03" + _text("<") + b"NNN" + 2 * b"J\xff\xff\xff\xff" + b"K\x00tb"
+        return name + _text("f4") + b"\x89\x88\x87R" + state + self._kept("f4")
+
+    def _named(self, key: str, module: str, name: str) -> bytes:
+        if key in self.memo:
+            return self._known(key)
+        return _text(module) + _text(name) + b"\x93" + self._kept(key)
+
+    def _kept(self, key: object) -> bytes:
+        """Return the operation that keeps the value on top for later."""
+        self.memo[key] = len(self.memo)
+        return b"\x94"
+
+    def _known(self, key: object) -> bytes:
+        number = self.memo[key]
+        return b"h%c" % number if number < 256 else b"j" + number.to_bytes(4, "little")
+
+
+def _text(text: str) -> bytes:
+    return b"\x8c%c" % len(text) + text.encode()
+
+
+def _number(value: int) -> bytes:
+    if value < 1 << 8:
+        return b"K%c" % value
+    if value < 1 << 31:
+        return b"J" + value.to_bytes(4, "little")
+    data = value.to_bytes(9, "little").rstrip(b"\0")
+    data += b"\0" * (data[-1] > 127)
+    return b"\x8a%c" % len(data) + data
