@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -112,7 +112,7 @@ def rewrite(
     ids, records = _records(trace, blocks, pc, mapped) if found.key == "record" else (None, None)
     if blocks is not None and records is None:
         raise UsageError("the map is of ids, not of records", hint="leave --blocks out")
-    told = []
+    told: list[Any] = []
 
     def chunks() -> Iterator[bytes]:
         piece: BlockVectors

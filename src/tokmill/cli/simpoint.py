@@ -10,6 +10,7 @@ import typer
 from tokmill import plugins
 from tokmill.cli.options import Json, Quiet
 from tokmill.cli.output import check_outputs, print_json, print_table, say
+from tokmill.cli.simpoint_shared import share
 from tokmill.errors import UsageError
 from tokmill.files import inside, make_folder, write_file
 from tokmill.progress import elapsed, human_count
@@ -19,7 +20,9 @@ def simpoint(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="BBV…", help="Basic block vectors, a file a program.", show_default=False
+            metavar="BBV…|STORE",
+            help="Basic block vectors, a file a program; with --signatures a store.",
+            show_default=False,
         ),
     ],
     out: Annotated[
@@ -72,6 +75,14 @@ def simpoint(
             "--from", metavar="DIR", help="Choose none: judge NAME.simpoints and .weights here."
         ),
     ] = None,
+    signatures: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN|OVERLAY|untrained",
+            help="Choose points that all programs of a store of `build bbv` share, by vectors of "
+            "their intervals; untrained: mix of instructions and miss rates.",
+        ),
+    ] = "",
     max_points: Annotated[
         int, typer.Option("--max-points", min=1, help="Most clusters of which BIC chooses.")
     ] = 30,
@@ -105,6 +116,15 @@ def simpoint(
     json: Json = False,
 ) -> None:
     """Choose intervals of a program that stand for all of it, and estimate its CPI from theirs."""
+    if signatures:
+        if len(traces) > 1 or not traces[0].is_dir():
+            raise UsageError(
+                "--signatures are of the intervals of one store",
+                where=str(traces[0]),
+                hint="`tokmill build bbv` makes a store of several programs",
+            )
+        share(traces[0], signatures, points or 30, seed, out, quiet, json)
+        return
     choosing = plugins.require("tokmill.bbv.choose")
     options = choosing.Options(
         method=method,

@@ -1,0 +1,144 @@
+"""Simulation points that several programs share: intervals are clustered across programs.
+
+As SemanticBBV (arXiv 2512.10231) uses signatures: intervals of different programs that behave
+alike lie together, so one of them is simulated for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokmill.bbv import projection, simpoint
+from tokmill.bbv.clusters import Floats, Ints, k_means
+from tokmill.bbv.executions import Executions
+from tokmill.bbv.methods import METHODS
+from tokmill.bbv.population import Population, first_component
+
+DRAWS = 20
+"""Ranked-set samples of each program; their mean error counts."""
+
+
+class Row(NamedTuple):
+    """A program of the table; errors are shares of its CPI."""
+
+    program: str
+    intervals: int
+    cpi: float
+    shared: float
+    """Error of the shared points."""
+    held_out: float
+    """Error where points and clusters are of the other programs alone."""
+    simpoint: float
+    """Error of SimPoint on the program alone, with as many points for it alone."""
+    ranked_set: float
+    """Mean error of ranked-set samples of the program alone, with as many points."""
+    constant: float
+    """Error of the mean CPI of the other programs."""
+
+
+class Shared(NamedTuple):
+    """Shared points of programs."""
+
+    points: Ints
+    """(points,) intervals: rows of the executions."""
+    weights: Floats
+    """(programs, points) share of a program's instructions that each point stands for."""
+    rows: list[Row]
+    speed_up: float
+    """Instructions of all programs over those of the points."""
+    speed_up_alone: float
+    """The same with as many points for each program alone (SimPoint)."""
+
+
+def shared_points(
+    executions: Executions,
+    signatures: Floats,
+    count: int,
+    *,
+    seed: int = 0,
+    advance: Callable[[float], Any] = lambda amount: None,
+) -> Shared:
+    """Choose points for all programs together, and compare with points for each alone.
+
+    Args:
+        executions: N intervals of P programs.
+        signatures: (N, width), finite.
+        count: number of points.
+        seed: of all that is random.
+        advance: called with 1 after each program.
+    """
+    shares = executions.shares()
+    number = len(executions.names)
+    points, labels = centre_points(signatures, shares, count, seed)
+    weights = np.zeros((number, len(points)))
+    np.add.at(weights, (executions.program, labels), shares)
+    truths = np.bincount(executions.program, shares * executions.cpi)
+    rows, alone = [], 0.0
+    for program in range(number):
+        inside = executions.program == program
+        truth = float(truths[program])
+        others = np.delete(truths, program)
+        constant = float(others.mean()) if len(others) else float("nan")
+        known = _population(executions, inside)
+        cpi = executions.cpi[inside]
+        own = METHODS["simpoint"].choose(known, min(count, len(known)), np.random.default_rng(seed))
+        alone += float(executions.instructions[inside][own.places].sum())
+        drawn = []
+        for draw in range(DRAWS):
+            random = np.random.default_rng([seed, draw])
+            sample = METHODS["ranked-set"].choose(known, min(count, len(known)), random)
+            drawn.append(abs(float(sample.shares @ cpi[sample.places]) / truth - 1))
+        rows.append(
+            Row(
+                executions.names[program],
+                int(inside.sum()),
+                truth,
+                float(weights[program] @ executions.cpi[points]) / truth - 1,
+                _from_others(executions, signatures, inside, count, seed) / truth - 1,
+                float(own.shares @ cpi[own.places]) / truth - 1,
+                float(np.mean(drawn)),
+                constant / truth - 1,
+            )
+        )
+        advance(1)
+    everything = float(executions.instructions.sum())
+    simulated = float(executions.instructions[points].sum())
+    return Shared(points, weights, rows, everything / simulated, everything / alone)
+
+
+def centre_points(signatures: Floats, weights: Floats, count: int, seed: int) -> tuple[Ints, Ints]:
+    """Return the interval nearest to the centre of each cluster, and the cluster of each."""
+    labels, centres = k_means(signatures, weights, count, seed=seed)
+    off = ((signatures - centres[labels]) ** 2).sum(axis=1)
+    order = np.lexsort((np.arange(len(labels)), off, labels))
+    firsts: Ints = order[np.searchsorted(labels[order], np.arange(len(centres)))]
+    return firsts, labels
+
+
+def _from_others(
+    executions: Executions, signatures: Floats, inside: Any, count: int, seed: int
+) -> float:
+    """Return the CPI that points of other programs give; NaN if there are none."""
+    others = np.flatnonzero(~inside)
+    if not len(others):
+        return float("nan")
+    shares = executions.shares()
+    points, _ = centre_points(signatures[others], shares[others], count, seed)
+    points = others[points]
+    own = signatures[inside]
+    squares = (signatures[points] ** 2).sum(axis=1) - 2 * own @ signatures[points].T
+    return float(shares[inside] @ executions.cpi[points[squares.argmin(axis=1)]])
+
+
+def _population(executions: Executions, inside: Any) -> Population:
+    vectors = executions.vectors[inside]
+    rates = executions.rates[inside] if executions.rates.shape[1] else None
+    ids = np.arange(vectors.shape[1])
+    points = simpoint.features(vectors, ids, projection.DIMENSIONS, rates, projection.SEED)
+    shares = executions.shares()[inside]
+    return Population(
+        np.flatnonzero(inside), shares / shares.sum(), points, first_component(points, shares)
+    )
