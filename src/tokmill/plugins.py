@@ -241,6 +241,9 @@ FIGURES: dict[str, Part] = {
         "plot",
         "share of each id by its rank, both axes logarithmic (stores, vocabularies)",
     ),
+    "tsne": Part(
+        "tokmill.report.tsne:tsne", "bbv", "vectors of records in two dimensions (an overlay)"
+    ),
     "loss": Part(
         "tokmill.report.figures:loss", "plot", "loss by step, training and validation (runs)"
     ),

@@ -94,7 +94,7 @@ def inspect(
 
 
 def plot(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="lengths, frequency or loss.")],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="lengths, frequency, loss or tsne.")],
     paths: Annotated[
         list[Path],
         typer.Argument(metavar="ANY…", help="Stores, tokenizers, vocabularies, pickles, runs."),
@@ -107,14 +107,24 @@ def plot(
     ] = False,
     sample: Sample = None,
     column: Annotated[
-        str, typer.Option(help="Column of `frequency`; the first one if none is named.")
+        str,
+        typer.Option(
+            help="Column of `frequency` (the first one if none is named), or of the colours of "
+            "`tsne`."
+        ),
+    ] = "",
+    vectors: Annotated[
+        str,
+        typer.Option(
+            metavar="OVERLAY|F.npy", help="Of `tsne`: the vectors of the store's records."
+        ),
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a figure: lengths of records or tokens, frequency of ids, or the loss of runs."""
+    """Draw a figure: lengths of records or tokens, frequency of ids, loss of runs, or vectors."""
     from tokmill.report import plot as plots
 
-    written = plots.plot(kind, paths, out, data=data, sample=sample, column=column)
+    written = plots.plot(kind, paths, out, data=data, sample=sample, column=column, vectors=vectors)
     if as_json:
         print_json({"kind": kind, "written": [str(path) for path in written]})
     else:

@@ -29,6 +29,8 @@ POINTS = 600
 COVERED = (90, 95, 99, 99.9)
 """Shares of the tokens, in per cent, for which the number of ids that cover them is shown."""
 LOWEST, HIGHEST = "lowest", "highest"
+OF_VECTORS = "tsne"
+"""The figure that is of vectors."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Figure:
     title: str
     x: str
     y: str
-    form: Literal["line", "bars"]
+    form: Literal["line", "bars", "points"]
     series: list[Series]
     log_x: int = 0
     """Base of the logarithmic axis; 0: linear."""
@@ -282,11 +284,22 @@ def _curves(runs: Sequence[RunSummary], metric: str) -> tuple[Array, Array]:
     return np.asarray(steps, float), np.asarray([[one[x] for x in steps] for one in values])
 
 
-def make(kind: str, paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+def make(
+    kind: str,
+    paths: Sequence[Path],
+    sample: int | None = None,
+    column: str = "",
+    vectors: str = "",
+) -> Figure:
     """Return a figure of `plugins.FIGURES`."""
     if kind not in plugins.FIGURES:
         raise UsageError(f"no figure is called {kind!r}", hint=nearest(kind, plugins.FIGURES))
-    figure: Figure = plugins.load(plugins.FIGURES, kind)(paths, sample, column)
+    further = {}
+    if kind == OF_VECTORS:
+        further = {"vectors": vectors}
+    else:
+        _refuse(kind, vectors=vectors)
+    figure: Figure = plugins.load(plugins.FIGURES, kind)(paths, sample, column, **further)
     return figure
 
 

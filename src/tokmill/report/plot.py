@@ -28,6 +28,10 @@ NEAR, NEAR_LOG = 0.005, 0.05
 """Largest distance of covered lines: a share of the axis, or of the value if it is logarithmic."""
 FEW, FEWEST = 40, 1
 """Curves with at most so many points have marks; a curve of one point has a large one."""
+SHAPES = ("o", "^", "s", "D")
+"""Marks of points, one after the other for each round of the colours."""
+MANY = 300
+"""More points than these are small."""
 UNSAID: dict[str, dict[str, None]] = {
     "svg": {"Date": None},
     "png": {"Software": None},
@@ -45,6 +49,7 @@ def plot(
     data: bool = False,
     sample: int | None = None,
     column: str = "",
+    vectors: str = "",
 ) -> list[Path]:
     """Draw a figure of one of `plugins.FIGURES` into a file, and return what was written.
 
@@ -54,7 +59,8 @@ def plot(
         out: an `.svg`, `.png` or `.pdf` file.
         data: also write the numbers as CSV beside it; no CSV of another program is replaced.
         sample: read this many shards of each store; None: all.
-        column: the column of `frequency`; "": the first.
+        column: the column of `frequency` ("": the first), or of the colours of `tsne`.
+        vectors: of `tsne`: an overlay or an .npy file.
     """
     if out.suffix.lower() not in SUFFIXES:
         raise UsageError(
@@ -65,7 +71,7 @@ def plot(
     if not paths:
         raise UsageError("nothing is named to draw", hint="give stores, runs or tokenizers")
     plugins.require("matplotlib")
-    figure = make(kind, paths, sample, column)
+    figure = make(kind, paths, sample, column, vectors)
     make_folder(out.parent)
     image = render(figure, out.suffix.lower()[1:])
     numbers: list[Path] = []
@@ -123,9 +129,10 @@ def inline(svg: str, figure: Figure) -> str:
 def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
     """Draw a figure into matplotlib axes."""
     for number, series in enumerate(figure.series):
-        covered = any(_hides(other, series, figure) for other in figure.series[number + 1 :])
+        later = figure.series[number + 1 :] if figure.form != "points" else []
+        covered = any(_hides(other, series, figure) for other in later)
         wider = WIDER if covered else 0.0
-        (_bars if figure.form == "bars" else _line)(figure, axes, series, wider)
+        DRAWN[figure.form](figure, axes, series, wider)
     width = 1.6 if len(figure.marks) == 1 else 1.1
     for label, x, colour in figure.marks:
         ink = INK if len(figure.series) == 1 else _colour(colour)
@@ -147,7 +154,9 @@ def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
     if title:
         axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
     if len(figure.series) + len(figure.marks) > 1:
-        axes.legend(frameon=False, fontsize=9)
+        # Points may lie anywhere: their legend stands beside them.
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "markerscale": 1.8}
+        axes.legend(frameon=False, fontsize=9, **(beside if figure.form == "points" else {}))
 
 
 def _hides(upper: Series, lower: Series, figure: Figure) -> bool:
@@ -190,6 +199,23 @@ def _line(figure: Figure, axes: Any, series: Series, wider: float) -> None:
         markersize=(8 if points <= FEWEST else 3.5) + wider,
         label=_safe(series.label),
     )
+
+
+def _points(figure: Figure, axes: Any, series: Series, wider: float) -> None:
+    count = sum(len(one.x) for one in figure.series)
+    axes.scatter(
+        series.x,
+        series.y,
+        s=30 if count <= MANY else 9,
+        color=_colour(series.colour),
+        marker=SHAPES[series.colour // len(COLOURS) % len(SHAPES)],
+        alpha=0.8,
+        linewidths=0,
+        label=_safe(series.label),
+    )
+
+
+DRAWN = {"bars": _bars, "line": _line, "points": _points}
 
 
 def _ticks(figure: Figure, axes: Any) -> None:

@@ -1,0 +1,88 @@
+"""The figure of vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from making import rec, write_store
+from tokmill.errors import UsageError
+from tokmill.report import tsne as figure
+from tokmill.report.figures import make
+from tokmill.report.plot import plot
+from tokmill.store.schema import Column
+
+SCHEMA = {
+    "token": Column("u2"),
+    "kind": Column("utf8", per="record"),
+    "cost": Column("f4", per="record"),
+}
+
+
+def groups(folder: Path, count: int = 90, kinds: int = 3) -> tuple[Path, Path]:
+    """Write a store of kinds of records, and vectors that tell them."""
+    random = np.random.default_rng(0)
+    kind = np.arange(count) % kinds
+    records = [rec([1], kind=f"kind {k:02}", cost=float(k) + 0.5) for k in kind]
+    write_store(folder / "store", SCHEMA, [records])
+    vectors = np.eye(kinds)[kind] * 3 + random.normal(0, 0.05, (count, kinds))
+    np.save(folder / "v.npy", vectors.astype(np.float32))
+    return folder / "store", folder / "v.npy"
+
+
+def test_what_is_alike_lies_together(tmp_path: Path) -> None:
+    store, vectors = groups(tmp_path)
+    made = make("tsne", [store], column="kind", vectors=str(vectors))
+    assert made.form == "points" and [one.label for one in made.series] == [
+        "kind 00", "kind 01", "kind 02",
+    ]  # fmt: skip
+    middles = [np.asarray([one.x.mean(), one.y.mean()]) for one in made.series]
+    for one, middle in zip(made.series, middles, strict=True):
+        assert len(one.x) == 30
+        off = np.hypot(one.x - middle[0], one.y - middle[1]).max()
+        assert off < min(np.linalg.norm(middle - other) for other in middles if other is not middle)
+    again = make("tsne", [store], column="kind", vectors=str(vectors))
+    assert all((a.x == b.x).all() for a, b in zip(made.series, again.series, strict=True))
+    for suffix in (".svg", ".png"):
+        (written, numbers) = plot("tsne", [store], tmp_path / f"f{suffix}", column="kind",
+                                  vectors=str(vectors), data=True)  # fmt: skip
+        assert written.stat().st_size > 3000
+        assert len(numbers.read_text().splitlines()) == 91
+
+
+def test_numbers_are_in_parts_and_rare_words_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, vectors = groups(tmp_path, 160, 20)
+    monkeypatch.setattr(figure, "embedded", lambda units: units[:, :2])
+    words = make("tsne", [store], column="kind", vectors=str(vectors)).series
+    assert len(words) == figure.KEYS + 1 and words[-1].label == "8 others"
+    parts = make("tsne", [store], column="cost", vectors=str(vectors)).series
+    assert len(parts) == figure.LEVELS and parts[0].label.startswith("0.5 to ")
+    assert sum(len(one.x) for one in parts) == 160
+    monkeypatch.setattr(figure, "MOST", 50)
+    some = make("tsne", [store], vectors=str(vectors))
+    assert "50 of 160 records" in some.title and len(some.series[0].x) == 50
+
+
+def test_few_and_equal_vectors(tmp_path: Path) -> None:
+    store, _ = groups(tmp_path, 4, 2)
+    np.save(tmp_path / "one.npy", np.ones((4, 3), np.float32))
+    assert len(make("tsne", [store], vectors=str(tmp_path / "one.npy")).series[0].x) == 4
+    np.save(tmp_path / "w.npy", np.asarray([[1], [-1], [2], [0]], np.float32))
+    with pytest.raises(UsageError, match="3 vectors that are not zeros"):
+        make("tsne", [store], vectors=str(tmp_path / "w.npy"))
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    store, vectors = groups(tmp_path, 6, 2)
+    with pytest.raises(UsageError, match="nothing says which vectors"):
+        make("tsne", [store])
+    with pytest.raises(UsageError, match="'token' is no column with a value a record"):
+        make("tsne", [store], column="token", vectors=str(vectors))
+    with pytest.raises(UsageError, match="of one store"):
+        make("tsne", [store, store], vectors=str(vectors))
+    with pytest.raises(UsageError, match="takes no vectors"):
+        make("lengths", [store], vectors=str(vectors))
