@@ -174,7 +174,7 @@ def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
         "bzip2": lambda: ["bzip2", "-c", text(0.6)],
         "xz": lambda: ["xz", "-T1", "-4", "-c", text(0.35)],
         "zstd": lambda: ["zstd", "-q", "--single-thread", "-9", "-c", text()],
-        "lz4": lambda: ["lz4", "-q", "-9", "-c", text()],
+        "lz4": lambda: ["lz4", "-q", "-9", "-B4", "-c", text()],
         "perl": lambda: ["perl", inputs.script("a.pl", PERL), text(0.2)],
         "sqlite3": lambda: [
             "sqlite3", ":memory:", f".read {inputs.script(f'{times(60)}.sql', sql(times(60_000)))}"

@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -83,6 +84,38 @@ __attribute__((destructor)) static void end(void) {
         stamp();
     stamps = 0;
     left = 0;
+}
+
+/* The C library's own calls of `read` do not pass here, so its functions on files are marked too. */
+#define NEXT(name) \
+    static __typeof__(&name) next; \
+    tick(); \
+    if (!next) \
+        next = (__typeof__(&name))dlsym(RTLD_NEXT, #name)
+
+size_t fread(void *to, size_t size, size_t count, FILE *file) {
+    NEXT(fread);
+    return next(to, size, count, file);
+}
+
+size_t fwrite(const void *from, size_t size, size_t count, FILE *file) {
+    NEXT(fwrite);
+    return next(from, size, count, file);
+}
+
+char *fgets(char *to, int size, FILE *file) {
+    NEXT(fgets);
+    return next(to, size, file);
+}
+
+ssize_t getdelim(char **to, size_t *size, int end, FILE *file) {
+    NEXT(getdelim);
+    return next(to, size, end, file);
+}
+
+ssize_t getline(char **to, size_t *size, FILE *file) {
+    NEXT(getline);
+    return next(to, size, file);
 }
 
 ssize_t __read(int, void *, size_t);

@@ -25,8 +25,8 @@ from tokmill.store.schema import Array
 SOURCE = Path(__file__).with_name("markers.c")
 MARKER = "tokmill_marker"
 KINDS = {"io": "", "heap": "-DHEAP", "memory": "-DMEMORY"}
-"""Which functions are marked, from few calls to many: read and write; malloc and free too; memcpy,
-memcmp and strlen too."""
+"""Which functions are marked, from few calls to many: read, write, fread, fwrite, fgets and
+getline; malloc and free too; memcpy, memcmp and strlen too."""
 FLAGS = ("-O2", "-shared", "-fPIC", "-fno-builtin", "-fno-tree-loop-distribute-patterns")
 ROOM = 1 << 20
 """Marks that a file of time stamps has room for."""

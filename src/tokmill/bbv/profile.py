@@ -141,7 +141,9 @@ def profile(
     trace = stem.with_name(f"{name}.bb.gz")
     write(trace, vectors)
     write_addresses(stem.with_name(f"{name}.pc"), addresses)
-    write_maps(stem.with_name(f"{name}.map"), mapped)
+    # The library of marks is gone by now, and it is no part of the program.
+    there = [one for one in mapped if Path(one.path).is_file()]
+    write_maps(stem.with_name(f"{name}.map"), there)
     write_file(stem.with_name(f"{name}.about.json"), msgspec.json.encode(about) + b"\n")
     # The last one: whoever continues sees by it that a profile is whole.
     write_file(stem.with_name(f"{name}.intervals.csv"), _table(vectors, cpi, totals))
@@ -231,6 +233,9 @@ def _intervals(
             groups.append(number)
             held = 0.0
         held += sizes[number]
+    if held < target / 2 and len(groups) > 2:
+        # What is left over goes with the one before it.
+        groups.pop()
     groups.append(len(sizes) - 1)
     ticks = np.add.reduceat(ticks, groups, axis=1)
     half = max(1, len(ticks) // 2)
