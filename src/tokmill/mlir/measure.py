@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.child import Child, ChildDied, Limits
+from tokmill.child import Limits
+from tokmill.child_calls import Child, ChildDied
 from tokmill.errors import MachineError
 from tokmill.mlir import schedule as actions
 

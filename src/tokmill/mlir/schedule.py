@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tokmill.errors import TokmillError
+from tokmill.headers import loads_json
 
 
 class Action(msgspec.Struct, frozen=True, tag_field="action", forbid_unknown_fields=True):
@@ -106,13 +107,14 @@ def read(text: str, where: str) -> Schedule:
         raise wrong
     line = first[len(HEADER) :]
     try:
-        return msgspec.json.decode(line[: line.rindex(" [")], type=tuple[AnyAction, ...])
-    except (msgspec.DecodeError, ValueError) as error:
+        found: Schedule = loads_json(line[: line.rindex(" [")].encode(), tuple[AnyAction, ...])
+    except ValueError as error:
         raise TokmillError(
             f"the actions of the schedule cannot be read: {error}",
             where=where,
             hint="make the schedule again",
         ) from None
+    return found
 
 
 def _action(action: AnyAction, number: int, decompose: bool) -> list[str]:
