@@ -117,7 +117,7 @@ class ArrayHeader(NamedTuple):
 
 
 def array_header(handle: IO[bytes]) -> ArrayHeader:
-    """Read the header of an .npy file; the array begins behind it. Raises `ValueError`.
+    """Read the header of an .npy file; the array begins after it. Raises `ValueError`.
 
     Format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
     """

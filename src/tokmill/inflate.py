@@ -20,7 +20,7 @@ MAGIC = {
 PIECE = {".gz": 1 << 16, ".xz": 1 << 16, ".zst": 1 << 13}
 OUTPUT = 1 << 20
 PADDED = (".gz", ".xz")
-"""Formats that may have zero bytes behind a member."""
+"""Formats that may have zero bytes after a member."""
 XZ_MEMORY = 1 << 30
 """Most memory of a decoder of .xz; `xz -9` needs 65 MiB."""
 

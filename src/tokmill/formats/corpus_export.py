@@ -123,7 +123,7 @@ class _Lines:
             offsets = shard["offsets"][first : stop + 1].astype(np.int64)
             filled = np.flatnonzero(np.diff(offsets))
             text, ends = take_flat(self.bytes, self.ends, ids)
-            # The blank behind the last word of a record.
+            # The blank after the last word of a record.
             line_ends = ends[(offsets - offsets[0])[filled + 1]]
             text[line_ends - 1] = ord("\n")
             columns = [shard.text(name, first, stop) for name in self.keys]

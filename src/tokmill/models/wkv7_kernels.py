@@ -25,17 +25,17 @@ The backward pass has the gradients dY and G = dS⁺, and takes the lines in tur
     dA' = dX·Sᵀ     dR' = dY·Sᵀ     dB' = U·Gᵀ     dK' = V·Gᵀ
 
 so that S and G come from the same kind of scan. Decays stand in exponents alone: that of A' is the
-sum of w before its position, of R' the sum up to it, of B' and K' the sum behind it, and m cancels.
+sum of w before its position, of R' the sum up to it, of B' and K' the sum after it, and m cancels.
 With da, dr, db, dk the whole gradients,
 
     dw_j = Σ_{i>j} (a∘da)_i + Σ_{i≥j} (r∘dr - b∘db - k∘dk)_i
            + Σ_i (B'∘dB' + K'∘dK')_i + exp(l)∘Σ_v (S∘G)_v
 
-A border between documents is a mask: scores of two documents are 0, as are A' and R' behind the
+A border between documents is a mask: scores of two documents are 0, as are A' and R' after the
 first border of a chunk, B' and K' before its last, and exp(l) where there is one.
 
 Products are of float32 numbers, summed in float32. With PRECISION "tf32" tensor cores cut them off
-behind 11 bits, at half the rate of bf16 and with 3 bits more, for numbers that the decays scale;
+after 11 bits, at half the rate of bf16 and with 3 bits more, for numbers that the decays scale;
 "tf32x3" does three such products and is as good as float32. What a state keeps, exp(l)∘S, goes
 through no product: cut off once a chunk, a long memory would fade. Emulated over 1,024 positions,
 "tf32" is 1.5e-3 of the norm away in outputs, 3e-3 in the gradients of a and b, and does not grow.
@@ -64,7 +64,7 @@ def place(length, heads, chunks, L: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def tile(x, spots, inside):
-    """Return values in float32, 0 behind the end: such positions leave a state as it is."""
+    """Return values in float32, 0 after the end: such positions leave a state as it is."""
     return tl.load(x + spots, mask=inside, other=0.0).to(tl.float32)
 
 

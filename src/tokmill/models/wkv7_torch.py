@@ -150,7 +150,7 @@ def continues(document: Tensor) -> Tensor:
 
 
 def _cut(x: Tensor, count: int, chunk: int) -> Tensor:
-    """Return (B, T, H, N) as (B, H, C, L, N); zeros behind the end leave the state as it is."""
+    """Return (B, T, H, N) as (B, H, C, L, N); zeros after the end leave the state as it is."""
     size, length, heads, width = x.shape
     x = F.pad(x, (0, 0, 0, 0, 0, count * chunk - length))
     return x.view(size, count, chunk, heads, width).permute(0, 3, 1, 2, 4)

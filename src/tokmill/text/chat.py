@@ -346,5 +346,5 @@ def _any_of(names: Mapping[str, int]) -> re.Pattern[str]:
 
 
 def _turn_ends(names: Mapping[str, int]) -> re.Pattern[str]:
-    """Match a special token and the white space behind it at the end of a text."""
+    """Match a special token and the white space after it at the end of a text."""
     return re.compile(f"((?:{_any_of(names).pattern}))\\s*\\Z")

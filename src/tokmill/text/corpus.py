@@ -103,8 +103,8 @@ class CorpusSource(DocumentSource):
             lines = human_count(found.repeated, "line")
             told.append(f"{lines} whose word stands again further down, where its id is")
         if found.missing:
-            behind = " ".join(found.missing)
-            told.append(f"without {behind}, which got the ids behind its last line")
+            lacking = " ".join(found.missing)
+            told.append(f"without {lacking}, which got the ids after its last line")
         if found.empty:
             told.append(f"{human_count(found.empty, 'line')} without a word, whose ids no word has")
         return f"{config.words}: {'; '.join(told)}" if told else ""

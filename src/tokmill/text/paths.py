@@ -1,6 +1,6 @@
 """Paths into JSON: `text`, `meta.title`, `messages[].content`, `"a key with. dots".x`.
 
-A path is keys with dots between them; `[]` behind a key stands for each element of a list. A key
+A path is keys with dots between them; `[]` after a key stands for each element of a list. A key
 that holds a dot, a bracket or a quotation mark is quoted as JSON quotes it.
 """
 
@@ -34,7 +34,7 @@ def parse_path(path: str) -> tuple[Step, ...]:
         if found is None:
             raise UsageError(
                 f"{path!r} is no path of keys",
-                hint="keys have dots between them and [] behind a list, as in messages[].content; "
+                hint="keys have dots between them and [] after a list, as in messages[].content; "
                 'a key that holds such characters itself is quoted: "a.b"',
             )
         key, lists, dot = found.groups()

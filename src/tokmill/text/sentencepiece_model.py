@@ -85,7 +85,7 @@ def to_tokenizer_json(raw: bytes, where: str) -> dict[str, Any]:
     if normalizer.add_dummy_prefix and any(piece.kind == _USER for piece in pieces):
         raise TokmillError(
             "user-defined symbols together with add_dummy_prefix cannot be read: Hugging Face puts "
-            "the prefix behind each of them",
+            "the prefix after each of them",
             where=where,
             hint="train it with --add_dummy_prefix=false",
         )

@@ -137,7 +137,7 @@ class Tokenizer:
         """Return the ids of tokens that go on with a word, ascending.
 
         Of WordPiece they begin with its prefix, `##`; of byte-level BPE with a letter or a digit,
-        as a word begins behind a space. Of whole words there are none.
+        as a word begins after a space. Of whole words there are none.
 
         Raises:
             TokmillError: it is another kind of tokenizer, whose tokens do not tell.

@@ -2,7 +2,7 @@
 
 A line is a record, its columns end at tabs, and quotation marks are text. A record is
 `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, with the column `segment` (0 up to the first `[SEP]`, 1
-behind it) and the number of its class in the column `label`.
+after it) and the number of its class in the column `label`.
 """
 
 from __future__ import annotations

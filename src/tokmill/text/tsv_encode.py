@@ -102,7 +102,7 @@ class EncodeSentences:
             kept: (n, sentences), how many of them are taken.
         """
         count = kept.shape[1]
-        # A run is a sentence and the [SEP] behind it, the first one with the [CLS] before it.
+        # A run is a sentence and the [SEP] after it, the first one with the [CLS] before it.
         runs = kept + 1
         runs[:, 0] += 1
         ends = np.cumsum(runs.reshape(-1))

@@ -25,7 +25,7 @@ class WordList(NamedTuple):
     repeated: int
     """Lines whose word stands in a later line too; that one is its id, as in BERT's own reader."""
     missing: list[str]
-    """Special tokens that the file lacks; they got the ids behind its last line."""
+    """Special tokens that the file lacks; they got the ids after its last line."""
     empty: int = 0
     """Lines without a word, the end of the file apart."""
 
@@ -50,7 +50,7 @@ def read_words(path: Path) -> WordList:
     missing = [token for token in SPECIALS if token not in ids]
     first = max(ids.values()) + 1
     ids |= {token: first + number for number, token in enumerate(missing)}
-    # What stands behind the last word are ends of lines.
+    # What stands after the last word are ends of lines.
     empty = sum(1 for word in text.rstrip().replace("\r\n", "\n").split("\n") if not word.strip())
     return WordList(ids, held - (len(ids) - len(missing)), missing, empty)
 

@@ -33,7 +33,7 @@ class DebugInfo:
     files: list[str]
     """(S), as the compiler was told them, joined with the folder in which it ran."""
     name: list[str]
-    """(F): the linkage name where there is one, without what compilers put behind the names of
+    """(F): the linkage name where there is one, without what compilers put after the names of
     clones, else the name."""
     unit: Array
     """(F,) i4: the source file whose compilation made it; -1 where the name is known everywhere."""
@@ -48,7 +48,7 @@ class DebugInfo:
     range_start: Array
     """(P,) u8, ascending: the code of functions, with what was moved out of them (`.cold`)."""
     range_stop: Array
-    """(P,) u8, behind the last byte."""
+    """(P,) u8, after the last byte."""
     range_function: Array
     """(P,) i8."""
     described: set[tuple[str, int]]

@@ -25,7 +25,7 @@ from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 
 CLONE = re.compile(r"(\.(constprop|isra|part|cold|lto_priv|llvm|clone|specialized)\b[.\d]*)+$")
-"""What GCC and Clang put behind the name of a function when they make another one of it."""
+"""What GCC and Clang put after the name of a function when they make another one of it."""
 STRUCTOR = re.compile(r"(?<=[CD])[1245](?=E)")
 """In names of C++ the kinds of a constructor and a destructor, which are mostly one function."""
 EXECUTE = 4

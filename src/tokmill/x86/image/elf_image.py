@@ -191,7 +191,7 @@ def _name_functions(elf: Elf, program: Program, layout: Placement | None) -> Non
 
 
 def _covered(address: Array, start: Array, size: Array) -> Array:
-    """Return which addresses lie behind the beginning and before the end of some range."""
+    """Return which addresses lie after the beginning and before the end of some range."""
     order = np.argsort(start, kind="stable")
     start, stop = start[order], np.maximum.accumulate((start + size)[order])
     at = np.searchsorted(start, address) - 1

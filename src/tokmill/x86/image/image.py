@@ -34,7 +34,7 @@ class Section:
 
     @property
     def stop(self) -> int:
-        """The address behind the last byte."""
+        """The address after the last byte."""
         return self.address + len(self.data)
 
     def cut(self, start: int, stop: int) -> Section:

@@ -73,7 +73,7 @@ class Placement:
 
     @property
     def top(self) -> int:
-        """The address behind all made-up places."""
+        """The address after all made-up places."""
         return self.table + PLACE * (1 + len(self.imports))
 
     def _import(self, name: str) -> int:

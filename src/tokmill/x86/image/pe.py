@@ -57,7 +57,7 @@ def read_pe(data: Array, path: str) -> Program:
     sections = []
     for one in binary.sections:
         start, size = int(one.pointerto_raw_data), int(one.sizeof_raw_data)
-        # The padding behind what is loaded need not be there.
+        # The padding after what is loaded need not be there.
         size = min(size, int(one.virtual_size) or size)
         refuse_cut(path, len(data), start + size if start else 0)
         part = data[start : start + size]

@@ -1,6 +1,6 @@
 """Printable strings at addresses of a program: of C, in UTF-8 or UTF-16, and those of a length.
 
-Go and Rust put strings side by side without a zero behind; how long each is stands in the code.
+Go and Rust put strings side by side without a zero between them; their lengths are in the code.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _in_section(section: Section, place: Array) -> dict[int, str]:
     data = section.linked
     end, ended = _ends(data, place, MAY_BE)
     found = _decoded(data, place[ended], end[ended], "utf-8", section.address)
-    # A zero behind one character is half of one of UTF-16.
+    # A zero after one character is half of one of UTF-16.
     rows = place[ended & (end == place + 1) & ASCII[data[place]]]
     for odd in (0, 1):
         units = data[odd : odd + (len(data) - odd) // 2 * 2].view("<u2")

@@ -40,7 +40,7 @@ class Truth:
     start: Array
     """(F,) u8, one an address."""
     stop: Array
-    """(F,) u8, behind the last byte; where the symbol has no size, the next symbol or the end of
+    """(F,) u8, after the last byte; where the symbol has no size, the next symbol or the end of
     the section."""
     name: list[str]
     """(F), raw; of aliases the first in the alphabet."""

@@ -97,7 +97,7 @@ def _portions(graph: Graph) -> list[tuple[int, int]]:
 def _lengths(found: Operands, block: Array) -> Array:
     """Return for each instruction the number that one beside it moves somewhere: (n,) i8.
 
-    One of the two behind it, else one of the two before it, of the same block; 0 if none does, or
+    One of the two after it, else one of the two before it, of the same block; 0 if none does, or
     if no string is so long.
     """
     moves = (found.map == 0) & (found.immediate_size == 4)
@@ -171,7 +171,7 @@ class _Finder:
         )
 
     def _bytes(self, blocks: slice) -> Array:
-        """Return the bytes of blocks as they are run, and some behind them."""
+        """Return the bytes of blocks as they are run, and some after them."""
         graph = self.graph
         low, high = graph.block_bytes[[blocks.start, blocks.stop]].tolist()
         data = graph.code[low:high]

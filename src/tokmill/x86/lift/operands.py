@@ -17,7 +17,7 @@ from tokmill.x86.lift.decode import LONGEST, PREFIX
 NO_REGISTER = 0xFF
 STACK, FRAME = 4, 5
 """Numbers of RSP and RBP."""
-# How the opcode is given: by itself and behind 0F, or by one of these prefixes.
+# How the opcode is given: by itself and after 0F, or by one of these prefixes.
 LEGACY, VEX, EVEX, XOP = 0, 1, 2, 3
 SIZES = (1, 2, 4, 8)
 """Bytes of an immediate; others are two numbers (ENTER) or a far pointer."""
@@ -26,7 +26,7 @@ SIZES = (1, 2, 4, 8)
 def _with_form() -> tuple[Array, Array]:
     """Return which opcodes have a byte that gives the form of their operands: (256,) bool each.
 
-    The first of one byte, the second behind 0F.
+    The first of one byte, the second after 0F.
     """
     one, two = np.zeros(256, bool), np.ones(256, bool)
     one[:0x40] = np.arange(0x40) % 8 < 4
@@ -41,7 +41,7 @@ def _no_constants() -> tuple[Array, Array, Array]:
     """Return the opcodes whose last bytes are no constant: (256,) bool each.
 
     The first of one byte (branches, returns that take arguments off the stack, ENTER, far ones),
-    the second behind 0F (branches; the opcodes of 3DNow!), the third of the third VEX map, whose
+    the second after 0F (branches; the opcodes of 3DNow!), the third of the third VEX map, whose
     last byte names a register.
     """
     one, two, three = np.zeros(256, bool), np.zeros(256, bool), np.zeros(256, bool)
@@ -77,7 +77,7 @@ class Operands:
     immediate_size: Array
     """(n,) i8, bytes of the immediate; 0 where there is none, and for targets of branches."""
     map: Array
-    """(n,) u1, 0: opcodes of one byte; 1: those behind 0F; …"""
+    """(n,) u1, 0: opcodes of one byte; 1: those after 0F; …"""
     opcode: Array
     """(n,) u1."""
     form: Array
@@ -92,7 +92,7 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
     """Return the numbers in instructions that begin at places of code and are sound.
 
     Args:
-        data: u1, with `LONGEST` bytes behind the last instruction.
+        data: u1, with `LONGEST` bytes after the last instruction.
         start: (n,) i8, places in `data`.
         length: (n,) u1, bytes of each instruction.
         bits: 64 or 32.
@@ -116,7 +116,7 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
     relative = none & ~has_sib & (bits == 64)
     rest = start + length - place - size
     skipped = (how == LEGACY) & (opmap == 0) & _NONE_ONE[opcode]
-    # Two bytes behind these are two numbers, of AMD's EXTRQ and INSERTQ.
+    # Two bytes after these are two numbers, of AMD's EXTRQ and INSERTQ.
     skipped |= (how == LEGACY) & (opmap == 1) & (_NONE_TWO[opcode] | (rest == 2))
     skipped |= (how == VEX) & (opmap == 3) & _NONE_THREE[opcode]
     skipped |= (how == XOP) & (opmap == 8) & (opcode < 0xC0)

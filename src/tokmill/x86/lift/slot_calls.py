@@ -84,7 +84,7 @@ def _loads(instructions: Instructions, rows: Array, at: Array) -> tuple[Array, A
 
 
 def _written(instructions: Instructions, load: int, step: int, register: int) -> bool:
-    """Say whether what lies between a load and the call behind it may write the register."""
+    """Say whether what lies between a load and the call after it may write the register."""
     iced = plugins.require("iced_x86")
     access, full = iced.OpAccess, iced.RegisterExt.full_register
     info = iced.InstructionInfoFactory()
