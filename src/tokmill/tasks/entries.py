@@ -74,14 +74,11 @@ def entry_rows(
 
 def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[str]:
     """Return the record columns that `with_relations` needs, if the store has them."""
-    names = [
-        name
-        for name in reference_columns(schema, columns)
-        if name in schema and schema[name].per == "record"
-    ]
+    named = reference_columns(schema, columns)
+    names = [name for name in named if name in schema and schema[name].per == "record"]
     chosen = schema.get(group or GROUP)
     usable = chosen is not None and chosen.per == "record" and not chosen.width
-    if names and usable and chosen is not None and chosen.dtype[0] in "ui":
+    if named and usable and chosen is not None and chosen.dtype[0] in "ui":
         return [*names, group or GROUP]
     if group:
         raise UsageError(

@@ -186,3 +186,30 @@ def test_a_store_that_says_nothing_of_likeness_is_refused(stores: Path, tmp_path
     value = recipe(stores, ["label"])
     with pytest.raises(UsageError, match="nothing says which records are alike"):
         tokmill.train(value, tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("what", ["triplets", "groups"])
+def test_stores_that_build_mine_makes(what: str, tmp_path: Path) -> None:
+    """Families are never negatives of each other, also where one is dealt to several groups."""
+    labelled(tmp_path / "functions")
+    lay(tmp_path / "functions", "build", {"build": np.arange(40).astype(np.uint32)})
+    tokmill.build(
+        "mine", tmp_path / "functions", tmp_path / "mined",
+        what=what, overlays=("label", "build"), same=("label",), differ=("build",),
+        apart=("label",), **({"members": 4} if what == "groups" else {}),
+    )  # fmt: skip
+    value = toy.recipe(
+        tmp_path / "mined",
+        4,
+        data={"val": str(tmp_path / "mined"), "batch": 4},
+        task={"kind": "contrastive", "length": 16},
+    )
+    task, store = load_like(value), Store(tmp_path / "mined")
+    columns = [*task.sizes, *task.extra_columns(store.schema)]
+    batch = task.prepare(Feed(task.rows(store), 2, shuffle=False, columns=columns).batch(0))
+    wanted = store.column("group")[batch.entry]
+    assert len(np.unique(store.column("group"))) == 4 < len(store)
+    alike = batch.values["role"] != 2
+    assert batch.values["group"][alike].tolist() == wanted[alike].tolist()
+    tokmill.train(value, tmp_path / "run", quiet=True)
+    assert losses(tmp_path / "run", "val_pool")[4] > 1
