@@ -27,7 +27,7 @@ class Tile(Action, frozen=True, tag="tile"):
 
 
 class Parallel(Action, frozen=True, tag="parallel"):
-    """The same with a parallel loop over the tiles; reductions become sequential loops in it."""
+    """Cut parallel loops into tiles, which one parallel loop goes through; reductions stay whole."""
 
     sizes: tuple[int, ...]
 
@@ -125,7 +125,7 @@ def _action(action: AnyAction, number: int, decompose: bool) -> list[str]:
     if isinstance(action, Tile):
         lines.append(_tile(f"%t{number}", op, action.sizes))
     elif isinstance(action, Parallel):
-        lines += _parallel(op, number, action.sizes)
+        lines.append(_forall(f"%t{number}", op, action.sizes))
     elif isinstance(action, Fuse):
         lines += _fuse(op, number, action)
     elif isinstance(action, Interchange):
@@ -181,11 +181,6 @@ def _forall(name: str, op: str, sizes: tuple[int, ...]) -> str:
         f"{name}, {name}f = transform.structured.tile_using_forall {op} tile_sizes "
         f"[{', '.join(map(str, sizes))}] : ({_ANY}) -> ({_ANY}, {_ANY})"
     )
-
-
-def _parallel(op: str, number: int, sizes: tuple[int, ...]) -> list[str]:
-    # `sizes` of reductions stand behind a bar in the struct: the caller has split them.
-    return [_forall(f"%t{number}", op, sizes)]
 
 
 def _fuse(op: str, number: int, action: Fuse) -> list[str]:
