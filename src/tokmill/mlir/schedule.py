@@ -27,7 +27,7 @@ class Tile(Action, frozen=True, tag="tile"):
 
 
 class Parallel(Action, frozen=True, tag="parallel"):
-    """Cut parallel loops into tiles, which one parallel loop goes through; reductions stay whole."""
+    """Cut parallel loops into tiles, with one parallel loop over them; reductions stay whole."""
 
     sizes: tuple[int, ...]
 

@@ -1,0 +1,156 @@
+"""Operations as tokens: the document's suites for its tokenizer, and the tokenizer by fields."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tokmill.errors import UsageError
+from tokmill.mlir import bucket_tokens, features, field_tokens, legal, problem
+from tokmill.mlir import schedule as actions
+from tokmill.mlir.bucket_tokens import CLS, PAD, SEP, UNK, MLIROperationTokenizer
+
+
+def slow(vectors: list[float], repeated: bool) -> list[int]:
+    """Tokenize one vector number by number."""
+    found = []
+    for place, value in enumerate(vectors):
+        if not np.isfinite(value):
+            found.append(3)
+            continue
+        bucket = int(max(0.0, min(1.0, value)) * 49)
+        found.append(4 + (place % 100 if repeated else place) * 50 + bucket)
+    return found
+
+
+def test_initialization() -> None:
+    made = MLIROperationTokenizer(50)
+    assert (made.max_seq_length, made.vocab_size) == (102, 4 + 50 * 50)
+    assert (CLS, SEP, PAD, UNK) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_single_operation(repeated: bool) -> None:
+    vector = np.random.default_rng(0).uniform(-0.5, 1.5, 250)
+    vector[[3, 9, 11]] = np.nan, np.inf, -np.inf
+    made = MLIROperationTokenizer(250, seed_compatible=repeated)
+    assert made.tokens(vector).tolist() == slow(vector.tolist(), repeated)
+
+
+def test_a_sequence_of_consumer_and_producer() -> None:
+    made = MLIROperationTokenizer(50, max_seq_length=128, vocab_size=10_000)
+    ids, mask = made(np.zeros(50), np.ones(50))
+    assert ids.shape == mask.shape == (1, 128)
+    assert ids[0, 0] == CLS
+    assert ids[0, 101] == SEP
+    assert (ids[0, 102:] == PAD).all()
+    assert mask.sum() == 102
+
+
+def test_a_batch_is_its_rows() -> None:
+    random = np.random.default_rng(1)
+    left, right = random.random((8, 20)), random.random((8, 20))
+    made = MLIROperationTokenizer(20)
+    ids, mask = made(left, right)
+    for row in range(8):
+        assert (ids[row] == made(left[row], right[row]).ids[0]).all()
+    assert (mask == 1).all()
+
+
+def test_different_features_have_different_tokens() -> None:
+    made = MLIROperationTokenizer(300)
+    ids = made.tokens(np.zeros(300))
+    assert len(set(ids.tolist())) == 300
+    repeated = MLIROperationTokenizer(300, seed_compatible=True).tokens(np.zeros(300))
+    assert len(set(repeated.tolist())) == 100
+    assert (made.tokens(np.full(300, 0.5)) != ids).all()
+
+
+def test_edge_cases() -> None:
+    made = MLIROperationTokenizer(4)
+    assert made.tokens(np.array([np.nan, np.inf, -5, 5])).tolist() == [UNK, UNK, 104, 4 + 150 + 49]
+    for wrong in (np.zeros(5), np.zeros((2, 3)), np.float64(1)):
+        with pytest.raises(UsageError):
+            made.tokens(wrong)
+    with pytest.raises(UsageError, match="2 consumers and 1 producers"):
+        made(np.zeros((2, 4)), np.zeros(4))
+
+
+def test_types_are_those_of_embeddings() -> None:
+    torch = pytest.importorskip("torch")
+    ids, mask = MLIROperationTokenizer(4)(np.zeros((3, 4), np.float32), np.zeros((3, 4)))
+    assert ids.dtype == mask.dtype == np.int64
+    assert torch.nn.Embedding(204, 8)(torch.from_numpy(ids)).shape == (3, 10, 8)
+
+
+def test_the_originals_configuration_keeps_127_of_4102() -> None:
+    with pytest.raises(UsageError, match="keeps 127 of 4,102 numbers"):
+        MLIROperationTokenizer(2051, max_seq_length=128, seed_compatible=True)
+    made = MLIROperationTokenizer(
+        2051, max_seq_length=128, vocab_size=10_000, seed_compatible=True, truncate=True
+    )
+    found = made.coverage()
+    assert (found.numbers, found.kept) == (4102, 127)
+    assert found.distinct == 73
+    ids, mask = made(np.zeros(2051), np.zeros(2051))
+    assert ids.shape == (1, 128)
+    assert SEP not in ids
+    assert mask.all()
+
+
+def test_ids_have_room() -> None:
+    with pytest.raises(UsageError, match="102,554 ids"):
+        MLIROperationTokenizer(2051, vocab_size=10_000)
+    assert MLIROperationTokenizer(2051).coverage() == (4102, 4102, 4102)
+    assert MLIROperationTokenizer(2051).coverage().share == 1
+
+
+def test_fields_of_a_convolution() -> None:
+    conv, relu = problem.of_line("conv_2d_nchw 1 3 11 4 3 2, relu").operations
+    names = {number: name for name, number in field_tokens.VOCABULARY.items()}
+    state = legal.take(legal.begin(relu), actions.Tile("op_1", (0, 2, 0, 1)))
+    found = field_tokens.tokens(state, conv)
+    words = [names[number] for number in found.ids]
+    assert words[:4] == ["[CLS]", "type generic", "bound 0", "parallel"]
+    assert "factor 2" in words
+    assert "action tile" in words
+    assert words.count("[SEP]") == 2
+    assert words[-1] == "[SEP]"
+    first = words.index("[SEP]")
+    assert found.segments.tolist() == [0] * (first + 1) + [1] * (len(words) - first - 1)
+    place = words.index("factor 2")
+    assert found.depths[place] == 3
+    assert found.depths.max() == 7
+
+
+def test_other_states_have_other_tokens() -> None:
+    (matmul,) = problem.of_line("matmul 64 64 64").operations
+    seen = set()
+    chance = np.random.default_rng(0)
+    for _ in range(40):
+        sizes = tuple(int(legal.TILES[place]) for place in chance.integers(0, 7, 3))
+        if any(sizes):
+            state = legal.take(legal.begin(matmul), actions.Tile("op_0", sizes))
+            seen.add((sizes, tuple(field_tokens.tokens(state, None).ids.tolist())))
+    assert len({sizes for sizes, _ in seen}) == len({ids for _, ids in seen})
+
+
+def test_padding_of_a_batch() -> None:
+    ops = problem.of_line("matmul 8 8 8, relu").operations
+    batch = [field_tokens.tokens(legal.begin(each), None) for each in ops]
+    made, mask = field_tokens.padded(batch)
+    assert made.ids.shape == made.depths.shape == mask.shape
+    for row, each in enumerate(batch):
+        size = len(each.ids)
+        assert (made.ids[row, :size] == each.ids).all()
+        assert (made.ids[row, size:] == field_tokens.PAD).all()
+        assert mask[row].sum() == size
+
+
+def test_vectors_of_real_operations_are_tokens() -> None:
+    ops = problem.of_line("matmul 8 16 32, relu").operations
+    sizes = features.Sizes.of(ops, normalize="max")
+    made = MLIROperationTokenizer(sizes.operation)
+    left, right = (features.vector(each, sizes) for each in ops)
+    assert made(right, left).ids.shape == (1, 2 + 2 * sizes.operation)
+    assert bucket_tokens.BUCKETS == 50
