@@ -45,13 +45,10 @@ class TableFile:
         self._arrow = plugins.require("pyarrow")
         try:
             self._read_layout()
+            # Names in a damaged file may not be UTF-8.
+            self.names: list[str] = list(self.schema.names)
         except arrow_errors(self._arrow) as error:
             raise damaged(path, error) from None
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns."""
-        return list(self.schema.names)
 
     def rows_before(self, group: int) -> int:
         """Return the number of rows in the groups before one."""
