@@ -24,6 +24,7 @@ THRESHOLD = 0.9
 """Share of the range of BIC that is enough: restarts, iterations and this are SimPoint 3.2's."""
 SEED = 493575226
 """The default of SimPoint 3.2's `-seedkm`."""
+TINY = 0.1
 SEARCHED = 10_000
 """Of more intervals than this, a random part decides how many clusters there are."""
 
@@ -96,6 +97,27 @@ def in_order(labels: Ints, points: Floats, weights: Floats) -> tuple[Ints, Float
     sizes = np.bincount(labels, shares)
     sums = [np.bincount(labels, shares * column) for column in points.T]
     return labels, np.stack(sums, axis=1) / sizes[:, None]
+
+
+def nearest(labels: Ints, distances: Floats, weights: Floats) -> Ints:
+    """Return the interval of each cluster that is nearest to its centre, the first of equal ones.
+
+    Intervals with less than `TINY` of the instructions that one of the cluster has in the mean (an
+    instruction counting as one) are passed over: what little they execute is no steady behaviour.
+
+    Args:
+        labels: (intervals,) of clusters, all of which occur.
+        distances: (intervals,) to the centre, or squares of them.
+        weights: (intervals,) instructions.
+    """
+    squares = np.bincount(labels, weights**2)
+    sums = np.bincount(labels, weights)
+    usual = np.divide(squares, sums, out=np.zeros_like(sums), where=sums > 0)
+    small = weights < TINY * usual[labels]
+    # The last key of `lexsort` counts first.
+    order = np.lexsort((np.arange(len(labels)), distances, small, labels))
+    firsts: Ints = order[np.searchsorted(labels[order], np.arange(len(sums)))]
+    return firsts
 
 
 def different(points: Floats, enough: int) -> int:

@@ -31,8 +31,7 @@ def centres(population: Population, n: int, random: Random) -> Sample:
         population.features, population.shares, n, seed=int(random.integers(2**31))
     )
     off = ((population.features - means[labels]) ** 2).sum(axis=1)
-    order = np.lexsort((np.arange(len(labels)), off, labels))
-    firsts = order[np.searchsorted(labels[order], np.arange(len(means)))]
+    firsts = clusters.nearest(labels, off, population.shares)
     heavy: Floats = np.bincount(labels, population.shares).astype(np.float64)
     count = len(firsts)
     return Sample(firsts, heavy, np.zeros(count, bool), np.arange(count), n / len(population))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill.bbv import projection, simpoint
-from tokmill.bbv.clusters import Floats, Ints, k_means
+from tokmill.bbv.clusters import Floats, Ints, k_means, nearest
 from tokmill.bbv.executions import Executions
 from tokmill.bbv.methods import METHODS
 from tokmill.bbv.population import Population, first_component
@@ -72,7 +72,7 @@ def shared_points(
     """
     shares = executions.shares()
     number = len(executions.names)
-    points, labels = centre_points(signatures, shares, count, seed)
+    points, labels = centre_points(signatures, shares, count, seed, executions.instructions)
     weights = np.zeros((number, len(points)))
     np.add.at(weights, (executions.program, labels), shares)
     truths = np.bincount(executions.program, shares * executions.cpi)
@@ -109,13 +109,13 @@ def shared_points(
     return Shared(points, weights, rows, everything / simulated, everything / alone)
 
 
-def centre_points(signatures: Floats, weights: Floats, count: int, seed: int) -> tuple[Ints, Ints]:
+def centre_points(
+    signatures: Floats, weights: Floats, count: int, seed: int, instructions: Floats
+) -> tuple[Ints, Ints]:
     """Return the interval nearest to the centre of each cluster, and the cluster of each."""
     labels, centres = k_means(signatures, weights, count, seed=seed)
     off = ((signatures - centres[labels]) ** 2).sum(axis=1)
-    order = np.lexsort((np.arange(len(labels)), off, labels))
-    firsts: Ints = order[np.searchsorted(labels[order], np.arange(len(centres)))]
-    return firsts, labels
+    return nearest(labels, off, instructions), labels
 
 
 def _from_others(
@@ -126,7 +126,9 @@ def _from_others(
     if not len(others):
         return float("nan")
     shares = executions.shares()
-    points, _ = centre_points(signatures[others], shares[others], count, seed)
+    points, _ = centre_points(
+        signatures[others], shares[others], count, seed, executions.instructions[others]
+    )
     points = others[points]
     own = signatures[inside]
     squares = (signatures[points] ** 2).sum(axis=1) - 2 * own @ signatures[points].T

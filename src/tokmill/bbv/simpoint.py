@@ -166,13 +166,12 @@ def nearest(
 ) -> SimPoints:
     """Return the interval that is nearest to each centre, the first of equally near ones.
 
-    An interval without instructions is no point: there is nothing in it to simulate.
+    An interval without instructions is no point: there is nothing in it to simulate. Nor is one
+    with far fewer than its cluster's others (`clusters.nearest`).
     """
     distances = np.sqrt(((points - found.centres[found.labels]) ** 2).sum(axis=1))
     sizes = np.bincount(found.labels, weights, minlength=len(found))
-    # The last key of `lexsort` counts first: cluster, something to simulate, distance, number.
-    order = np.lexsort((np.arange(len(points)), distances, weights <= 0, found.labels))
-    firsts = order[np.searchsorted(found.labels[order], np.arange(len(found)))]
+    firsts = clusters.nearest(found.labels, distances, weights)
     filled = sizes > 0
     number = np.cumsum(filled) - 1
     return SimPoints(

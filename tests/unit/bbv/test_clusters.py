@@ -142,6 +142,14 @@ def test_rows_of_zeros_are_no_points() -> None:
         simpoint.simpoints(scipy.sparse.csr_matrix((3, 2)), np.arange(2))
 
 
+def test_a_tiny_interval_is_no_point() -> None:
+    labels = np.asarray([0, 0, 0, 1, 1])
+    off = np.asarray([0.0, 0.2, 0.1, 0.3, 0.3])
+    weights = np.asarray([1.0, 100.0, 90.0, 5.0, 5.0])
+    assert clusters.nearest(labels, off, weights).tolist() == [2, 3]
+    assert clusters.nearest(labels, off, weights * 0 + 1).tolist() == [0, 3]
+
+
 def test_memory_vectors_part_what_blocks_do_not() -> None:
     vectors = scipy.sparse.csr_matrix(np.ones((20, 3)))
     memory = np.where(np.arange(20) < 10, 0.01, 0.5)[:, None]
