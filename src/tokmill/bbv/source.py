@@ -219,7 +219,8 @@ class BbvSource(Source):
         inside, shared = how == INSIDE, (how <= INSIDE) & joined.shared[rows]
         counted["instructions in the middle of a block"] += int(piece.counts[inside].sum())
         counted["instructions in blocks of several functions"] += int(piece.counts[shared].sum())
-        kept = how <= INSIDE
+        # Some producers list blocks that did not run.
+        kept = (how <= INSIDE) & (piece.counts > 0)
         offsets, block, count = merged(
             np.repeat(np.arange(len(piece)), np.diff(piece.indptr))[kept],
             joined.records[rows[kept]],

@@ -1,0 +1,94 @@
+"""`tokmill bbv` and `tokmill build bbv`: what they say and refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from source_cases import block_store, write_trace
+from tokmill.store.store import Store
+from x86_programs import compiles
+
+Here = Callable[..., tuple[str, str]]
+VALGRIND = (
+    "T:1:4   :2:6   \nT:1:9   \nT:2:2   \n\n# Thread 2\n#   Total intervals: 3 (Interval Size 10)\n"
+    "#   Total instructions: 25\n#   Total reps: 7\n"
+)
+
+
+def test_check_says_what_a_file_holds(here: Here, tmp_path: Path) -> None:
+    path = tmp_path / "a.bb"
+    path.write_text(VALGRIND)
+    out, _ = here("bbv", "check", "a.bb")
+    assert "a.bb: 3 intervals, 4 entries, 21 instructions, ids 1 to 2 (from 1)" in out
+    assert "1 interval more than 1 % away from the declared 10 instructions (2 to 10)" in out
+    assert "the last interval is short" in out
+    assert "4 instructions after the last interval were not written" in out
+    assert "repetitions of REP instructions are not counted here" in out
+    facts = json.loads(here("bbv", "check", "a.bb", "--interval", 2, "--json")[0])
+    assert facts["declared"]["thread"] == 2 and facts["sizes"]["size"] == 2
+    assert facts["sizes"]["off"] == 2 and not facts["sizes"]["short_last"]
+    path.write_text("T:1:4")
+    assert "may be cut off" in here("bbv", "check", "a.bb", code=1)[0]
+    path.write_text(VALGRIND.replace("T:2:2   \n", ""))
+    assert "declares 3 intervals and has 2" in here("bbv", "check", "a.bb", code=1)[1]
+    assert "the id 0" in here("bbv", "check", write(path, "T:0:1\n"), "--id-base", 1, code=1)[1]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_convert(here: Here, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.bb", VALGRIND)
+    here("bbv", "convert", path, "-o", "b.bb.xz", "--to-base", 0)
+    out, _ = here("bbv", "convert", "b.bb.xz", "-o", "c.bb", "--to-base", 1, "--style", "valgrind")
+    assert out == "c.bb: 3 intervals, 4 entries\n"
+    assert (tmp_path / "c.bb").read_text() == "T:1:4   :2:6\nT:1:9\nT:2:2\n"
+    assert "would replace" in here("bbv", "convert", path, "-o", path, code=2)[1]
+
+
+def test_a_build_says_what_was_not_joined(here: Here, tmp_path: Path) -> None:
+    options = [str(one) for one in block_store(tmp_path)][:2]
+    trace = write_trace(tmp_path, 0)
+    out, _ = here("build", "bbv", trace, *options, "-o", "s", "-q")
+    assert "9 instructions not joined: no program of the store lies there" in out
+    store = Store(tmp_path / "s")
+    assert store.records == 10
+    first = store.record(0)
+    assert first["block"].tolist() == [0, 1] and first["count"].tolist() == [1, 1]
+    assert first["cpi_kind"] == "modelled" and first["thread"] == 1
+    assert store.record(4)["block"].tolist() == []
+    assert store.record(4)["instructions"] == 9
+    # What names no program, no pc file, or measures of another run.
+    trace.with_suffix(".map").write_text("5000 0\n")
+    said = here("build", "bbv", trace, *options, "-o", "t", "-q", "--min-joined", 1, code=1)[1]
+    assert "of the instructions lie in blocks of the store" in said
+    trace.with_suffix(".intervals.csv").write_text("cpi\n1\n")
+    assert "9 missing intervals: 1 here and 10" in here(
+        "build", "bbv", trace, *options, "-o", "u", "-q", code=1
+    )[1]  # fmt: skip
+    trace.with_suffix(".pc").unlink()
+    assert "no pc file" in here("build", "bbv", trace, *options, "-o", "v", "-q", code=1)[1]
+    assert "no store of blocks" in here("build", "bbv", trace, "-o", "w", code=2)[1]
+    assert "names 2 files" in here(
+        "build", "bbv", trace, *options, "--pc", "a", "--pc", "b", "-o", "x", code=2
+    )[1]  # fmt: skip
+
+
+def test_profile_of_a_program(here: Here, tmp_path: Path) -> None:
+    source = (
+        "#include <stdio.h>\nint main(void) { int c, n = 0; while ((c = getchar()) != EOF) n += c;"
+    )
+    compiles(tmp_path, "count", source + " return n == 0; }", "-O1")
+    write(tmp_path / "in.txt", "some text\n" * 2000)
+    out, _ = here(
+        "bbv", "profile", "-o", "p", "--stdin", "in.txt", "--every-blocks", 20_000, "-q",
+        "--", tmp_path / "count",
+    )  # fmt: skip
+    assert out.startswith("p/count.bb.gz: ") and "CPI, modelled: " in out
+    said = here("bbv", "profile", "-o", "q", "-q", "--", tmp_path / "count", code=1)[1]
+    assert "ended with exit code 1" in said
+    assert "no such program" in here("bbv", "profile", "-o", "q", "--", "none-such", code=2)[1]
