@@ -25,6 +25,8 @@ MAPS = re.compile(
 )
 PLACED = re.compile(r"(?:0x)?(?P<low>[0-9a-fA-F]{1,16})\s+(?P<path>\S.*)")
 PAGE = 4096
+APART = b"# blocks do not overlap"
+"""First line of a pc file of `tokmill bbv profile`; others leave it out as a comment."""
 
 
 class Addresses(NamedTuple):
@@ -36,6 +38,8 @@ class Addresses(NamedTuple):
     """uint64, where each begins in memory."""
     functions: dict[int, str]
     """Id → name, of blocks where a function begins."""
+    overlap: bool = True
+    """Whether a block may go on into another one of the file, as those of valgrind do."""
 
     def find(self, ids: Array) -> Array:
         """Return the number of each id's row, -1 where there is none (int64)."""
@@ -116,7 +120,7 @@ def read_addresses(path: Path | str) -> Addresses:
     ids = np.fromiter(found, np.int64, len(found))
     at = np.fromiter(found.values(), np.uint64, len(found))
     order = np.argsort(ids)
-    return Addresses(ids[order], at[order], functions)
+    return Addresses(ids[order], at[order], functions, not data.startswith(APART))
 
 
 def read_maps(path: Path | str) -> list[Mapped]:
@@ -156,7 +160,8 @@ def write_addresses(path: Path, addresses: Addresses) -> None:
     names = addresses.functions
     write_file(
         path,
-        "".join(
+        ("" if addresses.overlap else f"{APART.decode()}\n")
+        + "".join(
             f"F:{block}:{at:x}:{names.get(block, '')}\n"
             for block, at in zip(addresses.ids.tolist(), addresses.at.tolist(), strict=True)
         ),

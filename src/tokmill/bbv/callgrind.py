@@ -190,7 +190,7 @@ def vectors_of(dumps: Sequence[Dump], code: Code) -> tuple[BlockVectors, Address
         for number, key in enumerate(at.tolist(), 1)
         if key in code.functions
     }
-    addresses = Addresses(np.arange(1, len(at) + 1), at.astype(np.uint64), functions)
+    addresses = Addresses(np.arange(1, len(at) + 1), at.astype(np.uint64), functions, overlap=False)
     mapped = [
         Mapped(number << FILE_BITS, 0, path)
         for path, number in code.files.items()

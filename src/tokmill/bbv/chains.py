@@ -6,7 +6,6 @@ translates code as it runs (valgrind, QEMU) goes on to the next jump or call.
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 import numpy as np
@@ -82,14 +81,3 @@ def spread(counts: Array, offsets: Array, weights: Array) -> Array:
     if len(parts):
         parts[offsets[:-1]] += counts - np.add.reduceat(parts, offsets[:-1])
     return parts
-
-
-FLOW = re.compile(r"J[A-Z]+|CALL|RETF?|LOOP[A-Z]*|SYSCALL|SYSENTER|SYSRETQ?|SYSEXITQ?|INT[013]?|"
-                  r"IRET[DQ]?|UD[012]|HLT|XBEGIN|XABORT")  # fmt: skip
-"""Mnemonics (upper case) after which code does not simply go on, as far as a producer of basic
-blocks is concerned."""
-
-
-def ends_flow(tokens: list[str]) -> Array:
-    """Return whether each token of a vocabulary of mnemonics ends a block (bool)."""
-    return np.array([FLOW.fullmatch(token) is not None for token in tokens], bool)

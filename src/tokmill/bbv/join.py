@@ -15,6 +15,7 @@ import numpy as np
 
 from tokmill.bbv.addresses import PAGE, Addresses, Mapped
 from tokmill.bbv.blocks import Blocks, Program
+from tokmill.bbv.chains import Chains, follow
 from tokmill.store.schema import Array
 from tokmill.store.strings import ranges
 
@@ -49,7 +50,9 @@ class Joined(NamedTuple):
     """What the rows of a pc file are in a store of blocks."""
 
     records: Array
-    """int64 record a row, -1 for none."""
+    """int64 record in which a row begins, -1 for none."""
+    chains: Chains
+    """All records through which a row goes; none for a row without a record."""
     how: Array
     """uint8 a row: `BEGINS` … `NO_PROGRAM`."""
     shared: Array
@@ -63,8 +66,9 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
     """Return the record of each block that ran.
 
     A block that begins inside of a block of the store belongs to that record: its producer has cut
-    a long block, or entered it in the middle. One that ends elsewhere belongs to the record in
-    which it begins. Of a block that several functions share, the first record is taken.
+    a long block, or entered it in the middle. One that begins with a block of the store and goes on
+    through the next blocks is divided among them (`chains`). Of a block that several functions
+    share, the first record is taken.
     """
     at = addresses.at.astype(np.int64)
     at[addresses.at >= LARGEST] = -1
@@ -72,6 +76,7 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
     how = np.full(len(at), NO_PROGRAM, np.uint8)
     shared = np.zeros(len(at), bool)
     placed: list[Placed] = []
+    chains: list[tuple[Array, Chains]] = []
     open_rows = at >= 0
     places, missing = _by_map(at, blocks.programs, mapped) if mapped else ([], [])
     known = {program.name for program, _ in places}
@@ -91,10 +96,27 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
         there = rows >= 0
         records[here[there]] = program.records[rows[there]]
         shared[here[there]] = program.shared[rows[there]]
+        taken = None
+        if not addresses.overlap:
+            taken = np.isin(program.starts + base, at)
+        chains.append((here[there], follow(program, rows[there], begins[there], taken)))
         how[here] = np.where(begins, BEGINS, np.where(there, INSIDE, NO_BLOCK))
         open_rows[here] = False
         placed.append(Placed(program.name, base, int(begins.sum()), len(here)))
-    return Joined(records, how, shared, placed, missing)
+    return Joined(records, _all_chains(len(at), chains), how, shared, placed, missing)
+
+
+def _all_chains(length: int, found: Sequence[tuple[Array, Chains]]) -> Chains:
+    """Return the chains of all rows, from those of some rows each."""
+    if not found:
+        empty = np.zeros(0, np.int64)
+        return Chains(np.zeros(length + 1, np.int64), empty, empty)
+    owner = np.concatenate([np.repeat(rows, np.diff(chain.offsets)) for rows, chain in found])
+    order = np.argsort(owner, kind="stable")
+    offsets = np.searchsorted(owner[order], np.arange(length + 1)).astype(np.int64)
+    records = np.concatenate([chain.records for _, chain in found])[order]
+    weights = np.concatenate([chain.weights for _, chain in found])[order]
+    return Chains(offsets, records, weights)
 
 
 def _in_range(at: Array, program: Program, base: int) -> Array:

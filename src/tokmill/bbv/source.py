@@ -15,6 +15,7 @@ import numpy as np
 from tokmill.bbv.addresses import read_addresses, read_maps
 from tokmill.bbv.beside import BESIDE, Beside, stem_of
 from tokmill.bbv.blocks import Blocks, only_store, open_blocks
+from tokmill.bbv.chains import spread
 from tokmill.bbv.cpi import RATES, Measures, check_measures, read_measures
 from tokmill.bbv.join import BEGINS, INSIDE, NO_ADDRESS, REASONS, Joined, join
 from tokmill.bbv.read import pieces
@@ -26,7 +27,7 @@ from tokmill.files import machine_errors
 from tokmill.store.manifest import OtherFile, Reference
 from tokmill.store.references import reference_to
 from tokmill.store.schema import Array, Column, Records, Schema, id_dtype
-from tokmill.store.strings import Strings
+from tokmill.store.strings import Strings, ranges
 
 PART = 64 << 20
 """Bytes of token columns after which a shard is cut."""
@@ -221,12 +222,19 @@ class BbvSource(Source):
         counted["instructions in blocks of several functions"] += int(piece.counts[shared].sum())
         # Some producers list blocks that did not run.
         kept = (how <= INSIDE) & (piece.counts > 0)
+        chains, chosen = joined.chains, rows[kept]
+        begins = chains.offsets[chosen]
+        lengths = chains.offsets[chosen + 1] - begins
+        parts = ranges(begins, lengths)
+        ends = np.append(0, np.cumsum(lengths))
         offsets, block, count = merged(
-            np.repeat(np.arange(len(piece)), np.diff(piece.indptr))[kept],
-            joined.records[rows[kept]],
-            piece.counts[kept],
+            np.repeat(np.repeat(np.arange(len(piece)), np.diff(piece.indptr))[kept], lengths),
+            chains.records[parts],
+            spread(piece.counts[kept], ends, chains.weights[parts]),
             len(piece),
         )
+        further = int(piece.counts[kept][lengths > 1].sum())
+        counted["instructions divided among blocks that follow each other"] += further
         n = len(piece)
         here = slice(first, first + n)
         nothing = np.full(n, np.nan)

@@ -17,7 +17,12 @@ from tokmill.errors import TokmillError, UsageError
 def program(name: str, starts: list[int], first: int = 0, shared: int = -1) -> Program:
     at = np.array(starts, np.int64)
     return Program(
-        name, at, np.arange(len(at)) + first, np.full(len(at), 2), np.arange(len(at)) == shared
+        name,
+        at,
+        np.arange(len(at)) + first,
+        np.full(len(at), 2),
+        np.arange(len(at)) == shared,
+        np.zeros(len(at), bool),
     )
 
 
