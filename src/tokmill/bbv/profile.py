@@ -228,8 +228,9 @@ def _intervals(
     target, held = sum(sizes[1:-1]) / wanted, 0.0
     groups = [0, 1] if len(sizes) > 2 else [0]
     for number in range(1, len(sizes) - 1):
-        # Where it is nearer to the size that is wanted to end before this one.
-        if held and abs(held - target) < abs(held + sizes[number] - target):
+        # Where it is nearer to the size that is wanted to end before this one; but little alone,
+        # such as a read between long computations, would be the time of the kernel.
+        if held > target / 2 and held + sizes[number] - target > abs(held - target):
             groups.append(number)
             held = 0.0
         held += sizes[number]
