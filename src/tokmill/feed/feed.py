@@ -279,6 +279,7 @@ class Feed:
         document = np.empty((size, self.length), np.int32)
         keys, shared = np.empty(size, np.uint64), np.empty(size, np.int64)
         values = {name: np.zeros(size, kind) for name, kind in self.values.dtypes.items()}
+        vectors: dict[str, Array] = {}
         for laid, first, last, to in pieces:
             rows = self.sources[laid.source]
             records = [part[first:last] for part in laid.records]
@@ -296,9 +297,10 @@ class Feed:
             self._check_ids(laid.source, mine)
             for name, found in self.vectors[laid.source].items():
                 filled = found.of(mine, documents)
-                columns.setdefault(name, np.zeros((size, *filled.shape[1:]), np.float32))[to] = (
-                    filled
-                )
+                # They are in no shard, so they are kept apart from what is copied out of shards.
+                whole = vectors.setdefault(name, np.zeros((size, *filled.shape[1:]), np.float32))
+                whole[to] = filled
+        columns |= vectors
         return Batch(columns, document, keys, values, shared=shared, entry=entry)
 
     def _check_ids(self, number: int, columns: Mapping[str, Array]) -> None:

@@ -105,6 +105,21 @@ def test_a_row_is_its_blocks_their_shares_and_the_cpi(stores: Path) -> None:
     assert not batch.columns[WEIGHT][batch.document < 0].any()
 
 
+def test_a_batch_across_two_epochs(stores: Path) -> None:
+    """40 intervals, 12 a step: the fourth step has some of both epochs."""
+    store, task = Store(stores / "sets", ["entries"]), task_of(recipe(stores))
+    columns = task.extra_columns({**store.reference("anchor").schema, **store.schema})
+    vectors = [task.vectors(task.config, store)]
+    feed = Feed(task.rows(store), 12, columns=columns, vectors=vectors)
+    epochs, rows, _ = feed.rows_of(3)
+    assert set(epochs) == {0, 1}
+    found = feed.batch(3)
+    parts = [feed.make(epochs[i : i + 1], rows[i : i + 1]) for i in range(12)]
+    for name in ("vector", "count", "block"):
+        alone = np.concatenate([part.columns[name] for part in parts])
+        np.testing.assert_array_equal(found.columns[name], alone)
+
+
 def test_the_heaviest_blocks_are_kept() -> None:
     document = np.asarray([[0] * 5, [0, 0, -1, -1, -1]], np.int32)
     weight = np.asarray([[1, 5, 2, 4, 3], [2, 7, 0, 0, 0]], np.float32)[..., None]
