@@ -189,7 +189,7 @@ BASELINES: dict[str, Part] = {
         "code alone: TF-IDF of pairs of instructions, no registers",
     ),
     "code-sum": Part(
-        "tokmill.x86.features.baselines:code_sum",
+        "tokmill.x86.features.sums:code_sum",
         "x86",
         "code alone: the three above and counts, as a sum of cosines",
     ),
@@ -219,12 +219,12 @@ BASELINES: dict[str, Part] = {
         "tokmill.x86.features.baselines:facts_without_callees", "x86", "`facts` without callees"
     ),
     "sum": Part(
-        "tokmill.x86.features.baselines:sum_of_cosines",
+        "tokmill.x86.features.sums:sum_of_cosines",
         "x86",
         "untrained sum of six cosines, of code and facts",
     ),
     "ranker": Part(
-        "tokmill.x86.features.baselines:ranker",
+        "tokmill.x86.features.sums:ranker",
         "x86",
         "twelve cosines, their weights learned from pairs",
     ),

@@ -12,8 +12,10 @@ from making import quick_build
 from tokmill import plugins
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.store import Store
-from tokmill.x86.features.baselines import baselines, side_by_side
+from tokmill.x86.features.baselines import baselines
+from tokmill.x86.features.ranker_weights import WEIGHTS
 from tokmill.x86.features.store_functions import layout_of, store_functions
+from tokmill.x86.features.sums import side_by_side
 from tokmill.x86.graphs.lifting import lift_files
 from x86_programs import C_SOURCE, compiles
 
@@ -91,6 +93,19 @@ def test_minhash_estimates_the_jaccard_similarity(made: tuple[Path, Store]) -> N
     # 128 draws: a standard deviation of at most 0.044.
     assert np.abs(rows @ rows.T - exact).max() < 0.25
     assert np.abs(rows @ rows.T - exact).mean() < 0.03
+
+
+def test_the_ranker_weighs_the_parts_that_there_are(made: tuple[Path, Store]) -> None:
+    graphs, store = made
+    parts = parts_of(store_functions(store, [graphs]))
+    assert set(parts) == set(WEIGHTS) and len(parts) == 12
+    assert all(weight >= 0 for weight in WEIGHTS.values())
+    rows = dense(baselines(store, [graphs], ["ranker"])["ranker"])
+    wanted = sum(WEIGHTS[name] * dense(one) @ dense(one).T for name, one in parts.items())
+    assert np.allclose(rows @ rows.T, wanted, atol=1e-3)
+    # What `dispatch` calls is near it, though not its own.
+    called = neighbours(store_functions(store, [graphs]))
+    assert set(called) == {"deep", "around", "callers"}
 
 
 def test_products_side_by_side_are_weighed_sums() -> None:

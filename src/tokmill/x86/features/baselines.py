@@ -2,13 +2,13 @@
 
 Each is a function of the features of a store's functions that returns one row a record (a line in
 `plugins.BASELINES`). The similarity of two records is the product of their rows. Rows have length 1
-or, where a function has nothing of the kind, 0; those of sums are several such rows side by side,
-so that a product is a sum of cosines.
+or, where a function has nothing of the kind, 0; those of sums (`tokmill.x86.features.sums`) are
+several such rows side by side, so that a product is a sum of cosines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,77 +169,3 @@ def _facts(
         found = found + around * callees
     found.eliminate_zeros()
     return found
-
-
-def side_by_side(parts: Mapping[str, Any], weights: Mapping[str, float]) -> Any:
-    """Return rows whose products are the weighed sums of the products of parts (CSR or dense)."""
-    sparse = plugins.require("scipy.sparse")
-    scaled = [
-        sparse.csr_array(parts[name]) * np.float32(weight**0.5)
-        for name, weight in weights.items()
-        if weight > 0
-    ]
-    return sparse.hstack(scaled, format="csr", dtype=np.float32)
-
-
-def parts_of(functions: StoreFunctions) -> dict[str, Any]:
-    """Return the parts of the sum and of the ranker, by name."""
-    return {
-        "opcodes": opcodes(functions),
-        "templates": templates(functions),
-        "forms": functions.rows(functions.weighed("forms")),
-        "form pairs": form_pairs(functions),
-        **{kind: functions.rows(functions.weighed(kind)) for kind in FACTS},
-        **{f"{kind} of callees": functions.rows(functions.around(kind)) for kind in FACTS},
-        "callers": functions.rows(_callers(functions)),
-        "shape": shape_rows(functions),
-    }
-
-
-def _callers(functions: StoreFunctions) -> Any:
-    sparse = plugins.require("scipy.sparse")
-    return sparse.hstack([functions.around(kind, callers=True) for kind in FACTS], format="csr")
-
-
-def shape_rows(functions: StoreFunctions) -> Array:
-    """Return counts of blocks, loops and calls so that products fall with their distance.
-
-    Of each ln(1 + count) x the cosine and the sine of x and 2x stand there, so the product of two
-    rows is the mean of cos(x - y) and cos(2x - 2y): (R, 28) f4.
-    """
-    values = functions.shape[functions.record] * np.float32(np.pi / 8)
-    turned = np.concatenate([values, 2 * values], axis=1)
-    both = np.concatenate([np.cos(turned), np.sin(turned)], axis=1)
-    found: Array = (both / np.sqrt(turned.shape[1])).astype(np.float32)
-    return found
-
-
-SUMMED = ("form pairs", "templates", *FACTS, "callees")
-
-
-def sum_of_cosines(functions: StoreFunctions) -> Any:
-    """Return the six parts of the untrained sum side by side, all of the same weight."""
-    parts = {
-        "form pairs": form_pairs(functions),
-        "templates": templates(functions),
-        **{kind: functions.rows(functions.weighed(kind)) for kind in FACTS},
-        "callees": callees(functions),
-    }
-    return side_by_side(parts, dict.fromkeys(SUMMED, 1.0))
-
-
-def ranker(functions: StoreFunctions) -> Any:
-    """Return the twelve parts of the ranker side by side, by weights learned from pairs."""
-    weights = plugins.require("tokmill.x86.features.ranker_weights").WEIGHTS
-    return side_by_side(parts_of(functions), weights)
-
-
-def code_sum(functions: StoreFunctions) -> Any:
-    """Return the code alone: the sum of cosines of templates, pairs of forms, opcodes and shape."""
-    parts = {
-        "templates": templates(functions),
-        "form pairs": form_pairs(functions),
-        "opcodes": opcodes(functions),
-        "shape": shape_rows(functions),
-    }
-    return side_by_side(parts, dict.fromkeys(parts, 1.0))

@@ -1,18 +1,18 @@
 """Weights of the ranker of functions, learned by `benchmarks/similarity_ranker.py`."""
 
-# 1,643 pairs of train, 221a64d1e7f7f973.
+# 3,604 pairs of train, 360c61f322df26c0.
 WEIGHTS = {
-    "opcodes": 0.327,
-    "templates": 6.19,
-    "forms": 5.66,
-    "form pairs": 1.3,
-    "constants": 7.28,
-    "strings": 5.89,
-    "imports": 2.91,
-    "constants of callees": 3.51,
-    "strings of callees": 2.16,
-    "imports of callees": 3.15,
-    "callers": 11,
-    "shape": 3.04,
+    "templates": 6.21,
+    "forms": 5.54,
+    "form pairs": 1.73,
+    "shape": 3.3,
+    "constants": 0.388,
+    "strings": 2.48,
+    "imports": 1.68,
+    "facts": 0.745,
+    "callees": 2.52,
+    "deep": 11.5,
+    "around": 4.25,
+    "callers": 7.76,
 }
-"""Part of `tokmill.x86.features.baselines.parts_of` → its weight."""
+"""Part of `tokmill.x86.features.sums.parts_of` → its weight."""
