@@ -15,7 +15,7 @@ from tokmill.store.store import Store
 from tokmill.x86.features.baselines import baselines
 from tokmill.x86.features.ranker_weights import WEIGHTS
 from tokmill.x86.features.store_functions import layout_of, store_functions
-from tokmill.x86.features.sums import side_by_side
+from tokmill.x86.features.sums import neighbours, parts_of, side_by_side
 from tokmill.x86.graphs.lifting import lift_files
 from x86_programs import C_SOURCE, compiles
 
