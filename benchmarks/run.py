@@ -18,6 +18,7 @@ import defaults
 import diffing
 import diffing_model
 import feed_batches
+import gradient_cache
 import jsonl_hostile
 import jsonl_store
 import lifting
@@ -101,6 +102,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "diffing-model": ("Diffing with a trained model", lambda: diffing_model.main(cache)),
         "rwkv7": ("RWKV-7", rwkv7.main),
         "masked": ("Masked language modelling", masked_head.main),
+        "gradient-cache": ("Contrastive steps", gradient_cache.main),
         "checkpoint": ("A BERT of TensorFlow", bert_checkpoint.main),
         "x86-models": (
             "RWKV-7 and a decoder on programs",
