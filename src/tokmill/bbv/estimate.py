@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ Smaller ones fit a sample better and go far astray where the program has what th
 FULL = 0.98
 """The most of an interval's own prediction that it may decide, when it is left out."""
 FEWEST = 4
+LEAST_FREEDOM = 3
 """With fewer intervals nothing is regressed."""
 
 Spread = Literal["plain", "successive", "strata"]
@@ -71,8 +72,11 @@ def regression(
     The generalised regression estimator (Särndal, Swensson, Wretman 1992, chapter 6): the mean of
     the predictions of all intervals, corrected by the errors of those that were simulated. Its
     variance is that of the errors, each predicted from the other intervals, with the weights with
-    which the estimate depends on each (section 6.6). The penalty is the one with the least error
-    of intervals that are left out.
+    which the estimate depends on each (section 6.6), enlarged for the slopes that were fitted.
+    Where the program differs from the sample in a direction that the sample does not show, the
+    slope is unknown: the penalty says how large it may be (ridge regression is a normal prior of
+    the slopes), and that variance is added. The penalty is the one with the least error of
+    intervals that are left out.
 
     Args:
         population: of N intervals.
@@ -88,19 +92,47 @@ def regression(
     chosen = known[sample.places]
     middle = population.shares @ known
     scale = float((population.shares @ (known - middle) ** 2).mean())
-    slopes, errors = ridge(chosen, cpi, scale)
+    fitted = ridge(chosen, cpi, scale)
     gap = middle - sample.shares @ chosen
-    weights = sample.shares + gap @ slopes
+    weights = sample.shares + gap @ fitted.slopes
     # What an interval stands for itself is known; what others are predicted from it is not.
-    parts = np.where(sample.certain, weights - sample.shares, weights) * errors
-    return interval(float(weights @ cpi), sample, parts, spread, confidence)
+    parts = np.where(sample.certain, weights - sample.shares, weights) * fitted.errors
+    count = len(sample)
+    parts *= np.sqrt((count - 1) / max(count - 1 - fitted.freedom, LEAST_FREEDOM))
+    unseen = fitted.unseen(gap) * float(fitted.errors @ fitted.errors) / count
+    return interval(float(weights @ cpi), sample, parts, spread, confidence, unseen)
 
 
-def ridge(chosen: Floats, cpi: Floats, scale: float) -> tuple[Floats, Floats]:
-    """Return slopes of a ridge regression and the error of each interval if it were left out.
+class Ridge(NamedTuple):
+    """A ridge regression on n intervals."""
 
-    The slopes are (columns, n): their product with the CPI of n intervals are the coefficients.
-    The errors are (n,), in closed form from the leverages (Allen 1974, PRESS).
+    slopes: Floats
+    """(columns, n): their product with the CPI of the intervals are the coefficients."""
+    errors: Floats
+    """(n,) of each interval if it were left out."""
+    freedom: float
+    """Degrees of freedom that the slopes take."""
+    penalty: float
+    sizes: Floats
+    """Singular values of the columns, centred."""
+    directions: Floats
+    """(singular values, columns)."""
+
+    def unseen(self, gap: Floats) -> float:
+        """Return the variance of `gap` @ slopes that the penalty leaves, for errors of variance 1.
+
+        The posterior variance gap' (A'A + penalty)^-1 gap, less what the errors explain.
+        """
+        along = self.directions @ gap
+        rest = max(0.0, float(gap @ gap - along @ along))
+        kept = along / (self.sizes**2 + self.penalty)
+        return float(self.penalty * (kept @ kept) + rest / self.penalty)
+
+
+def ridge(chosen: Floats, cpi: Floats, scale: float) -> Ridge:
+    """Return the ridge regression with the least error of intervals that are left out.
+
+    These errors are in closed form, from the leverages (Allen 1974, PRESS).
 
     Args:
         chosen: (n, columns) what is known of them.
@@ -111,24 +143,32 @@ def ridge(chosen: Floats, cpi: Floats, scale: float) -> tuple[Floats, Floats]:
     left, sizes, right = np.linalg.svd(chosen - chosen.mean(axis=0), full_matrices=False)
     centred = cpi - cpi.mean()
     along = left.T @ centred
-    best: tuple[float, Floats, Floats] | None = None
+    best: Ridge | None = None
     for penalty in PENALTIES * max(count * scale, 1e-300):
         kept = sizes**2 / (sizes**2 + penalty)
         leverage = np.minimum(left**2 @ kept + 1 / count, FULL)
         errors = (centred - left @ (kept * along)) / (1 - leverage)
-        if best is None or float(errors @ errors) < best[0]:
+        if best is None or errors @ errors < best.errors @ best.errors:
             inverse = sizes / (sizes**2 + penalty)
-            best = float(errors @ errors), right.T @ (inverse[:, None] * left.T), errors
+            slopes = right.T @ (inverse[:, None] * left.T)
+            slopes = slopes - slopes.mean(axis=1, keepdims=True)
+            best = Ridge(slopes, errors, float(kept.sum()), float(penalty), sizes, right)
     assert best is not None
-    return best[1] - best[1].mean(axis=1, keepdims=True), best[2]
+    return best
 
 
 def interval(
-    found: float, sample: Sample, parts: Floats, spread: Spread, confidence: float
+    found: float,
+    sample: Sample,
+    parts: Floats,
+    spread: Spread,
+    confidence: float,
+    further: float = 0.0,
 ) -> Estimate:
     """Return an estimate with Student's interval.
 
-    `parts` (n,): weighted errors of the intervals, whose sum is the error of the estimate.
+    `parts` (n,): weighted errors of the intervals, whose sum is the error of the estimate;
+    `further`: variance beside theirs.
     """
     drawn = parts[~sample.certain]
     strata = sample.strata[~sample.certain]
@@ -156,7 +196,7 @@ def interval(
         degrees = float(len(drawn) - 1)
         variance = _independent(drawn) if spread == "plain" else _successive(drawn)
     certain = parts[sample.certain]
-    error = np.sqrt(variance * (1 - sample.fraction) + float(certain @ certain))
+    error = np.sqrt(variance * (1 - sample.fraction) + float(certain @ certain) + further)
     quantile = plugins.require("scipy.stats").t.ppf(0.5 + confidence / 2, max(degrees, 1.0))
     return Estimate(found, found - quantile * error, found + quantile * error)
 

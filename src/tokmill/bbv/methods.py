@@ -51,7 +51,7 @@ def _by_proxy(population: Population, sample: Sample, cpi: Floats, confidence: f
         return found
     proxy = population.proxy[:, None]
     scale = float((population.shares @ (proxy - population.shares @ proxy) ** 2)[0])
-    _, errors = estimate.ridge(proxy[sample.places], cpi, scale)
+    errors = estimate.ridge(proxy[sample.places], cpi, scale).errors
     parts = np.where(sample.certain, 0.0, sample.shares * errors)
     return estimate.interval(found.cpi, sample, parts, "plain", confidence)
 
