@@ -162,7 +162,7 @@ def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
         return said.stdout.strip()
 
     def json_lines(path: Path) -> None:
-        lines = Path(text(0.25)).read_text(errors="replace").splitlines()
+        lines = Path(text(0.015)).read_text(errors="replace").splitlines()
         rows = (
             {"n": n, "text": line, "words": line.split(), "even": n % 2 == 0}
             for n, line in enumerate(lines)
@@ -186,9 +186,9 @@ def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
         "as": lambda: ["as", assembly(), "-o", str(inputs.folder / "a.o")],
         "objdump": lambda: ["objdump", "-d", "--no-show-raw-insn", shutil.which("git") or "",
                             f"--stop-address={0x30000 + times(0x40000):#x}"],
-        "sort": lambda: ["sort", "--parallel=1", "-S", "64M", text(0.4)],
+        "sort": lambda: ["sort", "--parallel=1", "-S", "64M", text()],
         "grep": lambda: ["grep", "-n", "-E", "(self|cls)\\.[a-z]+_[a-z]+\\(.*\\)", text()],
-        "sed": lambda: ["sed", "-E", "s/([a-z]+)_([a-z]+)/\\2_\\1/g; /^#/d", text(0.15)],
+        "sed": lambda: ["sed", "-E", "s/([a-z]+)_([a-z]+)/\\2_\\1/g; /^#/d", text(0.4)],
         "mawk": lambda: ["mawk", f"{MAWK} {MAWK_END}", text(0.2)],
         "tclsh": lambda: ["tclsh", inputs.script("a.tcl", TCL), text(0.06)],
         "jq": lambda: [
