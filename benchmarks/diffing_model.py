@@ -237,12 +237,12 @@ def main(cache: Path, names: Sequence[str] = (), steps: Mapping[str, int] = STEP
     columns = list(results[0].of)
     said = ", ".join(f"{name} {number}" for name, number in steps.items() if number)
     return [
-        f"Learned from {', '.join(TRAINED)}: {walks.records:,} walks through pairs "
-        f"({walks.tokens:,} tokens) by BERT (`sentence_pair`, batches of {PRETRAIN['data.batch']} "
-        f"rows), {functions.records:,} functions by `contrastive` (batches of "
-        f"{CONTRAST['data.batch']} pairs); steps: {said}; width {SMALL['model.dim']}, "
-        f"{SMALL['model.layers']} layers, 128 tokens, seeds {', '.join(map(str, SEEDS))}. "
-        f"Measured on {', '.join(held)}, of which no model has seen code; coreutils shares gnulib "
+        f"Learned from {', '.join(TRAINED)}: BERT (`sentence_pair`) from {walks.records:,} walks "
+        f"through pairs, {PRETRAIN['data.batch']} a step; `contrastive` from {functions.records:,} "
+        f"functions, {CONTRAST['data.batch']} pairs a step; width {SMALL['model.dim']}, "
+        f"{SMALL['model.layers']} layers, 128 tokens, seeds {', '.join(map(str, SEEDS))}. Steps: "
+        f"{said}. Measured on {', '.join(held)}, of which no model has seen code; coreutils, if it "
+        "is there, shares gnulib "
         "with what was learned. F1 of functions as in the table above, means over pairs and "
         "seeds (smallest to largest seed).",
         "",
