@@ -43,7 +43,8 @@ class Executions:
 
     def shares(self) -> Floats:
         """Return the share of each interval in its program's instructions, (N,)."""
-        return self.instructions / np.bincount(self.program, self.instructions)[self.program]
+        wholes = np.bincount(self.program, self.instructions)[self.program]
+        return self.instructions / wholes
 
 
 def read_executions(store: Store) -> Executions:
