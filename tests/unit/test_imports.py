@@ -36,6 +36,7 @@ HEAVY = {
 }
 
 PUBLIC = [
+    "EmbeddingClient",
     "Feed",
     "Packed",
     "Pairs",

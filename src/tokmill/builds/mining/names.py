@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 import numpy as np
 
+from tokmill.builds.conditions import each_value
 from tokmill.builds.repeats import batches
 from tokmill.errors import UsageError, nearest
 from tokmill.store.hashes import DIGEST, first_of_equals, mix, record_digests, row_digests
@@ -179,7 +180,8 @@ def nameless_in(batch: Records, names: Sequence[str], pattern: re.Pattern[str]) 
     for name in names:
         value = batch.columns[name]
         if isinstance(value, Strings):
-            found |= value.each(lambda text: bool(pattern.fullmatch(text))).astype(bool)
+            matches = each_value(batch, name, {}, lambda text: bool(pattern.fullmatch(text)))
+            found |= np.asarray(matches, bool)
     return found
 
 

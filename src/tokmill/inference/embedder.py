@@ -1,0 +1,85 @@
+"""Vectors of bytes that are in no store: machine code or text, as `tokmill embed` makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tokmill.errors import TokmillError, UsageError
+from tokmill.inference.coders import load_coder
+from tokmill.inference.embed import EmbedConfig, known_model
+from tokmill.inference.vectors import BATCH_TOKENS, Vectors, groups
+from tokmill.store.schema import Array
+from tokmill.training.engines.device import pick_device
+from tokmill.training.engines.precision import Precision
+from tokmill.training.runs.run import load_task
+
+Ids = dict[str, Array]
+"""Column → the ids of one sequence."""
+
+
+class Embedder:
+    """The coder and the model of a run: bytes to ids, and ids to vectors.
+
+    Args:
+        run: folder of a run.
+        pool: as of `embed`; auto: as the run was trained, else mean.
+        at: which weights (`weights_at`).
+        device: cpu, cuda, or auto.
+        batch_tokens: positions that are read at a time; changes vectors only by rounding.
+
+    Raises `TokmillError` if the run has no vocabularies or no such weights.
+    """
+
+    def __init__(
+        self,
+        run: Path | str,
+        *,
+        pool: str = "auto",
+        at: str = "",
+        device: str = "auto",
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> None:
+        config = EmbedConfig(run=str(run), pool=pool, at=at)  # type: ignore[arg-type]
+        known = known_model(config)
+        task = load_task(known.run, at)
+        _, coder = load_coder(known.run, known.facts, [*task.sizes])
+        if coder is None:
+            raise TokmillError(
+                "the run cannot read bytes: its store had no vocabulary for each column",
+                where=str(run),
+                hint="serve a run that was trained on a store of text or of x86 code",
+            )
+        self.coder, self.run, self.step, self.pool = coder, known.run, known.step, known.pool
+        precision = Precision(known.precision, pick_device(device))
+        self.vectors = Vectors(task, precision, known.pool, batch_tokens)
+        self.vectors.frame = task.frame
+        self.width = known.width
+
+    def encode(self, data: bytes) -> Ids:
+        """Return the ids of some bytes; raises `TokmillError` if they are not what the run reads.
+
+        For a run on x86 code they are 64-bit instructions, for one on text UTF-8.
+        """
+        ids = self.coder.encode_bytes(data)
+        found = {name: np.asarray(values, np.int64) for name, values in ids.items()}
+        if not all(map(len, found.values())):
+            raise UsageError("the bytes have no tokens", hint="send an instruction or a word")
+        return found
+
+    def embed(self, sequences: Sequence[Ids]) -> Array:
+        """Return the vectors of sequences of ids, float32 (n, width)."""
+        lengths = np.asarray([len(next(iter(one.values()))) for one in sequences], np.int64)
+        found = np.zeros((len(sequences), self.width), np.float32)
+        for rows in groups(lengths, self.vectors.batch_tokens):
+            here = lengths[rows]
+            columns = {name: np.zeros((len(rows), int(here[0])), np.int64) for name in sequences[0]}
+            for place, row in enumerate(rows.tolist()):
+                for name, ids in sequences[row].items():
+                    columns[name][place, : len(ids)] = ids
+            with torch.no_grad():
+                found[rows] = self.vectors.pooled(columns, here).float().cpu().numpy()
+        return found
