@@ -31,8 +31,10 @@ from tokmill.similarity.sparse_index import SparseIndex
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
-BEST = "facts"
-"""The untrained way that is the default."""
+BEST = "ranker"
+"""The way that finds most, and is the default where all functions are compared."""
+INDEXED = "facts"
+"""The default of an index: few numbers a function, and known of functions of other programs."""
 MOST = 1000
 """Functions that can be asked for at once."""
 Graphs = Annotated[
@@ -46,7 +48,9 @@ Graphs = Annotated[
 Baseline = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="The untrained way, where no vectors are named.", show_default=BEST
+        metavar="NAME",
+        help="The way without vectors, of those in `tokmill similarity eval`.",
+        show_default=f"{BEST}; of an index {INDEXED}",
     ),
 ]
 
@@ -227,11 +231,11 @@ def index(
     bounds: dict[str, int] = {}
     keys = None
     with elapsed("index") if not quiet else contextlib.nullcontext():
-        if not given and (baseline or BEST) == BEST:
+        if not given and (baseline or INDEXED) == INDEXED:
             module = plugins.require("tokmill.x86.features.shared_facts")
             made = plugins.require("tokmill.x86.features.store_functions")
-            functions = made.store_functions(store, _some(known, store))
-            of, (matrix, bounds) = BEST, module.fact_rows(functions)
+            functions = made.store_functions(store, _some(known, store), kinds=module.FACTS)
+            of, (matrix, bounds) = INDEXED, module.fact_rows(functions)
             keys = module.fact_keys(functions)
         else:
             of, matrix, _ = _matrix(given, store, known, baseline, at, device, quiet)

@@ -164,11 +164,15 @@ def _ends_with(strings: Strings, text: str) -> Array:
 
 
 def nearest_rows(matrix: Any, record: int, most: int, *, unit: bool) -> tuple[Array, Array]:
-    """Return the rows of a matrix with the largest products with one of them, and the products."""
+    """Return the rows of a matrix that are nearest to one of them, and their scores.
+
+    A score is a product, as a share of that of the row with itself: 1 for an equal one.
+    """
     rows = Rows(matrix, unit=unit)
     everything = np.arange(len(rows))
     ((_, block),) = products(rows, np.asarray([record]), rows, everything)
-    return best_of(everything, block[0], most)
+    own = float(block[0, record])
+    return best_of(everything, block[0] / (own if own > 0 else 1), most)
 
 
 def hits_of(
