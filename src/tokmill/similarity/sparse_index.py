@@ -16,10 +16,12 @@ from tokmill.similarity.dense_index import best_of, damaged
 from tokmill.store.schema import Array
 from tokmill.store.strings import ranges
 
-FOLLOWED = 1 << 18
+FOLLOWED = 1 << 16
 """Entries of columns that a query follows at most, the rarest columns first."""
 CANDIDATES = 4096
 """Rows that are scored over all columns at most."""
+BLOCK = 1 << 22
+"""Entries that are multiplied at a time, if all are."""
 ARRAYS = {
     "begin": "<i8", "column": "<u4", "value": "<f4",
     "column_begin": "<i8", "row": "<u4", "row_value": "<f2",
@@ -96,14 +98,18 @@ class SparseIndex:
         """Return the rows with the largest products with a row of (columns, values), the largest
         first, at most `most`; rows without a common column are none.
 
-        `exact`: follow every column. Rows that tie come in their order.
+        `exact`: score every row. Rows that tie come in their order.
         """
         column, value = query
+        if exact:
+            score = self._all_products(column, value)
+            there = np.flatnonzero(score > 0)
+            return best_of(there, score[there], most)
         counts = self.column_begin[column + 1] - self.column_begin[column]
         order = np.argsort(counts, kind="stable")
         followed = np.cumsum(counts[order]) <= FOLLOWED
         followed[:1] = True
-        chosen = order if exact else order[followed]
+        chosen = order[followed]
         place = ranges(self.column_begin[column[chosen]], counts[chosen])
         row = self.row[place].astype(np.int64)
         if not len(row):
@@ -113,9 +119,30 @@ class SparseIndex:
         part = self.row_value[place].astype(np.float32) * np.repeat(value[chosen], counts[chosen])
         there, number = np.unique(row, return_inverse=True)
         score = np.bincount(number.reshape(-1), part).astype(np.float32)
-        if not exact:
-            there, _ = best_of(there, score, max(CANDIDATES, most))
+        there, _ = best_of(there, score, max(CANDIDATES, most))
         return best_of(there, self._products(there, column, value), most)
+
+    def _all_products(self, column: Array, value: Array) -> Array:
+        """Return the products of all rows with a query: (n,) f4."""
+        dense = np.zeros(len(self.column_begin) - 1, np.float32)
+        dense[column] = value
+        score = np.zeros(len(self), np.float32)
+        first = 0
+        while first < len(self):
+            last = int(np.searchsorted(self.begin, self.begin[first] + BLOCK, side="right")) - 1
+            last = min(max(last, first + 1), len(self))
+            begin, end = int(self.begin[first]), int(self.begin[last])
+            columns = self.column[begin:end]
+            if len(columns) and int(columns.max()) >= len(dense):
+                raise damaged(self.where)
+            full = first + np.flatnonzero(np.diff(self.begin[first : last + 1]))
+            if len(full):
+                part = self.value[begin:end] * dense[columns]
+                score[full] = np.add.reduceat(part, self.begin[full] - begin)
+            first = last
+        if not np.isfinite(score).all():
+            raise damaged(self.where)
+        return score
 
     def _products(self, rows: Array, column: Array, value: Array) -> Array:
         """Return the products of some rows with a query, over all columns."""
