@@ -45,6 +45,16 @@ def test_parquet_gives_back_what_was_written(graph: Graph, tmp_path: Path) -> No
     assert sum(map(len, facts.unresolved.values())) == len(graph.unresolved)
 
 
+def test_a_file_of_several_row_groups_is_read(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "stored.parquet"
+    write_graph(graph, path)
+    file = pyarrow.parquet.ParquetFile(path)
+    assert file.num_row_groups == 1
+    pyarrow.parquet.write_table(file.read(), path, row_group_size=7)
+    assert pyarrow.parquet.ParquetFile(path).num_row_groups > 2
+    same(graph, read_graph(path))
+
+
 def test_facts_are_in_the_file(graph: Graph, tmp_path: Path) -> None:
     assert graph.facts and graph.import_name and graph.strings and len(graph.constant)
     path = tmp_path / "stored.parquet"

@@ -117,7 +117,12 @@ def read_graph(path: Path | str) -> Graph:
         file = plugins.require("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
         facts = _facts(file, path)
         wanted = COLUMNS + (FACTS if facts.version > 1 else ())
-        table = file.read(columns=list(wanted)).combine_chunks()
+        # Large files of earlier versions have several groups, which pyarrow cannot read at a time.
+        groups = [
+            file.read_row_group(group, columns=list(wanted))
+            for group in range(file.num_row_groups)
+        ] or [file.read(columns=list(wanted))]
+        table = arrow.concat_tables(groups).combine_chunks()
         columns = {name: table[name].combine_chunks() for name in wanted}
         name = columns["name"].cast(arrow.large_string()).dictionary_encode()
         function, number = columns["function"].to_numpy(), name.indices.to_numpy()
@@ -291,7 +296,12 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
     )
     sink = arrow.BufferOutputStream()
     plugins.require("pyarrow.parquet").write_table(
-        table, sink, compression="zstd", write_page_checksum=True
+        table,
+        sink,
+        compression="zstd",
+        write_page_checksum=True,
+        # pyarrow cannot read lists of strings of several groups at a time.
+        row_group_size=max(blocks, 1),
     )
     yield memoryview(sink.getvalue()).tobytes()
 
