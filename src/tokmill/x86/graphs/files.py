@@ -119,8 +119,7 @@ def read_graph(path: Path | str) -> Graph:
         wanted = COLUMNS + (FACTS if facts.version > 1 else ())
         # Large files of earlier versions have several groups, which pyarrow cannot read at a time.
         groups = [
-            file.read_row_group(group, columns=list(wanted))
-            for group in range(file.num_row_groups)
+            file.read_row_group(group, columns=list(wanted)) for group in range(file.num_row_groups)
         ] or [file.read(columns=list(wanted))]
         table = arrow.concat_tables(groups).combine_chunks()
         columns = {name: table[name].combine_chunks() for name in wanted}
