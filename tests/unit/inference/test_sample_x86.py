@@ -55,7 +55,7 @@ def test_instructions_follow_machine_code(store: Path, tmp_path: Path) -> None:
     assert tokmill.sample(run, "55", tokens=5, seed=1) == tokmill.sample(
         run, "55", tokens=5, seed=1
     )
-    with pytest.raises(UsageError, match="no machine code"):
+    with pytest.raises(UsageError, match="not machine code"):
         tokmill.sample(run, "push rbp")
     with pytest.raises(UsageError, match="no token that begins a text"):
         tokmill.sample(run)

@@ -194,4 +194,4 @@ def test_it_learns_what_takes_a_memory(problem: Callable[..., Any]) -> None:
         fresh = batch(256)
         found = task.logits(task.model(fresh)).argmax(-1)
     asked = fresh.targets["token"] >= 0
-    assert (found == fresh.targets["token"])[asked].float().mean() > 0.98
+    assert (found == fresh.targets["token"])[asked].float().mean() > 0.95

@@ -210,7 +210,7 @@ def test_a_vector_does_not_depend_on_its_batch_mates(
     """Runs over entries too read the records of a plain store."""
     run, found = runs / "one" / name / "whole", []
     if name == "set":
-        with pytest.raises(UsageError, match="reads vectors of other records"):
+        with pytest.raises(UsageError, match="reads the vectors"):
             embed(run, stores / "functions-val", npy=tmp_path / "v.npy", device="cpu")
         return
     for tokens in (1, 10_000):
