@@ -26,8 +26,7 @@ from tokmill.builds.mining import keyed
 from tokmill.builds.prepare import How
 from tokmill.builds.resources import Amount
 from tokmill.builds.source import Item, Resources
-from tokmill.formats import arrow_files
-from tokmill.formats import triplets
+from tokmill.formats import arrow_files, triplets
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.text import blocks, parquet
