@@ -253,7 +253,7 @@ def test_a_failed_evaluation_leaves_the_weights(
 
     plain, calls = RowLoop.measure, [0]
 
-    def failing(self: Any) -> Any:
+    def failing(self: Any, quiet: bool) -> Any:
         calls[0] += 1
         if calls[0] == 2:
             held = [one.clone() for one in self.task.parameters()]
@@ -261,7 +261,7 @@ def test_a_failed_evaluation_leaves_the_weights(
             monkeypatch.setattr(self.engine, "was", (held, average), raising=False)
             engines.append(self.engine)
             raise MemoryError
-        return plain(self)
+        return plain(self, quiet)
 
     engines: list[Any] = []
     monkeypatch.setattr(RowLoop, "measure", failing)
