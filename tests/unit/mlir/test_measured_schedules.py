@@ -183,8 +183,6 @@ def test_illegal_schedules_are_refused_before_mlir(taken: actions.Schedule, says
         legal.replay(given.operations, taken)
 
 
-# A package of the forests left something to the collector once, on a bare machine alone.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("method", search.SEARCHES)
 def test_searches_spend_their_budget_and_repeat(method: str, tmp_path: Path) -> None:
     given = problem.of_line("relu 4 8")
