@@ -47,6 +47,8 @@ class ConvolutionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Width of a column's embedding where join = "concat"; 0: `dim` / columns."""
 
     sizes: ClassVar[Sizes] = {}
+    alike: ClassVar[bool] = False
+    """A block with a larger dilation takes more memory."""
 
     def check(self) -> None:
         """Refuse sizes that do not fit together."""

@@ -42,13 +42,13 @@ def parameter_count(config: TrainConfig, inputs: Inputs) -> int:
 
 
 def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, world: int = 1) -> int:
-    """Return `tensor_bytes`; for deep models computed from two models with fewer blocks.
+    """Return `tensor_bytes`; for deep models of like blocks computed from two with fewer blocks.
 
     Raises `TokmillError` for a task that cannot be run without numbers.
     """
     layers = getattr(config.model, "layers", 0)
     try:
-        if layers <= DEEP[1]:
+        if layers <= DEEP[1] or not getattr(config.model, "alike", True):
             return tensor_bytes(config, inputs, rows, parts, world)
         less, more = (
             tensor_bytes(with_layers(config, number), inputs, rows, parts, world) for number in DEEP

@@ -42,7 +42,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -62,6 +62,11 @@ class Server:
             self.process.send_signal(number)
         try:
             _, said = self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            # Its last words are where each thread stands.
+            self.process.send_signal(signal.SIGABRT)
+            _, said = self.process.communicate(timeout=60)
+            raise AssertionError(f"the server does not stop\n{said}") from None
         finally:
             self.process.kill()
             self.process.wait()

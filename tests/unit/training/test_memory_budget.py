@@ -29,15 +29,25 @@ STYLES: list[dict[str, Any]] = [
     {"kind": "encoder", "heads": 4, "context": 16},
     {"kind": "modernbert", "heads": 4},
     {"kind": "rwkv7", "head_dim": 8},
+    {"kind": "convolution"},
+    {"kind": "set_transformer"},
 ]
 pytestmark = pytest.mark.usefixtures(toy_masked.__name__)
 
 
 def task_for(style: dict[str, Any]) -> dict[str, Any]:
     """Return what is learned with a model: not the next token, where it looks ahead."""
-    if style["kind"] in ("encoder", "modernbert"):
+    if style["kind"] == "set_transformer":
+        return {"kind": "signature", "length": 16}
+    if style["kind"] in ("encoder", "modernbert", "convolution"):
         return {"kind": "toy_masked", "length": 16}
     return {"kind": "next_token", "length": 16, "tied": False}
+
+
+def inputs_for(style: dict[str, Any]) -> Inputs:
+    """Return what a model reads: ids, but sets of vectors with weights."""
+    sets = style["kind"] == "set_transformer"
+    return Inputs(vectors={"vector": 8}) if sets else Inputs(SIZES)
 
 
 def test_every_kind_of_model_is_here() -> None:
@@ -48,9 +58,8 @@ def test_every_kind_of_model_is_here() -> None:
 @pytest.mark.parametrize("style", STYLES, ids=str)
 def test_the_number_of_weights_is_that_of_the_model(style: dict[str, Any], layers: int) -> None:
     config = from_dict({"model": {"dim": 32, "layers": layers, **style}, "task": task_for(style)})
-    assert (
-        parameter_count(config, Inputs(SIZES)) == make_task(config, Inputs(SIZES)).parameter_count()
-    )
+    inputs = inputs_for(style)
+    assert parameter_count(config, inputs) == make_task(config, inputs).parameter_count()
 
 
 @pytest.mark.long
@@ -64,9 +73,10 @@ def test_the_bytes_of_deep_models(style: dict[str, Any], recompute: bool) -> Non
             "run": {"recompute": recompute},
         }
     )
-    exact = tensor_bytes(config, Inputs(SIZES), 8, 2)
-    assert step_bytes(config, Inputs(SIZES), 8, 2) == pytest.approx(exact, rel=0.1)
-    assert rough_bytes(config, Inputs(SIZES), 8) > exact
+    inputs = inputs_for(style)
+    exact = tensor_bytes(config, inputs, 8, 2)
+    assert step_bytes(config, inputs, 8, 2) == pytest.approx(exact, rel=0.1)
+    assert rough_bytes(config, inputs, 8) > exact
 
 
 @pytest.mark.parametrize(
