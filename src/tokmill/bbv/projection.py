@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokmill.errors import UsageError
+from tokmill.store.hashes import mix
 
 Floats = npt.NDArray[np.float64]
 Matrix = Any
@@ -53,13 +54,7 @@ def rows(ids: npt.NDArray[Any], dimensions: int, seed: int) -> Floats:
     The numbers are splitmix64 (Steele, Lea, Flood 2014) of seed, id and dimension.
     """
     with np.errstate(over="ignore"):
-        key = _mixed(ids.astype(np.uint64) + STEP * np.uint64(seed & (2**64 - 1)))
+        key = mix(ids.astype(np.uint64) + STEP * np.uint64(seed & (2**64 - 1)))
         place = np.arange(1, dimensions + 1, dtype=np.uint64) * STEP
-        bits = _mixed(key[:, None] + place)
+        bits = mix(key[:, None] + place)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
-
-
-def _mixed(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
