@@ -199,6 +199,12 @@ def write_file(
     return path
 
 
+def read_start(path: Path | str, most: int) -> bytes:
+    """Return a file, or its first `most` bytes; raises `MachineError`, also for a folder."""
+    with machine_errors("read", path), open(path, "rb") as handle:
+        return handle.read(most)
+
+
 def _check_regular(path: Path) -> None:
     # As root, a rename to /dev/null takes it from the whole machine. A folder is refused by rename.
     try:

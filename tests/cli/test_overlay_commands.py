@@ -41,7 +41,9 @@ def test_a_mask_from_a_file(here: Here, store: Path) -> None:
     assert figures["statistics"]["columns"]["loss"]["unique"] == 2
     assert "s: ok, complete, 5 records" in here("store", "validate", "s")[0]
     assert (
-        here("inspect", "s/overlays/mask")[0].splitlines()[2].endswith("the store that it lies in")
+        here("inspect", "s/overlays/mask")[0]
+        .splitlines()[2]
+        .endswith("the store in whose folder it is")
     )
 
 

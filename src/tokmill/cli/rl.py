@@ -11,7 +11,7 @@ from tokmill import plugins
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import machine_errors, make_folder, write_file
+from tokmill.files import make_folder, read_start, write_file
 from tokmill.progress import Progress, human_count
 
 app = typer.Typer(
@@ -146,8 +146,7 @@ def replay(
     measure = plugins.require("tokmill.mlir.measure")
     searches = plugins.require("tokmill.mlir.search")
     (problem,) = _problems([module])
-    with machine_errors("read", schedule):
-        text = schedule.read_bytes().decode("utf-8", "replace")
+    text = read_start(schedule, actions.MOST + 1).decode("utf-8", "replace")
     taken = actions.read(text, str(schedule))
     with measure.Measurements(measure.Settings(runs=runs)) as measurements:
         result = searches.measured(problem, taken, measurements).result
@@ -174,6 +173,9 @@ def _problems(modules: list[str]) -> list[Any]:
                 raise TokmillError(
                     "no .mlir file lies there", where=name, hint="name files, or another folder"
                 )
+            if others := sum(1 for _ in path.iterdir()) - len(inside):
+                entries = human_count(others, "entry", "entries")
+                say(f"note: {name}: {entries} not named .mlir left out")
             found += [problem.of_file(one) for one in inside]
         elif path.suffix == ".mlir" or path.exists():
             found.append(problem.of_file(path))

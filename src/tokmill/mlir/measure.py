@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import sqlite3
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +18,6 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from tokmill import plugins
 from tokmill.child import Limits
 from tokmill.child_calls import Child, ChildDied
 from tokmill.errors import MachineError
@@ -125,7 +125,8 @@ class Measurements:
         if again:
             self._child.close()
         result = self._measure(module, text, length)
-        if self._cache is not None:
+        # A candidate may have been too slow because the machine was busy.
+        if self._cache is not None and result.status != "timeout":
             self._cache.put(key, result)
         return result
 
@@ -230,8 +231,7 @@ def _key(module: str, schedule: str, settings: Settings) -> bytes:
 
 def machine() -> str:
     """Return processor and versions that a time belongs to."""
-    version = plugins.require("importlib.metadata").version
-    return f"{_processor()}; torch-mlir {version('torch-mlir')}"
+    return f"{_processor()}; torch-mlir {importlib.metadata.version('torch-mlir')}"
 
 
 def _processor() -> str:

@@ -74,8 +74,7 @@ def of_line(line: str) -> Problem:
 
 def of_file(path: Path) -> Problem:
     """Return the problem of a `.mlir` file."""
-    with files.machine_errors("read", path):
-        data = path.read_bytes()
+    data = files.read_start(path, toolkit.LARGEST + 1)
     try:
         return of_text(data.decode(), str(path))
     except UnicodeDecodeError as error:

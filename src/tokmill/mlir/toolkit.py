@@ -29,7 +29,7 @@ def parse(text: str, inside: Any, where: str) -> Any:
     """
     if len(text) > LARGEST:
         raise TokmillError(
-            f"the module has {len(text) >> 20} MiB of text",
+            f"the module has more than {LARGEST >> 20} MiB of text",
             where=where,
             hint="export it with its weights in a file of their own (externalized parameters)",
         )

@@ -68,22 +68,26 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Public, Transfor
 def check_unused(config: Mapping[str, Any], public: Public, where: str) -> None:
     """Refuse keys that no model can have, also where the model that is made does not need them.
 
-    Raises `TokmillError` for a dropout that is no share, and for padding outside of the vocabulary,
-    which transformers refuses too; -1 and null say that there is none. Other special ids may lie
-    outside: transformers writes GPT-2's 50256 for a model of any size.
+    Raises `TokmillError` for a dropout that is no share, for ids below 0 (-1 and null say that
+    there is none), and for padding outside of the vocabulary, which transformers refuses too. Other
+    special ids may lie above it: transformers writes GPT-2's 50256 for a model of any size.
     """
     damaged = "the file is damaged, or of another model: fetch it again"
     for key, value in config.items():
         if "dropout" in key and isinstance(value, int | float) and not 0 <= value <= 1:
             raise TokmillError(f"{key} = {value} is no share", where=where, hint=damaged)
-    key = public.roles.get("pad", "pad_token_id")
-    pad = config.get(key)
-    if isinstance(pad, int) and not -1 <= pad < public.vocab_size:
-        raise TokmillError(
-            f"{key} = {pad} is none of the {public.vocab_size:,} ids of the model",
-            where=where,
-            hint=damaged,
-        )
+    pad = public.roles.get("pad", "pad_token_id")
+    for key in {*public.roles.values(), pad}:
+        named = config.get(key)
+        for number in named if isinstance(named, list) else [named]:
+            if not isinstance(number, int) or number == -1:
+                continue
+            if number < 0 or (key == pad and number >= public.vocab_size):
+                raise TokmillError(
+                    f"{key} = {number} is none of the {public.vocab_size:,} ids of the model",
+                    where=where,
+                    hint=damaged,
+                )
 
 
 def public_of(

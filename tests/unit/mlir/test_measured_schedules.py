@@ -150,6 +150,14 @@ def test_a_result_comes_from_the_cache(tmp_path: Path) -> None:
         assert third.hits == 0
 
 
+def test_a_timeout_is_not_kept(tmp_path: Path) -> None:
+    given, taken = CASES["tile"]
+    for _ in range(2):
+        with Measurements(Settings(seconds=0.01), tmp_path / "cache") as limited:
+            assert search.measured(given, taken, limited).result.status == "timeout"
+            assert limited.hits == 0
+
+
 def test_a_damaged_cache_is_an_error_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"no database" * 100)
     with pytest.raises(MachineError, match="cache of measurements"):

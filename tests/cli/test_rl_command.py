@@ -1,0 +1,52 @@
+"""`tokmill rl` on folders, odd files and wrong words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokmill.cli import main
+from tokmill.mlir import generators
+
+
+def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "a.mlir").write_text(generators.chain("matmul 4 4 4"))
+    (tmp_path / "b.txt").write_text("")
+    (tmp_path / "deep").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", "show", str(tmp_path)])
+    assert ended.value.code == 0
+    shown = capsys.readouterr()
+    assert "linalg.matmul" in shown.out
+    assert "2 entries not named .mlir left out" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["rl", "show", "/dev/zero"], 1, "more than 64 MiB"),
+        (["rl", "show", "/dev/null"], 1, "0 functions"),
+        (["rl", "show", "none.mlir"], 5, "none.mlir"),
+        (["rl", "show", "."], 1, "no .mlir file"),
+        (["rl", "search", "matmul 4 4 4", "--with", "beams"], 2, "did you mean 'beam'?"),
+        (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "no schedule of tokmill"),
+        (["rl", "replay", "matmul 4 4 4", "."], 5, "hint:"),
+    ],
+)
+def test_wrong_inputs_say_why(
+    arguments: list[str],
+    code: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == code
+    said = capsys.readouterr().err
+    assert says in said
+    assert "hint:" in said
