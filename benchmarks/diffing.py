@@ -1,45 +1,48 @@
 """Diffing of programs: tokmill beside qbindiff and simple answers, functions against the truth.
 
 Both programs are stripped; the truth is in their debug information (docs/diffing-protocol.md).
-qbindiff reads `.BinExport` files of the same graphs, in a process of its own with limits; what it
-answers is kept below CACHE/diffing/answers by the digests of both programs, so a run that was
-stopped goes on.
+qbindiff reads `.BinExport` files of the same graphs, in a process of its own with limits. Its
+answers are kept below CACHE/diffing/answers by the digests of both programs, and what was judged
+below CACHE/diffing/results by these and that of tokmill's code, so a run that was stopped goes on.
 
-    python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [--run RUN] [PROGRAM …]
+    python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [--run RUN] [--kind KIND]
+        [PROGRAM …]
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 import diffing_programs as programs
+import tokmill
+from diffing_table import NO_ADDRESSES, THEIRS, Result, details, keep, kept, means, table
 from tokmill import child
 from tokmill.store.schema import Array
 from tokmill.x86.diff.block_truth import judge_blocks
-from tokmill.x86.diff.ground_truth import GroundTruth, LeftOut, ground_truth, judge_functions
+from tokmill.x86.diff.ground_truth import GroundTruth, ground_truth, judge_functions
 from tokmill.x86.diff.programs import diff_graphs
 from tokmill.x86.diff.source_lines import two_versions
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.files import write_graph
 from tokmill.x86.image.debug_info import DebugInfo, debug_reader, read_debug_info
-from tokmill.x86.image.truth import Score
 from tokmill.x86.lift.cfg import lift
 
+CODE = Path(tokmill.__file__).parent / "x86"
+"""What the results of tokmill depend on."""
 PEER = Path(__file__).parent / "peers" / "qbindiff_peer.py"
 SECONDS, MEMORY = 900, 6 << 30
-"""What qbindiff may take for a pair."""
+"""What qbindiff may take for a pair: CPU seconds, bytes."""
+WAIT = 20
+"""So many times as long it may take by the clock, as on a busy machine."""
 SEED = 1
-NO_ADDRESSES = "qbindiff without `addr`"
 NAMES = (
     "random", "exact hash", "opcode histogram", "structure", "qbindiff", NO_ADDRESSES, "tokmill"
 )  # fmt: skip
@@ -57,33 +60,26 @@ class Answer(msgspec.Struct):
     peak: int = 0
     failed: str = ""
     limit: int = SECONDS
-    """Seconds that it had."""
-
-
-@dataclass
-class Result:
-    """One pair, judged."""
-
-    pair: programs.Pair
-    matches: int
-    scores: dict[str, Score] = field(default_factory=dict)
-    blocks: Score = field(default_factory=lambda: Score(0, 0, 0))
-    seconds: dict[str, float] = field(default_factory=dict)
-    """CPU seconds after lifting."""
-    peak: int = 0
-    """Of qbindiff, with its defaults."""
-    failed: dict[str, str] = field(default_factory=dict)
-    left_out: LeftOut = field(default_factory=LeftOut)
+    """CPU seconds that it had."""
 
 
 class Bench:
     """Programs, graphs and debug information, each read once, and the answers that are kept."""
 
     def __init__(
-        self, cache: Path, peers_python: str, run: Path | None, limit: int = SECONDS
+        self,
+        cache: Path,
+        peers_python: str,
+        run: Path | None,
+        limit: int = SECONDS,
+        defaults: bool = False,
     ) -> None:
         self.folder, self.peers_python, self.run = cache / "diffing", peers_python, run
-        self.limit = limit
+        self.limit, self.code = limit, digest(*sorted(CODE.rglob("*.py")))
+        self.peers: dict[str, tuple[str, ...]] = {THEIRS: (), NO_ADDRESSES: ("addr",)}
+        """Name → features that qbindiff does without."""
+        if defaults:
+            del self.peers[NO_ADDRESSES]
         self.graphs: dict[Path, Graph] = {}
         self.infos: dict[Path, DebugInfo] = {}
 
@@ -108,11 +104,30 @@ class Bench:
         source = two_versions(a.files, b.files, pair.a.source, pair.b.source) if versions else None
         return ground_truth(self.graph(pair.a.bare), self.graph(pair.b.bare), a, b, source)
 
+    def result(self, pair: programs.Pair) -> Result:
+        """Return what each contestant makes of a pair, kept unless a model takes part."""
+        both = "-".join(digest(one.bare) for one in (pair.a, pair.b))
+        path = self.folder / "results" / f"{pair.program}-{both}-{self.code}.json"
+        there = None if self.run else kept(path)
+        if there is not None and self.enough(there):
+            there.pair = pair
+            return there
+        found = self.judge(pair)
+        if self.run is None and not found.broken:
+            keep(found, path)
+        return found
+
+    def enough(self, found: Result) -> bool:
+        """Return whether a kept result has all that is asked for now."""
+        there = found.failed.keys() | found.scores.keys()
+        return there >= self.peers.keys() and (not found.failed or found.limit >= self.limit)
+
     def judge(self, pair: programs.Pair) -> Result:
         """Return what each contestant makes of a pair."""
         truth = self.truth(pair)
         a, b = truth.a.graph, truth.b.graph
-        result = Result(pair, truth.matches)
+        sizes = pair.a.bare.stat().st_size, pair.b.bare.stat().st_size
+        result = Result(pair, truth.matches, sizes=sizes, limit=self.limit)
         answers: dict[str, Callable[[Graph, Graph], Pairs]] = {
             "random": at_random, "exact hash": exact, "opcode histogram": histogram,
             "structure": structure,
@@ -121,10 +136,14 @@ class Bench:
             started = time.process_time()
             result.scores[name], _ = judge_functions(truth, *answer(a, b))
             result.seconds[name] = time.process_time() - started
-        for name, without in (("qbindiff", ()), (NO_ADDRESSES, ("addr",))):
+        for name, without in self.peers.items():
+            if result.failed:
+                result.failed[name] = "not tried, as it has no answer by its defaults"
+                continue
             found = self.qbindiff(pair, without)
             if found.failed:
                 result.failed[name] = found.failed
+                result.broken = not found.limit
                 continue
             result.scores[name], _ = judge_functions(truth, *rows(found.pairs, a, b))
             result.seconds[name] = found.cpu_seconds
@@ -145,7 +164,7 @@ class Bench:
 
     def qbindiff(self, pair: programs.Pair, without: Sequence[str]) -> Answer:
         """Return qbindiff's answer, kept by the digests of the two programs."""
-        both = [hashlib.sha256(one.bare.read_bytes()).hexdigest()[:16] for one in (pair.a, pair.b)]
+        both = [digest(one.bare) for one in (pair.a, pair.b)]
         name = "-".join((pair.a.name, pair.b.name, *both, *(f"no-{one}" for one in without)))
         kept = self.folder / "answers" / f"{name}.json"
         if kept.exists():
@@ -154,10 +173,11 @@ class Bench:
                 return there
         exports = [self._export(one, key) for one, key in zip((pair.a, pair.b), both, strict=True)]
         command = [self.peers_python, str(PEER), *map(str, exports), str(SEED), *without]
-        ended = child.run(command, child.Limits(seconds=self.limit, memory=MEMORY))
+        limits = child.Limits(self.limit * WAIT, cpu_seconds=self.limit, memory=MEMORY)
+        ended = child.run(command, limits)
         if ended.code and not ended.passed:
             # No answer to keep: something is not installed, or broke.
-            return Answer(failed=ended.why())
+            return Answer(failed=ended.why(), limit=0)
         if ended.passed:
             answer = Answer(failed=ended.why(), limit=self.limit)
         else:
@@ -172,6 +192,14 @@ class Bench:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_graph(self.graph(one.bare), path, digest)
         return path
+
+
+def digest(*paths: Path) -> str:
+    """Return the begin of the SHA-256 of files."""
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()[:16]
 
 
 # ---- simple answers ------------------------------------------------------------------------------
@@ -292,79 +320,21 @@ def assigned(similarity: Array) -> Pairs:
     return found
 
 
-# ---- tables --------------------------------------------------------------------------------------
-
-
-def table(results: Sequence[Result], names: Sequence[str]) -> list[str]:
-    """Return F1 of functions a pair, and means by kind of pair and in total."""
-    lines = [
-        f"| pair | functions | {' | '.join(names)} | blocks, tokmill |",
-        f"|---|---|{'---|' * (len(names) + 1)}",
-    ]
-    for one in results:
-        cells = [f"{one.scores[n].f1:.3f}" if n in one.scores else "no answer" for n in names]
-        star = "" if one.pair.held_out else " *"
-        lines.append(
-            f"| {one.pair.program}{star} {one.pair.kind} | {one.matches:,} | {' | '.join(cells)} | "
-            f"{one.blocks.f1:.3f} |"
-        )
-    kinds = list(dict.fromkeys(one.pair.kind for one in results))
-    for kind in kinds:
-        lines += mean(f"**{kind}**", [one for one in results if one.pair.kind == kind], names)
-    lines += mean("**all that are held out**", [one for one in results if one.pair.held_out], names)
-    return lines + mean("**all**", list(results), names)
-
-
-def mean(title: str, results: Sequence[Result], names: Sequence[str]) -> list[str]:
-    """Return the row of means over the pairs of which all have an answer."""
-    whole = [one for one in results if all(name in one.scores for name in names)]
-    if not whole:
-        return []
-    cells = [f"{statistics.mean(one.scores[name].f1 for one in whole):.3f}" for name in names]
-    left = f", {len(whole)} of {len(results)} pairs" if len(whole) < len(results) else ""
-    blocks = statistics.mean(one.blocks.f1 for one in whole)
-    matches = sum(one.matches for one in whole)
-    return [f"| {title}{left} | {matches:,} | {' | '.join(cells)} | {blocks:.3f} |"]
-
-
-def details(results: Sequence[Result]) -> list[str]:
-    """Return what is beside the figures: times, memory, what does not count, what is missing."""
-    lines = []
-    timed = [one for one in results if "qbindiff" in one.seconds]
-    if timed:
-        ours, theirs = ([one.seconds[name] for one in timed] for name in ("tokmill", "qbindiff"))
-        lines.append(
-            f"CPU seconds after lifting, median of {len(timed)} pairs: tokmill "
-            f"{statistics.median(ours):.1f}, qbindiff {statistics.median(theirs):.1f} (largest "
-            f"{max(ours):.1f} and {max(theirs):.1f}); qbindiff's largest resident memory "
-            f"{max(one.peak for one in timed) / 2**20:,.0f} MiB."
-        )
-    for one in results:
-        for name, why in one.failed.items():
-            lines.append(f"- {name}, {one.pair.program} {one.pair.kind}: {why}.")
-    left: dict[str, Counter[str]] = {"A": Counter(), "B": Counter()}
-    for one in results:
-        left["A"] += one.left_out.a
-        left["B"] += one.left_out.b
-    for side, counts in left.items():
-        reasons = ", ".join(f"{number:,} {why}" for why, number in counts.most_common())
-        lines.append(f"- Functions of {side} that do not count: {reasons}.")
-    return lines
-
-
 def main(
     cache: Path,
     peers_python: str,
     run: Path | None = None,
     names: Sequence[str] = (),
     limit: int = SECONDS,
+    kinds: Sequence[str] = (),
+    defaults: bool = False,
 ) -> list[str]:
     """Build, measure; return the section for RESULTS.md."""
-    made = programs.make(cache, names)
-    bench = Bench(cache, peers_python, run, limit)
+    made = programs.make(cache, names, kinds)
+    bench = Bench(cache, peers_python, run, limit, defaults)
     results = []
     for pair in made.pairs:
-        results.append(bench.judge(pair))
+        results.append(bench.result(pair))
         done = results[-1]
         print(pair.program, pair.kind, *(f"{k} {v.f1:.3f}" for k, v in done.scores.items()),
               flush=True)  # fmt: skip
@@ -373,6 +343,8 @@ def main(
         "F1 of functions by the protocol of docs/diffing-protocol.md: both programs stripped, no "
         "name is looked at. Programs with a star were looked at while features were chosen; "
         "weights were fitted on none of these.",
+        "",
+        *means(results, contestants),
         "",
         *table(results, contestants),
         "",
@@ -386,8 +358,13 @@ if __name__ == "__main__":
     parser.add_argument("cache", type=Path)
     parser.add_argument("peers_python")
     parser.add_argument("--run", type=Path)
-    parser.add_argument("--limit", type=int, default=SECONDS, help="seconds of qbindiff a pair")
+    parser.add_argument("--limit", type=int, default=SECONDS, help="CPU seconds of qbindiff a pair")
+    parser.add_argument("--kind", action="append", choices=list(programs.WAYS))
+    parser.add_argument("--defaults", action="store_true", help=f"leave out {NO_ADDRESSES}")
     parser.add_argument("programs", nargs="*")
-    chosen = parser.parse_args()
-    lines = main(chosen.cache, chosen.peers_python, chosen.run, chosen.programs, chosen.limit)
-    print("\n".join(lines))
+    chosen = parser.parse_intermixed_args()
+    made = main(
+        chosen.cache, chosen.peers_python, chosen.run, chosen.programs, chosen.limit,
+        chosen.kind or (), chosen.defaults,
+    )  # fmt: skip
+    print("\n".join(made))

@@ -1,13 +1,15 @@
 """The programs of `diffing.py`: each built in several ways from Debian's sources, in pairs.
 
-Objects are linked in the order of the names of their sources, or in one that a seed shuffles.
-Below CACHE/diffing lie `programs/NAME` (stripped: what is compared), `debug/NAME` (the same with
-symbols and debug information) and `sources` (what the line tables name).
+Objects are linked in the order of the names of their sources, or in one that a seed shuffles; git
+is built by its own Makefile. Below CACHE/diffing lie `programs/NAME` (stripped: what is compared),
+`debug/NAME` (the same with symbols and debug information) and `sources` (what the line tables
+name).
 """
 
 from __future__ import annotations
 
 import random
+import shutil
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,15 +36,27 @@ MORE = {
         below("lib/*.c", "programs/*.c", but="lz4_file.c"),
         ("-I{tree}/lib", "-I{tree}/programs", "-DXXH_NAMESPACE=LZ4_"),
     ),
+    "xxhash": Source("xxhash", below("cli/*.c", "xxhash.c")),
     "brotli": Source("brotli", below("c/*/*.c"), ("-I{tree}/c/include",), ("-lm",)),
     "zstd": Source(
-        "zstd",
+        "libzstd",
         below("lib/common/*.c", "lib/compress/*.c", "lib/decompress/*.c", "lib/dictBuilder/*.c",
                "programs/*.c"),
         ("-I{tree}/lib", "-I{tree}/lib/common", "-DXXH_NAMESPACE=ZSTD_", "-DZSTD_DISABLE_ASM=1"),
         ("-lpthread",),
     ),
+    "yaml-cpp": Source(
+        "yaml-cpp", below("src/*.cpp", "src/contrib/*.cpp", "util/parse.cpp"),
+        ("-std=c++17", "-I{tree}/include"), language="C++",
+    ),
+    "git": Source("git", lambda tree: ()),
 }  # fmt: skip
+GIT = (
+    "NO_GETTEXT", "NO_OPENSSL", "NO_CURL", "NO_EXPAT", "NO_PERL", "NO_PYTHON", "NO_TCLTK",
+)  # fmt: skip
+"""What git is built without."""
+ONE_PIECE = ("sqlite", "git")
+"""Programs of one object, or linked by their own Makefile: the order of linking is theirs."""
 SOURCES = {name: PROGRAMS[name] for name in ("bzip2", "zlib", "lua", "sqlite")} | MORE
 UTILITIES = ("true", "ls", "sort", "cp", "diff", "cmp", "find", "xargs")
 TUNED = ("bzip2", "zlib", "lua", "sqlite")
@@ -52,6 +66,8 @@ WAYS = {
     "O2 ↔ O3": (("gcc", "O2"), ("gcc", "O3")),
     "gcc ↔ clang": (("gcc", "O2"), ("clang", "O2")),
     "versions": (("gcc", "O2"), ("gcc", "O2")),
+    "O1 ↔ O2": (("gcc", "O1"), ("gcc", "O2")),
+    "O0 ↔ O3": (("gcc", "O0"), ("gcc", "O3")),
     "O0 ↔ O2, shuffled": (("gcc", "O0"), ("gcc", "O2")),
     "O2 ↔ O3, shuffled": (("gcc", "O2"), ("gcc", "O3")),
 }
@@ -103,14 +119,51 @@ def build(
     made = f"{name}-{version}-{compiler}-{level}{'-shuffled' if shuffled else ''}"
     out, bare = folder / "debug" / made, folder / "programs" / made
     if not out.exists():
-        files = sorted(source.files(tree))
-        if shuffled:
-            random.Random(SEED).shuffle(files)
-        flags = [flag.format(tree=tree) for flag in source.flags]
         part = out.with_name(f"{made}.new")
-        run(compiler, f"-{level}", "-g", "-w", *flags, "-o", part, *files, *source.libraries)
+        own = folder / "objects" / f"{name}-{version}-{compiler}-{level}"
+        if name == "git":
+            _make_git(tree, own, compiler, level, part)
+        else:
+            objects = _compiled(source, tree, own, compiler, level)
+            if shuffled:
+                random.Random(SEED).shuffle(objects)
+            run(_command(source, compiler), "-o", part, *objects, *source.libraries)
         part.rename(out)
     return Built(made, strip(out, bare), out, tree)
+
+
+def _command(source: Source, compiler: str) -> str:
+    return {"gcc": "g++", "clang": "clang++"}[compiler] if source.language == "C++" else compiler
+
+
+def _compiled(source: Source, tree: Path, folder: Path, compiler: str, level: str) -> list[Path]:
+    """Return the objects of a program, in the order of their sources; what is there is kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = [flag.format(tree=tree) for flag in source.flags]
+    objects = []
+    for number, path in enumerate(sorted(source.files(tree))):
+        out = folder / f"{number}-{path.stem}.o"
+        if not out.exists():
+            part = out.with_suffix(".new")
+            command = (_command(source, compiler), f"-{level}", "-g", "-w", *flags)
+            run(*command, "-c", "-o", part, path)
+            part.rename(out)
+        objects.append(out)
+    return objects
+
+
+def _make_git(tree: Path, work: Path, compiler: str, level: str, out: Path) -> None:
+    """Build git in a copy of its tree; what it says of its sources names the tree."""
+    if not (work / ".copied").exists():
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(tree, work, symlinks=True)
+        (work / ".copied").touch()
+    places = f"-ffile-prefix-map={work.resolve()}={tree.resolve()}"
+    without = [f"{name}=1" for name in GIT]
+    flags = f"CFLAGS=-{level} -g -w {places}"
+    run("make", "-s", "git", f"CC={compiler}", flags, *without, cwd=work)
+    shutil.copy(work / "git", out)
+    shutil.rmtree(work)
 
 
 def utilities(cache: Path, names: Sequence[str] = UTILITIES) -> Pairs:
@@ -142,17 +195,18 @@ def utilities(cache: Path, names: Sequence[str] = UTILITIES) -> Pairs:
     return found
 
 
-def make(cache: Path, names: Sequence[str] = ()) -> Pairs:
+def make(cache: Path, names: Sequence[str] = (), kinds: Sequence[str] = ()) -> Pairs:
     """Build what is missing; return the pairs in the order of `SOURCES` and `WAYS`.
 
-    Without names all of them, and the utilities that are there.
+    Without names all of them, and the utilities that are there; without kinds all of `WAYS`.
     """
     found = utilities(cache, [name for name in UTILITIES if not names or name in names])
+    found.pairs = [one for one in found.pairs if not kinds or one.kind in kinds]
     for name in [name for name in SOURCES if not names or name in names]:
         for kind, (one, other) in WAYS.items():
             shuffled = kind.endswith("shuffled")
-            if shuffled and name == "sqlite":
-                continue  # Nearly all of it is one object.
+            if (shuffled and name in ONE_PIECE) or (kinds and kind not in kinds):
+                continue
             newer = SUITES[release()] if kind == "versions" else ""
             try:
                 a = build(cache, name, *one)

@@ -1,0 +1,153 @@
+"""What `diffing.py` measures of a pair, and the tables that it makes of all pairs."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import diffing_programs as programs
+from tokmill.files import write_file
+from tokmill.x86.diff.ground_truth import LeftOut
+from tokmill.x86.image.truth import Score
+
+THEIRS, OURS = "qbindiff", "tokmill"
+NO_ADDRESSES = "qbindiff without `addr`"
+
+
+@dataclass
+class Result:
+    """One pair, judged."""
+
+    pair: programs.Pair
+    matches: int
+    scores: dict[str, Score] = field(default_factory=dict)
+    """Contestant → its functions; one that gave no answer is not there."""
+    blocks: Score = field(default_factory=lambda: Score(0, 0, 0))
+    seconds: dict[str, float] = field(default_factory=dict)
+    """CPU seconds after lifting."""
+    peak: int = 0
+    """Of qbindiff, with its defaults."""
+    failed: dict[str, str] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
+    sizes: tuple[int, int] = (0, 0)
+    """Bytes of the two stripped files."""
+    limit: int = 0
+    """CPU seconds that qbindiff had."""
+    broken: bool = False
+    """Whether qbindiff could not be run."""
+
+
+def keep(result: Result, path: Path) -> None:
+    """Write a result as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, msgspec.json.encode(result, enc_hook=str).decode())
+
+
+def kept(path: Path) -> Result | None:
+    """Return a result that was written; None where there is none."""
+
+    def read(kind: type, value: Any) -> Any:
+        return Path(value) if kind is Path else Counter(value)
+
+    if not path.exists():
+        return None
+    return msgspec.json.decode(path.read_bytes(), type=Result, dec_hook=read)
+
+
+def table(results: Sequence[Result], names: Sequence[str]) -> list[str]:
+    """Return F1 of functions a pair."""
+    lines = [
+        f"| pair | functions | KiB | {' | '.join(names)} | blocks, tokmill |",
+        f"|---|---|---|{'---|' * (len(names) + 1)}",
+    ]
+    for one in results:
+        cells = [
+            f"{one.scores[n].f1:.3f}"
+            if n in one.scores
+            else "no answer"
+            if n in one.failed
+            else "–"
+            for n in names
+        ]
+        star = "" if one.pair.held_out else " *"
+        lines.append(
+            f"| {one.pair.program}{star} {one.pair.kind} | {one.matches:,} | "
+            f"{max(one.sizes) >> 10:,} | {' | '.join(cells)} | {one.blocks.f1:.3f} |"
+        )
+    return lines
+
+
+def means(results: Sequence[Result], names: Sequence[str]) -> list[str]:
+    """Return mean F1 by kind of pair, over held-out programs and over all."""
+    lines = [
+        f"| mean of | pairs | {' | '.join(names)} | tokmill − qbindiff |",
+        f"|---|---|{'---|' * (len(names) + 1)}",
+    ]
+    held_out = [one for one in results if one.pair.held_out]
+    kinds = list(dict.fromkeys(one.pair.kind for one in results))
+    for title, some in (("held out", held_out), ("all", results)):
+        for kind in kinds:
+            lines += mean(f"{title}, {kind}", [one for one in some if one.pair.kind == kind], names)
+        lines += mean(f"**{title}**", some, names)
+    return lines
+
+
+def mean(title: str, results: Sequence[Result], names: Sequence[str]) -> list[str]:
+    """Return the row of the pairs that qbindiff has answered by its defaults.
+
+    If some it has not, a second row has all pairs, where no answer counts as an F1 of 0.
+    """
+    whole = [one for one in results if THEIRS in one.scores]
+    lines = [_row(title, whole, names)] if whole else []
+    if len(whole) < len(results):
+        lines.append(_row(f"{title}, no answer = 0", results, names))
+    return lines
+
+
+def _row(title: str, results: Sequence[Result], names: Sequence[str]) -> str:
+    found = {}
+    for name in names:
+        # What was not tried on all of these has no mean that can be compared.
+        if all(name in one.scores or name in one.failed for one in results):
+            scores = [one.scores[name].f1 if name in one.scores else 0.0 for one in results]
+            found[name] = statistics.mean(scores)
+    cells = " | ".join(f"{found[name]:.3f}" if name in found else "–" for name in names)
+    return f"| {title} | {len(results)} | {cells} | {found[OURS] - found[THEIRS]:+.3f} |"
+
+
+def details(results: Sequence[Result]) -> list[str]:
+    """Return what is beside the figures: times, memory, what does not count, what is missing."""
+    lines = []
+    timed = [one for one in results if THEIRS in one.seconds]
+    if timed:
+        ours, theirs = ([one.seconds[name] for one in timed] for name in (OURS, THEIRS))
+        lines.append(
+            f"CPU seconds after lifting, median of {len(timed)} pairs: tokmill "
+            f"{statistics.median(ours):.1f}, qbindiff {statistics.median(theirs):.1f} (largest "
+            f"{max(ours):.1f} and {max(theirs):.1f}); qbindiff's largest resident memory "
+            f"{max(one.peak for one in timed) / 2**20:,.0f} MiB."
+        )
+    failed = [one for one in results if THEIRS in one.failed]
+    if failed:
+        seconds = [one.seconds[OURS] for one in failed]
+        lines.append(
+            f"qbindiff gave no answer for {len(failed)} of {len(results)} pairs; tokmill took "
+            f"{min(seconds):.1f} to {max(seconds):.1f} CPU seconds for each of these."
+        )
+    for one in results:
+        for name, why in one.failed.items():
+            lines.append(f"- {name}, {one.pair.program} {one.pair.kind}: {why}.")
+    left: dict[str, Counter[str]] = {"A": Counter(), "B": Counter()}
+    for one in results:
+        left["A"] += one.left_out.a
+        left["B"] += one.left_out.b
+    for side, counts in left.items():
+        reasons = ", ".join(f"{number:,} {why}" for why, number in counts.most_common())
+        lines.append(f"- Functions of {side} that do not count: {reasons}.")
+    return lines
