@@ -1,9 +1,4 @@
-"""Random projection: vectors of blocks, as wide as there are blocks, to a few dimensions.
-
-SimPoint (Sherwood et al., ASPLOS 2002) multiplies the normalised vectors with a matrix of random
-numbers between -1 and 1. Here a row of that matrix is a hash of the block's id: a block has the
-same row in every file and for any set of other blocks, and no matrix of all ids is ever made.
-"""
+"""Block vectors in a few dimensions, as SimPoint projects them."""
 
 from __future__ import annotations
 
@@ -12,8 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokmill import plugins
 from tokmill.errors import UsageError
-from tokmill.store.hashes import mix
+from tokmill.store.projection import BITS, WHOLE, projection_rows, shares_of
 
 Floats = npt.NDArray[np.float64]
 Matrix = Any
@@ -23,7 +19,6 @@ DIMENSIONS = 15
 """SimPoint's default."""
 SEED = 2042712918
 """The default of SimPoint 3.2's `-seedproj`."""
-STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def project(vectors: Matrix, ids: npt.ArrayLike, dimensions: int, seed: int = SEED) -> Floats:
@@ -42,19 +37,16 @@ def project(vectors: Matrix, ids: npt.ArrayLike, dimensions: int, seed: int = SE
         raise UsageError(
             f"{dimensions} dimensions are none", hint="give at least 1; 15 is SimPoint's default"
         )
-    sums = np.asarray(vectors.sum(axis=1), dtype=np.float64).reshape(-1, 1)
-    found = np.asarray(vectors @ rows(np.asarray(ids), dimensions, seed))
-    normal: Floats = np.divide(found, sums, out=np.zeros_like(found), where=sums > 0)
-    return normal
+    totals = np.asarray(vectors.sum(axis=1), dtype=np.float64).reshape(-1)
+    data = shares_of(vectors.data, np.repeat(totals, np.diff(vectors.indptr)))
+    parts = data, vectors.indices, vectors.indptr
+    shares = plugins.require("scipy.sparse").csr_matrix(parts, vectors.shape)
+    sums = np.asarray(shares @ projection_rows(np.asarray(ids), dimensions, seed))
+    found: Floats = sums.astype(np.float64) / float(WHOLE << BITS)
+    return found
 
 
 def rows(ids: npt.NDArray[Any], dimensions: int, seed: int) -> Floats:
-    """Return a random row for each id, (ids, dimensions), uniform in [-1, 1).
-
-    The numbers are splitmix64 (Steele, Lea, Flood 2014) of seed, id and dimension.
-    """
-    with np.errstate(over="ignore"):
-        key = mix(ids.astype(np.uint64) + STEP * np.uint64(seed & (2**64 - 1)))
-        place = np.arange(1, dimensions + 1, dtype=np.uint64) * STEP
-        bits = mix(key[:, None] + place)
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
+    """Return a random row for each id, (ids, dimensions), uniform in [-1, 1)."""
+    found: Floats = projection_rows(ids, dimensions, seed).astype(np.float64) / (1 << BITS)
+    return found

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -61,13 +62,18 @@ def read(path: Path | str, *, id_base: int | None = None, quiet: bool = True) ->
 
 
 def pieces(
-    path: Path | str, *, id_base: int | None = None, quiet: bool = True, entries: int = PIECE
+    path: Path | str,
+    *,
+    id_base: int | None = None,
+    quiet: bool = True,
+    tell: Callable[[float], Any] = lambda share: None,
 ) -> Iterator[BlockVectors]:
-    """Yield the intervals of a file in pieces of whole rows, of about so many entries.
+    """Yield the intervals of a file in pieces of whole rows, of about `PIECE` entries.
 
     Memory is bounded by a piece and the longest row. The facts (`declared`, `ignored`, `torn`, and
     `id_base` where none is given) are those of all that was read, so the last piece has the
-    file's. Raises as `read`.
+    file's. `tell` is called before each piece with the share of the file that was read. Raises as
+    `read`.
     """
     parser = _Parser(Path(path))
     size = Path(path).stat().st_size if Path(path).exists() else 0
@@ -86,7 +92,8 @@ def pieces(
                 )
             held.append(found)
             rows, count = rows + len(found), count + found.entries
-            if count >= entries:
+            if count >= PIECE:
+                tell(min(1.0, progress.reached / max(size, 1)))
                 yield replace(joined(held), id_base=1 if base is None else base)
                 held, count = [], 0
     _check_whole(path, parser.declared(), rows)
@@ -97,6 +104,7 @@ def pieces(
             hint="such a line begins with T and has entries :ID:COUNT",
         )
     end = joined(held) if held else found.rows(0, 0)
+    tell(1.0)
     yield replace(
         end,
         id_base=1 if base is None else base,
@@ -161,8 +169,8 @@ class _Parser:
             data = file.read(CHUNK)
             kind = packing(data)
             while data and not kind:
-                yield data
                 progress.advance(len(data))
+                yield data
                 data = file.read(CHUNK)
         if kind:
             yield from inflate(path, kind=kind, tell=progress.reach)

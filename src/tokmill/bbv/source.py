@@ -183,12 +183,14 @@ class BbvSource(Source):
             check_measures(measures, sums, paths["cpi"], item.path)
         program = self.config.program or stem_of(Path(item.name)).as_posix()
         batch = None
-        for piece in pieces(item.path):
+        shares = [0.0]
+        for piece in pieces(item.path, tell=shares.append):
             # Known only at the end of the file, so the last batch has the notes of all.
             if batch is not None:
                 yield batch
             rows = addresses.find(piece.ids)
             batch = self._records(piece, rows, joined, counted, measures, done, program)
+            batch.done = shares[-1]
             done += len(piece)
         assert batch is not None
         share = counted["instructions joined"] / max(1, counted["instructions"])

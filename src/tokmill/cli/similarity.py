@@ -114,10 +114,10 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
-    from tokmill.similarity.evaluate import Method
     from tokmill.similarity.evaluation import Choice
     from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.functions import functions_of, of_functions
+    from tokmill.similarity.pool_measures import Method
     from tokmill.similarity.rows import Rows
     from tokmill.store.store import Store
 
@@ -173,11 +173,11 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate vectors of any program, from a numpy file and a table of what they are of."""
-    from tokmill.similarity.evaluate import CHANCE, Method
     from tokmill.similarity.evaluation import Choice
     from tokmill.similarity.evaluation import evaluate as run
     from tokmill.similarity.given import read_vectors
     from tokmill.similarity.keys_csv import read_keys
+    from tokmill.similarity.pool_measures import CHANCE, Method
     from tokmill.similarity.rows import Rows
 
     _check_metric(metric)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tokmill.cli.output import print_table, say
 from tokmill.progress import human_count
-from tokmill.similarity.evaluate import SHOWN, Compared, Part, Row, Value
 from tokmill.similarity.evaluation import Evaluation
 from tokmill.similarity.expectation import METRICS
+from tokmill.similarity.pool_measures import SHOWN, Compared, Part, Row, Value
 
 SAME = "same code on both sides"
 

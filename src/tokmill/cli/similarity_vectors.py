@@ -10,8 +10,8 @@ from typing import Any
 from tokmill import plugins
 from tokmill.cli.output import say
 from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.similarity.evaluate import CHANCE, Method
 from tokmill.similarity.functions import Functions, of_functions
+from tokmill.similarity.pool_measures import CHANCE, Method
 from tokmill.similarity.rows import Rows
 from tokmill.store.manifest import read_plan
 from tokmill.store.overlay import FOLDER, NAME, overlay_names

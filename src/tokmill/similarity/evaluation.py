@@ -10,9 +10,9 @@ import msgspec
 from tokmill.errors import TokmillError, UsageError
 from tokmill.progress import Progress
 from tokmill.similarity.bootstrap import RESAMPLES
-from tokmill.similarity.evaluate import POOLS, Measured, Method, Row, measure, report
 from tokmill.similarity.functions import Functions
 from tokmill.similarity.pairing import MIN_BLOCKS, Kept, Task, keep, of_projects, tasks_of, wanted
+from tokmill.similarity.pool_measures import POOLS, Measured, Method, Row, measure, report
 from tokmill.similarity.protocols import HERMESSIM_POOLS, hermessim, jtrans
 
 Protocol = Literal["expected", "jtrans", "hermessim"]

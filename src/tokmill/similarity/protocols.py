@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokmill.similarity.evaluate import Advance, Measured, Method, Setting, ranks_of
 from tokmill.similarity.expectation import METRICS, expected, table
 from tokmill.similarity.functions import Functions, numbers_of
 from tokmill.similarity.pairing import Kept, Task
+from tokmill.similarity.pool_measures import Advance, Measured, Method, Setting, ranks_of
 from tokmill.similarity.rows import TIE, own_products, products
 from tokmill.store.schema import Array
 

@@ -107,8 +107,11 @@ def test_any_chunks_give_what_the_slow_reader_gives(
         # An entry that is longer than a chunk is refused at 1 MiB only.
         patch.setattr(reader, "LONGEST", 1000)
         assert rows_of(read(path)) == wanted
-        parts = list(pieces(path, entries=3))
+        patch.setattr(reader, "PIECE", 3)
+        told: list[float] = []
+        parts = list(pieces(path, tell=told.append))
     assert [row for part in parts for row in rows_of(part)] == wanted
+    assert len(told) == len(parts) and told == sorted(told) and told[-1] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 from function_stores import many, write_keyed
 from interval_stores import counts_of, write_intervals
 from making import files_of, quick_build, token_store
-from tokmill.builds.mining import cells, hard, intervals, projection
-from tokmill.builds.mining.projection import projected, spread_of
-from tokmill.builds.mining.vectors import UNIT
+from tokmill.bbv.projection import project
+from tokmill.builds.mining import cells, hard, interval_vectors, intervals
+from tokmill.builds.mining.interval_vectors import projected, spread_of
+from tokmill.builds.mining.vectors import UNIT, rounded
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -70,8 +72,14 @@ def test_the_projection_keeps_cosines(profiles: Store, monkeypatch: pytest.Monke
     assert errors[100] < 0.1 and errors[1600] < errors[100] / 2.5
     whole = projected(profiles, 100, 0)
     assert not np.array_equal(whole, projected(profiles, 100, 1))
-    monkeypatch.setattr(projection, "TOKENS", 11)
+    monkeypatch.setattr(interval_vectors, "TOKENS", 11)
     assert np.array_equal(whole, projected(profiles, 100, 0))
+
+
+def test_the_projection_is_that_of_simpoint(profiles: Store) -> None:
+    matrix = scipy.sparse.csr_matrix(dense(profiles))
+    wide = project(matrix, np.arange(matrix.shape[1]), 100, 7)
+    assert np.array_equal(rounded(wide), projected(profiles, 100, 7))
 
 
 def test_the_spread_is_that_of_all_pairs(profiles: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +89,7 @@ def test_the_spread_is_that_of_all_pairs(profiles: Store, monkeypatch: pytest.Mo
     found = spread_of(lambda some: vectors[some].astype(np.float32), records)
     assert found.mean == pytest.approx(pairs.mean(), abs=1e-9)
     assert found.deviation == pytest.approx(pairs.std(), abs=1e-9)
-    monkeypatch.setattr(projection, "ROWS", 7)
+    monkeypatch.setattr(interval_vectors, "ROWS", 7)
     assert spread_of(lambda some: vectors[some].astype(np.float32), records) == found
     assert spread_of(lambda some: vectors[some], records[:1]) == (0, 0)
 
@@ -148,7 +156,7 @@ def test_blocks_and_cells_decide_nothing_else(
             patch.setattr(intervals, "BLOCK", 13)
             patch.setattr(hard, "ROWS", 3)
             patch.setattr(cells, "BLOCK", 5)
-            patch.setattr(projection, "TOKENS", 50)
+            patch.setattr(interval_vectors, "TOKENS", 50)
             again = quick_build(
                 "mine", profiles.path, tmp_path / f"{name}-again", what="bbv", **options
             )

@@ -18,8 +18,9 @@ import chat_peers
 import tokmill
 from making import files_of, here, jsonl, quick_build, token_store
 from pair_graphs import write_small
-from source_cases import write_functions
+from source_cases import block_store, write_functions
 from tokmill import plugins
+from tokmill.bbv import read as bbv_read
 from tokmill.builds import make_shard as make
 from tokmill.builds import overlay, repeats, run
 from tokmill.builds.mining import keyed
@@ -53,6 +54,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triplets, "BLOCKS", 100)
     monkeypatch.setattr(records, "AT_ONCE", 1)
     monkeypatch.setattr(walks, "AT_ONCE", 10_000)
+    monkeypatch.setattr(bbv_read, "CHUNK", 500)
+    monkeypatch.setattr(bbv_read, "PIECE", 20)
     whole = Amount.resources
 
     def small(amount: Amount) -> Resources:
@@ -166,6 +169,19 @@ def program(folder: Path) -> Case:
     )
 
 
+def intervals(folder: Path) -> Case:
+    options = block_store(folder)
+    trace = folder / "x.bb"
+    trace.write_text("".join(f"T:1:{i + 1}   :2:40   :3:{i % 7 + 1}\n" for i in range(400)))
+    places = (0x1000, 0x1004, 0x1100)
+    lines = (f"F:{i}:{0x108000 + place:x}:\n" for i, place in enumerate(places, 1))
+    trace.with_suffix(".pc").write_text("".join(lines))
+    rates = "i1_misses,d1_misses,ll_misses,branch_misses"
+    rows = "".join(f"{i},1.5,1,2,3,4\n" for i in range(400))
+    trace.with_suffix(".intervals.csv").write_text(f"interval,cpi_modelled,{rates}\n{rows}")
+    return Case("bbv", trace, {"blocks": [str(options[1])], "min_joined": 0.0})
+
+
 def pair(folder: Path) -> Case:
     (folder / "graphs").mkdir()
     for number in range(2):
@@ -225,6 +241,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "triplets": triples,
     "recode": recoded,
     "x86": program,
+    "bbv": intervals,
     "pairs": pair,
     "corpus": walks_as_text,
     "select": selected,
@@ -235,8 +252,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
 
 
 def test_every_source_has_a_case() -> None:
-    # Not tested yet: execution profiles, which need a store of blocks besides.
-    assert {name.split(",")[0] for name in CASES} == {*plugins.SOURCES} - {"bbv"}
+    assert {name.split(",")[0] for name in CASES} == {*plugins.SOURCES}
 
 
 def build(case: Case, out: Path, how: How | None = None) -> Store:

@@ -20,9 +20,9 @@ import numpy as np
 from tokmill.builds.mining.cells import CELLS, cells_of
 from tokmill.builds.mining.draws import below, drawn, salt_of
 from tokmill.builds.mining.hard import Asked, near_ones, search
+from tokmill.builds.mining.interval_vectors import projected, spread_of
 from tokmill.builds.mining.keyed import counted
 from tokmill.builds.mining.names import digests_of, runs
-from tokmill.builds.mining.projection import projected, spread_of
 from tokmill.builds.mining.vectors import similarity
 from tokmill.builds.repeats import batches
 from tokmill.builds.shared import shared

@@ -8,14 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokmill.builds.mining.draws import drawn, salt_of
 from tokmill.builds.mining.vectors import UNIT, rounded
 from tokmill.builds.repeats import batches
+from tokmill.store.projection import projection_rows, shares_of
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
-WHOLE = 1 << 30
-"""Share of an interval: counts become whole numbers of this part, so that sums are exact."""
 TOKENS = 1 << 15
 """Blocks of intervals that are projected at a time."""
 ROWS = 1 << 13
@@ -24,12 +22,10 @@ ROWS = 1 << 13
 def projected(store: Store, dimensions: int, seed: int) -> Array:
     """Return each record's counts, projected and rounded (`vectors.rounded`), as int16 (n, D).
 
-    A block's row of the projection is `dimensions` random signs, a hash of the seed and the block's
-    number (Achlioptas 2003: signs keep distances as normal numbers do). Records without blocks have
+    The projection is that of SimPoint (`tokmill.store.projection`). Records without blocks have
     zeros.
     """
     parts = [np.zeros((0, dimensions), np.int16)]
-    salt = salt_of("projection", seed)
     for place in range(len(store.shards)):
         for _, batch in batches(store, place):
             block = np.asarray(batch.columns["block"]).astype(np.int64)
@@ -37,27 +33,18 @@ def projected(store: Store, dimensions: int, seed: int) -> Array:
             lengths = np.diff(batch.offsets)
             row = np.repeat(np.arange(len(batch)), lengths)
             total = np.bincount(row, count, minlength=len(batch))
-            share = np.rint(count / np.maximum(total[row], 1) * WHOLE).astype(np.int64)
+            share = shares_of(count, total[row])
             sums = np.zeros((len(batch), dimensions), np.int64)
             for start in range(0, len(block), TOKENS):
                 here = slice(start, start + TOKENS)
                 used, which = np.unique(block[here], return_inverse=True)
-                signs = signs_of(salt, used, dimensions)
+                random = projection_rows(used, dimensions, seed)
                 rows = row[here]
                 begins = np.flatnonzero(np.concatenate([[True], np.diff(rows) != 0]))
-                weighted = signs[which] * share[here, None]
+                weighted = random[which] * share[here, None]
                 sums[rows[begins]] += np.add.reduceat(weighted, begins, axis=0)
             parts.append(rounded(sums.astype(np.float64)).astype(np.int16))
     return np.concatenate(parts)
-
-
-def signs_of(salt: np.uint64, blocks: Array, dimensions: int) -> Array:
-    """Return random signs, -1 or 1, of some blocks: int64 (n, dimensions)."""
-    words = np.arange(-(-dimensions // 64))
-    bits = drawn(salt, blocks[:, None], words[None])
-    found = (bits[:, :, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
-    flat: Array = found.reshape(len(blocks), -1)[:, :dimensions].astype(np.int64) * 2 - 1
-    return flat
 
 
 class Spread(NamedTuple):

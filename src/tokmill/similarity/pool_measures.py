@@ -1,4 +1,4 @@
-"""The evaluation: ranks of matches, what they are worth in pools, with intervals and strata."""
+"""Ranks of matches: what they are worth in pools of each size, with intervals and strata."""
 
 from __future__ import annotations
 
