@@ -130,6 +130,17 @@ LOOPS: dict[str, Part] = {
     "rows": Part("tokmill.training.loop:RowLoop", "train", "rows of stores"),
 }
 
+EMBEDDINGS: dict[str, Part] = {
+    # from observations of the environment of schedules to vectors: `model_type`
+    "lstm": Part("tokmill.rl.lstm:Lstm", "train", "an LSTM over flat vectors, MLIR-RL's"),
+    "distilbert": Part(
+        "tokmill.rl.distilbert:DistilBert", "train", "an encoder over tokens of an operation"
+    ),
+    "loop_transformer": Part(
+        "tokmill.rl.loop_transformer:LoopTransformer", "train", "a Transformer over its loops"
+    ),
+}
+
 OPTIMIZERS: dict[str, Part] = {
     "adamw": Part("tokmill.training.engines.adamw:AdamW", "train", "AdamW"),
     "muon": Part(

@@ -22,15 +22,13 @@ import gymnasium
 import numpy as np
 
 from tokmill.errors import UsageError
-from tokmill.mlir import features, legal
+from tokmill.mlir import legal, views
 from tokmill.mlir import schedule as actions
 from tokmill.mlir.features import Sizes
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.problem import Problem
 
 ACTIONS = ("stop", "tile", "parallel", "fuse", "interchange", "pack", "im2col", "vectorize")
-LARGEST = float(1 << 40)
-"""No number of an observation is larger."""
 PENALTY = -1.0
 """Reward of a schedule that was refused, computed something else, hung or crashed."""
 
@@ -41,8 +39,13 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(
-        self, problems: Sequence[Problem], measure: Measurements, sizes: Sizes | None = None
+        self,
+        problems: Sequence[Problem],
+        measure: Measurements,
+        sizes: Sizes | None = None,
+        view: views.Wanted | str = "flat",
     ) -> None:
+        """Make an environment; `view`: what an observation consists of (`views`)."""
         if not problems:
             raise UsageError("there is no module to schedule", hint="name one, or a folder")
         self.problems, self.measure = list(problems), measure
@@ -50,15 +53,8 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
             (each for problem in problems for each in problem.operations), normalize="log2"
         )
         loops = self.sizes.loops
-        box = gymnasium.spaces.Box
-        flat = box(-LARGEST, LARGEST, (self.sizes.operation,), np.float32)
-        self.observation_space = gymnasium.spaces.Dict(
-            {
-                "operation": flat,
-                "producer": flat,
-                "history": box(0.0, 1.0, (self.sizes.history,), np.float32),
-            }
-        )
+        self.view = views.make(view, self.sizes, self.problems)
+        self.observation_space = gymnasium.spaces.Dict(self.view.spaces())
         self.action_space = gymnasium.spaces.MultiDiscrete(
             [len(ACTIONS), *[len(legal.TILES)] * loops, *[loops] * loops]
         )
@@ -152,15 +148,7 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
 
     def _observation(self) -> dict[str, Any]:
         state = self._states[self._place]
-        producers = state.operation.producers
-        empty = np.zeros(self.sizes.operation, np.float32)
-        return {
-            "operation": features.vector(state.operation, self.sizes),
-            "producer": features.vector(self.problem.operations[producers[-1][1]], self.sizes)
-            if producers
-            else empty,
-            "history": features.history(state.taken, self.sizes),
-        }
+        return self.view(state, views.producer_of(self.problem, state.operation))
 
     def _info(self, illegal: bool = False, result: Result | None = None) -> dict[str, Any]:
         info: dict[str, Any] = {"action_mask": self.masks(), "illegal": illegal}

@@ -1,0 +1,1 @@
+"""Policies that choose schedules, and how they learn: embeddings of observations."""

@@ -1,0 +1,175 @@
+"""From an observation of the environment to a vector, of which policies and values are computed.
+
+`plugins.EMBEDDINGS` lists the kinds; a recipe chooses by `model_type`, and `model_config` has a
+table for each, as in the document that MLIR-RL's DistilBERT comes from. Shapes: B observations, T
+positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tokmill import plugins, recipe
+from tokmill.errors import UsageError, nearest
+from tokmill.mlir.views import Spaces, Wanted
+
+Observation = Mapping[str, Tensor]
+"""Name of an array → (B, …)."""
+
+
+class EmbeddingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Sizes of an embedding."""
+
+    def view(self) -> Wanted:
+        """Return what the environment must show."""
+        return Wanted()
+
+
+class Embedding(nn.Module):
+    """From observations to (B, output_size); made of a config and of the environment's spaces.
+
+    The row of an observation does not depend on the others of its batch, nor on its padding.
+    """
+
+    Config: ClassVar[type[EmbeddingConfig]] = EmbeddingConfig
+    output_size: int
+
+    def forward(self, observation: Observation) -> Tensor:
+        """Return float32 (B, output_size)."""
+        raise NotImplementedError
+
+
+def make(
+    model_type: str, spaces: Spaces, model_config: Mapping[str, Any] | None = None
+) -> Embedding:
+    """Return a new embedding.
+
+    Args:
+        model_type: a kind of `plugins.EMBEDDINGS`.
+        spaces: of the environment: `observation_space.spaces`.
+        model_config: kind → its table of sizes.
+
+    Raises `UsageError` for an unknown kind or key, and if the environment shows something else.
+    """
+    config = config_of(model_type, model_config)
+    needed = {"flat": "operation", "fields": "segments", "buckets": "ids"}[config.view().kind]
+    if needed not in spaces:
+        raise UsageError(
+            f"{model_type} reads the view {config.view().kind!r}, and the environment shows "
+            f"{', '.join(spaces)}",
+            hint="make the environment with `embeddings.view_of(model_type, model_config)`",
+        )
+    made: Embedding = plugins.load(plugins.EMBEDDINGS, model_type)(config, spaces)
+    return made
+
+
+def view_of(model_type: str, model_config: Mapping[str, Any] | None = None) -> Wanted:
+    """Return the view that an embedding reads."""
+    return config_of(model_type, model_config).view()
+
+
+def config_of(model_type: str, model_config: Mapping[str, Any] | None = None) -> EmbeddingConfig:
+    """Return the sizes of an embedding; the tables of the other kinds are checked too."""
+    _known(model_type, "model_type")
+    tables = dict(model_config or {})
+    for kind, table in tables.items():
+        _known(kind, f"model_config.{kind}")
+        if not isinstance(table, Mapping):
+            raise UsageError(
+                "it is no table", where=f"model_config.{kind}", hint="its keys are sizes"
+            )
+    configs = {
+        kind: recipe.convert(
+            plugins.load(plugins.EMBEDDINGS, kind).Config, table, f"model_config.{kind}"
+        )
+        for kind, table in ({model_type: {}} | tables).items()
+    }
+    found: EmbeddingConfig = configs[model_type]
+    return found
+
+
+LONG, LARGE = 256, 5_000_000
+"""Tokens of a sequence, and weights of an embedding, from which on a CPU is slow."""
+
+
+def weights_of(embedding: nn.Module) -> int:
+    """Return the number of weights."""
+    return sum(parameter.numel() for parameter in embedding.parameters())
+
+
+def warnings(
+    model_type: str, spaces: Spaces, model_config: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return what a person should know before a training begins: long sequences, many weights.
+
+    No weight is made for this, so that sizes beyond the memory can be asked about.
+    """
+    config = config_of(model_type, model_config)
+    with torch.device("meta"):
+        count = weights_of(make(model_type, spaces, model_config))
+    found = []
+    length = spaces["ids"].shape[0] if "ids" in spaces else 0
+    if length > LONG:
+        found.append(
+            f"sequences have up to {length:,} tokens, and time grows with the square of their "
+            "number" + ('; tokens = "fields" has fewer' if config.view().kind == "buckets" else "")
+        )
+    if config.view().truncate:
+        found.append(f"sequences are cut to {length:,} tokens: truncate = true")
+    if count > LARGE:
+        found.append(
+            f"{model_type} has {count / 1e6:.1f} M weights: policy and value of their own take "
+            f"{32 * count / 1e9:.1f} GB with gradients and optimiser"
+        )
+    return found
+
+
+def batch(
+    observations: Sequence[Mapping[str, np.ndarray[Any, Any]]],
+    device: torch.device | str = "cpu",
+) -> dict[str, Tensor]:
+    """Return observations as one: name → (B, …)."""
+    return {
+        name: torch.from_numpy(np.stack([one[name] for one in observations])).to(device)
+        for name in observations[0]
+    }
+
+
+def check_sizes(config: EmbeddingConfig, *, heads: bool = True, **least: int) -> None:
+    """Refuse sizes below what is named, shares that cannot be dropped, heads that do not fit."""
+    where = "model_config"
+    for name, low in least.items():
+        if getattr(config, name) < low:
+            raise UsageError(
+                f"{name} = {getattr(config, name)} is too small",
+                where=where,
+                hint=f"at least {low}",
+            )
+    share = getattr(config, "dropout", 0.0)
+    if not 0 <= share < 1:
+        raise UsageError(
+            f"dropout = {share}: this share cannot be dropped",
+            where=where,
+            hint="it is at least 0 and below 1",
+        )
+    if heads and config.hidden_size % config.num_attention_heads:
+        raise UsageError(
+            f"{config.num_attention_heads} heads do not divide hidden_size = {config.hidden_size}",
+            where=where,
+            hint="choose hidden_size = num_attention_heads × a width",
+        )
+
+
+def _known(kind: str, where: str) -> None:
+    if kind not in plugins.EMBEDDINGS:
+        raise UsageError(
+            f"no embedding is called {kind!r}",
+            where=where,
+            hint=nearest(kind, plugins.EMBEDDINGS),
+        )

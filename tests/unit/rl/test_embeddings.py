@@ -1,0 +1,227 @@
+"""Embeddings: one interface, rows of their own, and weights that all learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tokmill import plugins
+from tokmill.errors import UsageError
+from tokmill.mlir import legal, problem, views
+from tokmill.mlir import schedule as actions
+from tokmill.mlir.features import Sizes
+from tokmill.rl import embeddings
+
+LINES = ["matmul 64 32 16", "conv_2d_nchw 1 3 11 4 3 2, relu", "add 8 8", "softmax 16 32"]
+BUCKETS = {"distilbert": {"tokens": "buckets"}}
+KINDS: list[tuple[str, dict[str, Any]]] = [
+    *[(kind, {}) for kind in plugins.EMBEDDINGS],
+    ("distilbert", BUCKETS),
+]
+
+
+def shown(model_type: str, config: dict[str, Any], lines: list[str] | None = None) -> Any:
+    """Return the spaces of an environment, and observations of all its operations."""
+    problems = [problem.of_line(line) for line in lines or LINES]
+    sizes = Sizes.of((each for one in problems for each in one.operations), normalize="log2")
+    view = views.make(embeddings.view_of(model_type, config), sizes, problems)
+    found = []
+    for one in problems:
+        for each in one.operations:
+            state = legal.begin(each)
+            producer = views.producer_of(one, each)
+            found.append(view(state, producer))
+            if len(each.bounds) == 3:
+                state = legal.take(state, actions.Tile(each.tag, (4, 8, 0)))
+                state = legal.take(state, actions.Interchange(each.tag, (2, 0, 1)))
+                found.append(view(state, producer))
+    return view.spaces(), found
+
+
+def made(model_type: str, config: dict[str, Any]) -> tuple[embeddings.Embedding, list[Any]]:
+    """Return an embedding and observations."""
+    torch.manual_seed(0)
+    spaces, found = shown(model_type, config)
+    return embeddings.make(model_type, spaces, config), found
+
+
+@pytest.mark.parametrize(("kind", "config"), KINDS)
+def test_one_interface(kind: str, config: dict[str, Any]) -> None:
+    """Switching the model is one word: what comes out has `output_size` numbers a row."""
+    embedding, found = made(kind, config)
+    out = embedding(embeddings.batch(found))
+    assert out.shape == (len(found), embedding.output_size)
+    assert out.dtype == torch.float32
+    assert torch.isfinite(out).all()
+    history = found[-1]["history"]
+    # The history stands beside, as in the document.
+    assert (out[-1, -len(history) :].detach().numpy() == history).all()
+    # Other operations have other vectors.
+    apart = torch.cdist(out.double(), out.double()) + torch.eye(len(found)) * 9
+    assert apart.min() > 1e-3
+
+
+@pytest.mark.parametrize(("kind", "config"), KINDS)
+def test_a_row_is_its_own(kind: str, config: dict[str, Any]) -> None:
+    """Neither other rows nor padding change a vector."""
+    embedding, found = made(kind, config)
+    embedding.eval()
+    together = embedding(embeddings.batch(found))
+    for row, one in enumerate(found):
+        alone = embedding(embeddings.batch([one]))[0]
+        torch.testing.assert_close(alone, together[row], rtol=1e-4, atol=1e-5)
+    if "mask" in found[0]:
+        longer = [
+            {
+                name: np.concatenate((array, np.full(40, 2 if name == "ids" else 0)))
+                if name != "history"
+                else array
+                for name, array in one.items()
+            }
+            for one in found
+        ]
+        again = embedding(embeddings.batch(longer))
+        torch.testing.assert_close(again, together, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "config"), KINDS)
+def test_all_weights_learn(kind: str, config: dict[str, Any]) -> None:
+    """Each tensor has a gradient, and of tables each row that was read, `[CLS]` among them."""
+    embedding, found = made(kind, config)
+    given = embeddings.batch(found)
+    out = embedding(given)
+    (out * torch.randn_like(out)).sum().backward()
+    for name, weight in embedding.named_parameters():
+        assert weight.grad is not None, name
+        # Adding a constant to all keys changes no attention.
+        if not name.endswith("attention.k.bias"):
+            assert weight.grad.abs().sum() > 0, name
+    tables = {
+        "distilbert": "encoder.fields.embeddings.column_token.weight",
+        "loop_transformer": "tokens.weight",
+    }
+    if kind in tables:
+        grad = embedding.get_parameter(tables[kind]).grad
+        assert grad is not None
+        read = given["ids"][given["mask"] == 1].unique()
+        assert 0 in read
+        assert (grad[read].abs().sum(dim=1) > 0).all()
+        assert (grad[2] == 0).all()  # [PAD]
+
+
+def test_batches_of_actions_are_told_apart() -> None:
+    """The sum over a loop's tokens keeps the order of actions, of loops and of operands."""
+    (matmul,) = problem.of_line("matmul 64 64 64").operations
+    spaces, _ = shown("loop_transformer", {})
+    embedding = embeddings.make("loop_transformer", spaces)
+    one = problem.of_line("matmul 64 64 64")
+    view = views.make("fields", Sizes.of(one.operations), [one])
+    schedules = [
+        [(8, 0, 0), (2, 0, 0)], [(8, 0, 0)], [(0, 8, 0)], [(2, 0, 0)], "021", "102", "120", "201",
+    ]  # fmt: skip
+    found = []
+    for schedule in schedules:
+        state = legal.begin(matmul)
+        if isinstance(schedule, str):
+            order = tuple(map(int, schedule))
+            state = legal.take(state, actions.Interchange("op_0", order))
+        else:
+            for sizes in schedule:
+                state = legal.take(state, actions.Tile("op_0", sizes))
+        found.append(view(state, None))
+    given = embeddings.batch(found)
+    given["history"] = torch.zeros(len(found), spaces["history"].shape[0])
+    out = embedding(given)
+    assert (torch.cdist(out, out) + torch.eye(len(found)) * 9).min() > 1e-3
+
+
+def test_sizes_from_small_to_the_documents() -> None:
+    """From 0.3 M weights that train on a CPU to 6 layers of 12 heads and 768 wide."""
+    spaces, _ = shown("distilbert", {})
+    small = embeddings.weights_of(embeddings.make("distilbert", spaces))
+    assert 250_000 < small < 450_000
+    large = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 6}
+    with torch.device("meta"):
+        whole = embeddings.make("distilbert", spaces, {"distilbert": large})
+    # 42.5 M in the six layers, as published; tables are on top.
+    layers = embeddings.weights_of(whole.get_submodule("encoder.blocks"))
+    assert layers == 6 * (12 * 768 * 768 + 13 * 768)
+    assert embeddings.weights_of(whole) < 50_000_000
+
+
+def test_the_originals_configuration() -> None:
+    """The document's table as it is, with the vector of the published sizes."""
+    config = {
+        "distilbert": {
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 6,
+            "max_seq_length": 128,
+            "vocab_size": 10_000,
+            "dropout": 0.1,
+        }
+    }
+    assert embeddings.config_of("distilbert", config)
+    lines = ["matmul 8 8 8"]
+    config["distilbert"] |= {"tokens": "buckets"}
+    with pytest.raises(UsageError, match="keeps 127 of"):
+        shown("distilbert", config, lines)
+    config["distilbert"] |= {"truncate": True, "seed_compatible": True}
+    spaces, found = shown("distilbert", config, lines)
+    assert found[0]["ids"].shape == (128,)
+    with torch.device("meta"):
+        embedding = embeddings.make("distilbert", spaces, config)
+    assert 50_000_000 < embeddings.weights_of(embedding) < 51_000_000
+    said = embeddings.warnings("distilbert", spaces, config)
+    assert "cut to 128 tokens" in said[0]
+    assert "50." in said[1]
+
+
+def test_long_sequences_are_said_before_training() -> None:
+    spaces, _ = shown("distilbert", BUCKETS)
+    (said,) = embeddings.warnings("distilbert", spaces, BUCKETS)
+    assert 'tokens = "fields" has fewer' in said
+    spaces, _ = shown("loop_transformer", {})
+    assert embeddings.warnings("loop_transformer", spaces) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "said"),
+    [
+        ("distillbert", {}, "no embedding is called 'distillbert'"),
+        ("lstm", {"bert": {}}, "no embedding is called 'bert'"),
+        ("lstm", {"lstm": {"hidden": 3}}, "hidden"),
+        ("lstm", {"distilbert": {"layers": 3}}, "layers"),
+        ("lstm", {"lstm": 3}, "no table"),
+        ("lstm", {"lstm": {"lstm_size": 0}}, "at least 1|too small"),
+        ("lstm", {"lstm": {"dropout": float("nan")}}, "cannot be dropped"),
+        ("distilbert", {"distilbert": {"num_attention_heads": 5}}, "do not divide"),
+        ("distilbert", {"distilbert": {"num_attention_heads": 0}}, "too small"),
+        ("distilbert", {"distilbert": {"hidden_size": -128}}, "too small"),
+        ("distilbert", {"distilbert": {"tokens": "words"}}, "'words' is not known"),
+        ("distilbert", {"distilbert": {"max_seq_length": 20}}, "can have"),
+        ("loop_transformer", {"loop_transformer": {"num_hidden_layers": 0}}, "too small"),
+    ],
+)
+def test_what_is_wrong_is_said(kind: str, config: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        spaces, _ = shown(kind, config)
+        embeddings.make(kind, spaces, config)
+    assert caught.value.hint
+
+
+def test_another_view_is_refused() -> None:
+    spaces, _ = shown("lstm", {})
+    with pytest.raises(UsageError, match="reads the view 'fields'"):
+        embeddings.make("distilbert", spaces)
+
+
+def test_a_device_and_half_precision() -> None:
+    """Observations go where the weights are; under autocast the vectors are finite."""
+    embedding, found = made("loop_transformer", {})
+    with torch.autocast("cpu", torch.bfloat16):
+        out = embedding(embeddings.batch(found))
+    assert torch.isfinite(out).all()
