@@ -104,28 +104,35 @@ def weights_of(embedding: nn.Module) -> int:
 
 
 def warnings(
-    model_type: str, spaces: Spaces, model_config: Mapping[str, Any] | None = None
+    model_type: str,
+    spaces: Spaces,
+    model_config: Mapping[str, Any] | None = None,
+    *,
+    longest: int = 0,
 ) -> list[str]:
     """Return what a person should know before a training begins: long sequences, many weights.
 
-    No weight is made for this, so that sizes beyond the memory can be asked about.
+    No weight is made for this, so that sizes beyond the memory can be asked about. `longest`: tokens
+    that a sequence has at most, if it is known (`views.longest`); else all positions count.
     """
     config = config_of(model_type, model_config)
     with torch.device("meta"):
         count = weights_of(make(model_type, spaces, model_config))
     found = []
     length = spaces["ids"].shape[0] if "ids" in spaces else 0
+    length = min(longest or length, length)
     if length > LONG:
+        fewer = '; tokens = "fields" has fewer' if config.view().kind == "buckets" else ""
         found.append(
-            f"sequences have up to {length:,} tokens, and time grows with the square of their "
-            "number" + ('; tokens = "fields" has fewer' if config.view().kind == "buckets" else "")
+            f"sequences have up to {length:,} tokens, and the time of attention grows with the "
+            f"square of this number{fewer}"
         )
     if config.view().truncate:
         found.append(f"sequences are cut to {length:,} tokens: truncate = true")
     if count > LARGE:
         found.append(
-            f"{model_type} has {count / 1e6:.1f} M weights: policy and value of their own take "
-            f"{32 * count / 1e9:.1f} GB with gradients and optimiser"
+            f"{model_type} has {count / 1e6:.1f} M weights: a training holds "
+            f"{16 * count / 1e9:.1f} GB of weights, gradients and moments"
         )
     return found
 

@@ -184,6 +184,7 @@ def test_long_sequences_are_said_before_training() -> None:
     spaces, _ = shown("distilbert", BUCKETS)
     (said,) = embeddings.warnings("distilbert", spaces, BUCKETS)
     assert 'tokens = "fields" has fewer' in said
+    assert embeddings.warnings("distilbert", spaces, BUCKETS, longest=100) == []
     spaces, _ = shown("loop_transformer", {})
     assert embeddings.warnings("loop_transformer", spaces) == []
 

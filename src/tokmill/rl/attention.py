@@ -1,0 +1,124 @@
+"""What an embedding looks at: the attention of its encoder, and names of the positions.
+
+Shapes: N layers, B rows, H heads, T positions, K width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokmill.errors import UsageError
+from tokmill.mlir import field_tokens
+from tokmill.models.attention import Attention
+from tokmill.models.attention_ways import Seen, document_mask
+from tokmill.models.encoder import Encoder
+from tokmill.models.model import Tensors
+from tokmill.rl.distilbert import DistilBert
+from tokmill.rl.embeddings import Embedding, Observation
+from tokmill.rl.loop_transformer import LoopTransformer
+
+NAMES = {number: name for name, number in field_tokens.VOCABULARY.items()}
+"""Id → name of a token of a field."""
+
+
+def attention_of(encoder: Encoder, tensors: Tensors) -> tuple[Tensor, Tensor]:
+    """Return the attention (N, B, H, T, T) of an encoder, and its states (B, T, D).
+
+    `attention[n, b, h, t, s]` is how much position t looks at s; a row adds up to 1.
+    """
+    found: list[Tensor] = []
+    mask = document_mask(tensors.document, Seen(encoder.causal))
+
+    def shown(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+        scores = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(q_BHTK.shape[-1])
+        found.append(scores.masked_fill(~mask, -torch.inf).softmax(dim=-1))
+        return found[-1] @ v_BHTK
+
+    def before(part: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        # x, the rotary turn, and in place of the fast attention the one that keeps its weights.
+        return (*given[:2], shown, *given[3:])
+
+    hooks = [
+        part.register_forward_pre_hook(before)
+        for part in encoder.modules()
+        if isinstance(part, Attention)
+    ]
+    try:
+        with torch.no_grad():
+            states = encoder(tensors)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack(found), states
+
+
+def looked_at(embedding: Embedding, observation: Observation) -> tuple[Tensor, list[str]]:
+    """Return the attention of `[CLS]`, (N, H, P), and the names of the positions that it sees.
+
+    Args:
+        embedding: a `distilbert` on fields, or a `loop_transformer`.
+        observation: one row.
+
+    Raises `UsageError` for an embedding without attention, or on tokens without names.
+    """
+    if not isinstance(embedding, DistilBert | LoopTransformer):
+        raise UsageError(
+            f"a policy with {type(embedding).__name__.lower()} has no attention",
+            hint="it is there with model_type distilbert and loop_transformer",
+        )
+    if "segments" not in observation:
+        raise UsageError(
+            "its tokens are numbers of a vector, without names",
+            hint='a distilbert with tokens = "fields" has names',
+        )
+    was = embedding.training
+    embedding.eval()
+    tensors = embedding.tensors(observation)
+    weights, _ = attention_of(embedding.encoder, tensors)
+    embedding.train(was)
+    used = tensors.document[0] >= 0
+    names = (
+        token_names(observation)
+        if isinstance(embedding, DistilBert)
+        else loop_names(observation, tensors)
+    )
+    return weights[:, 0, :, 0, used], names
+
+
+def token_names(observation: Observation) -> list[str]:
+    """Return the names of a row's tokens; those of a loop have its number in front."""
+    names = []
+    for number, depth, there in zip(
+        *(observation[name][0].tolist() for name in ("ids", "depths", "mask")), strict=True
+    ):
+        if there:
+            names.append(f"{depth}: {NAMES[number]}" if depth else NAMES[number])
+    return names
+
+
+def loop_names(observation: Observation, tensors: Tensors) -> list[str]:
+    """Return the names of a row's loops, with what `field_tokens` says of them."""
+    said: dict[tuple[int, int], list[str]] = {}
+    rows = (observation[name][0].tolist() for name in ("ids", "segments", "depths"))
+    for number, segment, depth in zip(*rows, strict=True):
+        name = NAMES[number]
+        kind, _, rest = name.partition(" ")
+        if kind == "bound":
+            said.setdefault((segment, depth), []).append(f"{2 ** float(rest):.0f}")
+        elif depth and name in ("parallel", "reduction"):
+            said.setdefault((segment, depth), []).append(name)
+        elif kind == "type":
+            said.setdefault((segment, 0), []).append(rest)
+    used = tensors.document[0] >= 0
+    names = []
+    for role, depth in zip(
+        tensors.columns["role"][0, used].tolist(), tensors.position[0, used].tolist(), strict=True
+    ):
+        what = " ".join(said.get((role - 1, depth), []))
+        owner = ("", "operation", "producer")[role]
+        names.append("[CLS]" if not role else f"{owner} {depth or ''} {what}".replace("  ", " "))
+    return names
