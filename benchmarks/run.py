@@ -26,6 +26,7 @@ import many_shards
 import masked_head
 import optimisers
 import packing
+import policies
 import rwkv7
 import sampling
 import sampling_cpi
@@ -104,6 +105,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "masked": ("Masked language modelling", masked_head.main),
         "gradient-cache": ("Contrastive steps", gradient_cache.main),
         "checkpoint": ("A BERT of TensorFlow", bert_checkpoint.main),
+        "policies": ("Embeddings of schedule policies", policies.main),
         "x86-models": (
             "RWKV-7 and a decoder on programs",
             lambda: x86_models.main(cache),

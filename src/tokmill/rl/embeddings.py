@@ -112,8 +112,8 @@ def warnings(
 ) -> list[str]:
     """Return what a person should know before a training begins: long sequences, many weights.
 
-    No weight is made for this, so that sizes beyond the memory can be asked about. `longest`: tokens
-    that a sequence has at most, if it is known (`views.longest`); else all positions count.
+    No weight is made for this, so that sizes beyond the memory can be asked about. `longest`: how
+    many tokens a sequence has at most, if it is known (`views.longest`); else all positions count.
     """
     config = config_of(model_type, model_config)
     with torch.device("meta"):
