@@ -120,10 +120,10 @@ def main() -> list[str]:
     forward = times({**calls, **{f"{name} peer": one for name, one in peers.items()}}, acting)
     update = times(calls, learning)
     lines = [
-        f"Batches of {ROWS} operations, {torch.get_num_threads()} threads, best of {ROUNDS} rounds. "
-        "Peer: transformers' DistilBertModel of the same sizes.",
+        f"Batches of {ROWS} operations, {torch.get_num_threads()} threads, best of {ROUNDS} "
+        "rounds. Peer: transformers' DistilBertModel of the same sizes.",
         "",
-        "| embedding | weights | longest sequence | observations | forward | peer | ratio | update |",
+        "| embedding | weights | tokens | observations | forward | peer | ratio | update |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, (weights, length, seconds) in facts.items():

@@ -255,6 +255,11 @@ FIGURES: dict[str, Part] = {
     "tsne": Part(
         "tokmill.report.tsne:tsne", "bbv", "vectors of records in two dimensions (an overlay)"
     ),
+    "attention": Part(
+        "tokmill.report.attention:attention",
+        "plot",
+        "what a policy of schedules looks at in an operation (a run, and a module)",
+    ),
     "loss": Part(
         "tokmill.report.figures:loss", "plot", "loss by step, training and validation (runs)"
     ),

@@ -6,21 +6,25 @@ Shapes: N layers, B rows, H heads, T positions, K width of a head.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tokmill.errors import UsageError
-from tokmill.mlir import field_tokens
+from tokmill.errors import TokmillError, UsageError
+from tokmill.mlir import field_tokens, legal, views
+from tokmill.mlir.problem import Problem
 from tokmill.models.attention import Attention
 from tokmill.models.attention_ways import Seen, document_mask
 from tokmill.models.encoder import Encoder
 from tokmill.models.model import Tensors
 from tokmill.rl.distilbert import DistilBert
-from tokmill.rl.embeddings import Embedding, Observation
+from tokmill.rl.embeddings import Embedding, Observation, batch
 from tokmill.rl.loop_transformer import LoopTransformer
+from tokmill.training.runs.run import load_task
 
+ROLES = ("[CLS]", "operation", "producer")
 NAMES = {number: name for name, number in field_tokens.VOCABULARY.items()}
 """Id → name of a token of a field."""
 
@@ -54,6 +58,26 @@ def attention_of(encoder: Encoder, tensors: Tensors) -> tuple[Tensor, Tensor]:
         for hook in hooks:
             hook.remove()
     return torch.stack(found), states
+
+
+def first_seen(run: Path, problem: Problem) -> tuple[Tensor, list[str]]:
+    """Return `looked_at` for the policy of a run: a module's last operation before any action.
+
+    Raises `TokmillError` for a run without a policy.
+    """
+    model = load_task(run).model
+    embedding = getattr(model, "embedding", None)
+    if not isinstance(embedding, Embedding):
+        raise TokmillError(
+            "the run has no policy of schedules",
+            where=str(run),
+            hint="`tokmill rl train` makes one",
+        )
+    config: Any = model.config
+    view = views.make(config.view, config.sizes, [problem])
+    operation = problem.operations[-1]
+    shown = view(legal.begin(operation), views.producer_of(problem, operation))
+    return looked_at(embedding, batch([shown]))
 
 
 def looked_at(embedding: Embedding, observation: Observation) -> tuple[Tensor, list[str]]:
@@ -101,14 +125,14 @@ def token_names(observation: Observation) -> list[str]:
 
 
 def loop_names(observation: Observation, tensors: Tensors) -> list[str]:
-    """Return the names of a row's loops, with what `field_tokens` says of them."""
+    """Return the names of a row's loops, with what `field_tokens` says: bounds are rounded."""
     said: dict[tuple[int, int], list[str]] = {}
     rows = (observation[name][0].tolist() for name in ("ids", "segments", "depths"))
     for number, segment, depth in zip(*rows, strict=True):
         name = NAMES[number]
         kind, _, rest = name.partition(" ")
         if kind == "bound":
-            said.setdefault((segment, depth), []).append(f"{2 ** float(rest):.0f}")
+            said.setdefault((segment, depth), []).append(f"~{2 ** float(rest):.0f}")
         elif depth and name in ("parallel", "reduction"):
             said.setdefault((segment, depth), []).append(name)
         elif kind == "type":
@@ -119,6 +143,6 @@ def loop_names(observation: Observation, tensors: Tensors) -> list[str]:
         tensors.columns["role"][0, used].tolist(), tensors.position[0, used].tolist(), strict=True
     ):
         what = " ".join(said.get((role - 1, depth), []))
-        owner = ("", "operation", "producer")[role]
-        names.append("[CLS]" if not role else f"{owner} {depth or ''} {what}".replace("  ", " "))
+        place = f"{ROLES[role]} {depth}:" if depth else ROLES[role]
+        names.append(f"{place} {what}".strip())
     return names

@@ -1,0 +1,148 @@
+"""Views of the environment: fixed shapes, nothing cut, the ids of the tokenizers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from tokmill.errors import UsageError
+from tokmill.mlir import features, field_tokens, legal, problem, views
+from tokmill.mlir import schedule as actions
+from tokmill.mlir.bucket_tokens import MLIROperationTokenizer
+from tokmill.mlir.env import ScheduleEnv
+from tokmill.mlir.features import Sizes
+from tokmill.mlir.measure import Measurements, Settings
+from tokmill.mlir.problem import Problem
+
+LINES = ["matmul 64 32 16", "conv_2d_nchw 1 3 11 4 3 2, relu", "batch_matmul 2 8 8 8", "relu 64"]
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[Problem]:
+    return [problem.of_line(line) for line in LINES]
+
+
+@pytest.fixture(scope="module")
+def sizes(problems: list[Problem]) -> Sizes:
+    return Sizes.of((each for one in problems for each in one.operations), normalize="log2")
+
+
+def walks(one: Problem, chance: np.random.Generator) -> Iterator[legal.State]:
+    """Yield the states of random schedules that are as long as they may be."""
+    for operation in one.operations:
+        for _ in range(20):
+            state = legal.begin(operation)
+            while not state.done:
+                may = [kind for kind, fine in legal.allowed(state).items() if fine]
+                kind = str(chance.choice([one for one in may if one != "stop"] or ["stop"]))
+                state = legal.take(state, drawn(kind, state, chance))
+                yield state
+
+
+def drawn(kind: str, state: legal.State, chance: np.random.Generator) -> actions.AnyAction:
+    """Draw an action of a kind."""
+    tag, loops = state.operation.tag, range(len(state.bounds))
+    if kind == "interchange":
+        return actions.Interchange(tag, tuple(chance.permutation(len(loops)).tolist()))
+    for _ in range(100):
+        sizes = tuple(
+            int(chance.choice(np.array(legal.TILES)[legal.tiles(state, loop)]))
+            if kind not in ("parallel", "fuse") or state.parallel[loop]
+            else 0
+            for loop in loops
+        )
+        if any(sizes):
+            break
+    else:
+        return actions.Stop(tag)
+    last = state.operation.producers[-1][1] if state.operation.producers else -1
+    cuts: dict[str, actions.AnyAction] = {
+        "tile": actions.Tile(tag, sizes),
+        "parallel": actions.Parallel(tag, sizes),
+        "fuse": actions.Fuse(tag, sizes, f"op_{last}"),
+        "pack": actions.Pack(tag, sizes),
+    }
+    plain = {"im2col": actions.Im2col(tag), "vectorize": actions.Vectorize(tag)}
+    return cuts.get(kind) or plain.get(kind) or actions.Stop(tag)
+
+
+@pytest.mark.parametrize("view", views.VIEWS)
+def test_gymnasiums_checker_is_content(view: str, problems: list[Problem]) -> None:
+    # Its checks do not end an episode of several operations, so nothing is measured.
+    with Measurements(Settings(runs=2, most_seconds=0.5)) as measure:
+        made = ScheduleEnv([problem.of_line("matmul 8 8 8, relu")], measure, view=view)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            check_env(made, skip_render_check=True)
+
+
+@pytest.mark.parametrize("kind", views.VIEWS)
+def test_all_states_have_room(kind: str, problems: list[Problem], sizes: Sizes) -> None:
+    """Every observation is in the space: the longest sequence was counted, nothing is cut."""
+    view = views.make(kind, sizes, problems)
+    spaces, chance = view.spaces(), np.random.default_rng(0)
+    seen: set[int] = set()
+    for one in problems:
+        for state in walks(one, chance):
+            producer = views.producer_of(one, state.operation)
+            found = view(state, producer)
+            assert found.keys() == spaces.keys()
+            for name, space in spaces.items():
+                assert space.contains(found[name]), (kind, name)
+            if kind == "fields":
+                tokens = field_tokens.tokens(state, producer)
+                length = len(tokens.ids)
+                seen.add(length)
+                for name, part in zip(("ids", "segments", "depths"), tokens, strict=True):
+                    assert (found[name][:length] == part).all()
+                assert found["mask"].sum() == length
+                assert (found["ids"][length:] == field_tokens.PAD).all()
+    if kind == "fields":
+        assert max(seen) <= views.longest(problems)
+
+
+def test_no_room_is_wasted(sizes: Sizes) -> None:
+    """The counted length is reached: packed, four times cut, made a vector."""
+    one = problem.of_line("matmul 64 64 64")
+    state = legal.begin(one.operations[0])
+    state = legal.take(state, actions.Pack("op_0", (32, 32, 32)))
+    for size in (16, 8, 4, 2):
+        state = legal.take(state, actions.Tile("op_0", (0, 0, 0, size, size, size)))
+    state = legal.take(state, actions.Vectorize("op_0"))
+    # The history of a packed operation is cut for six loops, but packing itself named three.
+    assert len(field_tokens.tokens(state, None).ids) == views.longest([one]) - 3
+
+
+def test_buckets_are_the_tokenizers(problems: list[Problem], sizes: Sizes) -> None:
+    (relu, conv) = reversed(problems[1].operations)
+    scaled = Sizes(
+        loops=sizes.loops, accesses=sizes.accesses, dimensions=sizes.dimensions, normalize="max"
+    )
+    ids, mask = MLIROperationTokenizer(sizes.operation)(
+        features.vector(relu, scaled), features.vector(conv, scaled)
+    )
+    found = views.make("buckets", sizes, problems)(legal.begin(relu), conv)
+    assert (found["ids"] == ids[0]).all()
+    assert (found["mask"] == mask[0]).all()
+
+
+def test_a_shorter_sequence_is_an_error_unless_cutting_is_allowed(
+    problems: list[Problem], sizes: Sizes
+) -> None:
+    for kind in ("fields", "buckets"):
+        short = views.Wanted(kind=kind, max_seq_length=20)
+        with pytest.raises(UsageError, match="max_seq_length = 20") as caught:
+            views.make(short, sizes, problems)
+        assert "truncate = true" in caught.value.hint
+        cut = views.Wanted(kind=kind, max_seq_length=20, truncate=True)
+        view = views.make(cut, sizes, problems)
+        found = view(legal.begin(problems[0].operations[0]), None)
+        assert found["ids"].shape == found["mask"].shape == (20,)
+        assert view.spaces()["ids"].contains(found["ids"])
+    with pytest.raises(UsageError, match="no view is called 'field'") as caught:
+        views.make("field", sizes, problems)
+    assert "fields" in caught.value.hint
