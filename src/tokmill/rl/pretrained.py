@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from tokmill.errors import TokmillError, UsageError
+from tokmill.files import read_start
+from tokmill.mlir import field_tokens
 from tokmill.models.encoder import EncoderConfig
 from tokmill.models.fields import PREFIX
 from tokmill.rl.distilbert import DistilBert
@@ -16,7 +18,7 @@ from tokmill.rl.embeddings import Embedding
 from tokmill.training.engines.saving import MODEL
 from tokmill.training.engines.tensors import read_tensors
 from tokmill.training.runs.checkpoint import seal_of
-from tokmill.training.runs.run import read_run
+from tokmill.training.runs.run import VOCAB, read_run
 from tokmill.training.runs.warm_start import OF_MODEL, find_weights, in_words
 
 KEYS = {
@@ -26,8 +28,18 @@ KEYS = {
     "hidden": "intermediate_size",
 }
 """Key of an encoder → key of `model_config.distilbert`."""
+TOKENS = "token.json"
+"""The list of tokens in the vocabularies of a run."""
+MOST = 1 << 20
+"""Bytes of it."""
 FREE = {"context", "dropout", "attention_dropout", "field_dim", "kind"}
 """Keys that may differ: tables are cut, and the others have no weights."""
+
+
+class Names(msgspec.Struct):
+    """A list of tokens."""
+
+    tokens: list[str]
 
 
 def take_encoder(embedding: Embedding, place: Path) -> list[str]:
@@ -55,19 +67,34 @@ def take_encoder(embedding: Embedding, place: Path) -> list[str]:
             hint="train one by `tokmill train` with the task masked and the model encoder",
         )
     check_config(config.model, embedding.encoder.config, place)
-    for column, wanted in embedding.encoder.fields.sizes.items():
-        if column == "token" and facts.columns.get(column) != wanted:
-            raise TokmillError(
-                f"the run knows {facts.columns.get(column, 0):,} tokens of fields, not {wanted:,}",
-                where=str(place),
-                hint="it is for runs on a store that this version's `tokmill build mlir` made",
-            )
+    check_tokens(run, facts.columns.get("token", 0), embedding.encoder.fields.sizes["token"])
     found = read_tensors(folder / MODEL, seal_of(folder / MODEL))
     return take(embedding.encoder, {
         name.removeprefix(OF_MODEL): one
         for name, one in found.items()
         if name.startswith(OF_MODEL)
     })  # fmt: skip
+
+
+def check_tokens(run: Path, theirs: int, mine: int) -> None:
+    """Refuse a run whose ids are not those of `field_tokens`."""
+    file = run / VOCAB / TOKENS
+    names = None
+    if file.is_file():
+        try:
+            names = msgspec.json.decode(read_start(file, MOST), type=Names).tokens
+        except msgspec.MsgspecError as error:
+            raise TokmillError(
+                f"the list of tokens cannot be read: {error}",
+                where=str(file),
+                hint="restore the run from where it was copied",
+            ) from None
+    if theirs != mine or names != list(field_tokens.VOCABULARY):
+        raise TokmillError(
+            f"the run knows {theirs:,} tokens, which are not those of the fields of operations",
+            where=str(run),
+            hint="it is for runs on a store that `tokmill build mlir` of this version made",
+        )
 
 
 def check_config(theirs: EncoderConfig, mine: EncoderConfig, place: Path) -> None:
