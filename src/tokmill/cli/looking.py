@@ -94,10 +94,16 @@ def inspect(
 
 
 def plot(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="lengths, frequency, loss or tsne.")],
+    kind: Annotated[
+        str, typer.Argument(metavar="KIND", help="lengths, frequency, loss, tsne or attention.")
+    ],
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="ANY…", help="Stores, tokenizers, vocabularies, pickles, runs."),
+        typer.Argument(
+            metavar="ANY…",
+            help="Stores, tokenizers, vocabularies, pickles, runs; of `attention` a run and a "
+            "module, such as 'matmul 64 64 64'.",
+        ),
     ],
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="FILE", help="An .svg, .png or .pdf file.")
@@ -121,7 +127,7 @@ def plot(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a figure: lengths of records or tokens, frequency of ids, loss of runs, or vectors."""
+    """Draw a figure: lengths of records or tokens, frequency of ids, loss of runs, vectors, attention."""
     from tokmill.report import plot as plots
 
     written = plots.plot(kind, paths, out, data=data, sample=sample, column=column, vectors=vectors)

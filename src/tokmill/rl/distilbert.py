@@ -1,6 +1,6 @@
 """An encoder in DistilBERT's style over tokens of an operation; `[CLS]` is its vector.
 
-The keys of the configuration are those of the document that it comes from. Its sizes are
+The keys of the configuration are those of MLIR-RL's DistilBERT. Its sizes are
 hidden_size 768, 12 heads, 6 layers; the defaults here train on a CPU. The mask says what padding
 is, so that no id is set aside and `[CLS]` is trained.
 """
@@ -28,8 +28,8 @@ class DistilBertConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True,
     """Sizes of the encoder, and the tokens that it reads."""
 
     tokens: Literal["fields", "buckets"] = "fields"
-    """fields: a token for each field of an operation; buckets: one for each number, as in the
-    document."""
+    """fields: a token for each field of an operation; buckets: one for each number, as
+    MLIR-RL's DistilBERT has it."""
     hidden_size: int = 128
     """Width of the hidden states."""
     num_attention_heads: int = 4
@@ -43,7 +43,7 @@ class DistilBertConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True,
     vocab_size: int = 0
     """Ids of `buckets`; 0: as many as there are."""
     dropout: float = 0.0
-    """Share of values dropped while training. The document has 0.1; PPO compares a policy with
+    """Share of values dropped while training. The original has 0.1; PPO compares a policy with
     itself, and what is dropped makes it differ."""
     truncate: bool = False
     """Whether a sequence may be cut to max_seq_length."""

@@ -1,8 +1,7 @@
 """From an observation of the environment to a vector, of which policies and values are computed.
 
 `plugins.EMBEDDINGS` lists the kinds; a recipe chooses by `model_type`, and `model_config` has a
-table for each, as in the document that MLIR-RL's DistilBERT comes from. Shapes: B observations, T
-positions.
+table for each, as in the configuration of MLIR-RL's DistilBERT. Shapes: B observations, T positions.
 """
 
 from __future__ import annotations

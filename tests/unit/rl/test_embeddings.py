@@ -57,7 +57,7 @@ def test_one_interface(kind: str, config: dict[str, Any]) -> None:
     assert out.dtype == torch.float32
     assert torch.isfinite(out).all()
     history = found[-1]["history"]
-    # The history stands beside, as in the document.
+    # The history stands beside, as in the original.
     assert (out[-1, -len(history) :].detach().numpy() == history).all()
     # Other operations have other vectors.
     apart = torch.cdist(out.double(), out.double()) + torch.eye(len(found)) * 9
