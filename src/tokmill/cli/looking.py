@@ -127,7 +127,7 @@ def plot(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a figure: lengths of records or tokens, frequency of ids, loss of runs, vectors, attention."""
+    """Draw a figure: lengths of records or tokens, frequency of ids, loss, vectors or attention."""
     from tokmill.report import plot as plots
 
     written = plots.plot(kind, paths, out, data=data, sample=sample, column=column, vectors=vectors)

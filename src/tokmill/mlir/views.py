@@ -27,6 +27,8 @@ from tokmill.mlir.problem import Problem
 Array = np.ndarray[Any, Any]
 Spaces = Mapping[str, gymnasium.spaces.Box]
 """Name of an array of an observation → its shape, type and limits."""
+MOST_TOKENS, MOST_IDS = 1 << 16, 1 << 24
+"""Tokens of a sequence, and ids, that may be asked for."""
 LARGEST = float(1 << 40)
 """No number of an observation is larger."""
 
@@ -63,6 +65,11 @@ def make(wanted: Wanted | str, sizes: Sizes, problems: Iterable[Problem]) -> Vie
     wanted = Wanted(kind=wanted) if isinstance(wanted, str) else wanted
     if wanted.kind not in VIEWS:
         raise UsageError(f"no view is called {wanted.kind!r}", hint=nearest(wanted.kind, VIEWS))
+    for name, most in (("max_seq_length", MOST_TOKENS), ("vocab_size", MOST_IDS)):
+        if not 0 <= getattr(wanted, name) <= most:
+            raise UsageError(
+                f"{name} = {getattr(wanted, name)}", hint=f"0 (as many as needed) to {most:,}"
+            )
     return VIEWS[wanted.kind](wanted, sizes, list(problems))
 
 

@@ -16,7 +16,13 @@ from tokmill.mlir.views import Spaces, Wanted
 from tokmill.models.encoder import Encoder, EncoderConfig
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
-from tokmill.rl.embeddings import Embedding, EmbeddingConfig, Observation, check_sizes
+from tokmill.rl.embeddings import (
+    Embedding,
+    EmbeddingConfig,
+    Observation,
+    check_sizes,
+    draw_blocks,
+)
 
 COLUMNS = {"ids": "token", "segments": "segment", "depths": "depth"}
 """Array of an observation → column of a store of such sequences."""
@@ -86,12 +92,12 @@ class DistilBert(Embedding):
             num_attention_heads=1,
             num_hidden_layers=1,
             intermediate_size=0,
-            max_seq_length=0,
         )
         self.reads = {array: column for array, column in COLUMNS.items() if array in spaces}
         sizes = {column: int(spaces[array].high.max()) + 1 for array, column in self.reads.items()}
         length = spaces["ids"].shape[0]
         self.encoder = Encoder(config.encoder(length), Inputs(ids=sizes))
+        draw_blocks(self.encoder.blocks)
         self.output_size = config.hidden_size + spaces["history"].shape[0]
 
     def forward(self, observation: Observation) -> Tensor:

@@ -1,7 +1,7 @@
 """From an observation of the environment to a vector, of which policies and values are computed.
 
 `plugins.EMBEDDINGS` lists the kinds; a recipe chooses by `model_type`, and `model_config` has a
-table for each, as in the configuration of MLIR-RL's DistilBERT. Shapes: B observations, T positions.
+table for each, as in the configuration of MLIR-RL's DistilBERT. B are observations.
 """
 
 from __future__ import annotations
@@ -64,7 +64,16 @@ def make(
             f"{', '.join(spaces)}",
             hint="make the environment with `embeddings.view_of(model_type, model_config)`",
         )
-    made: Embedding = plugins.load(plugins.EMBEDDINGS, model_type)(config, spaces)
+    kind = plugins.load(plugins.EMBEDDINGS, model_type)
+    with torch.device("meta"):
+        count = weights_of(kind(config, spaces))
+    if count > MOST_WEIGHTS:
+        raise UsageError(
+            f"{model_type} would have {count:,} weights",
+            where="model_config",
+            hint=f"at most {MOST_WEIGHTS:,}: choose smaller sizes",
+        )
+    made: Embedding = kind(config, spaces)
     return made
 
 
@@ -93,6 +102,8 @@ def config_of(model_type: str, model_config: Mapping[str, Any] | None = None) ->
     return found
 
 
+MOST_WEIGHTS, MOST_LAYERS, MOST = 1 << 31, 256, 1 << 14
+"""Weights, layers and other sizes that an embedding may have."""
 LONG, LARGE = 256, 5_000_000
 """Tokens of a sequence, and weights of an embedding, from which on a CPU is slow."""
 
@@ -148,14 +159,17 @@ def batch(
 
 
 def check_sizes(config: EmbeddingConfig, *, heads: bool = True, **least: int) -> None:
-    """Refuse sizes below what is named, shares that cannot be dropped, heads that do not fit."""
+    """Refuse sizes that are too small or large, shares that cannot be dropped, wrong heads."""
     where = "model_config"
     for name, low in least.items():
-        if getattr(config, name) < low:
+        value, most = getattr(config, name), MOST
+        if name == "num_hidden_layers":
+            most = MOST_LAYERS
+        if not low <= value <= most:
             raise UsageError(
-                f"{name} = {getattr(config, name)} is too small",
+                f"{name} = {value} is too {'small' if value < low else 'large'}",
                 where=where,
-                hint=f"at least {low}",
+                hint=f"{low} to {most:,}",
             )
     share = getattr(config, "dropout", 0.0)
     if not 0 <= share < 1:
@@ -170,6 +184,17 @@ def check_sizes(config: EmbeddingConfig, *, heads: bool = True, **least: int) ->
             where=where,
             hint="choose hidden_size = num_attention_heads × a width",
         )
+
+
+def draw_blocks(encoder: nn.Module) -> None:
+    """Draw the matrices of blocks so that what goes through them keeps its size.
+
+    With the 0.02 of models that are 768 wide or more, `[CLS]` of a small one hardly hears of the
+    other positions, and operations have nearly the same vector.
+    """
+    for part in encoder.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=part.in_features**-0.5)
 
 
 def _known(kind: str, where: str) -> None:

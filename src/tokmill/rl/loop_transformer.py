@@ -20,7 +20,13 @@ from tokmill.mlir.views import Spaces, Wanted
 from tokmill.models.encoder import Encoder, EncoderConfig
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
-from tokmill.rl.embeddings import Embedding, EmbeddingConfig, Observation, check_sizes
+from tokmill.rl.embeddings import (
+    Embedding,
+    EmbeddingConfig,
+    Observation,
+    check_sizes,
+    draw_blocks,
+)
 
 SLOTS = 32
 """Rows of indices, and actions, that are told apart; later ones share the last."""
@@ -86,6 +92,7 @@ class LoopTransformer(Embedding):
             for weight in part.parameters():
                 # As large as the norm makes the sums.
                 nn.init.normal_(weight)
+        draw_blocks(self.encoder.blocks)
         self.output_size = width + spaces["history"].shape[0]
 
     def forward(self, observation: Observation) -> Tensor:
