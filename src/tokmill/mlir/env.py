@@ -54,7 +54,7 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         )
         loops = self.sizes.loops
         self.view = views.make(view, self.sizes, self.problems)
-        self.observation_space = gymnasium.spaces.Dict(self.view.spaces())
+        self.observation_space = gymnasium.spaces.Dict({**self.view.spaces()})
         self.action_space = gymnasium.spaces.MultiDiscrete(
             [len(ACTIONS), *[len(legal.TILES)] * loops, *[loops] * loops]
         )

@@ -158,7 +158,7 @@ def batch(
     }
 
 
-def check_sizes(config: EmbeddingConfig, *, heads: bool = True, **least: int) -> None:
+def check_sizes(config: EmbeddingConfig, **least: int) -> None:
     """Refuse sizes that are too small or large, shares that cannot be dropped, wrong heads."""
     where = "model_config"
     for name, low in least.items():
@@ -178,9 +178,10 @@ def check_sizes(config: EmbeddingConfig, *, heads: bool = True, **least: int) ->
             where=where,
             hint="it is at least 0 and below 1",
         )
-    if heads and config.hidden_size % config.num_attention_heads:
+    heads, width = getattr(config, "num_attention_heads", 1), getattr(config, "hidden_size", 1)
+    if width % heads:
         raise UsageError(
-            f"{config.num_attention_heads} heads do not divide hidden_size = {config.hidden_size}",
+            f"{heads} heads do not divide hidden_size = {width}",
             where=where,
             hint="choose hidden_size = num_attention_heads × a width",
         )

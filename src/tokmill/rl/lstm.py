@@ -31,7 +31,7 @@ class Lstm(Embedding):
 
     def __init__(self, config: LstmConfig, spaces: Spaces) -> None:
         super().__init__()
-        check_sizes(config, heads=False, hidden_size=1, lstm_size=1)
+        check_sizes(config, hidden_size=1, lstm_size=1)
         numbers, width = spaces["operation"].shape[0], config.hidden_size
         self.layers = nn.Sequential(
             nn.Linear(numbers, width),
