@@ -306,6 +306,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "ray": "ray",
     "torch_mlir": "mlir",
     "gymnasium": "mlir",
+    "iree": "mlir",
     "matplotlib": "plot",
     "jinja2": "text",
     "tensorboard": "track",

@@ -21,6 +21,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+FILES = {"loops": "schedule", "iree": "spec"}
+"""Space of schedules → how their files are called."""
+BASELINES = {"loops": "unscheduled", "iree": "IREE's default"}
+LONGEST_SPEC = 16 << 20
 Modules = Annotated[
     list[str],
     typer.Argument(
@@ -30,6 +34,13 @@ Modules = Annotated[
     ),
 ]
 Runs = Annotated[int, typer.Option(min=1, help="Runs of each schedule; the least time counts.")]
+SpaceName = Annotated[
+    str,
+    typer.Option(
+        "--space",
+        help="What is changed: loops (this package's lowering) or iree (tiles of IREE's).",
+    ),
+]
 CacheFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
@@ -79,6 +90,7 @@ def search(
     method: Annotated[
         str, typer.Option("--with", help="random, greedy, beam or evolution.")
     ] = "evolution",
+    space: SpaceName = "loops",
     budget: Annotated[int, typer.Option(min=1, help="Schedules measured, a module.")] = 64,
     seed: Annotated[int, typer.Option(help="Of random choices and of the inputs' numbers.")] = 0,
     runs: Runs = 5,
@@ -105,7 +117,7 @@ def search(
     settings = measure.Settings(runs=runs, seed=seed)
     found = []
     with (
-        measure.Measurements(settings, cache) as measurements,
+        measure.Measurements(settings, cache, space_called(space)) as measurements,
         Progress("search", budget * len(problems), unit="schedules", quiet=quiet) as progress,
     ):
         for problem in problems:
@@ -118,14 +130,19 @@ def search(
     if out is not None:
         folder = make_folder(out)
         for number, one in enumerate(found):
-            write_file(folder / f"{number:03d}.schedule.mlir", one["text"])
+            name = f"{number:03d}.{FILES[space]}.mlir"
+            write_file(folder / name, one["text"])
             write_file(folder / f"{number:03d}.mlir", one["code"])
+            one["file"] = str(folder / name) if one["text"] else ""
     for one in found:
         del one["text"], one["code"]
     if as_json:
         print_json({"method": method, "budget": budget, "cached": cached, "modules": found})
         return
-    _print_found(found)
+    _print_found(found, BASELINES[space])
+    for one in found:
+        if space == "iree" and one.get("file"):
+            say(f"to apply it: {iree_line(Path(one['file']))}")
     if cached:
         say(f"{human_count(cached, 'result')} came from the cache")
 
@@ -136,30 +153,57 @@ def replay(
         str, typer.Argument(metavar="MODULE", help="A .mlir file, or sizes as for `search`.")
     ],
     schedule: Annotated[
-        Path, typer.Argument(metavar="SCHEDULE", help="A schedule that `search` wrote.")
+        Path,
+        typer.Argument(
+            metavar="SCHEDULE", help="A schedule that `search` wrote, or a tuning spec."
+        ),
     ],
     runs: Runs = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Apply a schedule to a module, compare the results with the unscheduled ones, time both."""
+    """Apply a schedule to a module, compare the results with those without it, time both.
+
+    A tuning spec of IREE is compiled by IREE, and compared with IREE's default.
+    """
     actions = plugins.require("tokmill.mlir.schedule")
     measure = plugins.require("tokmill.mlir.measure")
-    searches = plugins.require("tokmill.mlir.search")
     (problem,) = _problems([module])
-    text = read_start(schedule, actions.MOST + 1).decode("utf-8", "replace")
-    taken = actions.read(text, str(schedule))
-    with measure.Measurements(measure.Settings(runs=runs)) as measurements:
-        result = searches.measured(problem, taken, measurements).result
+    text = read_start(schedule, LONGEST_SPEC + 1).decode("utf-8", "replace")
+    space = "loops" if text.startswith(actions.HEADER) else "iree"
+    if space == "iree" and "iree_codegen.tuning_spec_entrypoint" not in text:
+        # It says what a schedule begins with.
+        actions.read(text, str(schedule))
+    with measure.Measurements(measure.Settings(runs=runs), None, space_called(space)) as made:
+        if space == "iree":
+            result = made.file(problem, text)
+        else:
+            result = made(problem, actions.read(text, str(schedule)))
     if as_json:
-        print_json({"module": problem.name, **_facts(result)})
+        print_json({"module": problem.name, "space": space, **_facts(result)})
     else:
-        _print_found([{"module": problem.name, "counts": {}, **_facts(result)}])
+        _print_found([{"module": problem.name, "counts": {}, **_facts(result)}], BASELINES[space])
     if result.status != "ok":
         raise TokmillError(
             f"the schedule gave no result: {result.status}, {result.reason}",
             where=str(schedule),
             hint="it was made for another module, or by another version of MLIR",
         )
+
+
+def space_called(name: str) -> Any:
+    """Return a space of schedules; raises `UsageError` for an unknown one."""
+    if name not in FILES:
+        raise UsageError(f"--space {name}: there is no such space", hint=nearest(name, FILES))
+    if name == "iree":
+        plugins.require("iree.compiler")
+        return plugins.require("tokmill.mlir.iree_space").IreeSpace()
+    return plugins.require("tokmill.mlir.space").LOOPS
+
+
+def iree_line(spec: Path, module: str = "MODULE.mlir") -> str:
+    """Return the command that compiles a module with a spec."""
+    flags = " ".join(plugins.require("tokmill.mlir.iree_compile").FLAGS)
+    return f"iree-compile {module} -o MODULE.vmfb {flags} --iree-codegen-tuning-spec-path={spec}"
 
 
 def _problems(modules: list[str]) -> list[Any]:
@@ -186,21 +230,18 @@ def _problems(modules: list[str]) -> list[Any]:
 
 def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> dict[str, Any]:
     best = max(tried, key=searches.score)
-    legal = plugins.require("tokmill.mlir.legal")
-    parts = legal.decomposed(legal.replay(problem.operations, best.schedule))
     result = best.result
     if result.status == "ok":
-        result = measurements(problem.text, best.schedule, parts, problem.length, again=True)
+        result = measurements(problem, best.schedule, again=True)
     counts: dict[str, int] = {}
     for trial in tried:
         counts[trial.result.status] = counts.get(trial.result.status, 0) + 1
-    actions = plugins.require("tokmill.mlir.schedule")
     return {
         "module": problem.name,
         "counts": counts,
         **_facts(result),
         "actions": [repr(action) for action in best.schedule],
-        "text": actions.text(best.schedule, parts),
+        "text": measurements.space.text(measurements.problem(problem), best.schedule),
         "code": problem.text,
     }
 
@@ -218,9 +259,9 @@ def _facts(result: Any) -> dict[str, Any]:
     }
 
 
-def _print_found(found: list[dict[str, Any]]) -> None:
+def _print_found(found: list[dict[str, Any]], baseline: str) -> None:
     print_table(
-        ["module", "ms", "unscheduled", "times as fast", "noise", "measured"],
+        ["module", "ms", baseline, "times as fast", "noise", "measured"],
         [
             [
                 one["module"],

@@ -4,12 +4,13 @@ A gymnasium environment. Operations are visited from the last to the first, so t
 cut before its producer is fused into it. An action is a row of numbers, of which only those of
 its kind count:
 
-- place 0: the kind (`ACTIONS`),
-- the next `loops` places: a tile for each loop (an index into `legal.TILES`),
+- place 0: the kind (an index into `space.kinds`),
+- the next `loops` places: a tile for each loop (an index into `space.sizes`),
 - the last `loops` places: for each place of an interchange the loop that comes there.
 
-`info["action_mask"]` says what is legal: `kind` (8,), `tiles` (loops, tiles) and `parallel_tiles`
-(the same, with reductions left whole). The reward is 0 until the module is complete, then log10
+The space is that of the measurements. `info["action_mask"]` says what is legal: `kind` (kinds,),
+`cuts` (kinds, loops, tiles), and of it `tiles` and `parallel_tiles` (loops, tiles): what the kinds
+allow whose `space.parts` has that name. The reward is 0 until the module is complete, then log10
 of the gain over the unscheduled module; what gave no result is rewarded `PENALTY`.
 """
 
@@ -22,13 +23,16 @@ import gymnasium
 import numpy as np
 
 from tokmill.errors import UsageError
-from tokmill.mlir import legal, views
+from tokmill.mlir import space, views
 from tokmill.mlir import schedule as actions
 from tokmill.mlir.features import Sizes
+from tokmill.mlir.legal import State
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.problem import Problem
+from tokmill.mlir.space import LOOPS
 
-ACTIONS = ("stop", "tile", "parallel", "fuse", "interchange", "pack", "im2col", "vectorize")
+ACTIONS = LOOPS.kinds
+"""Kinds of actions of the own lowering."""
 PENALTY = -1.0
 """Reward of a schedule that was refused, computed something else, hung or crashed."""
 
@@ -48,19 +52,22 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         """Make an environment; `view`: what an observation consists of (`views`)."""
         if not problems:
             raise UsageError("there is no module to schedule", hint="name one, or a folder")
-        self.problems, self.measure = list(problems), measure
+        self.measure, self.space = measure, measure.space
+        self.problems = [measure.problem(problem) for problem in problems]
         self.sizes = sizes or Sizes.of(
-            (each for problem in problems for each in problem.operations), normalize="log2"
+            (each for problem in self.problems for each in problem.operations),
+            normalize="log2",
+            tiles=self.space.sizes,
         )
         loops = self.sizes.loops
         self.view = views.make(view, self.sizes, self.problems)
         self.observation_space = gymnasium.spaces.Dict({**self.view.spaces()})
         self.action_space = gymnasium.spaces.MultiDiscrete(
-            [len(ACTIONS), *[len(legal.TILES)] * loops, *[loops] * loops]
+            [len(self.space.kinds), *[len(self.space.sizes)] * loops, *[loops] * loops]
         )
-        self._states: list[legal.State] = []
+        self._states: list[State] = []
         self._place = 0
-        self._taken: list[actions.AnyAction] = []
+        self._taken: list[Any] = []
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -71,7 +78,7 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         if number is None:
             number = int(self.np_random.integers(len(self.problems)))
         self.problem = self.problems[number]
-        self._states = [legal.begin(each) for each in self.problem.operations]
+        self._states = [self.space.begin(each) for each in self.problem.operations]
         self._place = len(self._states) - 1
         self._taken = []
         return self._observation(), self._info()
@@ -82,10 +89,10 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         chosen = self.decode(np.asarray(action))
         illegal = False
         try:
-            state = legal.take(state, chosen)
+            state = self.space.take(state, chosen)
         except UsageError:
             illegal = True
-            state = legal.take(state, actions.Stop(state.operation.tag))
+            state = self.space.take(state, actions.Stop(state.operation.tag))
         else:
             if not isinstance(chosen, actions.Stop):
                 self._taken.append(chosen)
@@ -98,53 +105,35 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         return self._observation(), 0.0, False, False, self._info(illegal)
 
     @property
-    def schedule(self) -> actions.Schedule:
+    def schedule(self) -> tuple[Any, ...]:
         """Return the actions taken so far."""
         return tuple(self._taken)
 
-    def decode(self, action: np.ndarray[Any, Any]) -> actions.AnyAction:
+    def decode(self, action: np.ndarray[Any, Any]) -> Any:
         """Return the action on the visited operation that a row of numbers means."""
-        operation = self._states[self._place].operation
-        loops = len(self._states[self._place].bounds)
-        room = self.sizes.loops
-        tag, kind = operation.tag, ACTIONS[int(action[0])]
-        sizes = tuple(legal.TILES[int(index)] for index in action[1 : 1 + min(loops, room)])
+        state, room = self._states[self._place], self.sizes.loops
+        loops = len(state.bounds)
+        sizes = tuple(self.space.sizes[int(index)] for index in action[1 : 1 + min(loops, room)])
         sizes += (0,) * (loops - len(sizes))
-        if kind == "interchange":
-            return actions.Interchange(tag, tuple(map(int, action[1 + room : 1 + room + loops])))
-        if kind == "fuse":
-            last = operation.producers[-1][1] if operation.producers else -1
-            return actions.Fuse(tag, sizes, f"op_{last}")
-        plain: dict[str, actions.AnyAction] = {
-            "stop": actions.Stop(tag),
-            "tile": actions.Tile(tag, sizes),
-            "parallel": actions.Parallel(tag, sizes),
-            "pack": actions.Pack(tag, sizes),
-            "im2col": actions.Im2col(tag),
-            "vectorize": actions.Vectorize(tag),
-        }
-        return plain[kind]
+        order = tuple(map(int, action[1 + room : 1 + room + loops]))
+        return self.space.action(state, self.space.kinds[int(action[0])], sizes, order)
 
     def masks(self) -> dict[str, np.ndarray[Any, np.dtype[np.int8]]]:
         """Return what is legal now; see the module."""
-        state = self._states[self._place]
-        may = legal.allowed(state)
-        tiles = np.zeros((self.sizes.loops, len(legal.TILES)), np.int8)
-        tiles[:, 0] = 1
-        free = tiles.copy()
-        for loop in range(min(len(state.bounds), self.sizes.loops)):
-            tiles[loop] = legal.tiles(state, loop)
-            if state.parallel[loop]:
-                free[loop] = tiles[loop]
-        fits = len(state.bounds) <= self.sizes.loops
-        kinds = [may[kind] and (fits or kind in ("stop", "vectorize")) for kind in ACTIONS]
-        return {"kind": np.array(kinds, np.int8), "tiles": tiles, "parallel_tiles": free}
+        state, loops = self._states[self._place], self.sizes.loops
+        may, parts = self.space.allowed(state), self.space.parts
+        # An operation with more loops than there is room for can be changed as a whole alone.
+        fits = len(state.bounds) <= loops
+        kinds = [may[kind] and (fits or kind not in parts) for kind in self.space.kinds]
+        cuts = space.cuts(self.space, state, loops)
+        found = {"kind": np.array(kinds, np.int8), "cuts": cuts}
+        for name in ("tiles", "parallel_tiles"):
+            of = [number for number, kind in enumerate(self.space.kinds) if parts.get(kind) == name]
+            found[name] = cuts[of].max(0)
+        return found
 
     def _result(self) -> Result:
-        problem = self.problem
-        return self.measure(
-            problem.text, self.schedule, legal.decomposed(self._states), problem.length
-        )
+        return self.measure(self.problem, self.schedule)
 
     def _observation(self) -> dict[str, Any]:
         state = self._states[self._place]

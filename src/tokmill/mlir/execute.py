@@ -13,7 +13,7 @@ import ctypes
 import mmap
 import time
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -28,6 +28,14 @@ SHORTEST = 200_000
 """Nanoseconds that one timing takes at least: shorter kernels are run several times in it."""
 MOST_REPEATS = 1000
 _baselines: OrderedDict[str, Kernel] = OrderedDict()
+
+
+class Timed(Protocol):
+    """What can be timed."""
+
+    def run(self, times: int = 1) -> float:
+        """Run so many times; return the CPU time of one, in nanoseconds."""
+        ...
 
 
 class Kernel:
@@ -103,7 +111,7 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     }
     if not error <= allowed:
         return answer | {"status": "wrong", "reason": f"results differ by {error:.2g}"}
-    times, baseline = _in_turns(base, kernel, request["runs"], request["most_seconds"])
+    times, baseline = in_turns(base, kernel, request["runs"], request["most_seconds"])
     return answer | {"status": "ok", "reason": "", "times": times, "baseline": baseline}
 
 
@@ -117,10 +125,10 @@ def _baseline(module: str, seed: int) -> Kernel:
     return _baselines[key]
 
 
-def _in_turns(
-    base: Kernel, kernel: Kernel, runs: int, most_seconds: float
+def in_turns(
+    base: Timed, kernel: Timed, runs: int, most_seconds: float
 ) -> tuple[list[float], list[float]]:
-    """Time both, each run long enough for the clock."""
+    """Return times and those of the baseline, in ns: each run long enough for the clock."""
     times: list[float] = []
     baseline: list[float] = []
     since = time.thread_time()

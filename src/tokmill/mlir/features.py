@@ -18,6 +18,8 @@ from tokmill.mlir.legal import LONGEST, TILES
 from tokmill.mlir.operations import ARITHMETIC, KINDS, Access, Operation
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
+CUTS = {"tile": 0, "parallel": 1, "fuse": 2, "vector": 0, "distribute": 1, "cache": 2}
+"""Kind of an action → its place in a history."""
 BOUND = 4096.0
 """What `normalize = "max"` divides loop bounds by."""
 
@@ -34,6 +36,8 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Of loop bounds: `none`, `max` (divided by 4,096) or `log2`."""
     constants: bool = False
     """Whether the constants of indices are kept; the original drops them."""
+    tiles: tuple[int, ...] = TILES
+    """Tiles that a history can hold: `sizes` of its space."""
 
     def __post_init__(self) -> None:
         if self.normalize not in ("none", "max", "log2"):
@@ -75,7 +79,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     @property
     def history(self) -> int:
         """Return the length of a history's vector."""
-        return LONGEST * self.loops * (3 * len(TILES) + self.loops)
+        return LONGEST * self.loops * (3 * len(self.tiles) + self.loops)
 
     def fits(self, operation: Operation) -> str:
         """Return what of an operation has no room, in words; "" if all has."""
@@ -121,22 +125,22 @@ def vector(operation: Operation, sizes: Sizes) -> Vector:
     ).astype(np.float32)
 
 
-def history(taken: Sequence[actions.AnyAction], sizes: Sizes) -> Vector:
+def history(taken: Sequence[Any], sizes: Sizes) -> Vector:
     """Return the actions on an operation as float32 (sizes.history,).
 
     For each of `LONGEST` places one-hot tiles of a tiling, of a parallel tiling and of a fusion
-    (loops, tiles), then of an interchange (loops, loops).
+    (loops, tiles), then of an interchange (loops, loops). The levels of IREE's space take the
+    places of these three (`CUTS`).
     """
-    cuts = np.zeros((3, LONGEST, sizes.loops, len(TILES)))
+    cuts = np.zeros((3, LONGEST, sizes.loops, len(sizes.tiles)))
     orders = np.zeros((LONGEST, sizes.loops, sizes.loops))
-    kinds = {actions.Tile: 0, actions.Parallel: 1, actions.Fuse: 2}
     for place, action in enumerate(taken[:LONGEST]):
         if isinstance(action, actions.Interchange):
             for loop, source in enumerate(action.order[: sizes.loops]):
                 orders[place, loop, source] = 1
-        elif isinstance(action, actions.Tile | actions.Parallel | actions.Fuse):
+        elif (kind := CUTS.get(str(action.__struct_config__.tag))) is not None:
             for loop, size in enumerate(action.sizes[: sizes.loops]):
-                cuts[kinds[type(action)], place, loop, TILES.index(size)] = 1
+                cuts[kind, place, loop, sizes.tiles.index(size)] = 1
     return np.concatenate((cuts.ravel(), orders.ravel())).astype(np.float32)
 
 

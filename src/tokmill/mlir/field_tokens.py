@@ -23,6 +23,8 @@ STEPS = 48
 FACTORS = ("<0", "1", "2", "3+")
 COUNTS = 6
 """Counts of arithmetic from 0; larger ones share the last."""
+WIDER = (3, 6, 7, 12, 14, 24, 28, 48, 56, 96, 112, 128, 192, 256, 384, 512)
+"""Tiles of IREE's space that the own lowering has not."""
 DEEPEST = 31
 """Depths that have an id of their own."""
 
@@ -41,6 +43,9 @@ def _table() -> dict[str, int]:
     names += [f"action {kind}" for kind in kinds]
     names += [f"cut {size}" for size in TILES]
     names += ["order"]
+    # Those of IREE's space, behind, so that ids do not change.
+    names += [f"action {kind}" for kind in ("distribute", "cache", "vector", "pipeline")]
+    names += [f"cut {size}" for size in WIDER]
     return {name: number for number, name in enumerate(names)}
 
 
@@ -114,7 +119,7 @@ def _access(access: Access) -> list[tuple[str, int]]:
     return found
 
 
-def _action(action: actions.AnyAction) -> list[tuple[str, int]]:
+def _action(action: Any) -> list[tuple[str, int]]:
     found = [(f"action {action.__struct_config__.tag}", 0)]
     if isinstance(action, actions.Interchange):
         return found + [("order", source + 1) for source in action.order]

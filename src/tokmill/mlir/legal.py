@@ -7,8 +7,9 @@ vectorization. What the rules allow can still be refused by MLIR; what they forb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tokmill.errors import UsageError
 from tokmill.mlir import schedule as actions
@@ -41,7 +42,8 @@ class State:
     bounds: tuple[int, ...]
     """Iterations of the loops of its innermost tile."""
     parallel: tuple[bool, ...]
-    taken: tuple[actions.AnyAction, ...] = ()
+    taken: tuple[Any, ...] = ()
+    """Actions."""
     named: bool = True
     """Whether it is still the operation of its name, with loops in their order."""
     cut: bool = False
@@ -141,7 +143,12 @@ def take(state: State, action: actions.AnyAction) -> State:
     )
 
 
-def replay(operations: Sequence[Operation], schedule: actions.Schedule) -> list[State]:
+def replay(
+    operations: Sequence[Operation],
+    schedule: Sequence[Any],
+    begin: Callable[[Operation], State] = begin,
+    take: Callable[[State, Any], State] = take,
+) -> list[State]:
     """Return the states of all operations after a schedule; raises `UsageError` where it breaks."""
     states = {operation.tag: begin(operation) for operation in operations}
     for action in schedule:

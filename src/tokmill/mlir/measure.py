@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,9 +22,10 @@ import numpy as np
 from tokmill.child import Limits
 from tokmill.child_calls import Child, ChildDied
 from tokmill.errors import MachineError
-from tokmill.mlir import schedule as actions
+from tokmill.mlir.problem import Problem
+from tokmill.mlir.space import LOOPS, Space
 
-STATUSES = ("ok", "wrong", "refused", "timeout", "memory", "crashed")
+STATUSES = ("ok", "wrong", "refused", "ignored", "timeout", "memory", "crashed")
 VERSION = 1
 """Of what is measured and how; another version does not read results of this one."""
 
@@ -78,12 +80,13 @@ class Measurements:
     all answers and `hits` those from the cache.
     """
 
-    def __init__(self, settings: Settings, cache: Path | None = None) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, cache: Path | None = None, space: Space = LOOPS) -> None:
+        self.settings, self.space = settings, space
+        self._problems: dict[str, Problem] = {}
         self.evaluations = self.hits = 0
         self._cache = None if cache is None else Cache(cache)
         limits = Limits(seconds=settings.seconds, memory=settings.memory_mb << 20)
-        self._child = Child("tokmill.mlir.execute:measure", limits)
+        self._child = Child(space.child, limits)
 
     def __enter__(self) -> Self:
         return self
@@ -104,39 +107,48 @@ class Measurements:
 
     def __call__(
         self,
-        module: str,
-        schedule: actions.Schedule,
-        decomposed: list[str],
-        length: int,
+        problem: Problem,
+        schedule: Sequence[Any],
         *,
         again: bool = False,
     ) -> Result:
-        """Return what a schedule of a module is worth.
+        """Return what a schedule of a problem is worth.
 
-        `length` is the longest sum in the module, from which the allowed difference follows.
         With `again` it is measured anew, in a new child, and the cache keeps the new result.
+
+        Raises `UsageError` for a schedule that the space does not allow.
         """
+        problem = self.problem(problem)
+        return self.file(problem, self.space.text(problem, schedule), again=again)
+
+    def problem(self, given: Problem) -> Problem:
+        """Return a problem with the operations that the space can change."""
+        if given.text not in self._problems:
+            self._problems[given.text] = self.space.problem(given, self._ask)
+        return self._problems[given.text]
+
+    def file(self, problem: Problem, text: str, *, again: bool = False) -> Result:
+        """Return what a schedule of a problem is worth, by the text of its file."""
         self.evaluations += 1
-        text = actions.text(schedule, decomposed)
-        key = _key(module, text, self.settings)
+        key = self._key(problem.text, text)
         if self._cache is not None and not again and (known := self._cache.get(key)):
             self.hits += 1
             return known
         if again:
             self._child.close()
-        result = self._measure(module, text, length)
+        result = self._measure(problem, text)
         # A candidate may have been too slow because the machine was busy.
         if self._cache is not None and result.status != "timeout":
             self._cache.put(key, result)
         return result
 
-    def _measure(self, module: str, schedule: str, length: int) -> Result:
+    def _measure(self, problem: Problem, schedule: str) -> Result:
         request = {
-            "module": module,
+            "module": problem.text,
             "schedule": schedule,
             "runs": self.settings.runs,
             "seed": self.settings.seed,
-            "length": length,
+            "length": problem.length,
             "most_seconds": self.settings.most_seconds,
         }
         try:
@@ -145,10 +157,32 @@ class Measurements:
             return _dead(died)
         return _result(answer)
 
+    def _ask(self, request: dict[str, Any]) -> Any:
+        """Ask the child of the space, unless the cache has its answer."""
+        key = self._key("", repr(sorted(request.items())))
+        if self._cache is not None and (known := self._cache.answer(key)) is not None:
+            return known
+        answer = self._child(request)
+        if self._cache is not None:
+            self._cache.keep(key, answer)
+        return answer
+
+    def _key(self, module: str, schedule: str) -> bytes:
+        digest = hashlib.sha256()
+        for part in (
+            str(VERSION),
+            machine(self.space),
+            module,
+            schedule,
+            repr(self.settings),
+        ):
+            digest.update(part.encode() + b"\0")
+        return digest.digest()
+
 
 def _result(answer: dict[str, Any]) -> Result:
-    if answer["status"] == "refused":
-        return Result(status="refused", reason=answer["reason"])
+    if answer["status"] in ("refused", "ignored"):
+        return Result(status=answer["status"], reason=answer["reason"])
     known = {
         "error": answer["error"],
         "allowed": answer["allowed"],
@@ -181,30 +215,47 @@ class Cache:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._data = sqlite3.connect(path, timeout=60, isolation_level=None)
             self._data.execute("PRAGMA journal_mode = WAL")
-            self._data.execute(
-                "CREATE TABLE IF NOT EXISTS results (key BLOB PRIMARY KEY, result BLOB NOT NULL)"
-            )
+            for table in ("results", "answers"):
+                self._data.execute(
+                    f"CREATE TABLE IF NOT EXISTS {table} "
+                    "(key BLOB PRIMARY KEY, result BLOB NOT NULL)"
+                )
         except (OSError, sqlite3.Error) as error:
             raise _unusable(path, error) from None
 
     def get(self, key: bytes) -> Result | None:
         """Return the result of a key; None if it has none that can be read."""
+        found: Result | None = self._read("results", key, Result)
+        return found
+
+    def put(self, key: bytes, result: Result) -> None:
+        """Keep a result."""
+        self._write("results", key, result)
+
+    def answer(self, key: bytes) -> Any:
+        """Return another answer of the child; None if it has none that can be read."""
+        return self._read("answers", key, Any)
+
+    def keep(self, key: bytes, answer: Any) -> None:
+        """Keep such an answer."""
+        self._write("answers", key, answer)
+
+    def _read(self, table: str, key: bytes, kind: Any) -> Any:
         try:
-            row = self._data.execute("SELECT result FROM results WHERE key = ?", (key,)).fetchone()
+            row = self._data.execute(f"SELECT result FROM {table} WHERE key = ?", (key,)).fetchone()
         except sqlite3.Error as error:
             raise _unusable(self.path, error) from None
         if row is None:
             return None
         with contextlib.suppress(msgspec.DecodeError, TypeError):
-            return msgspec.msgpack.decode(row[0], type=Result)
+            return msgspec.msgpack.decode(row[0], type=kind)
         return None
 
-    def put(self, key: bytes, result: Result) -> None:
-        """Keep a result."""
+    def _write(self, table: str, key: bytes, value: Any) -> None:
         try:
             self._data.execute(
-                "INSERT OR REPLACE INTO results VALUES (?, ?)",
-                (key, msgspec.msgpack.encode(result)),
+                f"INSERT OR REPLACE INTO {table} VALUES (?, ?)",
+                (key, msgspec.msgpack.encode(value)),
             )
         except sqlite3.Error as error:
             raise _unusable(self.path, error) from None
@@ -222,16 +273,9 @@ def _unusable(path: Path, error: Exception) -> MachineError:
     )
 
 
-def _key(module: str, schedule: str, settings: Settings) -> bytes:
-    digest = hashlib.sha256()
-    for part in (str(VERSION), machine(), module, schedule, repr(settings)):
-        digest.update(part.encode() + b"\0")
-    return digest.digest()
-
-
-def machine() -> str:
+def machine(space: Space = LOOPS) -> str:
     """Return processor and versions that a time belongs to."""
-    return f"{_processor()}; torch-mlir {importlib.metadata.version('torch-mlir')}"
+    return f"{_processor()}; {space.package} {importlib.metadata.version(space.package)}"
 
 
 def _processor() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,7 +158,7 @@ def type_of(kind: Any, where: str) -> tuple[tuple[int, ...], str]:
 def _describe(operation: Any, tag: str, number: dict[Any, int], where: str) -> Operation:
     linalg = plugins.require("torch_mlir.dialects.linalg")
     view = operation.operation
-    maps = _maps(linalg, operation, where)
+    maps = maps_of(linalg, operation, where)
     loops = maps[0].n_dims
     accesses = [
         _access(one, value, loops, f"{where}: {tag} ({view.name})")
@@ -166,10 +167,7 @@ def _describe(operation: Any, tag: str, number: dict[Any, int], where: str) -> O
     # linalg is in destination style: the last operands are what is written.
     outputs = len(view.results)
     loads, stores = accesses[:-outputs], accesses[-outputs:]
-    counts = [0] * len(ARITHMETIC)
-    for inner in view.regions[0].blocks[0].operations:
-        if (place := _COUNTED.get(inner.operation.name)) is not None:
-            counts[place] += 1
+    inner = [each.operation.name for each in view.regions[0].blocks[0].operations]
     bounds = _bounds(accesses, loops, f"{where}: {tag} ({view.name})")
     written = np.zeros(loops, bool)
     for store in stores:
@@ -182,14 +180,27 @@ def _describe(operation: Any, tag: str, number: dict[Any, int], where: str) -> O
         tuple(map(bool, written)),
         tuple(loads),
         tuple(stores),
-        tuple(counts),
+        arithmetic_of(inner),
         tuple(
             (place, number[value]) for place, value in enumerate(view.operands) if value in number
         ),
     )
 
 
-def _maps(linalg: Any, operation: Any, where: str) -> list[Any]:
+def arithmetic_of(names: Iterable[str]) -> tuple[int, ...]:
+    """Return how often each of `ARITHMETIC` is among the names of a body's operations."""
+    counts = [0] * len(ARITHMETIC)
+    for name in names:
+        if (place := _COUNTED.get(name)) is not None:
+            counts[place] += 1
+    return tuple(counts)
+
+
+def maps_of(linalg: Any, operation: Any, where: str) -> list[Any]:
+    """Return the indexing maps of an operation, by the bindings of its dialect.
+
+    Raises `TokmillError` for an operation without.
+    """
     maps = linalg.get_indexing_maps(operation)
     if maps is None:
         raise TokmillError(
@@ -214,7 +225,7 @@ def _kind(name: str, operation: Any) -> str:
 
 def _access(one: Any, value: Any, loops: int, where: str) -> Access:
     shape, element = shape_of(value, where)
-    rows = [_row(str(result), loops) for result in one.results]
+    rows = [row_of(str(result), loops) for result in one.results]
     matrix = np.zeros((len(rows), loops + 1), np.int64)
     for place, row in enumerate(rows):
         if row is not None:
@@ -222,7 +233,7 @@ def _access(one: Any, value: Any, loops: int, where: str) -> Access:
     return Access(matrix, shape, element, all(row is not None for row in rows))
 
 
-def _row(text: str, loops: int) -> list[int] | None:
+def row_of(text: str, loops: int) -> list[int] | None:
     """Return the factors of a sum of loops, `d0 * 2 + d3 - 1`, and its constant last."""
     row = [0] * (loops + 1)
     for sign, term in re.findall(r"([+-]?)\s*([^+-]+(?:\* -\d+)?)", text):

@@ -24,11 +24,13 @@ class Problem:
     text: str
     operations: tuple[Operation, ...]
     """In the order of the module; schedules go from the last to the first."""
+    longest: int = 1
+    """Additions of a sum that no operation of `operations` shows."""
 
     @property
     def length(self) -> int:
         """Return the longest sum of the module: the product of an operation's reductions."""
-        longest = 1
+        longest = self.longest
         for operation in self.operations:
             length = 1
             for bound, parallel in zip(operation.bounds, operation.parallel, strict=True):

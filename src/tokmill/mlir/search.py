@@ -7,20 +7,28 @@ order in which they were measured.
 
 from __future__ import annotations
 
+import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from tokmill import plugins
+from tokmill.errors import UsageError
 from tokmill.mlir import env, features, legal
 from tokmill.mlir import schedule as actions
 from tokmill.mlir.features import Sizes
 from tokmill.mlir.legal import State
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.problem import Problem
+from tokmill.mlir.space import LOOPS, Space, replay
 
+Schedule = tuple[Any, ...]
+"""Actions of the space of the measurements."""
+Row = np.ndarray[Any, Any]
+CUTTING = ("tiles", "parallel_tiles")
 DRAWS = 50
 """Draws of tiles until one of them cuts a loop."""
 WIDTH = 4
@@ -33,6 +41,8 @@ BATCH = 8
 """Schedules of a generation that are measured."""
 POOL = 96
 """Mutants of a generation, of which the cost model picks."""
+RETILED = 0.6
+"""Share of mutants that differ in one tile."""
 GREEDY = 0.15
 """Share of a generation that is picked by chance."""
 
@@ -40,7 +50,7 @@ GREEDY = 0.15
 class Trial(NamedTuple):
     """A schedule and what it is worth."""
 
-    schedule: actions.Schedule
+    schedule: Schedule
     result: Result
 
 
@@ -49,86 +59,71 @@ def score(trial: Trial) -> float:
     return env.reward(trial.result)
 
 
-def draw_action(state: State, chance: random.Random) -> actions.AnyAction:
+def draw_action(space: Space, state: State, chance: random.Random) -> Any:
     """Return a legal action, drawn evenly among kinds and then among tiles."""
-    kinds = [kind for kind, may in legal.allowed(state).items() if may]
-    kind, tag = chance.choice(kinds), state.operation.tag
-    if kind == "vectorize":
-        return actions.Vectorize(tag)
-    if kind == "im2col":
-        return actions.Im2col(tag)
-    if kind == "interchange":
-        order = list(range(len(state.bounds)))
+    kind = chance.choice([kind for kind, may in space.allowed(state).items() if may])
+    part = space.parts.get(kind)
+    loops = len(state.bounds)
+    order = list(range(loops))
+    if part == "order":
         chance.shuffle(order)
-        return actions.Interchange(tag, tuple(order))
-    sizes = _draw_tiles(state, kind, chance) if kind != "stop" else ()
-    if not any(sizes):
-        return actions.Stop(tag)
-    if kind == "fuse":
-        return actions.Fuse(tag, sizes, f"op_{state.operation.producers[-1][1]}")
-    cut: dict[str, Callable[..., actions.AnyAction]] = {
-        "tile": actions.Tile,
-        "parallel": actions.Parallel,
-        "pack": actions.Pack,
-    }
-    return cut[kind](tag, sizes)
+    sizes = _draw_tiles(space, state, kind, chance) if part in CUTTING else (0,) * loops
+    if part in CUTTING and not any(sizes):
+        return actions.Stop(state.operation.tag)
+    return space.action(state, kind, sizes, tuple(order))
 
 
-def _draw_tiles(state: State, kind: str, chance: random.Random) -> tuple[int, ...]:
+def _draw_tiles(space: Space, state: State, kind: str, chance: random.Random) -> tuple[int, ...]:
+    possible = [
+        [size for size, may in zip(space.sizes, space.tiles(state, kind, loop), strict=True) if may]
+        for loop in range(len(state.bounds))
+    ]
     sizes: tuple[int, ...] = ()
     for _ in range(DRAWS):
-        sizes = tuple(
-            chance.choice(
-                [
-                    size
-                    for size, may in zip(legal.TILES, legal.tiles(state, loop), strict=True)
-                    if may
-                ]
-            )
-            if kind in ("tile", "pack") or state.parallel[loop]
-            else 0
-            for loop in range(len(state.bounds))
-        )
+        sizes = tuple(map(chance.choice, possible))
         if any(sizes):
             break
     return sizes
 
 
-def draw(problem: Problem, chance: random.Random, kept: actions.Schedule = ()) -> actions.Schedule:
+def draw(
+    problem: Problem,
+    chance: random.Random,
+    kept: Sequence[Any] = (),
+    space: Space = LOOPS,
+) -> tuple[Any, ...]:
     """Return a schedule that begins with `kept` and goes on by chance, consumers first."""
-    states = {state.operation.tag: state for state in legal.replay(problem.operations, kept)}
+    states = {state.operation.tag: state for state in replay(space, problem.operations, kept)}
     taken = list(kept)
     begun = min((int(action.op[3:]) for action in kept), default=len(problem.operations) - 1)
     for number in range(begun, -1, -1):
         state = states[f"op_{number}"]
         while not state.done:
-            action = draw_action(state, chance)
-            state = legal.take(state, action)
+            action = draw_action(space, state, chance)
+            state = space.take(state, action)
             if not isinstance(action, actions.Stop):
                 taken.append(action)
     return tuple(taken)
 
 
-def measured(problem: Problem, schedule: actions.Schedule, measure: Measurements) -> Trial:
+def measured(problem: Problem, schedule: Sequence[Any], measure: Measurements) -> Trial:
     """Measure a schedule."""
-    states = legal.replay(problem.operations, schedule)
-    result = measure(problem.text, schedule, legal.decomposed(states), problem.length)
-    return Trial(schedule, result)
+    return Trial(tuple(schedule), measure(problem, schedule))
 
 
 def by_chance(problem: Problem, measure: Measurements, budget: int, seed: int) -> Iterator[Trial]:
     """Measure random schedules."""
-    chance = random.Random(seed)
+    chance, problem = random.Random(seed), measure.problem(problem)
     for _ in range(budget):
-        yield measured(problem, draw(problem, chance), measure)
+        yield measured(problem, draw(problem, chance, space=measure.space), measure)
 
 
 def beam(
     problem: Problem, measure: Measurements, budget: int, seed: int, width: int = WIDTH
 ) -> Iterator[Trial]:
     """Add one action at a time to the `width` best schedules, operation after operation."""
-    chance = random.Random(seed)
-    spent = 0
+    chance, problem = random.Random(seed), measure.problem(problem)
+    space, spent = measure.space, 0
     kept = [measured(problem, (), measure)]
     yield kept[0]
     spent += 1
@@ -137,7 +132,7 @@ def beam(
         for _ in range(legal.LONGEST):
             grown: list[Trial] = []
             for trial in front:
-                for schedule in _ways_on(problem, trial.schedule, number, chance):
+                for schedule in _ways_on(space, problem, trial.schedule, number, chance):
                     if spent >= budget:
                         return
                     grown.append(measured(problem, schedule, measure))
@@ -149,7 +144,7 @@ def beam(
             kept = sorted({t.schedule: t for t in kept + front}.values(), key=score, reverse=True)
             kept = kept[:width]
     while spent < budget:
-        yield measured(problem, draw(problem, chance), measure)
+        yield measured(problem, draw(problem, chance, space=space), measure)
         spent += 1
 
 
@@ -159,14 +154,14 @@ def greedy(problem: Problem, measure: Measurements, budget: int, seed: int) -> I
 
 
 def _ways_on(
-    problem: Problem, schedule: actions.Schedule, number: int, chance: random.Random
-) -> list[actions.Schedule]:
-    state = legal.replay(problem.operations, schedule)[number]
-    found: dict[actions.Schedule, None] = {}
+    space: Space, problem: Problem, schedule: Schedule, number: int, chance: random.Random
+) -> list[Schedule]:
+    state = replay(space, problem.operations, schedule)[number]
+    found: dict[Schedule, None] = {}
     for _ in range(4 * BRANCHES):
         if state.done or len(found) == BRANCHES:
             break
-        action = draw_action(state, chance)
+        action = draw_action(space, state, chance)
         if not isinstance(action, actions.Stop):
             found[(*schedule, action)] = None
     return list(found)
@@ -177,25 +172,29 @@ def evolution(problem: Problem, measure: Measurements, budget: int, seed: int) -
 
     As Ansor does (Zheng et al., 2020), with a forest of randomized trees on vectors of histories.
     """
-    chance = random.Random(seed)
-    sizes = Sizes.of(problem.operations, normalize="log2")
-    known: dict[actions.Schedule, Trial] = {}
-    rows: dict[actions.Schedule, np.ndarray[Any, Any]] = {}
+    chance, problem = random.Random(seed), measure.problem(problem)
+    space = measure.space
+    sizes = Sizes.of(problem.operations, normalize="log2", tiles=space.sizes)
+    known: dict[Schedule, Trial] = {}
+    rows: dict[Schedule, np.ndarray[Any, Any]] = {}
 
-    def spend(schedule: actions.Schedule) -> Trial:
+    def spend(schedule: Schedule) -> Trial:
         known[schedule] = measured(problem, schedule, measure)
-        rows[schedule] = _row(problem, schedule, sizes)
+        rows[schedule] = _row(space, problem, schedule, sizes)
         return known[schedule]
 
     spent = 0
     while spent < min(FIRST, budget):
-        yield spend(draw(problem, chance))
+        yield spend(draw(problem, chance, space=space))
         spent += 1
     while spent < budget:
         parents = sorted(known.values(), key=score, reverse=True)[:FIRST]
-        mutants = {_mutant(problem, chance.choice(parents).schedule, chance) for _ in range(POOL)}
-        fresh = sorted(mutants - known.keys(), key=repr) or [draw(problem, chance)]
-        for schedule in _picked(problem, fresh, known, rows, sizes, chance, seed):
+        mutants = {
+            _mutant(space, problem, chance.choice(parents).schedule, chance) for _ in range(POOL)
+        }
+        fresh = sorted(mutants - known.keys(), key=repr) or [draw(problem, chance, space=space)]
+        guesses = {schedule: _row(space, problem, schedule, sizes) for schedule in fresh}
+        for schedule in _picked(guesses, known, rows, chance, seed):
             if spent >= budget:
                 return
             yield spend(schedule)
@@ -203,42 +202,71 @@ def evolution(problem: Problem, measure: Measurements, budget: int, seed: int) -
 
 
 def _picked(
-    problem: Problem,
-    fresh: list[actions.Schedule],
-    known: dict[actions.Schedule, Trial],
-    rows: dict[actions.Schedule, np.ndarray[Any, Any]],
-    sizes: Sizes,
+    fresh: dict[Schedule, Row],
+    known: dict[Schedule, Trial],
+    rows: dict[Schedule, Row],
     chance: random.Random,
     seed: int,
-) -> list[actions.Schedule]:
+) -> list[Schedule]:
     """Return the schedules of a generation: the best by the model, and some by chance."""
     trees = plugins.require("sklearn.ensemble")
     # Forests of one thread: boosted trees of the same package use all cores for these few rows.
     model = trees.ExtraTreesRegressor(n_estimators=48, min_samples_leaf=2, random_state=seed)
     model.fit(np.stack(list(rows.values())), [score(trial) for trial in known.values()])
-    guessed = model.predict(np.stack([_row(problem, schedule, sizes) for schedule in fresh]))
-    ranked = [fresh[place] for place in np.argsort(-guessed, kind="stable")]
+    guessed, schedules = model.predict(np.stack(list(fresh.values()))), list(fresh)
+    ranked = [schedules[place] for place in np.argsort(-guessed, kind="stable")]
     random_ones = max(1, int(BATCH * GREEDY))
     picked = ranked[: BATCH - random_ones]
     rest = ranked[BATCH - random_ones :]
     return picked + chance.sample(rest, min(random_ones, len(rest)))
 
 
-def _mutant(problem: Problem, parent: actions.Schedule, chance: random.Random) -> actions.Schedule:
-    """Return a schedule that shares a beginning with its parent."""
-    return draw(problem, chance, parent[: chance.randint(0, max(0, len(parent) - 1))])
+def _mutant(space: Space, problem: Problem, parent: Schedule, chance: random.Random) -> Schedule:
+    """Return a schedule with one other tile than its parent, or one that begins as its parent."""
+    places = [place for place, action in enumerate(parent) if hasattr(action, "sizes")]
+    if places and chance.random() < RETILED:
+        place = chance.choice(places)
+        action = parent[place]
+        number = int(action.op[3:])
+        state = replay(space, problem.operations, parent[:place])[number]
+        loop, kind = chance.randrange(len(state.bounds)), str(action.__struct_config__.tag)
+        possible = space.tiles(state, kind, loop)
+        sizes = list(action.sizes)
+        sizes[loop] = chance.choice(
+            [size for size, may in zip(space.sizes, possible, strict=True) if may]
+        )
+        changed = msgspec.structs.replace(action, sizes=tuple(sizes))
+        made = (*parent[:place], changed, *parent[place + 1 :])
+        with contextlib.suppress(UsageError):
+            replay(space, problem.operations, made)
+            return made
+    return draw(problem, chance, parent[: chance.randint(0, max(0, len(parent) - 1))], space)
 
 
-def _row(problem: Problem, schedule: actions.Schedule, sizes: Sizes) -> np.ndarray[Any, Any]:
+def _row(space: Space, problem: Problem, schedule: Schedule, sizes: Sizes) -> Row:
     parts = []
-    for state in legal.replay(problem.operations, schedule):
-        last = [action for action in state.taken if isinstance(action, actions.Vectorize)]
+    for state in replay(space, problem.operations, schedule):
+        last = [action for action in state.taken if action.__struct_config__.tag == "vectorize"]
         parts += [
             features.history(state.taken, sizes),
-            np.log2([*state.bounds, *[1] * (sizes.loops - len(state.bounds))][: sizes.loops]),
+            _logs(state.bounds, sizes),
             np.array([len(last), np.log2(state.volume)]),
         ]
+        # A tree cuts at a size: one number a loop says more than a place for each tile.
+        cut = {
+            features.CUTS[action.__struct_config__.tag]: action.sizes
+            for action in state.taken
+            if action.__struct_config__.tag in features.CUTS
+        }
+        parts += [_logs(cut.get(place, ()), sizes) for place in range(3)]
     return np.concatenate(parts)
+
+
+def _logs(bounds: Sequence[int], sizes: Sizes) -> Row:
+    row = np.zeros(sizes.loops)
+    found = np.maximum(bounds[: sizes.loops], 0.5) if bounds else np.zeros(0)
+    row[: len(found)] = np.log2(found)
+    return row
 
 
 SEARCHES: dict[str, Callable[[Problem, Measurements, int, int], Iterator[Trial]]] = {

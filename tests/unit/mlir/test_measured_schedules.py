@@ -109,7 +109,7 @@ def test_another_result_is_wrong_however_fast(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_mlir_declines_is_refused(measurements: Measurements) -> None:
     given = problem.of_line("conv_2d_nchw 1 4 10 4 3, relu")
-    result = measurements(given.text, (actions.Vectorize("op_0"),), [], 36)
+    result = measurements.file(given, actions.text((actions.Vectorize("op_0"),)))
     assert result.status == "refused"
     assert np.isnan(result.speedup)
 

@@ -1,0 +1,168 @@
+"""Run in a child: compile a module by IREE with a tuning spec, compare it with IREE's default.
+
+Both run on one thread by IREE's runtime (`local-sync`); times are CPU time of that thread, the
+least of several runs in turns. Results are in buffers that IREE makes anew for each run.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill import plugins
+from tokmill.errors import TokmillError
+from tokmill.mlir import execute, iree_compile, operations, toolkit
+from tokmill.mlir.iree_compile import Refused
+
+KEPT = 4
+"""Baselines that stay loaded."""
+_baselines: OrderedDict[tuple[str, ...], _Base] = OrderedDict()
+
+
+class Program:
+    """A compiled module and its inputs."""
+
+    def __init__(self, code: bytes, inputs: Sequence[np.ndarray[Any, Any]], entry: str) -> None:
+        runtime, device, hal = _runtime()
+        instance = runtime.VmInstance()
+        module = runtime.VmModule.copy_buffer(instance, code)
+        self._context = runtime.VmContext(instance, [hal(instance), module])
+        self._function = module.lookup_function(entry)
+        if self._function is None:
+            raise TokmillError(f"the program has no function @{entry}", hint="compile it again")
+        self._inputs = runtime.VmVariantList(len(inputs))
+        for one in inputs:
+            self._inputs.push_ref(
+                device.allocator.allocate_buffer_copy(
+                    memory_type=runtime.MemoryType.DEVICE_LOCAL,
+                    allowed_usage=runtime.BufferUsage.DEFAULT | runtime.BufferUsage.MAPPING,
+                    device=device,
+                    buffer=one,
+                    element_type=runtime.array_interop.map_dtype_to_hal_element_type(one.dtype),
+                )
+            )
+        self._runtime, self._device = runtime, device
+
+    def run(self, times: int = 1) -> float:
+        """Run so many times; return the CPU time of this thread for one, in nanoseconds."""
+        since = time.thread_time_ns()
+        for _ in range(times):
+            self._call()
+        return (time.thread_time_ns() - since) / times
+
+    def _call(self) -> Any:
+        results = self._runtime.VmVariantList(1)
+        self._context.invoke(self._function, self._inputs, results)
+        return results
+
+    def outputs(self) -> list[np.ndarray[Any, Any]]:
+        """Run once more and return what it computed."""
+        results = self._call()
+        views = [
+            results.get_as_object(number, self._runtime.HalBufferView)
+            for number in range(len(results))
+        ]
+        return [self._runtime.DeviceArray(self._device, one).to_host() for one in views]
+
+
+@cache
+def _runtime() -> Any:
+    runtime = plugins.require("iree.runtime")
+    device = runtime.get_device("local-sync")
+    return runtime, device, lambda instance: runtime.create_hal_module(instance, device)
+
+
+def answer(request: dict[str, Any]) -> Any:
+    """Answer a request of `iree_space` or `measure`: roots of a module, or what a spec is worth."""
+    flags = request.get("flags", [])
+    if request.get("ask") == "roots":
+        try:
+            _, roots = iree_compile.configured(request["module"], "", flags)
+        except Refused as refused:
+            raise TokmillError(
+                f"IREE does not compile the module: {refused.what}",
+                hint="export it anew, or for another version of IREE",
+            ) from None
+        return [msgspec.to_builtins(root) for root in roots]
+    return measure(request, flags)
+
+
+def measure(request: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
+    """Time a module with a tuning spec beside IREE's default of it.
+
+    Request and answer are those of `execute.measure`; `schedule` is the spec, "" for none. The
+    status is `ignored` if IREE takes the spec and does not obey it.
+    """
+    module, spec = request["module"], request["schedule"]
+    base = _baseline(module, flags, request["seed"])
+    since = time.thread_time()
+    try:
+        code = base.code if not spec else _compiled(module, spec, flags)
+    except Refused as refused:
+        return {"status": "refused", "reason": refused.what}
+    except _IgnoredError as ignored:
+        return {"status": "ignored", "reason": str(ignored)}
+    seconds = time.thread_time() - since
+    program = Program(code, base.inputs, base.entry)
+    error, allowed = execute.difference(
+        base.program.outputs(), program.outputs(), request["length"]
+    )
+    found = {"compile": seconds, "error": error, "allowed": allowed}
+    if not error <= allowed:
+        return found | {"status": "wrong", "reason": f"results differ by {error:.2g}"}
+    times, baseline = execute.in_turns(
+        base.program, program, request["runs"], request["most_seconds"]
+    )
+    return found | {"status": "ok", "reason": "", "times": times, "baseline": baseline}
+
+
+class _IgnoredError(Exception):
+    """A spec that no operation obeys."""
+
+
+def _compiled(module: str, spec: str, flags: Sequence[str]) -> bytes:
+    """Compile with a spec; check that what it asks for is there."""
+    text, roots = iree_compile.configured(module, spec, flags)
+    asked = set(re.findall(r"lowering_config = (#iree_cpu\.lowering_config<[^>]*>)", spec))
+    if not asked & {root.config.text for root in roots}:
+        raise _IgnoredError("no operation has the configuration that the spec gives")
+    return iree_compile.compiled(text, flags)
+
+
+class _Base:
+    """IREE's default of a module."""
+
+    def __init__(self, module: str, flags: Sequence[str], seed: int) -> None:
+        self.entry, self.inputs = inputs(module, seed)
+        self.code = iree_compile.compiled(iree_compile.configured(module, "", flags)[0], flags)
+        self.program = Program(self.code, self.inputs, self.entry)
+
+
+def _baseline(module: str, flags: Sequence[str], seed: int) -> _Base:
+    key = (str(seed), module, *flags)
+    if key not in _baselines:
+        _baselines[key] = _Base(module, flags, seed)
+        if len(_baselines) > KEPT:
+            _baselines.popitem(last=False)
+    _baselines.move_to_end(key)
+    return _baselines[key]
+
+
+def inputs(module: str, seed: int) -> tuple[str, list[np.ndarray[Any, Any]]]:
+    """Return the name of a module's function, and random inputs for it."""
+    inside = toolkit.context()
+    parsed = toolkit.parse(module, inside, "module")
+    with inside:
+        function = operations.entry(parsed, "module")
+        shapes = [operations.type_of(one, "module") for one in function.function_type.value.inputs]
+        name = function.name.value
+    made = [np.empty(shape, execute.TYPES[element]) for shape, element in shapes]
+    execute.fill(made, seed)
+    return name, made

@@ -1,0 +1,239 @@
+"""IREE's own code generator as a space: tiles of its levels, and its pipeline.
+
+IREE cuts a model into dispatches. The operation that decides how one is tiled, its root, gets a
+`lowering_config`. An action replaces one level of it; levels that no action names stay as IREE
+chose them, so that a schedule without actions is IREE's default. The levels, from the outside:
+
+- `distribute`: tiles of parallel loops, one at a time; 0 leaves a loop whole;
+- `cache`: tiles inside of these, 0 for none;
+- `vector`: the innermost tiles, which become vectors; 0 keeps IREE's size.
+
+`pipeline` lowers a convolution as other operations are lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tokmill.errors import UsageError
+from tokmill.mlir import iree_spec
+from tokmill.mlir import schedule as actions
+from tokmill.mlir.iree_spec import Config, Root
+from tokmill.mlir.legal import State
+from tokmill.mlir.operations import Access, Operation
+from tokmill.mlir.problem import Problem
+from tokmill.mlir.schedule import Action
+from tokmill.mlir.space import Ask
+
+TILES = (0, 1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 192, 256, 384,
+         512)  # fmt: skip
+WIDEST = 64
+"""The largest tile of a loop that becomes a vector."""
+STEP = 8
+"""Tiles of a loop whose size has no multiple of it as divisor need not divide the loop."""
+
+
+class Distribute(Action, frozen=True, tag="distribute"):
+    """Tiles of parallel loops; 0 leaves a loop whole."""
+
+    sizes: tuple[int, ...]
+
+
+class Cache(Action, frozen=True, tag="cache"):
+    """Tiles inside of those; 0 leaves a loop as it is."""
+
+    sizes: tuple[int, ...]
+
+
+class Vector(Action, frozen=True, tag="vector"):
+    """Tiles that become vectors; 0 keeps IREE's."""
+
+    sizes: tuple[int, ...]
+
+
+class Pipeline(Action, frozen=True, tag="pipeline"):
+    """Lower a convolution as other operations are lowered."""
+
+
+AnyChange = Distribute | Cache | Vector | Pipeline | actions.Stop
+LEVELS = ("distribute", "cache", "vector")
+_OTHER = "DoubleTilingExpert"
+_MADE: dict[str, type[Distribute] | type[Cache] | type[Vector]] = {
+    "distribute": Distribute,
+    "cache": Cache,
+    "vector": Vector,
+}
+
+
+class IreeSpace:
+    """Configurations of the roots of a problem's dispatches; see the module."""
+
+    name = "iree"
+    kinds: tuple[str, ...] = ("stop", "distribute", "cache", "vector", "pipeline")
+    parts: Mapping[str, str] = {
+        "distribute": "parallel_tiles",
+        "cache": "tiles",
+        "vector": "tiles",
+    }
+    sizes: tuple[int, ...] = TILES
+    child = "tokmill.mlir.iree_execute:answer"
+    package = "iree-base-compiler"
+
+    def __init__(self, flags: tuple[str, ...] = ()) -> None:
+        self.flags = flags
+        self._roots: dict[tuple[str, str], Root] = {}
+        """(Text of a problem, tag) → what IREE's default is."""
+
+    def problem(self, given: Problem, ask: Ask) -> Problem:
+        """Return a problem whose operations are the roots of IREE's dispatches.
+
+        Raises `UsageError` if it has none that can be configured.
+        """
+        answer = ask({"ask": "roots", "module": given.text, "flags": list(self.flags)})
+        roots = [msgspec.convert(one, Root) for one in answer]
+        operations: list[Operation] = []
+        for root in roots:
+            if not iree_spec.matchable(root):
+                continue
+            tag = f"op_{len(operations)}"
+            operations.append(_operation(root, tag))
+            self._roots[given.text, tag] = root
+        if not operations:
+            raise UsageError(
+                f"{given.name}: IREE has no operation here whose tiles can be chosen",
+                hint="products of matrices, convolutions, poolings and reductions have",
+            )
+        return replace(given, operations=tuple(operations), longest=given.length)
+
+    def begin(self, operation: Operation) -> State:
+        """Return the state of an operation before any action."""
+        return State(operation, operation.bounds, operation.parallel)
+
+    def allowed(self, state: State) -> dict[str, bool]:
+        """Return for each kind whether an action of it is possible now: levels go inwards."""
+        taken = [str(action.__struct_config__.tag) for action in state.taken]
+        deepest = max((LEVELS.index(kind) for kind in taken if kind in LEVELS), default=-1)
+        may = {"stop": not state.done}
+        for place, kind in enumerate(LEVELS):
+            loops = range(len(state.bounds))
+            cuts = any(any(self.tiles(state, kind, loop)[1:]) for loop in loops)
+            may[kind] = not state.done and place > deepest and cuts
+        windows = state.operation.kind in ("conv", "pooling")
+        may["pipeline"] = not state.done and windows and not taken
+        return may
+
+    def tiles(self, state: State, kind: str, loop: int) -> list[bool]:
+        """Return for each of `sizes` whether an action of a kind may cut a loop so."""
+        bound = state.bounds[loop]
+        if kind == "distribute" and not state.parallel[loop]:
+            return [size == 0 for size in TILES]
+        most = min(bound, WIDEST) if kind == "vector" else bound - 1
+        whole = any(bound % size == 0 for size in range(STEP, bound, STEP)) or bound < 2 * STEP
+        return [
+            size == 0 or (size <= most and (bound % size == 0 or (not whole and size % STEP == 0)))
+            for size in TILES
+        ]
+
+    def action(
+        self, state: State, kind: str, sizes: tuple[int, ...], order: tuple[int, ...]
+    ) -> AnyChange:
+        """Return an action on the operation of a state."""
+        tag = state.operation.tag
+        if kind in _MADE:
+            return _MADE[kind](tag, sizes)
+        return Pipeline(tag) if kind == "pipeline" else actions.Stop(tag)
+
+    def take(self, state: State, action: Any) -> State:
+        """Return the state after an action; raises `UsageError` if it is not possible."""
+        kind, operation = str(action.__struct_config__.tag), state.operation
+        may = self.allowed(state)
+        if not may.get(kind):
+            raise UsageError(
+                f"{kind} is not possible on {operation.tag} ({operation.name}) now",
+                hint=f"possible: {', '.join(name for name, can in may.items() if can)}",
+            )
+        if kind == "stop":
+            return replace(state, done=True)
+        taken = (*state.taken, action)
+        if kind == "pipeline":
+            return replace(state, taken=taken)
+        sizes = action.sizes
+        fits = len(sizes) == len(state.bounds) and all(
+            size in TILES and self.tiles(state, kind, loop)[TILES.index(size)]
+            for loop, size in enumerate(sizes)
+        )
+        if not fits or not any(sizes):
+            raise UsageError(
+                f"{kind} {list(sizes)} does not fit {operation.tag} ({operation.name}) with "
+                f"loops {list(state.bounds)}",
+                hint=f"tiles are among {list(TILES)}, fit into the loop, and one is not 0",
+            )
+        bounds = tuple(size or bound for size, bound in zip(sizes, state.bounds, strict=True))
+        return replace(state, taken=taken, bounds=bounds, cut=True, done=kind == "vector")
+
+    def text(self, problem: Problem, schedule: Any) -> str:
+        """Return a schedule as a tuning spec; "" for none."""
+        changes: dict[str, list[Any]] = {}
+        for action in schedule:
+            changes.setdefault(action.op, []).append(action)
+        found = [
+            (self._roots[problem.text, tag], config(self._roots[problem.text, tag], changed))
+            for tag, changed in changes.items()
+        ]
+        return iree_spec.text(found, msgspec.json.encode(schedule).decode()) if found else ""
+
+    def read(self, text: str, where: str) -> tuple[Any, ...]:
+        """Return the actions of a spec; raises `TokmillError` if it lists none."""
+        found: tuple[Any, ...] = iree_spec.read(text, where, tuple[AnyChange, ...])
+        return found
+
+
+def config(root: Root, changes: list[Any]) -> Config:
+    """Return the configuration of a root after changes."""
+    levels, pipeline = dict(root.config.levels), root.config.pipeline
+    loops = len(root.bounds)
+    whole = (0,) * loops
+    for change in changes:
+        if isinstance(change, Pipeline):
+            pipeline = _OTHER
+        elif isinstance(change, Distribute):
+            levels["distribution"] = change.sizes
+        elif isinstance(change, Cache):
+            inside = _apart(change.sizes, root.parallel)
+            levels["cache_parallel"], levels["cache_reduction"] = inside
+        elif isinstance(change, Vector):
+            for part, name in enumerate(("vector_common_parallel", "vector_reduction")):
+                mine = _apart(change.sizes, root.parallel)[part]
+                kept = levels.get(name, whole)
+                levels[name] = tuple(new or old for new, old in zip(mine, kept, strict=True))
+    return Config({name: sizes for name, sizes in levels.items() if any(sizes)}, pipeline)
+
+
+def _apart(
+    sizes: tuple[int, ...], parallel: tuple[bool, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes of parallel loops and those of reductions, 0 elsewhere."""
+    pairs = list(zip(sizes, parallel, strict=True))
+    return tuple(s * p for s, p in pairs), tuple(s * (not p) for s, p in pairs)
+
+
+def _operation(root: Root, tag: str) -> Operation:
+    accesses = [
+        Access(np.array(one.matrix, np.int64).reshape(len(one.shape), -1), one.shape, one.element)
+        for one in root.accesses
+    ]
+    return Operation(
+        tag,
+        root.name,
+        root.kind,
+        root.bounds,
+        root.parallel,
+        tuple(accesses[:-1]),
+        tuple(accesses[-1:]),
+        root.arithmetic,
+    )

@@ -1,0 +1,165 @@
+"""What can be changed about a module, and how a list of changes is measured: a space of schedules.
+
+The environment, the searches and the checks know a space by this interface alone. `loops` is the
+own lowering, whose actions change loops (`legal`, `schedule`, `execute`). An operation is changed
+by actions one after the other; a schedule is the list of all of them, and is written as a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from tokmill.mlir import legal
+from tokmill.mlir import schedule as actions
+from tokmill.mlir.legal import State
+from tokmill.mlir.operations import Operation
+from tokmill.mlir.problem import Problem
+
+Ask = Callable[[dict[str, Any]], Any]
+"""Asks the child of a space; answers are kept."""
+
+
+class Space(Protocol):
+    """A space of schedules."""
+
+    name: str
+    kinds: tuple[str, ...]
+    """Kinds of actions; the first one is `stop`."""
+    parts: Mapping[str, str]
+    """Kind → what else an action of it says: `tiles`, `parallel_tiles` (reductions stay whole) or
+    `order`. A kind that is not there says nothing else."""
+    sizes: tuple[int, ...]
+    """Tiles that loops can have; the first one is 0, for a loop that stays as it is."""
+    child: str
+    """`module:function` that measures in a child."""
+    package: str
+    """Whose version belongs to a measurement."""
+
+    def problem(self, given: Problem, ask: Ask) -> Problem:
+        """Return a problem with the operations that can be changed; actions name them by tag."""
+        ...
+
+    def begin(self, operation: Operation) -> State:
+        """Return the state of an operation before any action."""
+        ...
+
+    def allowed(self, state: State) -> dict[str, bool]:
+        """Return for each kind whether an action of it is possible now."""
+        ...
+
+    def tiles(self, state: State, kind: str, loop: int) -> list[bool]:
+        """Return for each of `sizes` whether an action of a kind may cut a loop so."""
+        ...
+
+    def action(
+        self, state: State, kind: str, sizes: tuple[int, ...], order: tuple[int, ...]
+    ) -> actions.Action:
+        """Return an action on the operation of a state."""
+        ...
+
+    def take(self, state: State, action: Any) -> State:
+        """Return the state after an action; raises `UsageError` if it is not possible."""
+        ...
+
+    def text(self, problem: Problem, schedule: Any) -> str:
+        """Return a schedule as a file."""
+        ...
+
+    def read(self, text: str, where: str) -> tuple[Any, ...]:
+        """Return the actions of a file; raises `TokmillError` if it is none of this space."""
+        ...
+
+
+class Loops:
+    """Changes of loops, lowered and compiled by MLIR's own passes."""
+
+    name = "loops"
+    kinds: tuple[str, ...] = ("stop", "tile", "parallel", "fuse", "interchange", "pack", "im2col", "vectorize")
+    parts: Mapping[str, str] = {
+        "tile": "tiles",
+        "parallel": "parallel_tiles",
+        "fuse": "parallel_tiles",
+        "interchange": "order",
+        "pack": "tiles",
+    }
+    sizes: tuple[int, ...] = legal.TILES
+    child = "tokmill.mlir.execute:measure"
+    package = "torch-mlir"
+
+    def problem(self, given: Problem, ask: Ask) -> Problem:
+        """Return the problem as it is: all its operations can be changed."""
+        return given
+
+    def begin(self, operation: Operation) -> State:
+        """Return the state of an operation before any action."""
+        return legal.begin(operation)
+
+    def allowed(self, state: State) -> dict[str, bool]:
+        """Return for each kind whether an action of it is possible now."""
+        return legal.allowed(state)
+
+    def tiles(self, state: State, kind: str, loop: int) -> list[bool]:
+        """Return for each of `sizes` whether an action of a kind may cut a loop so."""
+        if self.parts.get(kind) == "parallel_tiles" and not state.parallel[loop]:
+            return [size == 0 for size in self.sizes]
+        return legal.tiles(state, loop)
+
+    def action(
+        self, state: State, kind: str, sizes: tuple[int, ...], order: tuple[int, ...]
+    ) -> actions.AnyAction:
+        """Return an action on the operation of a state."""
+        operation = state.operation
+        tag = operation.tag
+        if kind == "fuse":
+            last = operation.producers[-1][1] if operation.producers else -1
+            return actions.Fuse(tag, sizes, f"op_{last}")
+        if kind == "interchange":
+            return actions.Interchange(tag, order)
+        plain: dict[str, actions.AnyAction] = {
+            "stop": actions.Stop(tag),
+            "tile": actions.Tile(tag, sizes),
+            "parallel": actions.Parallel(tag, sizes),
+            "pack": actions.Pack(tag, sizes),
+            "im2col": actions.Im2col(tag),
+            "vectorize": actions.Vectorize(tag),
+        }
+        return plain[kind]
+
+    def take(self, state: State, action: Any) -> State:
+        """Return the state after an action; raises `UsageError` if it is not possible."""
+        return legal.take(state, action)
+
+    def text(self, problem: Problem, schedule: Any) -> str:
+        """Return a schedule as a module of the transform dialect."""
+        states = legal.replay(problem.operations, schedule)
+        return actions.text(schedule, legal.decomposed(states))
+
+    def read(self, text: str, where: str) -> tuple[Any, ...]:
+        """Return the actions of a file; raises `TokmillError` if it is none of this space."""
+        return actions.read(text, where)
+
+
+LOOPS = Loops()
+
+
+def replay(space: Space, operations: Sequence[Operation], schedule: Sequence[Any]) -> list[State]:
+    """Return the states of all operations after a schedule; raises `UsageError` where it breaks."""
+    return legal.replay(operations, schedule, space.begin, space.take)
+
+
+def cuts(space: Space, state: State, loops: int) -> np.ndarray[Any, np.dtype[np.int8]]:
+    """Return which tiles each kind allows, int8 (kinds, loops, tiles).
+
+    Kinds without tiles, and loops that the operation has not, allow 0 alone.
+    """
+    found = np.zeros((len(space.kinds), loops, len(space.sizes)), np.int8)
+    found[:, :, 0] = 1
+    for number, kind in enumerate(space.kinds):
+        if space.parts.get(kind, "order") == "order":
+            continue
+        for loop in range(min(len(state.bounds), loops)):
+            found[number, loop] = space.tiles(state, kind, loop)
+    return found
