@@ -23,8 +23,8 @@ import gymnasium
 import numpy as np
 
 from tokmill.errors import UsageError
-from tokmill.mlir import space, views
 from tokmill.mlir import schedule as actions
+from tokmill.mlir import space, views
 from tokmill.mlir.features import Sizes
 from tokmill.mlir.legal import State
 from tokmill.mlir.measure import Measurements, Result

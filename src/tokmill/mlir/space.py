@@ -77,7 +77,16 @@ class Loops:
     """Changes of loops, lowered and compiled by MLIR's own passes."""
 
     name = "loops"
-    kinds: tuple[str, ...] = ("stop", "tile", "parallel", "fuse", "interchange", "pack", "im2col", "vectorize")
+    kinds: tuple[str, ...] = (
+        "stop",
+        "tile",
+        "parallel",
+        "fuse",
+        "interchange",
+        "pack",
+        "im2col",
+        "vectorize",
+    )
     parts: Mapping[str, str] = {
         "tile": "tiles",
         "parallel": "parallel_tiles",
