@@ -34,6 +34,11 @@ SOURCES: dict[str, Part] = {
     "bbv": Part(
         "tokmill.bbv.source:BbvSource", "", "basic block vectors of programs that ran, and CPI"
     ),
+    "mlir": Part(
+        "tokmill.mlir.source:MlirSource",
+        "mlir",
+        "MLIR modules and ONNX models: operations as policies see them",
+    ),
     "select": Part(
         "tokmill.builds.select:SelectSource", "", "other stores: filter, sample, split, merge"
     ),

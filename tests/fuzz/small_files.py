@@ -89,6 +89,23 @@ def read_prompts(folder: Path) -> Any:
     return [list(Prompts(str(folder / name), as_ids=ids)) for name, ids in asked]
 
 
+def make_module(folder: Path) -> Iterable[Path]:
+    """Write a module of two functions, one of which calls the other, and a loop."""
+    from source_cases import write_module
+
+    path = write_module(folder, 0)
+    inner = path.read_text().replace("module {", "").rstrip().removesuffix("}")
+    path.write_text(
+        f"{inner}\nfunc.func @twice(%a: tensor<8x16xf32>, %b: tensor<16x8xf32>, %n: index) {{\n"
+        "  %c0 = arith.constant 0 : index\n  %c1 = arith.constant 1 : index\n"
+        "  %0 = func.call @main(%a, %b) : (tensor<8x16xf32>, tensor<16x8xf32>) -> tensor<8x8xf32>\n"
+        "  scf.for %i = %c0 to %n step %c1 {\n"
+        "    %1 = linalg.exp ins(%0 : tensor<8x8xf32>) outs(%0 : tensor<8x8xf32>) -> "
+        "tensor<8x8xf32>\n  }\n  return\n}\n"
+    )
+    return [path]
+
+
 def make_messages(folder: Path) -> Iterable[Path]:
     from chat_peers import tokenizer
 

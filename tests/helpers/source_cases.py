@@ -244,6 +244,15 @@ def write_trace(folder: Path, number: int) -> Path:
     return path
 
 
+def write_module(folder: Path, number: int) -> Path:
+    """Write a module of three operations."""
+    from tokmill.mlir import generators
+
+    path = folder / f"{number}.mlir"
+    path.write_text(generators.chain(f"matmul 8 {8 << number} 16, relu, softmax"))
+    return path
+
+
 def block_store(folder: Path) -> Sequence[object]:
     """Build a store of the blocks of a graph, and name it."""
     from making import quick_build
@@ -284,6 +293,7 @@ CASES: dict[str, SourceCase] = {
     "corpus": SourceCase(write_corpus, words),
     "x86": SourceCase(write_graph),
     "bbv": SourceCase(write_trace, block_store),
+    "mlir": SourceCase(write_module, lambda folder: ("--schedules", 3)),
     "pairs": SourceCase(write_small, lambda folder: ("--all-pairs",)),
     "select": SourceCase(write_ids, lambda folder: ("--min-length", 3)),
     "mine": SourceCase(write_functions, grows=False, most=1),

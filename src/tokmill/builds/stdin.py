@@ -1,8 +1,11 @@
-"""The input `-`: the content of the pipe is kept in a file of the store, to be read again.
+"""Inputs that are no files: their content is kept in a file of the store, to be read again.
+
+These are the pipe, `-`, and what a source makes of a name (`Source.spelled`).
 
 A build reads its input more than once: to plan, to train a tokenizer, after an interruption, for a
-repair. The file lies in the store's `cache`. Its name is a digest of the content, so equal input
-gives an equal plan. It is removed when the store's plan does not name it any more.
+repair. The file lies in the store's `cache`. Its name is a digest of the content, or says what it
+was made of, so equal input gives an equal plan. It is removed when the store's plan does not name
+it any more.
 """
 
 from __future__ import annotations
@@ -27,42 +30,65 @@ from tokmill.store.receipts import read_planned
 
 STDIN = "-"
 """The INPUT argument for stdin."""
-NAME = "stdin-"
+NAME, SPELLED = "stdin-", "spelled-"
+LONGEST = 100
+"""Characters of a name that says what a file was made of; a longer one is cut, with a digest."""
 MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 @contextlib.contextmanager
 def stdin_kept(chosen: BuildRecipe) -> Iterator[BuildRecipe]:
-    """Yield the recipe with a file in place of the input `-`.
+    """Yield the recipe with files in place of the input `-` and of those that a source spells out.
 
-    At the end the file is removed if no plan names it. Raises `UsageError` if nothing is piped in,
-    or the source cannot read from a pipe.
+    At the end files are removed that no plan names. Raises `UsageError` if nothing is piped in, or
+    the source cannot read from a pipe.
     """
-    if STDIN not in chosen.inputs:
+    kind = plugins.load(plugins.SOURCES, chosen.source)
+    spelled = {name: found for name in chosen.inputs if (found := kind.spelled(name))}
+    if STDIN not in chosen.inputs and not spelled:
         yield chosen
         return
-    suffix = plugins.load(plugins.SOURCES, chosen.source).stdin_suffix
+    if STDIN in chosen.inputs:
+        _check_pipe(chosen, kind.stdin_suffix)
+    if not chosen.out:
+        raise UsageError("no folder for the store was named", hint="-o STORE")
+    out = Path(chosen.out)
+    check_folder(out)
+    try:
+        with claimed(out):
+            cache = make_folder(out / "cache")
+            places = {name: _spelled(cache, *found) for name, found in spelled.items()}
+            if STDIN in chosen.inputs:
+                places[STDIN] = _kept(cache, kind.stdin_suffix)
+        inputs = tuple(str(places.get(name, name)) for name in chosen.inputs)
+        yield msgspec.structs.replace(chosen, inputs=inputs)
+    finally:
+        _remove_unplanned(out)
+
+
+def _check_pipe(chosen: BuildRecipe, suffix: str) -> None:
     if not suffix:
         raise UsageError(
             f"{chosen.source} cannot read from a pipe", hint="text, jsonl and chat can"
         )
     if chosen.inputs.count(STDIN) > 1:
         raise UsageError("stdin was named twice", hint="name - once")
-    if not chosen.out:
-        raise UsageError("no folder for the store was named", hint="-o STORE")
-    if sys.stdin is None or sys.stdin.isatty():
+    if chosen.out and (sys.stdin is None or sys.stdin.isatty()):
         raise UsageError(
             "nothing is piped in", where="-", hint="zcat x.gz | tokmill build KIND - -o STORE"
         )
-    out = Path(chosen.out)
-    check_folder(out)
-    try:
-        with claimed(out):
-            path = _kept(make_folder(out / "cache"), suffix)
-        inputs = tuple(str(path) if name == STDIN else name for name in chosen.inputs)
-        yield msgspec.structs.replace(chosen, inputs=inputs)
-    finally:
-        _remove_unplanned(out)
+
+
+def _spelled(cache: Path, name: str, data: bytes) -> Path:
+    """Return the file of what a source made of a name; it is not written again if it is there."""
+    stem, suffix = Path(name).stem, Path(name).suffix
+    if len(stem) > LONGEST:
+        stem = f"{stem[:LONGEST]}-{hashlib.sha256(data).hexdigest()[:8]}"
+    path = cache / f"{SPELLED}{stem}{suffix}"
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == data:
+            return path
+    return write_file(path, data)
 
 
 def _kept(cache: Path, suffix: str) -> Path:
@@ -100,7 +126,7 @@ def _remove_unplanned(out: Path) -> None:
         with contextlib.suppress(TokmillError):
             named = {Path(item.path).name for item in read_planned(out)}
     cache = out / "cache"
-    for path in cache.glob(f"{NAME}*"):
+    for path in (*cache.glob(f"{NAME}*"), *cache.glob(f"{SPELLED}*")):
         if path.name not in named:
             remove(path)
     left = {path.name for path in (*out.glob("*"), *cache.glob("*"))}

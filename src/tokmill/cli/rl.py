@@ -25,6 +25,11 @@ FILES = {"loops": "schedule", "iree": "spec"}
 """Space of schedules → how their files are called."""
 BASELINES = {"loops": "unscheduled", "iree": "IREE's default"}
 LONGEST_SPEC = 16 << 20
+PUBLISHED = "published ms"
+"""Unscheduled, on another machine."""
+REFUSED = 5
+"""Modules of a folder that were refused, of which each is named."""
+
 Modules = Annotated[
     list[str],
     typer.Argument(
@@ -51,7 +56,7 @@ CacheFile = Annotated[
 def show(modules: Modules, as_json: AsJson = False) -> None:
     """List the operations of modules: loops, iterators, arithmetic, producers."""
     problems = _problems(modules)
-    found = [
+    found: list[dict[str, Any]] = [
         {
             "module": problem.name,
             "operation": each.tag,
@@ -60,6 +65,7 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
             "iterators": "".join("p" if one else "r" for one in each.parallel),
             "arithmetic": sum(each.arithmetic),
             "producers": [f"op_{number}" for _, number in each.producers],
+            **_published(problem),
         }
         for problem in problems
         for each in problem.operations
@@ -67,8 +73,9 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
+    published = [PUBLISHED] * any("published_milliseconds" in row for row in found)
     print_table(
-        ["module", "operation", "name", "loops", "iterators", "producers"],
+        ["module", "operation", "name", "loops", "iterators", "producers", *published],
         [
             [
                 row["module"],
@@ -77,6 +84,7 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
                 " × ".join(map(str, row["loops"])),
                 row["iterators"],
                 " ".join(row["producers"]),
+                *_shown(row, published),
             ]
             for row in found
         ],
@@ -212,15 +220,14 @@ def _problems(modules: list[str]) -> list[Any]:
     for name in modules:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(path.glob("*.mlir"))
-            if not inside:
-                raise TokmillError(
-                    "no .mlir file lies there", where=name, hint="name files, or another folder"
-                )
-            if others := sum(1 for _ in path.iterdir()) - len(inside):
-                entries = human_count(others, "entry", "entries")
-                say(f"note: {name}: {entries} not named .mlir left out")
-            found += [problem.of_file(one) for one in inside]
+            folder = problem.of_folder(path)
+            for note in folder.notes:
+                say(f"note: {name}: {note}")
+            for file, why in folder.refused[:REFUSED]:
+                say(f"note: {file}: refused, {why}")
+            if len(folder.refused) > REFUSED:
+                say(f"note: {name}: {len(folder.refused):,} modules refused in all")
+            found += folder.problems
         elif path.suffix == ".mlir" or path.exists():
             found.append(problem.of_file(path))
         else:
@@ -240,10 +247,23 @@ def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> d
         "module": problem.name,
         "counts": counts,
         **_facts(result),
+        **_published(problem),
         "actions": [repr(action) for action in best.schedule],
         "text": measurements.space.text(measurements.problem(problem), best.schedule),
         "code": problem.text,
     }
+
+
+def _published(problem: Any) -> dict[str, float]:
+    """Return the time that a folder of benchmarks says, which was taken on another machine."""
+    if problem.published is None:
+        return {}
+    return {"published_milliseconds": problem.published / 1e6}
+
+
+def _shown(row: dict[str, Any], published: list[str]) -> list[str]:
+    time = row.get("published_milliseconds")
+    return ["" if time is None else f"{time:.3f}" for _ in published]
 
 
 def _facts(result: Any) -> dict[str, Any]:
@@ -260,8 +280,9 @@ def _facts(result: Any) -> dict[str, Any]:
 
 
 def _print_found(found: list[dict[str, Any]], baseline: str) -> None:
+    published = [PUBLISHED] * any("published_milliseconds" in one for one in found)
     print_table(
-        ["module", "ms", baseline, "times as fast", "noise", "measured"],
+        ["module", "ms", baseline, "times as fast", "noise", "measured", *published],
         [
             [
                 one["module"],
@@ -270,6 +291,7 @@ def _print_found(found: list[dict[str, Any]], baseline: str) -> None:
                 f"{one['speedup']:.2f}" if one["status"] == "ok" else one["status"],
                 f"{one['noise']:.1%}",
                 ", ".join(f"{count} {status}" for status, count in sorted(one["counts"].items())),
+                *_shown(one, published),
             ]
             for one in found
         ],

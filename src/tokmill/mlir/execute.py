@@ -54,6 +54,7 @@ class Kernel:
             # `main` would be the one of this process.
             function.attributes["sym_name"] = toolkit.ir().StringAttr.get(NAME)
             function.attributes["llvm.emit_c_interface"] = toolkit.ir().UnitAttr.get()
+            _protect(function)
             if schedule is not None:
                 lower.transform(module, schedule)
             lower.lower(module)
@@ -87,6 +88,16 @@ class Kernel:
     def outputs(self) -> list[np.ndarray[Any, Any]]:
         """Return what it computed."""
         return self.buffers[self.inputs :]
+
+
+def _protect(function: Any) -> None:
+    """Forbid to write results over arguments: the next run reads them again."""
+    bindings = toolkit.ir()
+    unwritable = {"bufferization.writable": bindings.BoolAttr.get(False)}
+    function.arg_attrs = [
+        bindings.DictAttr.get({one.name: one.attr for one in given} | unwritable)
+        for given in function.arg_attrs
+    ]
 
 
 def measure(request: dict[str, Any]) -> dict[str, Any]:

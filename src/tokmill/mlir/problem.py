@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tokmill import files
 from tokmill.errors import TokmillError
-from tokmill.mlir import generators, operations, toolkit
+from tokmill.mlir import benchmarks, generators, operations, toolkit
 from tokmill.mlir.execute import TYPES
 from tokmill.mlir.operations import Operation
+from tokmill.progress import human_count
 
 LARGEST = 1 << 30
 """Bytes that inputs and outputs of a module may have in all."""
@@ -26,6 +28,8 @@ class Problem:
     """In the order of the module; schedules go from the last to the first."""
     longest: int = 1
     """Additions of a sum that no operation of `operations` shows."""
+    published: float | None = None
+    """Nanoseconds without a schedule, on another machine, as a folder of benchmarks says."""
 
     @property
     def length(self) -> int:
@@ -40,11 +44,13 @@ class Problem:
 
 
 def of_text(text: str, name: str) -> Problem:
-    """Return the problem that a module's text is.
+    """Return the problem that a module's text is; calls of a clock around it are left out.
 
     Raises `TokmillError` for what is no valid module, for several functions or branches, shapes
     that are not known, elements that this cannot make, and tensors beyond `LARGEST`.
     """
+    if benchmarks.is_timed(text):
+        text = benchmarks.without_timing(text, name)
     inside = toolkit.context()
     module = toolkit.parse(text, inside, name)
     with inside:
@@ -85,3 +91,55 @@ def of_file(path: Path) -> Problem:
             where=str(path),
             hint="a module is text; bytecode becomes text by `mlir-opt`",
         ) from None
+
+
+class Folder(NamedTuple):
+    """The modules of a folder."""
+
+    problems: list[Problem]
+    refused: list[tuple[str, str]]
+    """File and why it cannot be scheduled."""
+    notes: list[str]
+    """What else lies in the folder, in words."""
+
+
+def of_folder(path: Path) -> Folder:
+    """Return the modules of a folder, with the times that a JSON file in it has for them.
+
+    Raises `TokmillError` if no module lies there, or none that can be scheduled.
+    """
+    inside = sorted(path.glob("*.mlir"))
+    if not inside:
+        raise TokmillError(
+            "no .mlir file lies there", where=str(path), hint="name files, or another folder"
+        )
+    times = benchmarks.times_of(path)
+    problems, refused = [], []
+    for file in inside:
+        try:
+            made = of_file(file)
+        except TokmillError as error:
+            refused.append((str(file), error.what))
+        else:
+            problems.append(replace(made, published=times.nanoseconds.get(file.stem)))
+    if not problems:
+        where, why = refused[0]
+        more = f", and so {len(refused) - 1:,} others" if len(refused) > 1 else ""
+        raise TokmillError(f"{why}{more}", where=where, hint="no module there can be scheduled")
+    return Folder(problems, refused, _notes(path, inside, times))
+
+
+def _notes(path: Path, inside: list[Path], times: benchmarks.Times) -> list[str]:
+    notes = []
+    read = sum(1 for _ in path.glob("*.json")) - len(times.unread)
+    if others := sum(1 for _ in path.iterdir()) - len(inside) - read:
+        entries = human_count(others, "entry", "entries")
+        notes.append(f"{entries} not named .mlir left out")
+    notes += [f"{name}: {why}" for name, why in times.unread.items()]
+    if times.nanoseconds:
+        missing = len(times.nanoseconds.keys() - {file.stem for file in inside})
+        notes.append(
+            f"{human_count(len(times.nanoseconds), 'published time')}"
+            + (f", {missing:,} of them of modules that are not there" if missing else "")
+        )
+    return notes

@@ -1,0 +1,27 @@
+"""Files of modules and models: `.mlir` text, and `.onnx` by IREE's importer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokmill import files
+from tokmill.errors import TokmillError
+from tokmill.mlir import toolkit
+
+SUFFIXES = (".mlir", ".onnx")
+
+
+def text_of(path: Path) -> str:
+    """Return a file as the text of a module that `cut` reads.
+
+    Raises `TokmillError` for what is no text, and for models that cannot be imported.
+    """
+    data = files.read_start(path, toolkit.LARGEST + 1)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise TokmillError(
+            f"byte {error.start} is not UTF-8",
+            where=str(path),
+            hint="a module is text; bytecode becomes text by `mlir-opt`",
+        ) from None
