@@ -61,7 +61,7 @@ def without_timing(text: str, where: str) -> str:
         _erase(block, where)
         for operation in list(module.body.operations):
             view = operation.operation
-            named = view.attributes["sym_name"] if "sym_name" in view.attributes else None
+            named = view.attributes.get("sym_name", None)
             if named is not None and named.value == CLOCK:
                 view.erase()
         return str(module)

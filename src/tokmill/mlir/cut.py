@@ -78,7 +78,8 @@ def _checked(
     found: Counter[str], names: dict[str, str], skipped: list[tuple[str, str]], where: str
 ) -> Cut:
     """Return the problems among modules of one operation; the others are skipped."""
-    problems, counts = [], []
+    problems: list[Problem] = []
+    counts: list[int] = []
     for text, count in found.items():
         try:
             made = problem.of_text(text, f"{where}: {names[text]}")

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-
 from test_cut_modules import T
+
 from tokmill.cli import main
 from tokmill.errors import TokmillError
-from tokmill.mlir import benchmarks, problem
+from tokmill.mlir import benchmarks, problem, search
 from tokmill.mlir import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
 
@@ -47,7 +47,8 @@ def test_the_clock_is_taken_out() -> None:
     assert [each.bounds for each in found.operations] == [(8, 8, 8)]
     with Measurements(Settings(runs=1, most_seconds=0.2)) as measurements:
         for _ in range(2):
-            result = measurements(found.text, (actions.Tile("op_0", (4, 4, 4)),), [], 8)
+            taken = (actions.Tile("op_0", (4, 4, 4)),)
+            result = search.measured(found, taken, measurements).result
             assert result.status == "ok", result
 
 
