@@ -16,8 +16,9 @@ import numpy as np
 from tokmill.errors import TokmillError
 from tokmill.mlir import cut, field_tokens, legal, problem, search
 from tokmill.mlir.field_tokens import Tokens
-from tokmill.mlir.operations import Operation
 from tokmill.mlir.problem import Problem
+from tokmill.mlir.space import LOOPS
+from tokmill.mlir.views import producer_of
 
 KINDS_OF_REASONS = 100
 """Reasons that are counted apart."""
@@ -38,18 +39,18 @@ def walk(given: Problem, chance: random.Random) -> Iterator[Met]:
     for place in range(len(given.operations) - 1, -1, -1):
         operation = given.operations[place]
         state = legal.begin(operation)
-        producer = _producer(given, operation)
+        producer = producer_of(given, operation)
         step = 0
         while not state.done:
             yield Met(place, step, field_tokens.tokens(state, producer))
-            state = legal.take(state, search.draw_action(state, chance))
+            state = legal.take(state, search.draw_action(LOOPS, state, chance))
             step += 1
 
 
 def begun(given: Problem) -> Iterator[Met]:
     """Yield the operations in their order before any action."""
     for place, operation in enumerate(given.operations):
-        producer = _producer(given, operation)
+        producer = producer_of(given, operation)
         yield Met(place, 0, field_tokens.tokens(legal.begin(operation), producer))
 
 
@@ -113,10 +114,6 @@ def _read(text: str, where: str) -> tuple[list[Problem], list[int], dict[str, in
         return [whole], [1], skipped
     assert found is not None
     return found.problems, found.counts, skipped
-
-
-def _producer(given: Problem, operation: Operation) -> Operation | None:
-    return given.operations[operation.producers[-1][1]] if operation.producers else None
 
 
 def _name(given: Problem, place: int) -> str:

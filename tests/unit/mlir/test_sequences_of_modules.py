@@ -55,21 +55,20 @@ def test_sequences_are_what_the_environment_shows(tmp_path: Path) -> None:
         for number in range(store.records)
     }
     given = problem.of_file(module)
-    env = ScheduleEnv([given], Unmeasured(Settings()))
+    env = ScheduleEnv([given], Unmeasured(Settings()), view="fields")
     shown = 0
     for schedule in (1, 2, 3):
         chance = random.Random(f"5 {schedule} 0")
-        env.reset(options={"problem": 0})
+        observation, _ = env.reset(options={"problem": 0})
         ended = False
         while not ended:
             state = env._states[env._place]
-            producers = state.operation.producers
-            producer = given.operations[producers[-1][1]] if producers else None
-            tokens = field_tokens.tokens(state, producer)
+            length = int(observation["mask"].sum())
+            tokens = (observation[name][:length] for name in ("ids", "segments", "depths"))
             assert tuple(one.astype(np.uint8).tobytes() for one in tokens) in found
             shown += 1
-            action = search.draw_action(state, chance)
-            _, _, ended, _, info = env.step(encoded(env, action))
+            action = search.draw_action(env.space, state, chance)
+            observation, _, ended, _, info = env.step(encoded(env, action))
             assert not info["illegal"]
     assert shown > 12
 
