@@ -6,6 +6,7 @@ Shapes: N layers, B rows, H heads, T positions, K width of a head.
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,8 @@ def token_names(observation: Observation) -> list[str]:
         *(observation[name][0].tolist() for name in ("ids", "depths", "mask")), strict=True
     ):
         if there:
-            names.append(f"{depth}: {NAMES[number]}" if depth else NAMES[number])
+            name = re.sub(r"(bound|tile) ", r"\1 2^", NAMES[number])
+            names.append(f"{depth}: {name}" if depth else name)
     return names
 
 

@@ -46,7 +46,7 @@ def test_names_of_fields() -> None:
     weights, names = attention.looked_at(embedding, given)
     assert weights.shape == (2, 4, len(names))
     assert len(names) == int(given["mask"].sum())
-    assert names[:4] == ["[CLS]", "type generic", "1: bound 0", "1: parallel"]
+    assert names[:4] == ["[CLS]", "type generic", "1: bound 2^0", "1: parallel"]
     assert names.count("[SEP]") == 2
     assert "[PAD]" not in names
 
