@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import chat_peers
 from making import jsonl, quick_build
-from tokmill.text import chat_templates
+from tokmill.text import chat_template_files, chat_templates
 
 pytest.importorskip("transformers")
 
@@ -51,10 +51,20 @@ TOOLS = """\
     {{- '\\n' }}
 {%- endfor %}
 """
-TEMPLATES = {name: text for name, (text, _) in chat_templates.BUILT_IN.items()}
+TEMPLATES = {name: text for name, (text, _) in chat_template_files.BUILT_IN.items()}
 TEMPLATES |= {"trimmed": TRIMMED, "tools": TOOLS}
 
-TEXT = st.text(max_size=12).filter(lambda text: not chat_templates.MARKS.search(text))
+
+def _is_ordinary(text: str) -> bool:
+    """Say whether it has no mark and no special token, which some tokenizers refuse in messages.
+
+    Hypothesis draws strings of the modules that are imported, `<|eot_id|>` among them.
+    """
+    marks, names = chat_templates.MARKS, chat_template_files.ANGLED
+    return not marks.search(text) and not names.search(text)
+
+
+TEXT = st.text(max_size=12).filter(_is_ordinary)
 TEXT |= st.sampled_from(
     ["", " ", "\n", " a", "\n\nb ", "é😀", "don't\t", "<|im_", "|>", "user\n", "{{ x }}", "42 "]
 )
@@ -107,7 +117,7 @@ def test_ids_and_masks(
     path, template = tokenizers[kind], TEMPLATES[name]
     names = {"bos_token": "<|begin_of_text|>", "eos_token": "<|endoftext|>"}
     peer = chat_peers.peer(path, **names)
-    given_as = name if name in chat_templates.BUILT_IN else template
+    given_as = name if name in chat_template_files.BUILT_IN else template
 
     @settings(max_examples=12, deadline=None)
     @given(st.lists(turns(TEXT), min_size=1, max_size=5))
@@ -168,7 +178,7 @@ def test_turns_are_found_without_generation(
         return
     folder = tmp_path_factory.mktemp("chats")
     source = jsonl(folder / "x.jsonl", [{"messages": chat} for chat in chats])
-    for name in chat_templates.BUILT_IN:
+    for name in chat_template_files.BUILT_IN:
         template = TEMPLATES[name]
         bare = re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", template)
         assert bare != template

@@ -28,7 +28,7 @@ def profile(
     name: Annotated[str, typer.Option(help="Name of the files; else that of the program.")] = "",
     stdin: Annotated[str, typer.Option(metavar="FILE", help="What the program reads.")] = "",
     every_blocks: Annotated[
-        int, typer.Option(metavar="N", help="Executed basic blocks of an interval.")
+        int, typer.Option(metavar="N", help="Basic blocks that are executed in an interval.")
     ] = 2_000_000,
     measured: Annotated[
         bool,
@@ -38,15 +38,17 @@ def profile(
         ),
     ] = False,
     intervals: Annotated[
-        int, typer.Option(metavar="N", help="Of --measured: intervals, about.")
+        int, typer.Option(metavar="N", help="With --measured: about so many intervals.")
     ] = 300,
-    runs: Annotated[int, typer.Option(metavar="N", help="Of --measured: timed runs.")] = 25,
+    runs: Annotated[
+        int, typer.Option(metavar="N", help="With --measured: runs that are timed.")
+    ] = 25,
     processor: Annotated[
-        int | None, typer.Option(metavar="N", help="Of --measured: the processor to run on.")
+        int | None, typer.Option(metavar="N", help="With --measured: the processor to run on.")
     ] = None,
     calibrate: Annotated[
         bool,
-        typer.Option("--calibrate", help="Of --measured: fit the weights of the modelled CPI."),
+        typer.Option("--calibrate", help="With --measured: fit the weights of the modelled CPI."),
     ] = False,
     quiet: Quiet = False,
     json: Json = False,

@@ -32,14 +32,14 @@ def cluster(
     named: Annotated[
         str,
         typer.Option(
-            "--vectors", metavar="OVERLAY|F.npy", help="Of a store: vectors of its records."
+            "--vectors", metavar="OVERLAY|F.npy", help="For a store: vectors of its records."
         ),
     ] = "",
     id_base: Annotated[
         int, typer.Option(min=0, max=1, help="Id of the first row of an .npy file.")
     ] = 1,
-    restarts: Annotated[int, typer.Option(min=1, help="Of k-means; the best counts.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first centres.")] = 0,
+    restarts: Annotated[int, typer.Option(min=1, help="Starts of k-means; the best counts.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first centres.")] = 0,
     json: Json = False,
 ) -> None:
     """Cluster blocks by the cosines of their vectors, and write a map of blocks to clusters."""

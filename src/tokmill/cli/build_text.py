@@ -159,13 +159,15 @@ def _learn(
 
 def _say_unknown_marks(chosen: BuildRecipe, tokenizer: str) -> None:
     """Print the marks of a template that are not tokens: a message could contain them as text."""
-    from tokmill.text import chat_templates, tokenizer_json
+    from tokmill.text import chat_template_files, tokenizer_json
     from tokmill.text.tokenizer import Tokenizer
 
     named = str(chosen.options.get("chat_template", ""))
-    if named in chat_templates.BUILT_IN:
+    if named in chat_template_files.BUILT_IN:
         return
-    marks = set(chat_templates.ANGLED.findall(chat_templates.find(named, tokenizer).template))
+    marks = set(
+        chat_template_files.ANGLED.findall(chat_template_files.find(named, tokenizer).template)
+    )
     text = sorted(marks - tokenizer_json.added_tokens(Tokenizer.from_file(tokenizer).data).keys())
     if text:
         say(
@@ -178,7 +180,7 @@ def _template_tokens(chosen: BuildRecipe) -> tuple[str, ...]:
     """Return the special tokens of a build's chat template."""
     if chosen.source != "chat":
         return ()
-    from tokmill.text.chat_templates import BUILT_IN
+    from tokmill.text.chat_template_files import BUILT_IN
 
     _, tokens = BUILT_IN.get(chosen.options.get("chat_template", ""), ("", ()))
     return tokens

@@ -122,7 +122,7 @@ def plot(
     vectors: Annotated[
         str,
         typer.Option(
-            metavar="OVERLAY|F.npy", help="Of `tsne`: the vectors of the store's records."
+            metavar="OVERLAY|F.npy", help="For `tsne`: the vectors of the store's records."
         ),
     ] = "",
     as_json: AsJson = False,

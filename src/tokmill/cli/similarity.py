@@ -52,17 +52,20 @@ ProtocolName = Annotated[
 MinBlocks = Annotated[
     int, typer.Option(min=0, metavar="N", help="Leave out functions of fewer basic blocks.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of what is drawn.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is drawn.")]
 Resamples = Annotated[
     int, typer.Option(min=0, metavar="N", help="Resamples of the intervals; 0: no intervals.")
 ]
 MetricName = Annotated[
-    str, typer.Option(metavar="|".join(METRICS), help="Of the table of all pools.")
+    str, typer.Option(metavar="|".join(METRICS), help="Metric in the table of all pools.")
 ]
 PoolShown = Annotated[
     int | None,
     typer.Option(
-        "--pool", metavar="N", help="Pool of the table of all metrics.", show_default="up to 1000"
+        "--pool",
+        metavar="N",
+        help="Size of pool in the table of all metrics.",
+        show_default="up to 1000",
     ),
 ]
 Full = Annotated[bool, typer.Option("--full", help="Print the tables of every row.")]

@@ -51,7 +51,7 @@ def simpoint(
         typer.Option(
             metavar="FILE",
             help="Rates of each interval, such as of misses (.intervals.csv of `bbv profile`, or "
-            "any CSV); one file a BBV.",
+            "any CSV); one file for each BBV.",
         ),
     ] = None,
     cpi: Annotated[
@@ -59,14 +59,15 @@ def simpoint(
         typer.Option(
             metavar="FILE",
             help="CPI of each interval, to judge the points by (.intervals.csv of `bbv profile`, "
-            "CSV, JSON, gem5's timeline); one file a BBV.",
+            "CSV, JSON, gem5's timeline); one file for each BBV.",
         ),
     ] = None,
     simulated: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="CSV",
-            help="`interval,cpi` of the points that were chosen: estimate the CPI; one a BBV.",
+            help="`interval,cpi` of the points that were chosen: estimate the CPI; "
+            "one file for each BBV.",
         ),
     ] = None,
     points_from: Annotated[
@@ -84,22 +85,29 @@ def simpoint(
         ),
     ] = "",
     max_points: Annotated[
-        int, typer.Option("--max-points", min=1, help="Most clusters of which BIC chooses.")
+        int, typer.Option("--max-points", min=1, help="BIC chooses at most so many clusters.")
     ] = 30,
     bic_threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the range of BIC that is enough.")
+        float,
+        typer.Option(
+            min=0, max=1, help="The fewest clusters whose BIC reaches this share of its range."
+        ),
     ] = 0.9,
     dimensions: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Of the random projection.",
+            help="Dimensions of the random projection.",
             show_default="15, simpoint: doubled while that explains more",
         ),
     ] = None,
-    restarts: Annotated[int, typer.Option(min=1, help="Of each k-means; the best counts.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is random.")] = 493575226,
-    confidence: Annotated[float, typer.Option(help="Of the intervals of CPI.")] = 0.95,
+    restarts: Annotated[
+        int, typer.Option(min=1, help="Starts of each k-means; the best counts.")
+    ] = 5,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of everything that is random.")
+    ] = 493575226,
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals of CPI.")] = 0.95,
     labels: Annotated[
         bool, typer.Option("--labels", help="Write NAME.labels, too: cluster and distance.")
     ] = False,

@@ -27,12 +27,13 @@ from tokmill.store.schema import (
     id_dtype,
 )
 from tokmill.store.strings import Strings
-from tokmill.text import chat_templates
+from tokmill.text import chat_template_files, chat_templates
 from tokmill.text import tokenizer_json as files
 from tokmill.text.blocks import MAX_RECORD, Block
 from tokmill.text.chat_encode import ChatEncoder, control_tokens
 from tokmill.text.chat_messages import Reader, Refused
-from tokmill.text.chat_templates import BREAK, CLOSE, MARKS, OPEN, NoMask, TemplateFailed, TooMany
+from tokmill.text.chat_sandbox import CLOSE, OPEN
+from tokmill.text.chat_templates import BREAK, MARKS, NoMask, TemplateFailed, TooMany
 from tokmill.text.documents import column_name, surround
 from tokmill.text.jsonl import JsonlSource, as_text
 from tokmill.text.paths import Paths
@@ -118,12 +119,12 @@ class ChatSource(JsonlSource):
         self.lists = (config.messages,) if config.messages else USUAL
         self.paths = Paths((), (*self.lists, *BESIDE, *config.keep))
         self.decoder = self.paths.decoder
-        self.built_in = config.chat_template in chat_templates.BUILT_IN
+        self.built_in = config.chat_template in chat_template_files.BUILT_IN
         text = config.chat_template
         if self.built_in:
-            text, needed = chat_templates.BUILT_IN[config.chat_template]
+            text, needed = chat_template_files.BUILT_IN[config.chat_template]
             self._check_tokens(needed)
-        elif not chat_templates.is_text(text):
+        elif not chat_template_files.is_text(text):
             raise UsageError(
                 "no chat template was named, and there is no tokenizer that has one",
                 hint="`tokmill build chat … --vocab-size N` trains a tokenizer on chats",
@@ -144,8 +145,8 @@ class ChatSource(JsonlSource):
 
         So both are part of the recipe, and a file that changes later gives another recipe.
         """
-        found = chat_templates.find(config.chat_template, request.tokenizer)
-        text, _ = chat_templates.BUILT_IN.get(found.template, (found.template, ()))
+        found = chat_template_files.find(config.chat_template, request.tokenizer)
+        text, _ = chat_template_files.BUILT_IN.get(found.template, (found.template, ()))
         # Names that the template does not use are no part of the recipe.
         names = {key: name for key, name in found.names.items() if key in text}
         tokens = dict(sorted((names | config.tokens).items()))

@@ -15,7 +15,8 @@ from tokmill.errors import TokmillError
 from tokmill.store.schema import Array
 from tokmill.store.strings import ranges
 from tokmill.text import tokenizer_json as files
-from tokmill.text.chat_templates import BREAK, CLOSE, END, MARKS, OPEN
+from tokmill.text.chat_sandbox import CLOSE, OPEN
+from tokmill.text.chat_templates import BREAK, END, MARKS
 from tokmill.text.encoders import make_encoder
 
 Encoded = tuple[Array, Array, Array, Array]

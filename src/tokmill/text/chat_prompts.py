@@ -10,11 +10,12 @@ from tokmill import recipe
 from tokmill.builds.source import Frozen, Request, Resources
 from tokmill.errors import TokmillError, UsageError
 from tokmill.store.vocab import Vocabulary
-from tokmill.text import chat_templates
+from tokmill.text import chat_template_files
 from tokmill.text.chat import ChatConfig, ChatSource
 from tokmill.text.chat_encode import ChatEncoder
 from tokmill.text.chat_messages import Refused
-from tokmill.text.chat_templates import BREAK, CLOSE, OPEN, NoMask, TemplateFailed
+from tokmill.text.chat_sandbox import CLOSE, OPEN
+from tokmill.text.chat_templates import BREAK, NoMask, TemplateFailed
 
 SHAPE = 'such as [{"role": "user", "content": "Hi"}]'
 ASKED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -90,7 +91,9 @@ def template_of(options: Mapping[str, Any]) -> str:
     found = options.get("chat_template")
     if not isinstance(found, str):
         return ""
-    return found if found in chat_templates.BUILT_IN or chat_templates.is_text(found) else ""
+    return (
+        found if found in chat_template_files.BUILT_IN or chat_template_files.is_text(found) else ""
+    )
 
 
 def load(

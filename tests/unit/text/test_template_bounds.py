@@ -7,7 +7,8 @@ import resource
 import pytest
 
 from tokmill.errors import UsageError
-from tokmill.text.chat_templates import BUILT_IN, Template, TemplateFailed
+from tokmill.text.chat_template_files import BUILT_IN
+from tokmill.text.chat_templates import Template, TemplateFailed
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
