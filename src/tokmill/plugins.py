@@ -113,6 +113,7 @@ MODELS: dict[str, Part] = {
     "set_transformer": Part(
         "tokmill.models.set_transformer:SetTransformer", "train", "one vector of a weighted set"
     ),
+    "policy": Part("tokmill.rl.policy:Policy", "mlir", "sees operations of MLIR, for schedules"),
 }
 
 TASKS: dict[str, Part] = {
@@ -128,11 +129,13 @@ TASKS: dict[str, Part] = {
     "signature": Part(
         "tokmill.tasks.signature:Signature", "train", "vectors of weighted sets of blocks, and CPI"
     ),
+    "schedules": Part("tokmill.rl.task:Schedules", "mlir", "schedule modules of MLIR by PPO"),
 }
 
 LOOPS: dict[str, Part] = {
     # what a task learns from (`Task.loop`)
     "rows": Part("tokmill.training.loop:RowLoop", "train", "rows of stores"),
+    "schedules": Part("tokmill.rl.loop:ScheduleLoop", "mlir", "measured schedules of modules"),
 }
 
 EMBEDDINGS: dict[str, Part] = {
@@ -264,6 +267,12 @@ FIGURES: dict[str, Part] = {
         "tokmill.report.attention:attention",
         "plot",
         "what a policy of schedules looks at in an operation (a run, and a module)",
+    ),
+    "speedup": Part(
+        "tokmill.report.schedules:speedup", "plot", "speed-up by evaluations (runs of schedules)"
+    ),
+    "entropy": Part(
+        "tokmill.report.schedules:entropy", "plot", "entropy by evaluations (runs of schedules)"
     ),
     "loss": Part(
         "tokmill.report.figures:loss", "plot", "loss by step, training and validation (runs)"

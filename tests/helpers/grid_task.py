@@ -94,6 +94,7 @@ class GridLoop:
     """A step is some moves of each walker, and an update from what they brought."""
 
     reads_stores = False
+    unit = "moves"
     evaluates = True
 
     def __init__(

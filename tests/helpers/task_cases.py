@@ -73,6 +73,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 """Task → sections over the recipe. A new task needs a line here."""
+WITHOUT_STORES = {"schedules"}
+"""Tasks that act in an environment: tests/conformance/test_environments.py."""
 ROWS = {"contrastive": 3, "signature": 3}
 """Rows of an entry, if they are several."""
 ENCODER = {"kind": "encoder", "context": 32}

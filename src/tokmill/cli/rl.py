@@ -8,8 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from tokmill import plugins
+from tokmill.cli import rl_train
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
+from tokmill.cli.rl_problems import problems_of
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import make_folder, read_start, write_file
 from tokmill.progress import Progress, human_count
@@ -27,8 +29,6 @@ BASELINES = {"loops": "unscheduled", "iree": "IREE's default"}
 LONGEST_SPEC = 16 << 20
 PUBLISHED = "published ms"
 """Unscheduled, on another machine."""
-REFUSED = 5
-"""Modules of a folder that were refused, of which each is named."""
 
 Modules = Annotated[
     list[str],
@@ -52,10 +52,14 @@ CacheFile = Annotated[
 ]
 
 
+app.command()(rl_train.train)
+app.command("eval")(rl_train.evaluate)
+
+
 @app.command()
 def show(modules: Modules, as_json: AsJson = False) -> None:
     """List the operations of modules: loops, iterators, arithmetic, producers."""
-    problems = _problems(modules)
+    problems = problems_of(modules)
     found: list[dict[str, Any]] = [
         {
             "module": problem.name,
@@ -121,7 +125,7 @@ def search(
         raise UsageError(
             f"--with {method}: there is no such search", hint=nearest(method, searches.SEARCHES)
         )
-    problems = _problems(modules)
+    problems = problems_of(modules)
     settings = measure.Settings(runs=runs, seed=seed)
     found = []
     with (
@@ -175,7 +179,7 @@ def replay(
     """
     actions = plugins.require("tokmill.mlir.schedule")
     measure = plugins.require("tokmill.mlir.measure")
-    (problem,) = _problems([module])
+    (problem,) = problems_of([module])
     text = read_start(schedule, LONGEST_SPEC + 1).decode("utf-8", "replace")
     space = "loops" if text.startswith(actions.HEADER) else "iree"
     if space == "iree" and "iree_codegen.tuning_spec_entrypoint" not in text:
@@ -212,27 +216,6 @@ def iree_line(spec: Path, module: str = "MODULE.mlir") -> str:
     """Return the command that compiles a module with a spec."""
     flags = " ".join(plugins.require("tokmill.mlir.iree_compile").FLAGS)
     return f"iree-compile {module} -o MODULE.vmfb {flags} --iree-codegen-tuning-spec-path={spec}"
-
-
-def _problems(modules: list[str]) -> list[Any]:
-    problem = plugins.require("tokmill.mlir.problem")
-    found: list[Any] = []
-    for name in modules:
-        path = Path(name)
-        if path.is_dir():
-            folder = problem.of_folder(path)
-            for note in folder.notes:
-                say(f"note: {name}: {note}")
-            for file, why in folder.refused[:REFUSED]:
-                say(f"note: {file}: refused, {why}")
-            if len(folder.refused) > REFUSED:
-                say(f"note: {name}: {len(folder.refused):,} modules refused in all")
-            found += folder.problems
-        elif path.suffix == ".mlir" or path.exists():
-            found.append(problem.of_file(path))
-        else:
-            found.append(problem.of_line(name))
-    return found
 
 
 def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> dict[str, Any]:

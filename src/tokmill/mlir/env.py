@@ -10,8 +10,10 @@ its kind count:
 
 The space is that of the measurements. `info["action_mask"]` says what is legal: `kind` (kinds,),
 `cuts` (kinds, loops, tiles), and of it `tiles` and `parallel_tiles` (loops, tiles): what the kinds
-allow whose `space.parts` has that name. The reward is 0 until the module is complete, then log10
-of the gain over the unscheduled module; what gave no result is rewarded `PENALTY`.
+allow whose `space.parts` has that name; and `loops` (loops,), which of the loops there are. Two
+rules are not in it: a tiling cuts one loop at least, and an interchange names each loop once. The
+reward is 0 until the module is complete, then log10 of the gain over the unscheduled module; what
+gave no result is rewarded `PENALTY`.
 """
 
 from __future__ import annotations
@@ -130,6 +132,7 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         for name in ("tiles", "parallel_tiles"):
             of = [number for number, kind in enumerate(self.space.kinds) if parts.get(kind) == name]
             found[name] = cuts[of].max(0)
+        found["loops"] = (np.arange(loops) < len(state.bounds)).astype(np.int8)
         return found
 
     def _result(self) -> Result:

@@ -92,7 +92,7 @@ def allowed(state: State) -> dict[str, bool]:
         # A producer is found through the slices that one cut makes, so before any other cut.
         "fuse": cuts and free and not state.cut and bool(state.operation.producers),
         "interchange": more and len(state.bounds) > 1 and not windows,
-        "pack": more and first and state.operation.kind == "matmul",
+        "pack": cuts and first and state.operation.kind == "matmul",
         "im2col": more and first and state.operation.name in _IM2COL,
         "vectorize": going and state.volume <= WIDEST and (not windows or state.decomposes),
         "stop": going,

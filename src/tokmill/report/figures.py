@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -74,7 +74,7 @@ def lengths(paths: Sequence[Path], sample: int | None = None, column: str = "") 
     """Return the histogram of lengths: of records of stores, of sequences in pickles, or of the
     tokens of tokenizers.
     """
-    _refuse("lengths", column=column)
+    refuse("lengths", column=column)
     tables = [_length_table(path, sample) for path in paths]
     units = {unit for unit, _, _ in tables}
     if len(units) > 1:
@@ -248,8 +248,18 @@ def loss(paths: Sequence[Path], sample: int | None = None, column: str = "") -> 
     Runs that differ only in seeds form one curve: their mean, with a band from the lowest to the
     highest, over the steps that all of them have.
     """
-    _refuse("loss", column=column, sample=sample)
+    refuse("loss", column=column, sample=sample)
     runs = read_runs(paths)
+    return Figure("Loss", "step", loss_unit(runs), "line", curves_of(runs, LOSSES, "loss"))
+
+
+def curves_of(
+    runs: Sequence[RunSummary], metrics: Mapping[str, tuple[str, str]], what: str
+) -> list[Series]:
+    """Return metrics of runs by step, a curve for runs that differ only in seeds.
+
+    `metrics`: name → name in the legend, and style of the line; `what`: what they are in errors.
+    """
     names = short_names([run.path for run in runs])
     keys = [(canonical_digest(settings_of(run)), run.finished) for run in runs]
     series: list[Series] = []
@@ -257,18 +267,18 @@ def loss(paths: Sequence[Path], sample: int | None = None, column: str = "") -> 
         label = common_name(numbers, names)
         label += f" ({len(numbers)} seeds)" if len(numbers) > 1 else ""
         members = [runs[number] for number in numbers]
-        for key, (name, line) in LOSSES.items():
+        for key, (name, line) in metrics.items():
             x, y = _curves(members, key)
             if len(x):
                 more = {LOWEST: y.min(0), HIGHEST: y.max(0)} if len(members) > 1 else {}
                 series.append(Series(f"{label}, {name}", x, y.mean(0), colour, line, more))
         if not any(one.colour == colour for one in series):
             raise TokmillError(
-                "no loss is logged there",
+                f"no {what} is logged there",
                 where=", ".join(str(run.path) for run in members),
                 hint="metrics.jsonl has a line from the first step",
             )
-    return Figure("Loss", "step", loss_unit(runs), "line", series)
+    return series
 
 
 def loss_unit(runs: Sequence[RunSummary]) -> str:
@@ -303,12 +313,12 @@ def make(
     if kind == OF_VECTORS:
         further = {"vectors": vectors}
     else:
-        _refuse(kind, vectors=vectors)
+        refuse(kind, vectors=vectors)
     figure: Figure = plugins.load(plugins.FIGURES, kind)(paths, sample, column, **further)
     return figure
 
 
-def _refuse(kind: str, **options: Any) -> None:
+def refuse(kind: str, **options: Any) -> None:
     """Refuse options that have no effect on a figure."""
     for name, value in options.items():
         if value:

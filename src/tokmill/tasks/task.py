@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -58,6 +59,8 @@ class Task(nn.Module):
     """Whether `scored` gives the score of each predicted token, for the tables of an evaluation."""
     predicted: ClassVar[str] = "next_token"
     """The name of the predicted tokens in the tables of an evaluation."""
+    runs_without_numbers: ClassVar[bool] = True
+    """Whether shapes alone decide what is computed, so that memory is measured without data."""
     collects: ClassVar[bool] = False
     """Whether an evaluation keeps the results of `act` of all rows and gives them to `measure`."""
 
@@ -228,6 +231,13 @@ class Task(nn.Module):
         evaluation. Called only if the task `collects`.
         """
         return {}
+
+    def start_from(self, place: Path) -> list[str] | None:
+        """Take the weights of a run with another task in a way of its own, and return notes on it.
+
+        None: weights with equal names are taken. `place`: as in `training.runs.warm_start`.
+        """
+        return None
 
     def extra_state(self) -> dict[str, Any]:
         """Return the state of this process for a checkpoint, besides weights and random states.

@@ -32,6 +32,7 @@ class RowLoop:
     """The rows of stores, in batches that are a pure function of the step."""
 
     reads_stores = True
+    unit = "tokens"
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ are alive at each moment are added up. So no formula has to follow the models.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from tokmill.training.engines.optim import make_optimizer, moment_bytes
 from tokmill.training.engines.precision import DTYPES
 from tokmill.training.recipe.config import TrainConfig
 from tokmill.training.recipe.deepspeed_config import all_settings, stage_of
-from tokmill.training.runs.run import make_task
+from tokmill.training.runs.run import make_task, task_type
 
 FIXED = {"cpu": 0.42e9, "cuda": 0.6e9}
 """Bytes of Python, torch and its libraries; of CUDA the size of a context."""
@@ -110,7 +111,8 @@ def tensor_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int, wor
     its float32 copy of W / `world`, and its bucket of gradients.
     """
     shares = shares_of(config, world)
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    without = task_type(config).runs_without_numbers
+    with FakeTensorMode(allow_non_fake_inputs=True) if without else contextlib.nullcontext():
         task = make_task(config, inputs).train()
         task.model.recompute = config.run.recompute
         batch = task.example(rows)

@@ -18,10 +18,14 @@ class Meter:
     `read` is for the caller to add to: tokens that the model has read, hidden ones and others,
     padding apart. Rates count these, while `State.tokens` counts what was learned from.
 
-    `flops_per_token`: of a step; `peak`: operations a second of all devices, 0: not known.
+    `flops_per_token`: of a step; `peak`: operations a second of all devices, 0: not known; `unit`:
+    what is read, in the line of progress.
     """
 
-    def __init__(self, state: State, steps: int, flops_per_token: float, peak: float) -> None:
+    def __init__(
+        self, state: State, steps: int, flops_per_token: float, peak: float, unit: str = "tokens"
+    ) -> None:
+        self.unit = unit
         self.state, self.steps = state, steps
         self.flops_per_token, self.peak = flops_per_token, peak
         self.started = self.reported = time.monotonic()
@@ -79,4 +83,5 @@ class Meter:
         if not self.tokens_per_second:
             return ""
         share = f", MFU {self.mfu:.0%}" if self.peak else ""
-        return f", {self.tokens_per_second:,.0f} tokens/s{share}"
+        places = 0 if self.tokens_per_second >= 100 else 1
+        return f", {self.tokens_per_second:,.{places}f} {self.unit}/s{share}"

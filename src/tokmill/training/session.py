@@ -60,6 +60,8 @@ class Loop(Protocol):
     """
 
     reads_stores: ClassVar[bool]
+    unit: ClassVar[str]
+    """What `next` counts, for the line of progress: tokens, for instance."""
     evaluates: bool
     """Whether there is something to `measure`."""
 
@@ -186,7 +188,8 @@ class Session:
         """Do the steps that are left; then write a checkpoint and the final weights."""
         run, state, engine = self.config.run, self.state, self.engine
         flops = self.task.flops_per_token(self.task.length)
-        self.meter = Meter(state, run.steps, flops, peak_flops(run, engine.device) * engine.world)
+        peak = peak_flops(run, engine.device) * engine.world
+        self.meter = Meter(state, run.steps, flops, peak, self.loop.unit)
         self.loss, self.saved = math.nan, state.step or -1
         self.greet()
         progress = Progress(

@@ -194,10 +194,12 @@ def check(config: TrainConfig, where: str = "") -> None:
 def notes(config: TrainConfig) -> list[str]:
     """Return notes on settings that are allowed but probably not intended."""
     made = []
-    if config.data.val in config.data.stores:
+    if config.data.val and config.data.val in config.data.stores:
         made.append("the validation store is learned from too: its loss says little")
     if len(set(config.data.stores)) < len(config.data.stores):
         made.append("a store is named twice, so it is read twice as often")
+    for part in (config.model, config.task):
+        made += part.notes() if hasattr(part, "notes") else []
     if config.run.steps <= config.optim.warmup:
         made.append(
             f"the learning rate rises for optim.warmup = {config.optim.warmup} steps, and the run "

@@ -13,10 +13,11 @@ import msgspec
 
 from tokmill import plugins, recipe
 from tokmill.errors import UsageError, nearest
-from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
+from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from tokmill.training.recipe.kinds import (
     DEFAULT_KINDS,
     KINDS,
+    LEARNED,
     check_kind,
     config_type,
     kinds_of,
@@ -54,8 +55,11 @@ OTHER_NAMES = {
     "log_interval": "run.log_every", "logging_steps": "run.log_every",
     "save_interval": "run.checkpoint_every", "save_steps": "run.checkpoint_every",
     "save_total_limit": "run.keep",
+    "nb_iterations": "run.steps",
+    "max_num_loops": "model.loops", "max_num_stores_loads": "model.accesses",
+    "max_num_load_store_dim": "model.dimensions",
 }  # fmt: skip
-"""A name that nanoGPT, transformers, CS336 or torchtitan has for a key → our key."""
+"""A name that nanoGPT, transformers, CS336, torchtitan or MLIR-RL has for a key → our key."""
 
 OTHER_WAYS = {
     "min_lr": "it is a share here: --set optim.floor=0.1 ends at a tenth of optim.lr",
@@ -110,7 +114,7 @@ def in_tables(
     result: dict[str, Any] = {}
     given: dict[str, str] = {}
     for name, inner in value.items():
-        if name in TABLES or name in DEFAULT_KINDS or isinstance(inner, Mapping):
+        if name in TABLES or name in DEFAULT_KINDS or is_table(name, inner, whole, where):
             result = recipe.merge(result, {name: inner})
             if isinstance(inner, Mapping):
                 given |= {f"{name}.{key}": f"{name}.{key}" for key in inner}
@@ -126,6 +130,19 @@ def in_tables(
             table, _, key = place.partition(".")
             result = recipe.merge(result, {table: {key: value[name]}})
     return with_size(result, kinds_of(whole)["model"], where)
+
+
+def is_table(name: str, value: Any, whole: Mapping[str, Any], where: str = "") -> bool:
+    """Say whether nested dicts are a table of a recipe, and not the value of a key.
+
+    Such as `model_config`, whose keys are again tables.
+    """
+    if not isinstance(value, Mapping) or name in TrainConfig.__struct_fields__:
+        return isinstance(value, Mapping)
+    kinds = kinds_of(whole)
+    for table in LEARNED:
+        check_kind(table, kinds[table], where)
+    return not any(has_key(table, kinds[table], name) for table in LEARNED)
 
 
 def places_of(name: str, value: Any, whole: Mapping[str, Any], where: str = "") -> list[str]:

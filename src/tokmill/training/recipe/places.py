@@ -10,8 +10,12 @@ from tokmill.errors import TokmillError
 from tokmill.store.store import Store
 from tokmill.training.recipe.config import TrainConfig
 
-PLACES = {"data": ("train", "val"), "run": ("start",)}
-"""Keys of recipes that name folders."""
+PLACES = {
+    "data": ("train", "val"),
+    "run": ("start",),
+    "task": ("benchmarks_folder_path", "held_out_folder_path", "cache"),
+}
+"""Keys of recipes that name folders or files."""
 
 
 def with_absolute_places(value: Mapping[str, Any]) -> dict[str, Any]:

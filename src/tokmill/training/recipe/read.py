@@ -85,11 +85,12 @@ def _check_folder(folder: Path) -> None:
 def read_file(path: Path) -> dict[str, Any]:
     """Return a recipe file as a dict; a data file is refused.
 
-    A file of settings in JSON (`recipe.settings`) is put over the recipe for BERT.
+    A file of settings in JSON (`recipe.settings`) is put over the recipe for BERT, or for policies.
     """
     if path.suffix.lower() == ".json":
         said = settings.read_settings(path)
-        return over(recipes.read_toml(settings.BASE), said, settings.BASE, str(path))
+        base = settings.base_of(said)
+        return over(recipes.read_toml(base), said, base, str(path))
     if path.suffix.lower() in DATA_SUFFIXES:
         kinds = {".jsonl": "jsonl", ".parquet": "parquet", ".bin": "bin"}
         kind = kinds.get(path.suffix.lower(), "text")

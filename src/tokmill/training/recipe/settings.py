@@ -2,13 +2,15 @@
 
 Such a file has names that `key_names` knows, in one object, for instance
 {"seed": 3431, "batch_size": 32, "lr": 1e-4, "n_epochs": 30, "warmup": 0.1, "save_steps": 10000,
-"total_steps": 1000000}. One of a model has its sizes.
+"total_steps": 1000000}. One of a model has its sizes. That of MLIR-RL's DistilBERT names
+`model_type` and, in a table for each, `model_config`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,19 @@ from tokmill.headers import loads_json
 
 BASE = "pretrain"
 """The shipped recipe that settings alone are put over."""
+POLICY = "policy"
+"""The same for settings of a policy."""
+OF_POLICIES = ("model_type", "model_config", "bench_count", "benchmarks_folder_path")
+"""Names that settings of a policy alone have."""
 ELSEWHERE = {
     "vocab_size": "the vocabulary of the store says it",
     "n_segments": "the task says how many segments there are",
     "type_vocab_size": "the task says how many segments there are",
+    "json_file": "times without a schedule are measured beside each schedule",
+    "eval_json_file": "times without a schedule are measured beside each schedule",
+    "normalize_adv": "advantages are always normalised",
+    "sparse_reward": "the reward comes with the measurement of the whole module",
+    "results_dir": "-o names the folder of the run",
 }
 """Names of such files that are no keys → who says it here."""
 MOST_BYTES = 1 << 20
@@ -44,7 +55,9 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"the file is no JSON: {error}", where=str(path), hint="names need quotation marks"
         ) from None
-    if not isinstance(found, dict) or any(isinstance(value, dict) for value in found.values()):
+    if not isinstance(found, dict) or any(
+        isinstance(value, dict) and name not in OF_POLICIES for name, value in found.items()
+    ):
         raise UsageError(
             "the file is no recipe and holds no settings",
             where=str(path),
@@ -54,6 +67,11 @@ def read_settings(path: Path) -> dict[str, Any]:
     for name in found.keys() & ELSEWHERE.keys():
         tell(f"{path}: {name} = {found[name]!r} is not used: {ELSEWHERE[name]}")
     return {name: value for name, value in found.items() if name not in ELSEWHERE}
+
+
+def base_of(said: Mapping[str, Any]) -> str:
+    """Return the shipped recipe that settings alone are put over."""
+    return POLICY if any(name in said for name in OF_POLICIES) else BASE
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -55,6 +55,8 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
         if key.partition(".")[0] in LEARNED
     }
     if before["task"]["kind"] != config.task.kind:
+        if (said := task.start_from(place)) is not None:
+            return said
         return take_what_fits(task, weights / MODEL, changed, place)
     try:
         load_from(task, weights / MODEL)

@@ -1,0 +1,58 @@
+"""Figures of policies that learn to schedule: speed-up and entropy against evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tokmill.errors import TokmillError
+from tokmill.report.figures import Figure, Series, curves_of, refuse
+from tokmill.report.runs import RunSummary, read_runs
+
+SPEEDUPS = {
+    "speedup": ("drawn schedules", ":"),
+    "best_speedup": ("best so far", "-"),
+    "val_speedup": ("held out", "--"),
+}
+ENTROPIES = {"entropy": ("share of the largest", "-")}
+
+
+def speedup(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+    """Return how many times as fast schedules are, by the evaluations of a run; geometric means."""
+    refuse("speedup", column=column, sample=sample)
+    series = by_evaluations(read_runs(paths), SPEEDUPS, "speed-up")
+    return Figure("Speed-up", "evaluations", "times as fast", "line", series, log_y=2)
+
+
+def entropy(paths: Sequence[Path], sample: int | None = None, column: str = "") -> Figure:
+    """Return the entropy of policies, by the evaluations of a run."""
+    refuse("entropy", column=column, sample=sample)
+    series = by_evaluations(read_runs(paths), ENTROPIES, "entropy")
+    return Figure("Entropy of the policy", "evaluations", "share of the largest", "line", series)
+
+
+def by_evaluations(
+    runs: Sequence[RunSummary], metrics: Mapping[str, tuple[str, str]], what: str
+) -> list[Series]:
+    """Return curves whose x is evaluations; raises `TokmillError` for runs of other tasks."""
+    found = []
+    counts = {run.flat.get("task.bench_count") for run in runs}
+    for run in runs:
+        if not isinstance(run.flat.get("task.bench_count"), int):
+            raise TokmillError(
+                "the run learned no schedules",
+                where=str(run.path),
+                hint="`tokmill rl train` makes such runs",
+            )
+    if len(counts) == 1:
+        (each,) = counts
+        found = [replace(one, x=one.x * each) for one in curves_of(runs, metrics, what)]
+    else:
+        # Runs with different steps form different curves.
+        for colour, run in enumerate(runs):
+            found += [
+                replace(one, x=one.x * run.flat["task.bench_count"], colour=colour)
+                for one in curves_of([run], metrics, what)
+            ]
+    return found

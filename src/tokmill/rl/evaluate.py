@@ -1,0 +1,130 @@
+"""What a trained policy is worth on modules: without any measurement, and as the best of some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokmill.errors import UsageError
+from tokmill.mlir.env import ScheduleEnv
+from tokmill.mlir.measure import Measurements
+from tokmill.mlir.problem import Problem
+from tokmill.models.model import Tensors
+from tokmill.rl.loop import outcome
+from tokmill.rl.modules import check_fits
+from tokmill.rl.rollout import Episode, play
+from tokmill.rl.task import Schedules
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A module and the schedules that a policy found for it."""
+
+    problem: Problem
+    first: Episode
+    """By the likeliest actions: nothing was measured before."""
+    tried: list[Episode]
+    """Those and the drawn ones, in the order in which they were measured."""
+    best: Episode
+    """The best of them; its result was measured again in a fresh process."""
+    text: str
+    """That schedule as a file."""
+
+    @property
+    def operation(self) -> str:
+        """Return the kind of its operation; `chain` for several."""
+        operations = self.problem.operations
+        return operations[0].kind if len(operations) == 1 else "chain"
+
+
+def evaluate(
+    task: Schedules,
+    problems: Sequence[Problem],
+    measure: Measurements,
+    samples: int = 0,
+    seed: int = 0,
+    done: Callable[[], None] = lambda: None,
+) -> list[Evaluated]:
+    """Schedule modules by the likeliest actions and `samples` times by drawn ones; measure all.
+
+    `done` is called after each measurement. Raises `UsageError` for a module that the policy has
+    no room for.
+    """
+    config = task.model.config
+    for problem in problems:
+        check_fits(problem, config.sizes)
+    if samples < 0:
+        raise UsageError(f"{samples} samples are less than none", hint="--samples 16")
+
+    def act(batch: Tensors) -> dict[str, Tensor]:
+        with torch.no_grad():
+            return task.act(batch)
+
+    def run(greedy: bool) -> list[Episode]:
+        numbers = range(len(problems))
+        return play(act, room, numbers, task.layout, greedy=greedy, done=done)
+
+    room = ScheduleEnv(problems, measure, config.sizes, config.view)
+    task.eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        rounds = [run(greedy=True), *(run(greedy=False) for _ in range(samples))]
+    found = []
+    for number, problem in enumerate(problems):
+        tried = [episodes[number] for episodes in rounds]
+        best = max(tried, key=lambda one: one.gain)
+        if samples and best.result.status == "ok":
+            # The best of several is partly the luckiest.
+            best.result = measure(problem, best.schedule, again=True)
+        text = task.space.text(measure.problem(problem), best.schedule)
+        found.append(Evaluated(problem, tried[0], tried, best, text))
+    return found
+
+
+def summary(found: Sequence[Evaluated]) -> dict[str, Any]:
+    """Return geometric means and shares over modules, and the best gain of each operation."""
+    return {
+        "zero_shot": outcome([one.first for one in found]),
+        "best": outcome([one.best for one in found]),
+        "operations": {
+            kind: {
+                "modules": len(same),
+                "zero_shot": outcome([one.first for one in same])["speedup"],
+                "best": outcome([one.best for one in same])["speedup"],
+                "largest": float(np.max([one.best.gain for one in same])),
+            }
+            for kind in sorted({one.operation for one in found})
+            for same in [[one for one in found if one.operation == kind]]
+        },
+    }
+
+
+def facts(one: Evaluated) -> dict[str, Any]:
+    """Return what `--json` says of a module."""
+    return {
+        "module": one.problem.name,
+        "operation": one.operation,
+        "zero_shot": _facts(one.first),
+        "best": _facts(one.best),
+        "measured": len(one.tried),
+        "best_so_far": np.maximum.accumulate([max(1.0, e.gain) for e in one.tried]).tolist(),
+        "schedule": one.text,
+    }
+
+
+def _facts(episode: Episode) -> Mapping[str, Any]:
+    result = episode.result
+    return {
+        "status": result.status,
+        "reason": result.reason,
+        "speedup": episode.gain,
+        "milliseconds": result.nanoseconds / 1e6,
+        "baseline_milliseconds": result.baseline / 1e6,
+        "noise": result.noise,
+        "actions": [repr(action) for action in episode.schedule],
+    }

@@ -1,0 +1,170 @@
+"""The model of a policy: what it sees of an operation, as one vector, by one of the embeddings.
+
+Its heads give scores for every part of an action (`actions`), and the value of the state.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from tokmill.errors import UsageError
+from tokmill.mlir import views
+from tokmill.mlir.features import Sizes
+from tokmill.mlir.views import Spaces, Wanted
+from tokmill.models.inputs import Inputs
+from tokmill.models.model import Model, Tensors
+from tokmill.rl import embeddings
+from tokmill.rl.actions import Layout, Scores
+from tokmill.rl.embeddings import Embedding
+from tokmill.rl.modules import space_of
+
+SEEN = "sees."
+"""How the names of observed arrays begin in `Tensors.values`."""
+MANY_NUMBERS, MANY_WEIGHTS = 2_500, 20_000_000
+"""Above these a note is printed before a training begins."""
+LONGEST = 512
+"""Tokens of fields that a sequence may have; what all other positions hold is left out."""
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a policy sees of an operation, and its sizes."""
+
+    kind: Literal["policy"] = "policy"
+    model_type: str = "lstm"
+    """What makes a vector of an operation: lstm, distilbert or loop_transformer."""
+    model_config: dict[str, dict[str, Any]] = {}
+    """Sizes of each model_type: `[model.model_config.distilbert]`."""
+    space: str = "loops"
+    """What it changes: loops, or iree for the tiles of IREE's code generator."""
+    hidden: int = 256
+    """Width of the layers behind it."""
+    depth: int = 2
+    """How many layers stand behind it."""
+    loops: int = 8
+    """Loops that an operation may have; packing doubles those of a product of matrices."""
+    accesses: int = 4
+    """Loads that an operation may have, and stores."""
+    dimensions: int = 5
+    """Dimensions that a tensor may have."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """Return what the vectors of an operation have room for."""
+        return Sizes(
+            loops=self.loops,
+            accesses=self.accesses,
+            dimensions=self.dimensions,
+            normalize="log2",
+            tiles=space_of(self.space).sizes,
+        )
+
+    @property
+    def view(self) -> Wanted:
+        """Return what the environment must show."""
+        wanted = embeddings.view_of(self.model_type, self.model_config)
+        if wanted.kind == "fields" and not wanted.max_seq_length:
+            # Weights must not depend on the modules that a run happens to learn from.
+            wanted = msgspec.structs.replace(wanted, max_seq_length=LONGEST)
+        return wanted
+
+    def notes(self) -> list[str]:
+        """Return what is doubtful about the sizes, before a training begins."""
+        spaces, made = self.spaces, []
+        numbers = spaces["operation"].shape[0] if "operation" in spaces else 0
+        if numbers > MANY_NUMBERS:
+            made.append(
+                f"an operation is {numbers:,} numbers: model.loops, model.accesses and "
+                "model.dimensions decide it"
+            )
+        length = spaces["ids"].shape[0] if "ids" in spaces else 0
+        if length > LONGEST:
+            made.append(
+                f"{self.model_type} reads sequences of {length:,} tokens, and attention takes time "
+                'by the square of them: tokens = "fields" has a few hundred'
+            )
+        weights = sum(one.numel() for one in self._on_meta().parameters())
+        if weights > MANY_WEIGHTS:
+            made.append(
+                f"the policy has {weights:,} weights: on a CPU one of a million learns sooner; "
+                f"model.model_config.{self.model_type} has its sizes"
+            )
+        return made
+
+    @property
+    def spaces(self) -> Spaces:
+        """Return the arrays that the environment shows."""
+        return views.make(self.view, self.sizes, []).spaces()
+
+    def _on_meta(self) -> Policy:
+        with torch.device("meta"):
+            return Policy(self, Inputs())
+
+
+class Policy(Model):
+    """An embedding and fully connected layers; (B, 1, D)."""
+
+    Config = PolicyConfig
+    causal = False
+
+    def __init__(self, config: PolicyConfig, inputs: Inputs) -> None:
+        super().__init__()
+        for name in ("hidden", "depth", "loops", "accesses", "dimensions"):
+            if getattr(config, name) < 1:
+                raise UsageError(
+                    f"model.{name}: {getattr(config, name)} is below 1", hint="1 is the least"
+                )
+        self.config, self.dim = config, config.hidden
+        self.spaces = config.spaces
+        self.observes = embeddings.make(config.model_type, self.spaces, config.model_config)
+        layers: list[nn.Module] = []
+        width = self.observes.output_size
+        for _ in range(config.depth):
+            layers += [nn.Linear(width, config.hidden), nn.ReLU()]
+            width = config.hidden
+        self.backbone = nn.Sequential(*layers)
+
+    @property
+    def embedding(self) -> Embedding:  # type: ignore[override]
+        """Return what makes a vector of an observation; a policy has no columns of ids."""
+        return self.observes
+
+    def forward(self, batch: Tensors, places: Tensor | None = None) -> Tensor:
+        """Return a state of each row, (B, 1, D)."""
+        seen = {
+            name.removeprefix(SEEN): value
+            for name, value in batch.values.items()
+            if name.startswith(SEEN)
+        }
+        found: Tensor = self.backbone(self.observes(seen))
+        return found[:, None]
+
+    def flops_per_token(self, length: int) -> float:
+        """Return 6 operations a weight, as for any fully connected layer."""
+        return 6.0 * sum(parameter.numel() for parameter in self.parameters())
+
+
+class Heads(nn.Module):
+    """Scores of every part of an action, and the value; from states (B, D)."""
+
+    def __init__(self, width: int, layout: Layout) -> None:
+        super().__init__()
+        self.layout = layout
+        self.kind = nn.Linear(width, len(layout.kinds))
+        self.tiles = nn.Linear(width, len(layout.cuts) * layout.loops * layout.tiles)
+        self.order = nn.Linear(width, layout.loops * layout.loops)
+        self.value = nn.Linear(width, 1)
+        for head in (self.kind, self.tiles, self.order):
+            # The first policy is nearly even.
+            nn.init.normal_(head.weight, std=0.01 / width**0.5)
+            nn.init.zeros_(head.bias)
+
+    def forward(self, states: Tensor) -> tuple[Scores, Tensor]:
+        """Return scores and values (B,)."""
+        rows, layout = len(states), self.layout
+        tiles = self.tiles(states).view(rows, len(layout.cuts), layout.loops, layout.tiles)
+        order = self.order(states).view(rows, layout.loops, layout.loops)
+        return Scores(self.kind(states), tiles, order), self.value(states)[:, 0].float()

@@ -1,0 +1,111 @@
+"""Episodes: a policy acts in environments side by side; each episode ends with a measurement."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tokmill.mlir.env import ScheduleEnv
+from tokmill.mlir.measure import Result
+from tokmill.models.model import Tensors
+from tokmill.rl import actions
+from tokmill.rl.actions import Layout, Scores
+from tokmill.rl.task import batch_of
+
+Array = np.ndarray[Any, Any]
+Act = Callable[[Tensors], dict[str, Tensor]]
+"""`Engine.act`: scores of a batch."""
+
+
+@dataclass
+class Episode:
+    """A module from the first action to its measurement; lists are by move."""
+
+    problem: int
+    seen: list[Mapping[str, Array]] = field(default_factory=list)
+    masks: list[Mapping[str, Array]] = field(default_factory=list)
+    chosen: list[Array] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    illegal: int = 0
+    result: Result = field(default_factory=lambda: Result(status="crashed"))
+    schedule: tuple[Any, ...] = ()
+
+    @property
+    def gain(self) -> float:
+        """Return the speed-up, 1 for what gave no result: the module without a schedule runs."""
+        return self.result.gain if self.result.status == "ok" else 1.0
+
+
+def play(
+    act: Act,
+    room: ScheduleEnv,
+    problems: Sequence[int],
+    layout: Layout,
+    *,
+    greedy: bool = False,
+    done: Callable[[], None] = lambda: None,
+) -> list[Episode]:
+    """Return an episode of each problem, by its number in the environment `room`.
+
+    All of them move together, so that a step of all is one batch; `done` is called after each
+    measurement. Nothing but torch's random numbers is drawn, and with `greedy` none.
+    """
+    episodes = [Episode(problem) for problem in problems]
+    # Copies share what does not change; `reset` makes the rest.
+    rooms = [copy.copy(room) for _ in episodes]
+    states = [
+        one.reset(seed=0, options={"problem": episode.problem})
+        for one, episode in zip(rooms, episodes, strict=True)
+    ]
+    going = list(range(len(episodes)))
+    while going:
+        seen = [states[number][0] for number in going]
+        allowed = [states[number][1]["action_mask"] for number in going]
+        chosen, logp, values = _decide(act, seen, allowed, layout, greedy)
+        still = []
+        for place, number in enumerate(going):
+            episode = episodes[number]
+            observation, reward, over, _, info = rooms[number].step(chosen[place])
+            episode.seen.append(seen[place])
+            episode.masks.append(allowed[place])
+            episode.chosen.append(chosen[place])
+            episode.logp.append(logp[place])
+            episode.values.append(values[place])
+            episode.rewards.append(reward)
+            episode.illegal += info["illegal"]
+            states[number] = (observation, info)
+            if over:
+                episode.result, episode.schedule = info["result"], info["schedule"]
+                done()
+            else:
+                still.append(number)
+        going = still
+    return episodes
+
+
+def stacked(arrays: Sequence[Mapping[str, Array]]) -> dict[str, Tensor]:
+    """Return arrays of several moves as tensors, by name."""
+    return {name: torch.from_numpy(np.stack([one[name] for one in arrays])) for name in arrays[0]}
+
+
+def _decide(
+    act: Act,
+    seen: Sequence[Mapping[str, Array]],
+    allowed: Sequence[Mapping[str, Array]],
+    layout: Layout,
+    greedy: bool,
+) -> tuple[Array, list[float], list[float]]:
+    masks = actions.masks_of(allowed)
+    found = {name: value.cpu() for name, value in act(batch_of(stacked(seen), masks)).items()}
+    scores = Scores(*(found[name] for name in Scores._fields))
+    chosen = actions.choose(scores, masks, layout, greedy=greedy)
+    judged = actions.judge(scores, masks, chosen, layout)
+    return chosen.numpy(), judged.logp.tolist(), found["value"].tolist()

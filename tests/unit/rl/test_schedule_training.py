@@ -1,0 +1,246 @@
+"""PPO on the session: it improves, stops, goes on to the bit, and outlives its candidates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import made_times
+import tokmill
+from made_times import LINES, recipe
+from tokmill.cli import main
+from tokmill.errors import Interrupted, UsageError
+from tokmill.mlir import problem
+from tokmill.mlir.measure import Measurements, Result
+from tokmill.rl import loop as loops
+from tokmill.rl.evaluate import evaluate, summary
+from tokmill.training.estimate import estimate
+from tokmill.training.recipe.check import from_dict, notes
+from tokmill.training.recipe.resolve import resolve
+from tokmill.training.runs.run import load_task
+from toy import losses, stop_after, weights
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measurements, "_measure", made_times.made)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and the cache that it filled beside it."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Measurements, "_measure", made_times.made)
+        tokmill.train(recipe(folder / "cache"), folder / "run", quiet=True)
+    return folder
+
+
+def test_it_improves_and_keeps_the_best(tmp_path: Path) -> None:
+    value = recipe(tmp_path / "cache", steps=30, eval_every=0)
+    run = tokmill.train(value, tmp_path / "run", quiet=True)
+    rewards = [losses(run.path, "reward")[step] for step in range(1, 31)]
+    assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 0.2
+    assert run.metrics["val_speedup"] > 2 and run.metrics["evaluations"] == 240
+    assert run.metrics["val_loss"] == pytest.approx(-np.log10(run.metrics["val_speedup"]))
+    best = json.loads((run.path / loops.BEST).read_text())
+    assert set(best) == set(LINES)
+    found = np.exp(np.mean([np.log(one["speedup"]) for one in best.values()]))
+    assert run.metrics["best_speedup"] == pytest.approx(found)
+
+
+def test_a_replay_is_equal_to_the_bit_stopped_or_not(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measured times are noise here, so equal weights come from the cache alone."""
+    value = recipe(recorded / "cache")
+    tokmill.train(value, tmp_path / "whole", quiet=True)
+    assert "measured now" not in capsys.readouterr().err
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(3, patch)
+        tokmill.train(value, tmp_path / "parts", quiet=True)
+    tokmill.train(None, tmp_path / "parts", resume=True, quiet=True)
+    kept = weights(recorded / "run")
+    for name in ("whole", "parts"):
+        found = weights(tmp_path / name)
+        assert all(torch.equal(found[key], kept[key]) for key in kept)
+        assert losses(tmp_path / name, "reward") == losses(recorded / "run", "reward")
+    other = recipe(tmp_path / "other-cache")
+    tokmill.train(other, tmp_path / "anew", quiet=True)
+    assert "were measured now" in capsys.readouterr().err
+    anew = weights(tmp_path / "anew")
+    assert not all(torch.equal(anew[key], kept[key]) for key in kept)
+
+
+def test_lost_measurements_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    value = recipe(tmp_path / "cache")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(2, patch)
+        tokmill.train(value, tmp_path / "run", quiet=True)
+    for file in tmp_path.glob("cache*"):
+        file.unlink()
+    capsys.readouterr()
+    tokmill.train(None, tmp_path / "run", resume=True, quiet=True)
+    assert "measured anew" in capsys.readouterr().err
+
+
+def test_what_gives_no_result_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = iter(["crashed", "timeout", "wrong", "memory", "refused"] * 100)
+
+    def fails(*arguments: Any) -> Result:
+        return Result(status=next(statuses))
+
+    monkeypatch.setattr(Measurements, "_measure", fails)
+    value = recipe(tmp_path / "cache", steps=3)
+    run = tokmill.train(value, tmp_path / "run", quiet=True)
+    assert run.metrics["reward"] == -1 and run.metrics["failed"] == 1
+    assert run.metrics["speedup"] == run.metrics["best_speedup"] == 1
+    assert json.loads((run.path / loops.BEST).read_text()) == {}
+
+
+def test_a_collapse_of_the_entropy_is_told_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = recipe(tmp_path / "cache", steps=3)
+    value["task"] |= {"entropy_floor": 1.0}
+    value["optim"]["lr"] = 0.3
+    run = tokmill.train(value, tmp_path / "run", quiet=True)
+    alarms = losses(run.path, "entropy_alarm")
+    assert any(alarms.values()) == ("nearly certain" in capsys.readouterr().err)
+    assert max(losses(run.path, "entropy_coef").values()) > 0.01
+
+
+def test_passes_end_where_the_policy_has_moved_far(tmp_path: Path) -> None:
+    for most, passes in ((1e-9, 1), (0.0, 4)):
+        value = recipe(tmp_path / "cache", steps=1)
+        value["task"] |= {"max_kl": most, "value_batch_size": 8}
+        run = tokmill.train(value, tmp_path / str(passes), quiet=True)
+        assert run.metrics["passes"] == passes
+
+
+def test_each_module_comes_equally_often() -> None:
+    drawn = [one for step in range(9) for one in loops.drawn(6, step, 4, 7)]
+    assert sorted(drawn) == sorted([*range(6)] * 6)
+    assert loops.drawn(6, 3, 4, 7) == loops.drawn(6, 3, 4, 7) != loops.drawn(6, 3, 4, 8)
+    assert loops.drawn(1, 5, 3, 0) == [0, 0, 0]
+
+
+def test_evaluation_of_a_run(recorded: Path, tmp_path: Path) -> None:
+    task: Any = load_task(recorded / "run")
+    problems = [problem.of_line(line) for line in ("matmul 32 64 64", "add 64 512, relu")]
+    with Measurements(loops.settings_of(task.config), tmp_path / "cache") as measure:
+        torch.manual_seed(5)
+        before = torch.get_rng_state()
+        found = evaluate(task, problems, measure, samples=4, seed=1)
+        assert torch.equal(before, torch.get_rng_state())
+        again = evaluate(task, problems, measure, samples=4, seed=1)
+    assert [len(one.tried) for one in found] == [5, 5]
+    assert [[e.schedule for e in one.tried] for one in found] == [
+        [e.schedule for e in one.tried] for one in again
+    ]
+    means = summary(found)
+    assert set(means["operations"]) == {"matmul", "chain"}
+    gains = [one.first.gain for one in found]
+    assert means["zero_shot"]["speedup"] == pytest.approx(np.exp(np.mean(np.log(gains))))
+
+
+def test_the_commands(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def command(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["rl", *words])
+        shown = capsys.readouterr()
+        return int(str(ended.value.code)), shown.out + shown.err
+
+    run = str(recorded / "run")
+    code, text = command(
+        "eval", run, "--samples", "2", "--cache", str(tmp_path / "cache"), "--json"
+    )
+    found = json.loads(text)
+    assert code == 0 and found["modules"][0]["module"] == "matmul 32 64 64"
+    code, text = command("eval", run, "add 64 64", "-o", str(tmp_path / "best"))
+    assert code == 0 and "geometric mean" in text and (tmp_path / "best/000.mlir").exists()
+    code, text = command("eval", run, "add 2 2 2 2 2 2")
+    assert code == 2 and "6 dimensions of 5" in text and "model.dimensions" in text
+    code, text = command("eval", str(tmp_path))
+    assert code == 1 and "no run" in text
+    code, text = command("train", "schedules-lstm")
+    assert code == 2 and "needs a folder" in text
+    code, text = command("train", "schedules-lstm", "--dry-run")
+    assert code == 0 and "policy, schedules" in text
+
+
+def test_one_process_alone(recorded: Path) -> None:
+    class Two:
+        world = 2
+
+    value = from_dict(recipe(recorded / "cache"))
+    with pytest.raises(UsageError, match="one process"):
+        loops.ScheduleLoop(value, None, [], None, Two(), recorded)  # type: ignore[arg-type]
+
+
+def test_settings_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The document's file, read as it is."""
+    folder = tmp_path / "code_files"
+    folder.mkdir()
+    (folder / "a.mlir").write_text(problem.of_line("matmul 8 8 8").text)
+    (tmp_path / "config_distilbert.json").write_text(
+        json.dumps(
+            {
+                "model_type": "distilbert",
+                "bench_count": 4,
+                "ppo_batch_size": 8,
+                "value_batch_size": 8,
+                "lr": 0.0001,
+                "benchmarks_folder_path": str(folder),
+                "model_config": {
+                    "distilbert": {
+                        "hidden_size": 768,
+                        "num_attention_heads": 12,
+                        "num_hidden_layers": 6,
+                        "max_seq_length": 512,
+                        "dropout": 0.1,
+                    }
+                },
+            }
+        )
+    )
+    config = resolve(tmp_path / "config_distilbert.json", tmp_path / "run", {}, False)
+    assert (config.model.kind, config.task.kind) == ("policy", "schedules")
+    assert config.model.model_config["distilbert"]["hidden_size"] == 768
+    assert (config.task.bench_count, config.task.value_batch_size) == (4, 8)
+    assert config.optim.lr == 1e-4 and config.task.benchmarks_folder_path == str(folder)
+    assert any("weights" in note for note in notes(config))
+    config = resolve("schedules-lstm", tmp_path / "run", {"model_type": "lstm"}, False)
+    assert not notes(config)
+    assert estimate(config)["task"] == "schedules"
+
+
+def test_mistakes_in_recipes(tmp_path: Path) -> None:
+    for change, what in (
+        ({"task": {"modules": []}}, "no module to learn from"),
+        ({"task": {"held_out": [LINES[0]]}}, "learned from too"),
+        ({"task": {"bench_count": 0}}, "bench_count"),
+        ({"task": {"gamma": float("nan")}}, "gamma"),
+        ({"model": {"model_type": "gru"}}, "gru"),
+        ({"model": {"model_config": {"lstm": {"width": 3}}}}, "width"),
+        ({"model": {"loops": 2}}, "loops"),
+        ({"model": {"hidden": 0}}, "hidden"),
+        ({"task": {"benchmarks_folder_path": str(tmp_path)}}, "no .mlir file"),
+    ):
+        value = recipe(tmp_path / "cache")
+        for table, keys in change.items():
+            value[table] |= keys  # type: ignore[operator]
+        with pytest.raises(tokmill.errors.TokmillError, match=what):
+            tokmill.train(value, tmp_path / "run", quiet=True)
+    value = recipe(tmp_path / "cache") | {"model": {"kind": "encoder"}}
+    with pytest.raises(UsageError, match="needs a policy"):
+        tokmill.train(value, tmp_path / "run", quiet=True)
