@@ -7,8 +7,8 @@ and an order names each loop once. Shapes: B rows, K kinds, C of them with tiles
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -171,7 +171,7 @@ def _draw(scores: Tensor, mask: Tensor, greedy: bool) -> Tensor:
     return found.argmax(1)
 
 
-def masks_of(found: list[Mapping[str, object]]) -> Masks:
+def masks_of(found: Sequence[Mapping[str, Any]]) -> Masks:
     """Return the masks of several environments (`info["action_mask"]`) as one batch."""
     parts = (torch.stack([torch.as_tensor(one[name]).bool() for one in found]) for name in
              Masks._fields)  # fmt: skip

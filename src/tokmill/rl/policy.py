@@ -128,7 +128,7 @@ class Policy(Model):
         self.backbone = nn.Sequential(*layers)
 
     @property
-    def embedding(self) -> Embedding:  # type: ignore[override]
+    def embedding(self) -> Embedding:
         """Return what makes a vector of an observation; a policy has no columns of ids."""
         return self.observes
 
