@@ -110,6 +110,7 @@ MODELS: dict[str, Part] = {
     "convolution": Part(
         "tokmill.models.convolution:Convolution", "train", "dilated convolutions, for bytes"
     ),
+    "bag": Part("tokmill.models.bag:Bag", "train", "a bag of n-grams, quick to learn"),
     "set_transformer": Part(
         "tokmill.models.set_transformer:SetTransformer", "train", "one vector of a weighted set"
     ),
@@ -182,6 +183,9 @@ LIFTERS: dict[str, Part] = {
 RULES: dict[str, Part] = {
     # how an instruction becomes the tokens of its columns
     "tokmill": Part("tokmill.x86.tokens.tokmill_rules:TokmillRules", "x86", "nothing left out"),
+    "numbers": Part(
+        "tokmill.x86.tokens.number_rules:NumberRules", "x86", "as tokmill, with values of numbers"
+    ),
     "semanticbbv": Part(
         "tokmill.x86.tokens.semanticbbv:SemanticbbvRules", "x86", "as SemanticBBV emits"
     ),

@@ -41,6 +41,13 @@ Projects = Annotated[
         show_default="all",
     ),
 ]
+MoreNegatives = Annotated[
+    bool,
+    typer.Option(
+        "--more-negatives",
+        help="Functions whose compiler or level is not known are negatives in every pool.",
+    ),
+]
 ProtocolName = Annotated[
     str,
     typer.Option(
@@ -103,6 +110,7 @@ def evaluate(
         ),
     ] = None,
     protocol: ProtocolName = "expected",
+    more_negatives: MoreNegatives = False,
     min_blocks: MinBlocks = MIN_BLOCKS,
     seed: Seed = 0,
     resamples: Resamples = RESAMPLES,
@@ -127,7 +135,7 @@ def evaluate(
     _check_metric(metric)
     choice = Choice(
         protocol=protocol, pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
-        min_blocks=min_blocks, seed=seed, resamples=resamples,
+        min_blocks=min_blocks, seed=seed, resamples=resamples, more_negatives=more_negatives,
     )  # fmt: skip
     *given, place = paths
     store = Store(place)
@@ -164,6 +172,7 @@ def score(
     pairs: Pairs = "",
     projects: Projects = "",
     protocol: ProtocolName = "expected",
+    more_negatives: MoreNegatives = False,
     min_blocks: MinBlocks = MIN_BLOCKS,
     seed: Seed = 0,
     resamples: Resamples = RESAMPLES,
@@ -186,7 +195,7 @@ def score(
     _check_metric(metric)
     choice = Choice(
         protocol=protocol, pools=_numbers(pools), rows=_words(pairs), projects=_words(projects),
-        min_blocks=min_blocks, seed=seed, resamples=resamples,
+        min_blocks=min_blocks, seed=seed, resamples=resamples, more_negatives=more_negatives,
     )  # fmt: skip
     functions, unread = read_keys(keys)
     matrix = read_vectors(vectors, len(functions))

@@ -11,7 +11,16 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.progress import Progress
 from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.functions import Functions
-from tokmill.similarity.pairing import MIN_BLOCKS, Kept, Task, keep, of_projects, tasks_of, wanted
+from tokmill.similarity.pairing import (
+    MIN_BLOCKS,
+    Kept,
+    Task,
+    keep,
+    of_projects,
+    tasks_of,
+    wanted,
+    with_negatives,
+)
 from tokmill.similarity.pool_measures import POOLS, Measured, Method, Row, measure, report
 from tokmill.similarity.protocols import HERMESSIM_POOLS, hermessim, jtrans
 
@@ -58,6 +67,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of levels or compilers; none: all that there are."""
     projects: tuple[str, ...] = ()
     """Projects of the queries; none: all. Functions of others are negatives alone."""
+    more_negatives: bool = False
+    """Whether functions whose compiler or level is not known are negatives too."""
     min_blocks: int = MIN_BLOCKS
     seed: int = 0
     resamples: int = RESAMPLES
@@ -131,14 +142,22 @@ def _measured(
     """Yield the rows of the report, one after the other."""
     if choice.protocol == "hermessim":
         pools = choice.pools or HERMESSIM_POOLS
-        if choice.rows or choice.projects:
-            option = "--pairs" if choice.rows else "--projects"
+        if choice.rows or choice.projects or choice.more_negatives:
+            option = (
+                "--pairs"
+                if choice.rows
+                else "--projects"
+                if choice.projects
+                else "--more-negatives"
+            )
             raise UsageError(f"{option} is not of the protocol hermessim", hint="leave it out")
         for kind in ("XO", "XC"):
             yield hermessim(functions, kept, kind, methods, pools, choice.seed, bar.advance)
         return
     tasks = wanted(list(tasks_of(functions, kept)), choice.rows)
     tasks = of_projects(functions, tasks, choice.projects)
+    if choice.more_negatives:
+        tasks = with_negatives(functions, tasks, choice.min_blocks)
     pools = choice.pools or POOLS
     bar.total = _work(tasks, methods)
     for row in dict.fromkeys(task.row for task in tasks):

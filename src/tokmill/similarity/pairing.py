@@ -182,6 +182,29 @@ def of_projects(functions: Functions, tasks: list[Task], projects: Sequence[str]
     ]
 
 
+def with_negatives(functions: Functions, tasks: list[Task], min_blocks: int) -> list[Task]:
+    """Return tasks whose queries are as before, with more negatives.
+
+    These are functions of at least so many blocks whose compiler or level is not known, named or
+    not: of each code one, and none that has the code of a query or a match.
+    """
+    known = functions.where_known("compiler") & functions.where_known("level")
+    more = np.flatnonzero(~known & ((functions.blocks < 0) | (functions.blocks >= min_blocks)))
+    if functions.code is not None:
+        code = functions.code[more]
+        more = more[first_of_equals(code) == np.arange(len(more))]
+    found = []
+    for task in tasks:
+        here = more
+        if functions.code is not None:
+            used = functions.code[np.concatenate([task.query, task.target])]
+            here = more[~np.isin(functions.code[more], used)]
+        asked = np.arange(len(task.query)) if task.asked is None else task.asked
+        query, target = (np.concatenate([one, here]) for one in (task.query, task.target))
+        found.append(replace(task, query=query, target=target, asked=asked))
+    return found
+
+
 def wanted(tasks: list[Task], rows: Sequence[str]) -> list[Task]:
     """Return the tasks of some rows of the report; of all where none is named."""
     if not rows:

@@ -52,6 +52,7 @@ def vectors_of(task: Task, store: Store, pool: Any, batch_tokens: int) -> np.nda
     [
         *((kind, pool) for kind in KINDS for pool in get_args(Pool) if pool != "signature"),
         ("set_transformer", "signature"),
+        ("bag", "signature"),
     ],
 )
 def test_a_vector_does_not_depend_on_its_batch_mates(
