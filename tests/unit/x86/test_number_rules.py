@@ -88,7 +88,7 @@ def test_a_store_has_the_streams_of_tokmill_and_the_numbers(tmp_path: Path) -> N
 
 def test_a_cache_tells_numbers_apart() -> None:
     made = Templates("numbers", 64, number_lists())
-    code = bytes.fromhex("83f80283f80383f802e800000000e801000000")
+    code = bytes.fromhex("83f80283f80383f802e802000000e803000000")
     lengths = np.array([3, 3, 3, 5, 5], np.uint8)
     numbers = made.numbers(np.frombuffer(code, np.uint8), lengths).tolist()
     assert numbers[0] == numbers[2] != numbers[1]
