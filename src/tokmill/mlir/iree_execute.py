@@ -29,14 +29,27 @@ _baselines: OrderedDict[tuple[str, ...], _Base] = OrderedDict()
 class Program:
     """A compiled module and its inputs."""
 
-    def __init__(self, code: bytes, inputs: Sequence[np.ndarray[Any, Any]], entry: str) -> None:
+    def __init__(
+        self,
+        code: bytes,
+        inputs: Sequence[np.ndarray[Any, Any]] | int,
+        entry: str = "",
+        parameters: str = "",
+    ) -> None:
+        """Load a program; `inputs` may be the seed of random ones, `parameters` a file."""
         runtime, device, hal = _runtime()
         instance = runtime.VmInstance()
         module = runtime.VmModule.copy_buffer(instance, code)
-        self._context = runtime.VmContext(instance, [hal(instance), module])
-        self._function = module.lookup_function(entry)
-        if self._function is None:
-            raise TokmillError(f"the program has no function @{entry}", hint="compile it again")
+        modules = [hal(instance), module]
+        if parameters:
+            index = runtime.ParameterIndex()
+            index.load(parameters)
+            provider = index.create_provider(scope="model")
+            modules.insert(1, runtime.create_io_parameters_module(instance, provider))
+        self._context = runtime.VmContext(instance, modules)
+        self._function = module.lookup_function(entry or _entry(module))
+        if isinstance(inputs, int):
+            inputs = _drawn(self._function, inputs)
         self._inputs = runtime.VmVariantList(len(inputs))
         for one in inputs:
             self._inputs.push_ref(
@@ -72,6 +85,71 @@ class Program:
         return [self._runtime.DeviceArray(self._device, one).to_host() for one in views]
 
 
+def _entry(module: Any) -> str:
+    """Return the function of a program that a user calls."""
+    names = [
+        name
+        for name in module.function_names
+        if not name.startswith("__") and not name.endswith("$async")
+    ]
+    if len(names) != 1:
+        raise TokmillError(
+            f"the model has {len(names)} functions: {', '.join(names[:5])}", hint="keep one of them"
+        )
+    return str(names[0])
+
+
+def _drawn(function: Any, seed: int) -> list[np.ndarray[Any, Any]]:
+    """Return random inputs for a function, by the declaration that IREE keeps of it."""
+    declared = function.reflection.get("iree.abi.declaration", "")
+    taken = declared.partition(") ->")[0]
+    made = []
+    for kind in re.findall(r"%\w+: ([^,)]+)", taken):
+        found = re.match(r"tensor<((?:\d+x)*)(\w+)>", kind)
+        if found is None or found[2] not in execute.TYPES:
+            raise TokmillError(
+                f"the model takes a {kind.strip()}",
+                hint=f"inputs are tensors of fixed shapes, of {', '.join(execute.TYPES)}",
+            )
+        shape = tuple(map(int, found[1].split("x")[:-1]))
+        made.append(np.empty(shape, execute.TYPES[found[2]]))
+    execute.fill(made, seed)
+    # Whole numbers are mostly indices, such as tokens of a text.
+    return [abs(one) if one.dtype.kind == "i" else one for one in made]
+
+
+def whole(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile a model with and without a spec; compare and time both.
+
+    `request`: `module`, `schedule`, `parameters` (a file or ""), `runs`, `seed`, `length`. The
+    answer: `status` (`ok` or `wrong`), `obeyed` of `dispatches`, `default` and `tuned` (ns),
+    `noise`, `error`, `allowed`.
+    """
+    module, spec = request["module"], request["schedule"]
+    text, roots = iree_compile.configured(module, spec)
+    asked = _asked(spec)
+    made = [
+        Program(iree_compile.whole(module, one), request["seed"], "", request["parameters"])
+        for one in ("", spec)
+    ]
+    error, allowed = execute.difference(*(each.outputs() for each in made), request["length"])
+    answer = {
+        "status": "ok" if error <= allowed else "wrong",
+        "obeyed": sum(root.config.text in asked for root in roots),
+        "dispatches": text.count("hal.executable private"),
+        "error": error,
+        "allowed": allowed,
+    }
+    times, base = execute.in_turns(made[0], made[1], request["runs"], 120.0)
+    baseline = np.array(base)
+    noise = float(np.median(baseline) / baseline.min() - 1)
+    return answer | {"default": min(base), "tuned": min(times), "noise": noise}
+
+
+def _asked(spec: str) -> set[str]:
+    return set(re.findall(r"lowering_config = (#iree_cpu\.lowering_config<[^>]*>)", spec))
+
+
 @cache
 def _runtime() -> Any:
     runtime = plugins.require("iree.runtime")
@@ -91,7 +169,7 @@ def answer(request: dict[str, Any]) -> Any:
                 hint="export it anew, or for another version of IREE",
             ) from None
         return [msgspec.to_builtins(root) for root in roots]
-    return measure(request, flags)
+    return whole(request) if request.get("ask") == "whole" else measure(request, flags)
 
 
 def measure(request: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
@@ -130,8 +208,7 @@ class _IgnoredError(Exception):
 def _compiled(module: str, spec: str, flags: Sequence[str]) -> bytes:
     """Compile with a spec; check that what it asks for is there."""
     text, roots = iree_compile.configured(module, spec, flags)
-    asked = set(re.findall(r"lowering_config = (#iree_cpu\.lowering_config<[^>]*>)", spec))
-    if not asked & {root.config.text for root in roots}:
+    if not _asked(spec) & {root.config.text for root in roots}:
         raise _IgnoredError("no operation has the configuration that the spec gives")
     return iree_compile.compiled(text, flags)
 

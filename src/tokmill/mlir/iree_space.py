@@ -13,7 +13,8 @@ chose them, so that a schedule without actions is IREE's default. The levels, fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -186,6 +187,21 @@ class IreeSpace:
             for tag, changed in changes.items()
         ]
         return iree_spec.text(found, msgspec.json.encode(schedule).decode()) if found else ""
+
+    def merged(self, chosen: Sequence[tuple[Problem, Sequence[Any]]]) -> str:
+        """Return one spec for several problems; "" for none. Of equal operations the first counts.
+
+        Problems are those that `problem` gave.
+        """
+        found: dict[str, tuple[Root, Config]] = {}
+        for problem, schedule in chosen:
+            for operation in problem.operations:
+                changes = [each for each in schedule if each.op == operation.tag]
+                root = self._roots[problem.text, operation.tag]
+                if changes:
+                    found.setdefault(iree_spec.identity(root), (root, config(root, changes)))
+        names = [problem.name for problem, _ in chosen]
+        return iree_spec.text(list(found.values()), json.dumps(names)) if found else ""
 
     def read(self, text: str, where: str) -> tuple[Any, ...]:
         """Return the actions of a spec; raises `TokmillError` if it lists none."""

@@ -73,6 +73,11 @@ def matchable(root: Root) -> bool:
     return root.matcher != "" and len(root.config.levels) > 0
 
 
+def identity(root: Root) -> str:
+    """Return what a spec finds an operation by: equal ones cannot have different tiles."""
+    return "\n".join(_MATCHERS[root.matcher](root))
+
+
 def text(configs: Sequence[tuple[Root, Config]], comment: str) -> str:
     """Return a spec; `comment` is one line that stands in its header."""
     parts, pairs, batchless = [], [], False
