@@ -1,4 +1,4 @@
-"""`tokmill rl search|replay|show`."""
+"""`tokmill rl search|replay|show`, and the group of all commands of `rl`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from tokmill import plugins
-from tokmill.cli import rl_train
+from tokmill.cli import rl_train, rl_tune
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.cli.rl_problems import problems_of
+from tokmill.cli.rl_problems import (
+    BASELINES,
+    FILES,
+    CacheFile,
+    Modules,
+    Runs,
+    SpaceName,
+    iree_line,
+    problems_of,
+    space_called,
+)
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import make_folder, read_start, write_file
 from tokmill.progress import Progress, human_count
@@ -23,37 +33,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-FILES = {"loops": "schedule", "iree": "spec"}
-"""Space of schedules → how their files are called."""
-BASELINES = {"loops": "unscheduled", "iree": "IREE's default"}
 LONGEST_SPEC = 16 << 20
 PUBLISHED = "published ms"
 """Unscheduled, on another machine."""
 
-Modules = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODULE...",
-        help="A .mlir file, a folder of them, or sizes such as 'matmul 256 512 1024' or "
-        "'matmul 64 64 64, relu'.",
-    ),
-]
-Runs = Annotated[int, typer.Option(min=1, help="Runs of each schedule; the least time counts.")]
-SpaceName = Annotated[
-    str,
-    typer.Option(
-        "--space",
-        help="What is changed: loops (this package's lowering) or iree (tiles of IREE's).",
-    ),
-]
-CacheFile = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
-]
-
-
 app.command()(rl_train.train)
 app.command("eval")(rl_train.evaluate)
+app.command()(rl_tune.tune)
 
 
 @app.command()
@@ -200,22 +186,6 @@ def replay(
             where=str(schedule),
             hint="it was made for another module, or by another version of MLIR",
         )
-
-
-def space_called(name: str) -> Any:
-    """Return a space of schedules; raises `UsageError` for an unknown one."""
-    if name not in FILES:
-        raise UsageError(f"--space {name}: there is no such space", hint=nearest(name, FILES))
-    if name == "iree":
-        plugins.require("iree.compiler")
-        return plugins.require("tokmill.mlir.iree_space").IreeSpace()
-    return plugins.require("tokmill.mlir.space").LOOPS
-
-
-def iree_line(spec: Path, module: str = "MODULE.mlir") -> str:
-    """Return the command that compiles a module with a spec."""
-    flags = " ".join(plugins.require("tokmill.mlir.iree_compile").FLAGS)
-    return f"iree-compile {module} -o MODULE.vmfb {flags} --iree-codegen-tuning-spec-path={spec}"
 
 
 def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> dict[str, Any]:

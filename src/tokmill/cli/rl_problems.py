@@ -1,15 +1,58 @@
-"""The modules that are named on the command line of `tokmill rl`."""
+"""What the commands of `tokmill rl` share: modules, spaces of schedules, options."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from tokmill import plugins
 from tokmill.cli.output import say
+from tokmill.errors import UsageError, nearest
 
+FILES = {"loops": "schedule", "iree": "spec"}
+"""Space of schedules → how their files are called."""
+BASELINES = {"loops": "unscheduled", "iree": "IREE's default"}
 REFUSED = 5
 """Modules of a folder that were refused, of which each is named."""
+
+Modules = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODULE...",
+        help="A .mlir file, a folder of them, or sizes such as 'matmul 256 512 1024' or "
+        "'matmul 64 64 64, relu'.",
+    ),
+]
+Runs = Annotated[int, typer.Option(min=1, help="Runs of each schedule; the least time counts.")]
+SpaceName = Annotated[
+    str,
+    typer.Option(
+        "--space",
+        help="What is changed: loops (this package's lowering) or iree (tiles of IREE's).",
+    ),
+]
+CacheFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
+]
+
+
+def space_called(name: str) -> Any:
+    """Return a space of schedules; raises `UsageError` for an unknown one."""
+    if name not in FILES:
+        raise UsageError(f"--space {name}: there is no such space", hint=nearest(name, FILES))
+    if name == "iree":
+        plugins.require("iree.compiler")
+        return plugins.require("tokmill.mlir.iree_space").IreeSpace()
+    return plugins.require("tokmill.mlir.space").LOOPS
+
+
+def iree_line(spec: Path, module: str = "MODULE.mlir") -> str:
+    """Return the command that compiles a module with a spec."""
+    flags = " ".join(plugins.require("tokmill.mlir.iree_compile").FLAGS)
+    return f"iree-compile {module} -o MODULE.vmfb {flags} --iree-codegen-tuning-spec-path={spec}"
 
 
 def problems_of(modules: list[str]) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tokmill import plugins
-from tokmill.cli import rl
+from tokmill.cli import rl_problems
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.errors import TokmillError
@@ -16,9 +16,8 @@ from tokmill.files import write_file
 from tokmill.progress import Progress, human_count
 
 
-@rl.app.command()
 def tune(
-    modules: rl.Modules,
+    modules: rl_problems.Modules,
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="SPEC", help="The tuning spec is written there.")
     ],
@@ -26,7 +25,7 @@ def tune(
         float, typer.Option(min=0.01, help="Time for the search, checks at the end not counted.")
     ] = 10.0,
     seed: Annotated[int, typer.Option(help="Of random choices and of the inputs' numbers.")] = 0,
-    runs: rl.Runs = 5,
+    runs: rl_problems.Runs = 5,
     cache: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Where measurements are kept; SPEC.measurements if not."),
@@ -47,7 +46,7 @@ def tune(
     """
     tuning = plugins.require("tokmill.mlir.tune")
     measure = plugins.require("tokmill.mlir.measure")
-    space = rl.space_called("iree")
+    space = rl_problems.space_called("iree")
     model = _model(modules)
     problems, counts, skipped = _operations(modules)
     seconds = 60 * minutes
@@ -114,7 +113,7 @@ def _operations(modules: list[str]) -> tuple[list[Any], list[int], list[tuple[st
             skipped += made.skipped
             pairs = list(zip(made.problems, made.counts, strict=True))
         else:
-            pairs = [(problem, 1) for problem in rl.problems([name])]
+            pairs = [(problem, 1) for problem in rl_problems.problems_of([name])]
         for problem, count in pairs:
             problems.setdefault(problem.text, problem)
             counts[problem.text] = counts.get(problem.text, 0) + count
@@ -129,7 +128,7 @@ def _print(
     modules: list[str],
     as_json: bool,
 ) -> None:
-    line = rl.iree_line(out, modules[0] if Path(modules[0]).is_file() else "MODULE.mlir")
+    line = rl_problems.iree_line(out, modules[0] if Path(modules[0]).is_file() else "MODULE.mlir")
     if as_json:
         print_json(
             {

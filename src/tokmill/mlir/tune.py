@@ -28,6 +28,8 @@ BATCH = 8
 """Evaluations that an operation gets at a time."""
 MOST = 512
 """Evaluations of one operation."""
+LEAST = 1.02
+"""A gain below it is not worth a line in the spec."""
 WHOLE = Limits(seconds=1800, memory=16 << 30)
 """Limits of compiling and running the whole model."""
 
@@ -53,7 +55,7 @@ class Part(msgspec.Struct, kw_only=True):
     """How often it runs in the model."""
     evaluations: int
     status: str
-    """`tuned`, `default` (nothing is faster), or why it cannot be tuned."""
+    """`tuned`, `default` (nothing is faster), `not reached`, or why it cannot be tuned."""
     default: float = float("nan")
     """Nanoseconds by IREE's default."""
     tuned: float = float("nan")
@@ -143,13 +145,13 @@ def _parts(
     return parts, made
 
 
-def _share(trials: list[Trial], count: int, problem: Problem) -> float:
+def _share(trials: list[Trial], count: int, problem: Problem) -> tuple[bool, float]:
     """Return how much an operation wants to be evaluated next: untried ones first, large first."""
     if not trials:
-        return 1e30 + count * sum(each.iterations for each in problem.operations)
+        return True, float(count * sum(each.iterations for each in problem.operations))
     times = [trial.result.nanoseconds for trial in trials if trial.result.status == "ok"]
     times += [trial.result.baseline for trial in trials if trial.result.status == "ok"]
-    return count * min(times, default=0.0) / len(trials)
+    return False, count * min(times, default=0.0) / len(trials)
 
 
 def _best(problem: Problem, trials: list[Trial], measure: Measurements) -> Trial | None:
@@ -167,7 +169,9 @@ def _tell(part: Part, trials: list[Trial], best: Trial | None) -> None:
     part.evaluations = len(trials)
     good: list[Result] = [trial.result for trial in trials if trial.result.status == "ok"]
     part.default = part.tuned = min((each.baseline for each in good), default=float("nan"))
-    if best is not None and search.score(best) > 0:
+    if not trials and part.status == "default":
+        part.status = "not reached"
+    if best is not None and best.result.status == "ok" and best.result.gain >= LEAST:
         part.status, part.gain = "tuned", best.result.gain
         part.default, part.tuned = best.result.baseline, best.result.nanoseconds
 
