@@ -46,6 +46,21 @@ class Executions:
         wholes = np.bincount(self.program, self.instructions)[self.program]
         return self.instructions / wholes
 
+    def some(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Executions:
+        """Return the intervals of which `chosen` (N,) is true, and their programs."""
+        kept, program = np.unique(self.program[chosen], return_inverse=True)
+        return Executions(
+            [self.names[number] for number in kept],
+            program.astype(np.int64),
+            self.records[chosen],
+            self.instructions[chosen],
+            self.cpi[chosen],
+            self.kind,
+            self.rates[chosen],
+            self.vectors[chosen],
+            self.left_out,
+        )
+
 
 def read_executions(store: Store) -> Executions:
     """Read the intervals of a store; raises `TokmillError` for a store without a CPI."""

@@ -12,13 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill.bbv import projection, simpoint
-from tokmill.bbv.clusters import Floats, Ints, k_means, nearest
+from tokmill.bbv.clusters import Floats, Ints
 from tokmill.bbv.executions import Executions
 from tokmill.bbv.methods import METHODS
 from tokmill.bbv.population import Population, first_component
+from tokmill.bbv.shared_clusters import cluster_intervals, weights_of
 
 DRAWS = 20
 """Ranked-set samples of each program; their mean error counts."""
+CHECKED = 12
+"""One of so many points is checked."""
 
 
 class Row(NamedTuple):
@@ -43,9 +46,10 @@ class Shared(NamedTuple):
     """Shared points of programs."""
 
     points: Ints
-    """(points,) intervals: rows of the executions."""
+    """(points,) intervals that are simulated: rows of the executions."""
     weights: Floats
-    """(programs, points) share of a program's instructions that each point stands for."""
+    """(programs, points) share of a program's instructions that each point stands for; 0 of those
+    that others were only checked with."""
     rows: list[Row]
     speed_up: float
     """Instructions of all programs over those of the points."""
@@ -59,6 +63,7 @@ def shared_points(
     count: int,
     *,
     seed: int = 0,
+    checks: int | None = None,
     advance: Callable[[float], Any] = lambda amount: None,
 ) -> Shared:
     """Choose points for all programs together, and compare with points for each alone.
@@ -68,13 +73,19 @@ def shared_points(
         signatures: (N, width), finite.
         count: number of points.
         seed: of all that is random.
+        checks: points that are checked by two further ones, which are of the `count`
+            (`shared_clusters`); None: one of `CHECKED`.
         advance: called with 1 after each program.
     """
+    checks = count // CHECKED if checks is None else checks
     shares = executions.shares()
     number = len(executions.names)
-    points, labels = centre_points(signatures, shares, count, seed, executions.instructions)
+    found = cluster_intervals(executions, signatures, count, seed, checks)
+    of_clusters = weights_of(executions, found.labels, len(found.points))
+    points = found.simulated
     weights = np.zeros((number, len(points)))
-    np.add.at(weights, (executions.program, labels), shares)
+    order = np.argsort(points)
+    weights[:, order[np.searchsorted(points[order], found.points)]] = of_clusters
     truths = np.bincount(executions.program, shares * executions.cpi)
     rows, alone = [], 0.0
     for program in range(number):
@@ -97,7 +108,7 @@ def shared_points(
                 int(inside.sum()),
                 truth,
                 float(weights[program] @ executions.cpi[points]) / truth - 1,
-                _from_others(executions, signatures, inside, count, seed) / truth - 1,
+                _from_others(executions, signatures, inside, (count, seed, checks)) / truth - 1,
                 float(own.shares @ cpi[own.places]) / truth - 1,
                 float(np.mean(drawn)),
                 constant / truth - 1,
@@ -109,30 +120,18 @@ def shared_points(
     return Shared(points, weights, rows, everything / simulated, everything / alone)
 
 
-def centre_points(
-    signatures: Floats, weights: Floats, count: int, seed: int, instructions: Floats
-) -> tuple[Ints, Ints]:
-    """Return the interval nearest to the centre of each cluster, and the cluster of each."""
-    labels, centres = k_means(signatures, weights, count, seed=seed)
-    off = ((signatures - centres[labels]) ** 2).sum(axis=1)
-    return nearest(labels, off, instructions), labels
-
-
 def _from_others(
-    executions: Executions, signatures: Floats, inside: Any, count: int, seed: int
+    executions: Executions, signatures: Floats, inside: Any, how: tuple[int, int, int]
 ) -> float:
     """Return the CPI that points of other programs give; NaN if there are none."""
-    others = np.flatnonzero(~inside)
-    if not len(others):
+    if inside.all():
         return float("nan")
-    shares = executions.shares()
-    points, _ = centre_points(
-        signatures[others], shares[others], count, seed, executions.instructions[others]
-    )
-    points = others[points]
-    own = signatures[inside]
+    points = np.flatnonzero(~inside)[
+        cluster_intervals(executions.some(~inside), signatures[~inside], *how).points
+    ]
+    own, shares = signatures[inside], executions.shares()[inside]
     squares = (signatures[points] ** 2).sum(axis=1) - 2 * own @ signatures[points].T
-    return float(shares[inside] @ executions.cpi[points[squares.argmin(axis=1)]])
+    return float(shares @ executions.cpi[points[squares.argmin(axis=1)]])
 
 
 def _population(executions: Executions, inside: Any) -> Population:

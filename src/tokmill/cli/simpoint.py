@@ -84,6 +84,15 @@ def simpoint(
             "their intervals; untrained: mix of instructions and miss rates.",
         ),
     ] = "",
+    checks: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Of --signatures: points that are checked by two further ones, which count as "
+            "points.",
+            show_default="one of twelve points",
+        ),
+    ] = None,
     max_points: Annotated[
         int, typer.Option("--max-points", min=1, help="BIC chooses at most so many clusters.")
     ] = 30,
@@ -131,7 +140,7 @@ def simpoint(
                 where=str(traces[0]),
                 hint="`tokmill build bbv` makes a store of several programs",
             )
-        share(traces[0], signatures, points or 30, seed, out, quiet, json)
+        share(traces[0], signatures, points or 30, checks, seed, out, quiet, json)
         return
     choosing = plugins.require("tokmill.bbv.choose")
     options = choosing.Options(

@@ -21,7 +21,14 @@ PUBLISHED = (
 
 
 def share(
-    path: Path, named: str, points: int, seed: int, out: Path | None, quiet: bool, json: bool
+    path: Path,
+    named: str,
+    points: int,
+    checks: int | None,
+    seed: int,
+    out: Path | None,
+    quiet: bool,
+    json: bool,
 ) -> None:
     """Choose points for all programs of a store, and print what they estimate."""
     executions = plugins.require("tokmill.bbv.executions")
@@ -37,7 +44,9 @@ def share(
     else:
         vectors = _trained(store, named, known.records, quiet)
     with Progress("programs", len(known.names), unit="programs", quiet=quiet) as bar:
-        found = shared.shared_points(known, vectors, points, seed=seed, advance=bar.advance)
+        found = shared.shared_points(
+            known, vectors, points, seed=seed, checks=checks, advance=bar.advance
+        )
     if out is not None:
         _write(out, found, known)
     errors = {
