@@ -13,6 +13,8 @@ LISTED = (
     # No GPU: kernels in CUDA, and in Triton compiled for it.
     r"there is no CUDA device",
     r"the kernel needs CUDA and an Ampere GPU or a newer one",
+    # Debian's security archive has this version for one release alone.
+    r"mlir-opt-22 of Debian's mlir-22-tools is not there",
     # The tests run as root, who may write anywhere.
     r"root may write anywhere",
 )

@@ -324,6 +324,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "ray": "ray",
     "torch_mlir": "mlir",
     "gymnasium": "mlir",
+    "onnx": "mlir",
     "iree": "mlir",
     "matplotlib": "plot",
     "jinja2": "text",

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from tokmill import files
 from tokmill.errors import TokmillError
-from tokmill.mlir import toolkit
+from tokmill.mlir import importing, toolkit
 
-SUFFIXES = (".mlir", ".onnx")
+ONNX = ".onnx"
+SUFFIXES = (".mlir", ONNX)
 
 
 def text_of(path: Path) -> str:
@@ -16,12 +17,15 @@ def text_of(path: Path) -> str:
 
     Raises `TokmillError` for what is no text, and for models that cannot be imported.
     """
+    if path.suffix.lower() == ONNX:
+        return importing.of_onnx(path)
     data = files.read_start(path, toolkit.LARGEST + 1)
     try:
-        return data.decode()
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise TokmillError(
             f"byte {error.start} is not UTF-8",
             where=str(path),
             hint="a module is text; bytecode becomes text by `mlir-opt`",
         ) from None
+    return importing.of_iree(text, str(path)) if importing.is_of_iree(text) else text

@@ -1,0 +1,104 @@
+"""Models of other forms as modules that `cut` reads, by IREE's tools in children with limits.
+
+An `.onnx` file becomes torch's dialect by `iree-import-onnx`, and linalg on tensors by
+`iree-compile --compile-to=input`, which folds batch norms. Weights stay outside: shapes are all
+that is read. What comes out is printed in the generic form, which a context without IREE's
+dialects can parse.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokmill import files, plugins
+from tokmill.child import Limits, run
+from tokmill.errors import MachineError, TokmillError
+from tokmill.mlir import toolkit
+
+LIMITS = Limits(seconds=300, memory=8 << 30)
+GENERIC = "--mlir-print-op-generic"
+_TOOLS = "iree.compiler.tools"
+IMPORT, COMPILE, OPT = (
+    f"{_TOOLS}.import_onnx",
+    f"{_TOOLS}.scripts.iree_compile",
+    f"{_TOOLS}.scripts.iree_opt",
+)
+
+
+def of_onnx(path: Path) -> str:
+    """Return an ONNX model as the text of a module.
+
+    Raises `MissingExtraError` without the packages `iree-base-compiler` and `onnx`, `TokmillError`
+    with the tool's reason for what is no model, and for operations that it does not know.
+    """
+    for package in ("onnx", "iree.compiler.ir"):
+        plugins.require(package)
+    with tempfile.TemporaryDirectory(prefix="tokmill-") as folder:
+        torch, linalg = Path(folder, "torch.mlir"), Path(folder, "linalg.mlir")
+        # Without its own path the importer could not find weights in files beside the model.
+        given = path.absolute()
+        _tool(
+            IMPORT,
+            [given, "-o", torch, "--externalize-params", "--no-save-params"],
+            path,
+            "IREE imports no such model",
+            "export it with `torch.onnx.export(…, dynamo=True, opset_version=18)` and fixed sizes",
+        )
+        _tool(
+            COMPILE,
+            [torch, "--compile-to=input", GENERIC, "-o", linalg],
+            path,
+            "IREE makes no linalg operations of it",
+            "another opset, or simpler operations, may pass",
+        )
+        return _read(linalg)
+
+
+def of_iree(text: str, where: str) -> str:
+    """Return a module of IREE's dialects in the generic form; raises `TokmillError`."""
+    plugins.require("iree.compiler.ir")
+    with tempfile.TemporaryDirectory(prefix="tokmill-") as folder:
+        given, made = Path(folder, "given.mlir"), Path(folder, "made.mlir")
+        given.write_text(text)
+        _tool(
+            OPT,
+            [given, GENERIC, "-o", made],
+            Path(where),
+            "this is no valid MLIR module",
+            "`iree-compile MODEL --compile-to=input` writes modules that are read",
+        )
+        return _read(made)
+
+
+def is_of_iree(text: str) -> bool:
+    """Say whether a module has functions of IREE's dialects in their own syntax."""
+    return re.search(r"^\s*util\.(?:func|global)\b", text, re.MULTILINE) is not None
+
+
+def _read(path: Path) -> str:
+    return files.read_start(path, toolkit.LARGEST + 1).decode("utf-8", "replace")
+
+
+def _tool(module: str, arguments: Sequence[Path | str], where: Path, what: str, hint: str) -> None:
+    """Run a tool; raises `TokmillError` with the first error that it prints."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    try:
+        ended = run(command, LIMITS, lifeline=False)
+    except OSError as error:
+        raise MachineError(
+            f"{module} cannot be started: {error}", hint="are there too many processes?"
+        ) from None
+    if ended.passed or ended.code:
+        why = ended.why() if ended.passed or ended.code < 0 else _reason(ended.said)
+        raise TokmillError(f"{what}: {why}", where=str(where), hint=hint)
+
+
+def _reason(said: str) -> str:
+    """Return the first error of MLIR, or the last line of a Python error."""
+    found = re.search(r"error: (.*)", said)
+    lines = [line for line in said.strip().splitlines() if line and not line.startswith(" ")]
+    return (found[1] if found else lines[-1] if lines else "it does not say why")[:300]
