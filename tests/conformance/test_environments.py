@@ -84,7 +84,11 @@ def test_a_dry_run_and_other_commands(
     found = estimate(from_dict(CASES[name](tmp_path)))
     assert found["stores"] == [] and 12 * found["parameters"] < found["tensor_bytes"] < 1e8
     run = str(runs / name / "whole")
-    for words in (["inspect", run], ["compare", run], ["report", run, "-o", f"{tmp_path}/page.html"]):
+    for words in (
+        ["inspect", run],
+        ["compare", run],
+        ["report", run, "-o", f"{tmp_path}/page.html"],
+    ):
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert ended.value.code == 0, words

@@ -8,19 +8,39 @@ import subprocess
 import sys
 from pathlib import Path
 
+from onnx_models import small_model
 
-def test_the_commands_of_the_page_work(repository: Path, tmp_path: Path) -> None:
+
+def blocks(repository: Path) -> list[str]:
     page = (repository / "docs" / "schedules.md").read_text("utf-8")
-    (block,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
-    commands = block.replace("--budget 32", "--budget 4").splitlines()
-    assert len(commands) == 3
+    return re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+
+
+def run(commands: list[str], folder: Path) -> str:
+    """Run commands one after the other; return what the last one prints."""
     for command in commands:
         done = subprocess.run(
-            [sys.executable, "-m", *shlex.split(command)],
-            cwd=tmp_path,
+            [sys.executable, "-m", *shlex.split(command, comments=True)],
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stderr
-    assert "matmul" in done.stdout or "000.mlir" in done.stdout
+    return done.stdout
+
+
+def test_the_commands_of_the_page_work(repository: Path, tmp_path: Path) -> None:
+    commands = blocks(repository)[0].replace("--budget 32", "--budget 4").splitlines()
+    assert len(commands) == 3
+    assert "000.mlir" in run(commands, tmp_path)
+
+
+def test_models_become_stores_on_which_is_trained(repository: Path, tmp_path: Path) -> None:
+    (block,) = [block for block in blocks(repository) if "build mlir" in block]
+    small_model(tmp_path / "model.onnx")
+    few = block.replace("--schedules 100", "--schedules 3")
+    commands = few.replace("-o run ", "-o run --set run.steps=2 ").splitlines()
+    assert len(commands) == 3
+    run(commands, tmp_path)
+    assert (tmp_path / "run" / "metrics.jsonl").stat().st_size

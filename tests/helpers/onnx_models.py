@@ -77,6 +77,29 @@ def write(name: str, folder: Path) -> Path:
     return path
 
 
+def small_model(path: Path, rows: int | str = 4) -> Path:
+    """Write a model: two equal products of matrices with relu, and a sum."""
+    import numpy as np
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    weights = numpy_helper.from_array(np.ones((8, 8), np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("MatMul", ["b", "w"], ["c"]),
+        helper.make_node("Relu", ["c"], ["d"]),
+        helper.make_node("Add", ["d", "x"], ["y"]),
+    ]
+    given, made = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 8]) for name in ("x", "y")
+    )
+    graph = helper.make_graph(nodes, "g", [given], [made], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+", choices=MODELS)

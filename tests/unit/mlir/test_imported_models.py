@@ -8,32 +8,9 @@ from pathlib import Path
 import pytest
 
 from making import quick_build
-from onnx_models import write
+from onnx_models import small_model, write
 from tokmill.errors import MissingExtraError, TokmillError
 from tokmill.mlir import cut, importing, reading
-
-
-def small_model(path: Path, rows: int | str = 4) -> Path:
-    """Write a model: two equal products of matrices with relu, and a sum."""
-    import numpy as np
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    weights = numpy_helper.from_array(np.ones((8, 8), np.float32), "w")
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"]),
-        helper.make_node("Relu", ["a"], ["b"]),
-        helper.make_node("MatMul", ["b", "w"], ["c"]),
-        helper.make_node("Relu", ["c"], ["d"]),
-        helper.make_node("Add", ["d", "x"], ["y"]),
-    ]
-    given, made = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [rows, 8]) for name in ("x", "y")
-    )
-    graph = helper.make_graph(nodes, "g", [given], [made], [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.save(model, path)
-    return path
 
 
 def test_a_small_model_as_operations(tmp_path: Path) -> None:
