@@ -104,47 +104,11 @@ def config_of(model_type: str, model_config: Mapping[str, Any] | None = None) ->
 
 MOST_WEIGHTS, MOST_LAYERS, MOST = 1 << 31, 256, 1 << 14
 """Weights, layers and other sizes that an embedding may have."""
-LONG, LARGE = 256, 5_000_000
-"""Tokens of a sequence, and weights of an embedding, from which on a CPU is slow."""
 
 
 def weights_of(embedding: nn.Module) -> int:
     """Return the number of weights."""
     return sum(parameter.numel() for parameter in embedding.parameters())
-
-
-def warnings(
-    model_type: str,
-    spaces: Spaces,
-    model_config: Mapping[str, Any] | None = None,
-    *,
-    longest: int = 0,
-) -> list[str]:
-    """Return what a person should know before a training begins: long sequences, many weights.
-
-    No weight is made for this, so that sizes beyond the memory can be asked about. `longest`: how
-    many tokens a sequence has at most, if it is known (`views.longest`); else all positions count.
-    """
-    config = config_of(model_type, model_config)
-    with torch.device("meta"):
-        count = weights_of(make(model_type, spaces, model_config))
-    found = []
-    length = spaces["ids"].shape[0] if "ids" in spaces else 0
-    length = min(longest or length, length)
-    if length > LONG:
-        fewer = '; tokens = "fields" has fewer' if config.view().kind == "buckets" else ""
-        found.append(
-            f"sequences have up to {length:,} tokens, and the time of attention grows with the "
-            f"square of this number{fewer}"
-        )
-    if config.view().truncate:
-        found.append(f"sequences are cut to {length:,} tokens: truncate = true")
-    if count > LARGE:
-        found.append(
-            f"{model_type} has {count / 1e6:.1f} M weights: a training holds "
-            f"{16 * count / 1e9:.1f} GB of weights, gradients and moments"
-        )
-    return found
 
 
 def batch(

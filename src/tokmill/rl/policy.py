@@ -86,6 +86,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"{self.model_type} reads sequences of {length:,} tokens, and attention takes time "
                 'by the square of them: tokens = "fields" has a few hundred'
             )
+        if self.view.truncate and length:
+            made.append(f"sequences are cut to {length:,} tokens: truncate = true")
         weights = sum(one.numel() for one in self._on_meta().parameters())
         if weights > MANY_WEIGHTS:
             made.append(

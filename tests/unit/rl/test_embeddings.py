@@ -14,6 +14,7 @@ from tokmill.mlir import legal, problem, views
 from tokmill.mlir import schedule as actions
 from tokmill.mlir.features import Sizes
 from tokmill.rl import embeddings
+from tokmill.rl.policy import PolicyConfig
 
 LINES = ["matmul 64 32 16", "conv_2d_nchw 1 3 11 4 3 2, relu", "add 8 8", "softmax 16 32"]
 BUCKETS = {"distilbert": {"tokens": "buckets"}}
@@ -175,18 +176,15 @@ def test_the_originals_configuration() -> None:
     with torch.device("meta"):
         embedding = embeddings.make("distilbert", spaces, config)
     assert 50_000_000 < embeddings.weights_of(embedding) < 51_000_000
-    said = embeddings.warnings("distilbert", spaces, config)
-    assert "cut to 128 tokens" in said[0]
-    assert "50." in said[1]
+    cut, heavy = PolicyConfig(model_type="distilbert", model_config=config).notes()
+    assert "cut to 128 tokens" in cut
+    assert "weights" in heavy
 
 
 def test_long_sequences_are_said_before_training() -> None:
-    spaces, _ = shown("distilbert", BUCKETS)
-    (said,) = embeddings.warnings("distilbert", spaces, BUCKETS)
-    assert 'tokens = "fields" has fewer' in said
-    assert embeddings.warnings("distilbert", spaces, BUCKETS, longest=100) == []
-    spaces, _ = shown("loop_transformer", {})
-    assert embeddings.warnings("loop_transformer", spaces) == []
+    (said,) = PolicyConfig(model_type="distilbert", model_config=BUCKETS).notes()
+    assert 'tokens = "fields" has a few hundred' in said
+    assert PolicyConfig(model_type="loop_transformer").notes() == []
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ import torch
 
 import tokmill
 from making import quick_build
+from tokmill import recipe
 from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir import generators, legal, problem, views
 from tokmill.mlir.features import Sizes
+from tokmill.models.encoder import EncoderConfig
 from tokmill.rl import embeddings, pretrained
 from tokmill.rl.distilbert import DistilBert
 from tokmill.training.runs.run import load_task
@@ -29,7 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pretrained")
     (folder / "a.mlir").write_text(generators.chain(LINE))
     quick_build("mlir", folder / "a.mlir", folder / "store", schedules=3)
-    recipe: dict[str, Any] = {
+    given: dict[str, Any] = {
         "data": {"train": str(folder / "store"), "batch": 4},
         "model": {"kind": "encoder", "dim": 32, "layers": 2, "heads": 4, "hidden": 48,
                   "context": 128},
@@ -38,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "run": {"steps": 3, "seed": 7},
     }  # fmt: skip
     torch.set_num_threads(1)
-    return tokmill.train(recipe, folder / "run", quiet=True).path
+    return tokmill.train(given, folder / "run", quiet=True).path
 
 
 def shown(**config: Any) -> tuple[DistilBert, dict[str, torch.Tensor]]:
@@ -126,3 +128,13 @@ def test_other_tokens_are_refused(run: Path, tmp_path: Path) -> None:
     file.write_text("[")
     with pytest.raises(TokmillError, match="cannot be read"):
         pretrained.take_encoder(embedding, other)
+
+
+def test_the_recipes_have_equal_encoders() -> None:
+    """`tokmill rl train schedules-distilbert --from RUN` takes what mlir-fields trains."""
+    before = recipe.read_toml("mlir-fields")
+    after = recipe.read_toml("schedules-distilbert")["model"]["model_config"]["distilbert"]
+    del before["model"]["kind"]
+    embedding, _ = shown(intermediate_size=0, **after)
+    theirs = EncoderConfig(**before["model"])
+    pretrained.check_config(theirs, embedding.encoder.config, Path("RUN"))
