@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from onnx_models import small_model
 
 
@@ -44,3 +46,20 @@ def test_models_become_stores_on_which_is_trained(repository: Path, tmp_path: Pa
     assert len(commands) == 3
     run(commands, tmp_path)
     assert (tmp_path / "run" / "metrics.jsonl").stat().st_size
+
+
+@pytest.mark.long
+def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
+    repository: Path, tmp_path: Path
+) -> None:
+    (block,) = [block for block in blocks(repository) if "plot attention" in block]
+    train, learn, plot = block.splitlines()
+    few = " --set task.bench_count=2 --set 'task.modules=[\"relu 8\"]' --set 'task.held_out=[]'"
+    commands = [
+        "tokmill build mlir 'matmul 8 8 8, relu' --schedules 3 -o store",
+        train.partition("#")[0] + " --steps 2",
+        learn + " --steps 1" + few,
+        plot,
+    ]
+    run(commands, tmp_path)
+    assert (tmp_path / "attention.svg").stat().st_size > 10_000
