@@ -11,7 +11,8 @@ set -u
 # strace ends builds at any system call, mount makes small disks, setpriv gives up root's rights;
 # the compilers make the programs that are lifted; git compares their sources; chromium shows pages;
 # the readers of BinExport files that tests compare with need libmagic; valgrind runs the programs
-# whose executions are profiled, which are the compressors and sqlite3.
+# whose executions are profiled, which are the compressors and sqlite3; libomp runs parallel loops
+# of MLIR modules.
 WANTED="
 strace:strace
 mount:mount
@@ -30,6 +31,7 @@ clang:clang
 /usr/lib/x86_64-linux-gnu/libmagic.so.1:libmagic1
 x86_64-w64-mingw32-gcc:gcc-mingw-w64-x86-64-win32
 chromium:chromium
+/usr/lib/x86_64-linux-gnu/libomp.so.5:libomp5
 "
 # What unpacks and makes programs of source packages.
 PAIRS="

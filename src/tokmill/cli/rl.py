@@ -18,6 +18,7 @@ from tokmill.cli.rl_problems import (
     Modules,
     Runs,
     SpaceName,
+    Threads,
     iree_line,
     problems_of,
     space_called,
@@ -92,6 +93,7 @@ def search(
     budget: Annotated[int, typer.Option(min=1, help="Schedules measured, a module.")] = 64,
     seed: Annotated[int, typer.Option(help="Of random choices and of the inputs' numbers.")] = 0,
     runs: Runs = 5,
+    threads: Threads = 1,
     cache: CacheFile = None,
     out: Annotated[
         Path | None,
@@ -112,7 +114,7 @@ def search(
             f"--with {method}: there is no such search", hint=nearest(method, searches.SEARCHES)
         )
     problems = problems_of(modules)
-    settings = measure.Settings(runs=runs, seed=seed)
+    settings = measure.Settings(runs=runs, seed=seed, threads=threads)
     found = []
     with (
         measure.Measurements(settings, cache, space_called(space)) as measurements,
@@ -157,6 +159,7 @@ def replay(
         ),
     ],
     runs: Runs = 5,
+    threads: Threads = 1,
     as_json: AsJson = False,
 ) -> None:
     """Apply a schedule to a module, compare the results with those without it, time both.
@@ -171,7 +174,8 @@ def replay(
     if space == "iree" and "iree_codegen.tuning_spec_entrypoint" not in text:
         # It says what a schedule begins with.
         actions.read(text, str(schedule))
-    with measure.Measurements(measure.Settings(runs=runs), None, space_called(space)) as made:
+    settings = measure.Settings(runs=runs, threads=threads)
+    with measure.Measurements(settings, None, space_called(space)) as made:
         if space == "iree":
             result = made.file(problem, text)
         else:

@@ -33,6 +33,9 @@ SpaceName = Annotated[
         help="What is changed: loops (this package's lowering) or iree (tiles of IREE's).",
     ),
 ]
+Threads = Annotated[
+    int, typer.Option(min=1, help="Threads of parallel loops, by OpenMP; then the clock counts.")
+]
 CacheFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),

@@ -3,8 +3,8 @@
 Buffers are page-aligned, as alignment alone changes the time of a vector kernel by a third, and
 hold random numbers: pages of zeros that were never written share one page of memory, which
 flatters whatever is bound by memory. Outputs are poisoned before each run, so that what a kernel
-does not write is seen. Times are CPU time of the thread, the least of several runs, baseline and
-candidate in turns.
+does not write is seen. Times are CPU time of the thread, on several threads time on the clock; the
+least of several runs, baseline and candidate in turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokmill import plugins
-from tokmill.mlir import lower, operations, toolkit
+from tokmill.mlir import lower, openmp, operations, toolkit
 
 TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "i8": np.int8}
 NAME = "tokmill_kernel"
@@ -41,7 +41,9 @@ class Timed(Protocol):
 class Kernel:
     """A compiled module and its buffers."""
 
-    def __init__(self, text: str, schedule: str | None, seed: int) -> None:
+    def __init__(self, text: str, schedule: str | None, seed: int, threads: int = 1) -> None:
+        libraries = [openmp.use(threads)] if threads > 1 else []
+        self._clock = time.perf_counter_ns if threads > 1 else time.thread_time_ns
         since = time.thread_time()
         inside = toolkit.context()
         module = toolkit.parse(text, inside, "module")
@@ -57,8 +59,8 @@ class Kernel:
             _protect(function)
             if schedule is not None:
                 lower.transform(module, schedule)
-            lower.lower(module)
-            self.engine = lower.compiled(module)
+            lower.lower(module, threads)
+            self.engine = lower.compiled(module, libraries)
         self.seconds = time.thread_time() - since
         self.buffers = [_aligned(shape, TYPES[element]) for shape, element in shapes]
         fill(self.buffers[: self.inputs], seed)
@@ -73,11 +75,11 @@ class Kernel:
         self._call = self.engine.lookup(NAME)
 
     def run(self, times: int = 1) -> float:
-        """Run so many times; return the CPU time of this thread for one, in nanoseconds."""
-        since = time.thread_time_ns()
+        """Run so many times; return the time of one in nanoseconds, by the clock of the kernel."""
+        since = self._clock()
         for _ in range(times):
             self._call(self._packed)
-        return (time.thread_time_ns() - since) / times
+        return (self._clock() - since) / times
 
     def poison(self) -> None:
         """Overwrite the outputs."""
@@ -104,14 +106,14 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Time a schedule of a module beside the module as it is.
 
     `request`: `module`, `schedule` (texts), `runs`, `seed`, `lengths` (longest sum of additions),
-    `most_seconds` of CPU for all runs. The answer: `status` (`ok`, `wrong` or `refused`),
-    `reason`, and for what ran `times` and `baseline` (ns, a run each), `compile` (s), `error`
-    and `allowed`, the largest difference found and allowed, in units of the largest result.
+    `most_seconds` of CPU for all runs, `threads`. The answer: `status` (`ok`, `wrong` or
+    `refused`), `reason`, and for what ran `times` and `baseline` (ns, a run each), `compile` (s),
+    `error` and `allowed`, the largest difference found and allowed, in units of the largest result.
     """
-    module, seed = request["module"], request["seed"]
-    base = _baseline(module, seed)
+    module, seed, threads = request["module"], request["seed"], request.get("threads", 1)
+    base = _baseline(module, seed, threads)
     try:
-        kernel = Kernel(module, request["schedule"], seed)
+        kernel = Kernel(module, request["schedule"], seed, threads)
     except lower.Refused as refused:
         return {"status": "refused", "reason": refused.what}
     error, allowed = _difference(base, kernel, request["length"])
@@ -126,10 +128,10 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
     return answer | {"status": "ok", "reason": "", "times": times, "baseline": baseline}
 
 
-def _baseline(module: str, seed: int) -> Kernel:
-    key = f"{seed} {module}"
+def _baseline(module: str, seed: int, threads: int) -> Kernel:
+    key = f"{seed} {threads} {module}"
     if key not in _baselines:
-        _baselines[key] = Kernel(module, None, seed)
+        _baselines[key] = Kernel(module, None, seed, threads)
         if len(_baselines) > KEPT:
             _baselines.popitem(last=False)
     _baselines.move_to_end(key)

@@ -6,6 +6,7 @@ set can undo each other without end (LLVM 22 took 12 GB and 70 s for one small s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokmill import plugins
@@ -91,20 +92,40 @@ def transform(module: Any, schedule: str) -> None:
         ) from None
 
 
-def lower(module: Any) -> None:
-    """Turn a module on tensors into LLVM's dialect; results become arguments behind the others."""
+def lower(module: Any, threads: int = 1) -> None:
+    """Turn a module on tensors into LLVM's dialect; results become arguments behind the others.
+
+    On several threads parallel loops become OpenMP's.
+    """
     transform(module, _patterns(BEFORE_BUFFERS))
     _passes(module, BUFFERS)
     _copies(module)
     transform(module, _patterns(VECTORS))
     _copies(module)
-    _passes(module, MACHINE)
+    _passes(module, machine_passes(threads))
 
 
-def compiled(module: Any) -> Any:
-    """Return an execution engine of a lowered module."""
+def compiled(module: Any, libraries: Sequence[str] = ()) -> Any:
+    """Return an execution engine of a lowered module; `libraries` have functions that it calls."""
     engine = plugins.require("torch_mlir.execution_engine")
-    return engine.ExecutionEngine(module, opt_level=3)
+    return engine.ExecutionEngine(module, opt_level=3, shared_libs=list(libraries))
+
+
+def machine_passes(threads: int) -> tuple[str, ...]:
+    """Return the passes from loops to LLVM's dialect."""
+    if threads == 1:
+        return MACHINE
+    passes: list[str] = []
+    for name in MACHINE:
+        if name == "func.func(scf-forall-to-for)":
+            name = "func.func(scf-forall-to-parallel)"
+        elif name == "convert-scf-to-cf":
+            # Bodies are put into scopes of one block: branches inside of them come later.
+            passes += ["convert-scf-to-openmp", "canonicalize", "finalize-memref-to-llvm"]
+        elif name == "convert-func-to-llvm":
+            passes.append("convert-openmp-to-llvm")
+        passes.append(name)
+    return tuple(passes)
 
 
 def _passes(module: Any, names: tuple[str, ...]) -> None:

@@ -21,11 +21,13 @@ import numpy as np
 
 from tokmill.child import Limits
 from tokmill.child_calls import Child, ChildDied
-from tokmill.errors import MachineError
+from tokmill.errors import MachineError, UsageError
 from tokmill.mlir.problem import Problem
 from tokmill.mlir.space import LOOPS, Space
 
 STATUSES = ("ok", "wrong", "refused", "ignored", "timeout", "memory", "crashed")
+MOST = 256
+"""Threads."""
 VERSION = 1
 """Of what is measured and how; another version does not read results of this one."""
 
@@ -43,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """MiB that the child may take."""
     seed: int = 0
     """Of the random numbers in the inputs."""
+    threads: int = 1
+    """Threads of parallel loops; on more than one, times are those of the clock."""
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +85,11 @@ class Measurements:
     """
 
     def __init__(self, settings: Settings, cache: Path | None = None, space: Space = LOOPS) -> None:
+        if settings.threads != 1 and (space.name != "loops" or not 1 <= settings.threads <= MOST):
+            raise UsageError(
+                f"{settings.threads} threads cannot be measured in the space {space.name}",
+                hint=f"1 to {MOST} in the space loops; one thread in the others",
+            )
         self.settings, self.space = settings, space
         self._problems: dict[str, Problem] = {}
         self.evaluations = self.hits = 0
@@ -150,6 +159,7 @@ class Measurements:
             "seed": self.settings.seed,
             "length": problem.length,
             "most_seconds": self.settings.most_seconds,
+            "threads": self.settings.threads,
         }
         try:
             answer = self._child(request)
@@ -174,7 +184,8 @@ class Measurements:
             machine(self.space),
             module,
             schedule,
-            repr(self.settings),
+            # Without a word about one thread, as results of earlier versions have it.
+            repr(self.settings).replace(", threads=1)", ")"),
         ):
             digest.update(part.encode() + b"\0")
         return digest.digest()
