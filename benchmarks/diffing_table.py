@@ -118,7 +118,10 @@ def _row(title: str, results: Sequence[Result], names: Sequence[str]) -> str:
             scores = [one.scores[name].f1 if name in one.scores else 0.0 for one in results]
             found[name] = statistics.mean(scores)
     cells = " | ".join(f"{found[name]:.3f}" if name in found else "–" for name in names)
-    return f"| {title} | {len(results)} | {cells} | {found[OURS] - found[THEIRS]:+.3f} |"
+    # A limit of ours is no measure of how much better an answer is.
+    ended = all(THEIRS in one.scores for one in results)
+    gain = f"{found[OURS] - found[THEIRS]:+.3f}" if ended else "–"
+    return f"| {title} | {len(results)} | {cells} | {gain} |"
 
 
 def details(results: Sequence[Result]) -> list[str]:
