@@ -24,12 +24,14 @@ import jsonl_store
 import lifting
 import many_shards
 import masked_head
+import nearest_vectors
 import optimisers
 import packing
 import policies
 import rwkv7
 import sampling
 import sampling_cpi
+import signatures
 import store_check
 import x86_models
 import x86_store
@@ -99,8 +101,16 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             "CPI estimated from a few intervals",
             lambda: sampling_cpi.main(cache / "profiles"),
         ),
+        "signatures": (
+            "Simulation points that programs share",
+            lambda: signatures.main(cache),
+        ),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
         "diffing-model": ("Diffing with a trained model", lambda: diffing_model.main(cache)),
+        "nearest": (
+            "Nearest vectors of functions",
+            lambda: nearest_vectors.main(cache, peers_python),
+        ),
         "rwkv7": ("RWKV-7", rwkv7.main),
         "masked": ("Masked language modelling", masked_head.main),
         "gradient-cache": ("Contrastive steps", gradient_cache.main),

@@ -88,8 +88,8 @@ def simpoint(
         int | None,
         typer.Option(
             min=0,
-            help="Of --signatures: points that are checked by two further ones, which count as "
-            "points.",
+            help="With --signatures: check so many points by two further ones each, which are of "
+            "--points.",
             show_default="one of twelve points",
         ),
     ] = None,
