@@ -37,7 +37,7 @@ SOURCES: dict[str, Part] = {
     "mlir": Part(
         "tokmill.mlir.source:MlirSource",
         "mlir",
-        "MLIR modules and ONNX models: operations as policies see them",
+        "MLIR modules, ONNX models, sizes ('matmul 64 64 64'): operations as policies see them",
     ),
     "select": Part(
         "tokmill.builds.select:SelectSource", "", "other stores: filter, sample, split, merge"

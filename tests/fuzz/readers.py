@@ -53,6 +53,7 @@ from reader import Make, Read, Reader
 from similar_functions import make_keys, make_near, read_near, read_scored
 from small_files import (
     compressed,
+    make_benchmarks,
     make_corpus,
     make_dataset,
     make_dump,
@@ -71,6 +72,7 @@ from small_files import (
     make_tsv,
     make_vocab_txt,
     read_asked,
+    read_benchmarks,
     read_binexport,
     read_extract,
     read_graph_lines,
@@ -141,6 +143,7 @@ from whole_stores import (
 
 from interval_stores import write_intervals
 from making import TOKENIZER, jsonl, quick_build, rec, write_store
+from onnx_models import small_model
 from tokmill import plugins, recipe
 from tokmill.builds.resources import Amount
 from tokmill.builds.source import Frozen, Request
@@ -464,6 +467,8 @@ READERS: dict[str, Reader] = {
     "token-dicts": of_source("token-dicts", make_dicts, "a_tokens.pkl"),
     "triplets": of_source("triplets", make_triplets, "0_triplets.pkl"),
     "mlir": of_source("mlir", make_module, "0.mlir", share=0.1, schedules=1),
+    "onnx": of_source("mlir", lambda f: [small_model(f / "m.onnx")], "m.onnx", share=0.005),
+    "benchmarks of mlir": Reader(make_benchmarks, read_benchmarks, share=0.1),
     "mine": Reader(make_functions, read_mined, source="mine", share=0.3),
     "recode": Reader(make_x86_store, read_recode, source="recode", share=0.3),
     "datasets folder": of_source("parquet", make_dataset, "d", 0.2),

@@ -106,6 +106,32 @@ def make_module(folder: Path) -> Iterable[Path]:
     return [path]
 
 
+def make_benchmarks(folder: Path) -> Iterable[Path]:
+    """Write a module that times itself, and the time that was published."""
+    tensor = "tensor<8x8xf32>"
+    module = folder / "a.mlir"
+    module.write_text(
+        "func.func private @nanoTime() -> i64\n"
+        f"func.func @main(%a: {tensor}, %c: {tensor}) -> ({tensor}, i64) {{\n"
+        "  %0 = func.call @nanoTime() : () -> i64\n"
+        f"  %1 = linalg.matmul ins(%a, %a : {tensor}, {tensor}) outs(%c : {tensor}) -> {tensor}\n"
+        "  %2 = func.call @nanoTime() : () -> i64\n"
+        "  %3 = arith.subi %2, %0 : i64\n"
+        f"  return %1, %3 : {tensor}, i64\n}}\n"
+    )
+    times = folder / "times.json"
+    times.write_text('{"a": 146000000, "b": 5.5}')
+    return [module, times]
+
+
+def read_benchmarks(folder: Path) -> Any:
+    """The modules of a folder, what was refused, and the notes."""
+    from tokmill.mlir import problem
+
+    found = problem.of_folder(folder)
+    return [(one.text, one.published) for one in found.problems], len(found.refused), found.notes
+
+
 def make_messages(folder: Path) -> Iterable[Path]:
     from chat_peers import tokenizer
 
