@@ -14,6 +14,7 @@ chose them, so that a schedule without actions is IREE's default. The levels, fr
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -69,6 +70,14 @@ _MADE: dict[str, type[Distribute] | type[Cache] | type[Vector]] = {
     "cache": Cache,
     "vector": Vector,
 }
+
+
+_USUAL: dict[str, tuple[tuple[int, ...], ...]] = {
+    "distribute": ((0, 32, 64, 128), (0, 128, 256, 512), (0,)),
+    "cache": ((0, 16, 32), (32, 64, 128), (64, 128, 192, 256)),
+    "vector": ((4, 6, 8, 12), (32, 48, 64), (1, 4, 8)),
+}
+"""Level → usual tiles of rows, columns and the sum of a product of matrices."""
 
 
 class IreeSpace:
@@ -176,6 +185,36 @@ class IreeSpace:
             )
         bounds = tuple(size or bound for size, bound in zip(sizes, state.bounds, strict=True))
         return replace(state, taken=taken, bounds=bounds, cut=True, done=kind == "vector")
+
+    def guess(self, problem: Problem, chance: random.Random) -> tuple[Any, ...]:
+        """Return tiles of products of matrices as libraries cut them; () for others.
+
+        A panel of the right matrix that fits into a cache, and tiles of the result that fit into
+        the registers (Goto and van de Geijn, 2008).
+        """
+        taken: list[Any] = []
+        for operation in problem.operations:
+            if operation.kind != "matmul":
+                continue
+            state = self.begin(operation)
+            free = [loop for loop, parallel in enumerate(operation.parallel) if parallel][-2:]
+            summed = [loop for loop, parallel in enumerate(operation.parallel) if not parallel]
+            for kind, choices in _USUAL.items():
+                drawn = [chance.choice(each) for each in choices]
+                wanted = dict(zip(free[::-1], drawn[1::-1], strict=False))
+                wanted |= dict.fromkeys(summed, drawn[2])
+                sizes = tuple(
+                    max(
+                        size
+                        for size, may in zip(TILES, self.tiles(state, kind, loop), strict=True)
+                        if may and size <= wanted.get(loop, 0)
+                    )
+                    for loop in range(len(state.bounds))
+                )
+                if any(sizes) and self.allowed(state)[kind]:
+                    taken.append(_MADE[kind](operation.tag, sizes))
+                    state = self.take(state, taken[-1])
+        return tuple(taken)
 
     def text(self, problem: Problem, schedule: Any) -> str:
         """Return a schedule as a tuning spec; "" for none."""

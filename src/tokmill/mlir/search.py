@@ -185,7 +185,8 @@ def evolution(problem: Problem, measure: Measurements, budget: int, seed: int) -
 
     spent = 0
     while spent < min(FIRST, budget):
-        yield spend(draw(problem, chance, space=space))
+        guess = space.guess(problem, chance) if spent % 2 == 0 else ()
+        yield spend(guess or draw(problem, chance, space=space))
         spent += 1
     while spent < budget:
         parents = sorted(known.values(), key=score, reverse=True)[:FIRST]

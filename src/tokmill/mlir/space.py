@@ -7,6 +7,7 @@ by actions one after the other; a schedule is the list of all of them, and is wr
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -62,6 +63,10 @@ class Space(Protocol):
 
     def take(self, state: State, action: Any) -> State:
         """Return the state after an action; raises `UsageError` if it is not possible."""
+        ...
+
+    def guess(self, problem: Problem, chance: random.Random) -> tuple[Any, ...]:
+        """Return a schedule that is often good, drawn from several; () if there is none."""
         ...
 
     def text(self, problem: Problem, schedule: Any) -> str:
@@ -140,6 +145,10 @@ class Loops:
     def take(self, state: State, action: Any) -> State:
         """Return the state after an action; raises `UsageError` if it is not possible."""
         return legal.take(state, action)
+
+    def guess(self, problem: Problem, chance: random.Random) -> tuple[Any, ...]:
+        """Return (): a search begins with random schedules."""
+        return ()
 
     def text(self, problem: Problem, schedule: Any) -> str:
         """Return a schedule as a module of the transform dialect."""

@@ -1,0 +1,216 @@
+"""Operations by IREE with tuned tiles, beside IREE's flags, OpenBLAS and torch, on one thread.
+
+    python benchmarks/tuning.py CACHE [BUDGET] [LINE...]
+
+Every operation is searched in IREE's space with BUDGET evaluations (64). Then the winner, IREE's
+default and its flags are compiled anew by `iree-compile`, and all are timed in turns in one fresh
+process, CPU time of the thread, the least of the rounds: so that other work on the machine meets
+all of them alike.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HEADLINE = (
+    "matmul 512 512 512",
+    "matmul 128 3072 768",
+    "conv_2d_nchw 1 64 58 64 3",
+    "conv_2d_nhwc 1 64 58 64 3",
+)
+HELD_OUT = (
+    "matmul 96 384 1536",
+    "matmul 256 1000 512",
+    "batch_matmul 8 128 128 64",
+    "conv_2d_nchw 1 128 30 128 3",
+    "conv_2d_nhwc 1 32 114 64 3 2",
+    "pooling 1 64 114 3 2",
+    "reduce 1024 1024",
+    "softmax 256 1024",
+)
+"""All with the same weight."""
+FLAGS = {
+    "default": (),
+    "O3": ("--iree-opt-level=O3",),
+    "data tiling": ("--iree-opt-level=O3", "--iree-opt-data-tiling"),
+    "im2col": ("--iree-global-opt-use-im2col-for-convs",),
+}
+ROUNDS = 15
+
+
+def main(
+    cache: Path, lines: tuple[str, ...] = (*HEADLINE, *HELD_OUT), budget: int = 64
+) -> list[str]:
+    """Return the table of the section."""
+    folder = cache / "mlir"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for line in lines:
+        spec = folder / f"{line.replace(' ', '_')}.spec.mlir"
+        module = spec.with_name(spec.name.replace(".spec", ""))
+        searched(line, folder / "measurements.db", budget, module, spec)
+        environment = {name: value for name, value in os.environ.items()
+                       if name != "OPENBLAS_CORETYPE"}  # fmt: skip
+        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+            environment[name] = "1"
+        answer = subprocess.run(
+            [sys.executable, __file__, "--time", line, str(module), str(spec)],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        rows.append((line, json.loads(answer.stdout.splitlines()[-1])))
+    return table(rows)
+
+
+def table(rows: list[tuple[str, dict[str, float]]]) -> list[str]:
+    """Return rows of times in ms, and geometric means."""
+    names = ["tuned", *FLAGS, "OpenBLAS", "torch"]
+    made = [
+        "| ms, CPU time of one thread | "
+        + " | ".join(names)
+        + " | × best flags | × OpenBLAS | × torch |",
+        "|---" * (len(names) + 4) + "|",
+    ]
+    gains: dict[str, list[float]] = {"flags": [], "OpenBLAS": [], "torch": [], "default": []}
+    for line, times in rows:
+        tuned = times["tuned"]
+        ratios = {
+            "flags": min(times[name] for name in FLAGS if name in times) / tuned,
+            "default": times["default"] / tuned,
+            **{name: times[name] / tuned for name in ("OpenBLAS", "torch") if name in times},
+        }
+        for name, ratio in ratios.items():
+            gains[name].append(ratio)
+        cells = [f"{times[name] / 1e6:.3f}" if name in times else "–" for name in names]
+        cells += [f"{ratios[name]:.2f}" if name in ratios else "–" for name in list(gains)[:3]]
+        made.append(f"| {line} | " + " | ".join(cells) + " |")
+    means = {
+        name: math.exp(sum(map(math.log, found)) / len(found))
+        for name, found in gains.items()
+        if found
+    }
+    text = ", ".join(f"{value:.2f} × {name}" for name, value in means.items())
+    made += ["", f"Geometric means of the tuned one's speed: {text}."]
+    slower = [line for line, times in rows if times["tuned"] > 1.02 * times["default"]]
+    made.append(f"Slower than the default by over 2 %: {', '.join(slower) or 'none'}.")
+    return made
+
+
+def searched(line: str, cache: Path, budget: int, module: Path, spec: Path) -> None:
+    """Search an operation; write it, and the spec of the winner, which is empty if none gains."""
+    from tokmill.mlir import problem, search
+    from tokmill.mlir.iree_space import IreeSpace
+    from tokmill.mlir.measure import Measurements, Settings
+
+    given, space = problem.of_line(line), IreeSpace()
+    with Measurements(Settings(), cache, space) as measure:
+        trials = list(search.evolution(given, measure, budget, 0))
+        # Noise hides small gains from a single trial: the fastest three are measured again.
+        ranked = sorted(
+            (each for each in trials if each.result.status == "ok" and each.schedule),
+            key=lambda each: -each.result.speedup,
+        )
+        again = [(measure(given, each.schedule, again=True), each.schedule) for each in ranked[:3]]
+        good = [(one.speedup, schedule) for one, schedule in again if one.status == "ok"]
+        best = max(good, default=(0.0, ()), key=lambda each: each[0])
+        text = space.text(measure.problem(given), best[1]) if best[0] > 1.02 else ""
+    module.write_text(given.text)
+    spec.write_text(text)
+
+
+def contenders(line: str, module: Path, spec: Path) -> dict[str, Callable[[], Any]]:
+    """Return what is timed, by its name."""
+    from tokmill.mlir import iree_compile, iree_execute
+
+    entry, inputs = iree_execute.inputs(module.read_text(), 0)
+    known = module.with_suffix(".known.mlir")
+    known.write_text(iree_compile._known(module.read_text()))
+    flags: dict[str, tuple[str, ...]] = dict(FLAGS)
+    if spec.read_text():
+        flags["tuned"] = (f"--iree-codegen-tuning-spec-path={spec}",)
+    found: dict[str, Callable[[], Any]] = {}
+    for name, extra in flags.items():
+        code = module.with_suffix(f".{name.replace(' ', '-')}.vmfb")
+        made = subprocess.run(
+            [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", str(known),
+             "-o", str(code), *iree_compile.FLAGS, *extra],
+            capture_output=True,
+        )  # fmt: skip
+        if made.returncode == 0:
+            program = iree_execute.Program(code.read_bytes(), inputs, entry)
+            found[name] = program._call
+    found.setdefault("tuned", found["default"])
+    return found | peers(line, inputs)
+
+
+def peers(line: str, inputs: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
+    """Return numpy's and torch's functions for an operation."""
+    import torch
+    import torch.nn.functional as functions
+
+    torch.set_num_threads(1)
+    name, *sizes = line.split()
+    tensors = [torch.from_numpy(one) for one in inputs]
+    if "matmul" in name:
+        return {
+            "OpenBLAS": lambda: np.matmul(*inputs),
+            "torch": lambda: torch.matmul(*tensors),
+        }
+    if name.startswith("conv"):
+        stride = int(sizes[5]) if len(sizes) > 5 else 1
+        image, kernel = tensors
+        if name.endswith("nhwc"):
+            # Of the shapes that torch wants, in the same order in memory as IREE's.
+            image = image.permute(0, 3, 1, 2)
+            kernel = kernel.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
+        return {"torch": lambda: functions.conv2d(image, kernel, stride=stride)}
+    if name == "pooling":
+        window, stride = int(sizes[3]), int(sizes[4])
+        return {"torch": lambda: functions.max_pool2d(tensors[0], window, stride)}
+    if name == "reduce":
+        return {"torch": lambda: tensors[0].sum(-1)}
+    # The module has no subtraction of the largest, so torch's softmax would do more.
+    return {"torch": lambda: (powers := tensors[0].exp()) / powers.sum(-1, keepdim=True)}
+
+
+def timed(line: str, module: Path, spec: Path) -> dict[str, float]:
+    """Return the least CPU time of each contender in nanoseconds, taken in turns."""
+    import torch
+
+    found = contenders(line, module, spec)
+    least = dict.fromkeys(found, math.inf)
+    with torch.inference_mode():
+        for function in found.values():
+            function()
+        for _ in range(ROUNDS):
+            for name, function in found.items():
+                since = time.thread_time_ns()
+                function()
+                first = time.thread_time_ns() - since
+                times = max(1, min(200, int(1e6 / max(first, 1))))
+                since = time.thread_time_ns()
+                for _ in range(times):
+                    function()
+                least[name] = min(least[name], (time.thread_time_ns() - since) / times)
+    return least
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--time"]:
+        print(json.dumps(timed(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))))
+    else:
+        budget = int(sys.argv[2]) if len(sys.argv) > 2 else 64
+        chosen = tuple(sys.argv[3:]) or (*HEADLINE, *HELD_OUT)
+        print("\n".join(main(Path(sys.argv[1]), chosen, budget)))
