@@ -47,7 +47,7 @@ def tune(
     tuning = plugins.require("tokmill.mlir.tune")
     measure = plugins.require("tokmill.mlir.measure")
     space = rl_problems.space_called("iree")
-    model = _model(modules)
+    model, parameters = _model(modules, out, parameters)
     problems, counts, skipped = _operations(modules)
     seconds = 60 * minutes
     state = out.with_name(out.name + ".state")
@@ -90,13 +90,27 @@ def tune(
     _print(found, whole, skipped, out, modules, as_json)
 
 
-def _model(modules: list[str]) -> str | None:
-    """Return the text of the one model that is given, as IREE compiles it; None for sizes."""
+def _model(
+    modules: list[str], out: Path, parameters: Path | None
+) -> tuple[str | None, Path | None]:
+    """Return the text of the one model that is given, as IREE compiles it, and its weights.
+
+    None for sizes, and for several. An ONNX model is written beside the spec in MLIR.
+    """
     path = Path(modules[0])
     if len(modules) != 1 or path.is_dir() or not path.exists():
-        return None
-    text: str = plugins.require("tokmill.mlir.reading").text_of(path)
-    return text
+        return None, parameters
+    reading = plugins.require("tokmill.mlir.reading")
+    if path.suffix.lower() != reading.ONNX:
+        return reading.text_of(path), parameters
+    weights = parameters or _beside(out, "irpa")
+    text = plugins.require("tokmill.mlir.importing").of_onnx(path, None if parameters else weights)
+    write_file(_beside(out, "mlir"), text)
+    return text, weights
+
+
+def _beside(out: Path, suffix: str) -> Path:
+    return out.with_name(f"{out.name}.model.{suffix}")
 
 
 def _operations(modules: list[str]) -> tuple[list[Any], list[int], list[tuple[str, str]]]:
@@ -128,7 +142,10 @@ def _print(
     modules: list[str],
     as_json: bool,
 ) -> None:
-    line = rl_problems.iree_line(out, modules[0] if Path(modules[0]).is_file() else "MODULE.mlir")
+    name = modules[0] if Path(modules[0]).is_file() else "MODULE.mlir"
+    if name.lower().endswith(".onnx"):
+        name = str(_beside(out, "mlir"))
+    line = rl_problems.iree_line(out, name)
     if as_json:
         print_json(
             {

@@ -29,8 +29,8 @@ IMPORT, COMPILE, OPT = (
 )
 
 
-def of_onnx(path: Path) -> str:
-    """Return an ONNX model as the text of a module.
+def of_onnx(path: Path, parameters: Path | None = None) -> str:
+    """Return an ONNX model as the text of a module; write its weights to `parameters` (`.irpa`).
 
     Raises `MissingExtraError` without the packages `iree-base-compiler` and `onnx`, `TokmillError`
     with the tool's reason for what is no model, and for operations that it does not know.
@@ -41,9 +41,12 @@ def of_onnx(path: Path) -> str:
         torch, linalg = Path(folder, "torch.mlir"), Path(folder, "linalg.mlir")
         # Without its own path the importer could not find weights in files beside the model.
         given = path.absolute()
+        kept = ["--no-save-params"]
+        if parameters is not None:
+            kept = ["--save-params-to", str(parameters.absolute())]
         _tool(
             IMPORT,
-            [given, "-o", torch, "--externalize-params", "--no-save-params"],
+            [given, "-o", torch, "--externalize-params", *kept],
             path,
             "IREE imports no such model",
             "export it with `torch.onnx.export(…, dynamo=True, opset_version=18)` and fixed sizes",

@@ -35,8 +35,12 @@ class Program:
         inputs: Sequence[np.ndarray[Any, Any]] | int,
         entry: str = "",
         parameters: str = "",
+        text: str = "",
     ) -> None:
-        """Load a program; `inputs` may be the seed of random ones, `parameters` a file."""
+        """Load a program; `inputs` may be the seed of random ones, `parameters` a file.
+
+        `text`: the module, which says what the inputs are where the program does not.
+        """
         runtime, device, hal = _runtime()
         instance = runtime.VmInstance()
         module = runtime.VmModule.copy_buffer(instance, code)
@@ -49,7 +53,7 @@ class Program:
         self._context = runtime.VmContext(instance, modules)
         self._function = module.lookup_function(entry or _entry(module))
         if isinstance(inputs, int):
-            inputs = _drawn(self._function, inputs)
+            inputs = _drawn(self._function, inputs, text)
         self._inputs = runtime.VmVariantList(len(inputs))
         for one in inputs:
             self._inputs.push_ref(
@@ -99,20 +103,24 @@ def _entry(module: Any) -> str:
     return str(names[0])
 
 
-def _drawn(function: Any, seed: int) -> list[np.ndarray[Any, Any]]:
+def _drawn(function: Any, seed: int, text: str) -> list[np.ndarray[Any, Any]]:
     """Return random inputs for a function, by the declaration that IREE keeps of it."""
     declared = function.reflection.get("iree.abi.declaration", "")
-    taken = declared.partition(") ->")[0]
+    kinds = re.findall(r"%\w+: ([^,)]+)", declared.partition(") ->")[0])
+    if not declared:
+        # Modules of torch's importer have functions with fences, which are not declared.
+        found = re.findall(r'"hal\.tensor\.import"\(%arg(\d+).*-> (tensor<[^>]+>)', text)
+        kinds = [kind for _, kind in sorted((int(number), kind) for number, kind in found)]
     made = []
-    for kind in re.findall(r"%\w+: ([^,)]+)", taken):
-        found = re.match(r"tensor<((?:\d+x)*)(\w+)>", kind)
-        if found is None or found[2] not in execute.TYPES:
+    for kind in kinds:
+        parts = re.match(r"tensor<((?:\d+x)*)(\w+)>", kind)
+        if parts is None or parts[2] not in execute.TYPES:
             raise TokmillError(
                 f"the model takes a {kind.strip()}",
                 hint=f"inputs are tensors of fixed shapes, of {', '.join(execute.TYPES)}",
             )
-        shape = tuple(map(int, found[1].split("x")[:-1]))
-        made.append(np.empty(shape, execute.TYPES[found[2]]))
+        shape = tuple(map(int, parts[1].split("x")[:-1]))
+        made.append(np.empty(shape, execute.TYPES[parts[2]]))
     execute.fill(made, seed)
     # Whole numbers are mostly indices, such as tokens of a text.
     return [abs(one) if one.dtype.kind == "i" else one for one in made]
@@ -129,7 +137,7 @@ def whole(request: dict[str, Any]) -> dict[str, Any]:
     text, roots = iree_compile.configured(module, spec)
     asked = _asked(spec)
     made = [
-        Program(iree_compile.whole(module, one), request["seed"], "", request["parameters"])
+        Program(iree_compile.whole(module, one), request["seed"], "", request["parameters"], module)
         for one in ("", spec)
     ]
     results = [each.outputs() for each in made]
