@@ -31,6 +31,7 @@ import policies
 import rwkv7
 import sampling
 import sampling_cpi
+import schedules
 import signatures
 import store_check
 import x86_models
@@ -115,6 +116,10 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "masked": ("Masked language modelling", masked_head.main),
         "gradient-cache": ("Contrastive steps", gradient_cache.main),
         "checkpoint": ("A BERT of TensorFlow", bert_checkpoint.main),
+        "schedules": (
+            "Schedules: PPO beside searches",
+            lambda: schedules.main(cache),
+        ),
         "policies": ("Embeddings of schedule policies", policies.main),
         "x86-models": (
             "RWKV-7 and a decoder on programs",

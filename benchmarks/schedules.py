@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,12 +46,20 @@ SEARCHES = ("random", "greedy", "beam", "evolution")
 SHAPES = read_toml("schedules-lstm")["task"]
 TRAIN, HELD_OUT = SHAPES["modules"], SHAPES["held_out"]
 """The shapes that are learned from, and those that are not: recipes/rl/schedules-lstm.toml."""
-EVALUATIONS, SEEDS = 64, (0, 1, 2)
-SMALL = 32, (0,)
-"""Evaluations a module while learning, and seeds; of `--small`."""
-TRIED = 16
-"""Evaluations of a held-out module."""
-POINTS = (4, 8, 16, 32, 64)
+
+
+class Effort(NamedTuple):
+    """How much is measured."""
+
+    budget: int
+    """Evaluations a module that is learned from."""
+    tried: int
+    """Evaluations of a held-out module."""
+    seeds: tuple[int, ...]
+
+
+WHOLE, SMALL = Effort(64, 16, (0, 1, 2)), Effort(24, 8, (0,))
+POINTS = (4, 8, 16, 24, 32, 64)
 """Evaluations a module of the points of curves."""
 Table = dict[str, list[list[float]]]
 """Contestant → for each seed the gains of all modules."""
@@ -104,8 +112,9 @@ def curve_of(curves: Sequence[Sequence[float]]) -> list[float]:
     return [mean(column) for column in zip(*curves, strict=True)]
 
 
-def compare(cache: Path, budget: int, seeds: Sequence[int]) -> dict[str, Any]:
+def compare(cache: Path, effort: Effort) -> dict[str, Any]:
     """Return all that is measured."""
+    budget, held_budget, seeds = effort
     train = [problems.of_line(line) for line in TRAIN]
     others = [problems.of_line(line) for line in HELD_OUT]
     place = cache / "schedules" / "measurements.sqlite"
@@ -125,7 +134,7 @@ def compare(cache: Path, budget: int, seeds: Sequence[int]) -> dict[str, Any]:
                 task: Any = load_task(run)
                 with Measurements(loop.settings_of(config.task), place) as measure:
                     best = [best_of(task, one, measure) for one in train]
-                    found = evaluate.evaluate(task, others, measure, TRIED - 1, seed)
+                    found = evaluate.evaluate(task, others, measure, held_budget - 1, seed)
                     hits, evaluations = hits + measure.hits, evaluations + measure.evaluations
                 for kind, gains in (
                     ("trained", best),
@@ -133,18 +142,23 @@ def compare(cache: Path, budget: int, seeds: Sequence[int]) -> dict[str, Any]:
                     ("held", [max(1.0, one.best.gain) for one in found]),
                 ):
                     tables[kind].setdefault(name, []).append(gains)
-                say(f"{name}, seed {seed}: {mean(best):.2f}")
+                zero, tried = (tables[kind][name][-1] for kind in ("zero", "held"))
+                say(
+                    f"{name}, seed {seed}: {mean(best):.2f}; held out {mean(zero):.2f}, "
+                    f"{mean(tried):.2f}; {time.process_time() - begun:.0f} s of its own"
+                )
             for name in SEARCHES:
                 begun = time.process_time()
                 with Measurements(loop.settings_of(config.task), place) as measure:
                     pairs = [searched(one, name, measure, budget, seed) for one in train]
-                    held = [searched(one, name, measure, TRIED, seed)[0] for one in others]
+                    held = [searched(one, name, measure, held_budget, seed)[0] for one in others]
                     hits, evaluations = hits + measure.hits, evaluations + measure.evaluations
                 spent[name] = spent.get(name, 0.0) + time.process_time() - begun
                 curves.setdefault(name, []).append(curve_of([curve for _, curve in pairs]))
                 tables["trained"].setdefault(name, []).append([max(1.0, one) for one, _ in pairs])
                 tables["held"].setdefault(name, []).append([max(1.0, one) for one in held])
-                say(f"{name}, seed {seed}: {mean(tables['trained'][name][-1]):.2f}")
+                found_for = [mean(tables[kind][name][-1]) for kind in ("trained", "held")]
+                say(f"{name}, seed {seed}: {found_for[0]:.2f}; held out {found_for[1]:.2f}")
         with Measurements(loop.settings_of(config.task), place) as measure:
             base = {one.name: measured_base(one, measure) for one in (*train, *others)}
     return {"tables": tables, "curves": curves, "spent": spent, "base": base}
@@ -280,22 +294,25 @@ def beside(base: Mapping[str, float], times: Mapping[str, float], lines: Sequenc
     return f"{mean(gains):.2f}" + (f" (on {len(gains)})" if len(gains) < len(lines) else "")
 
 
-def main(cache: Path, budget: int = EVALUATIONS, seeds: Sequence[int] = SEEDS) -> list[str]:
+def main(cache: Path, effort: Effort = WHOLE) -> list[str]:
     """Return the lines of the section."""
     begun = time.monotonic()
-    found = compare(cache, budget, seeds)
+    budget, held_budget, seeds = effort
+    found = compare(cache, effort)
     tables, curves, base = found["tables"], found["curves"], found["base"]
     times = peers([*TRAIN, *HELD_OUT])
     points = [point for point in POINTS if point <= budget]
     lines = [
         f"`python benchmarks/schedules.py CACHE`: {len(TRAIN)} modules to learn from, {budget} "
-        f"evaluations each, and {len(HELD_OUT)} held-out ones, {TRIED} each; "
+        f"evaluations each, and {len(HELD_OUT)} held-out ones, {held_budget} each; "
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}. Geometric means of how many times as "
         "fast as without a schedule, CPU time of one thread; in brackets the 95 % interval over "
         f"seeds. {(time.monotonic() - begun) / 60:.0f} minutes in all.",
         "",
         "| contestant | learned modules | held out, no measurement | slower | "
-        f"held out, best of {TRIED} | " + " | ".join(f"after {point}" for point in points) + " |",
+        f"held out, best of {held_budget} | "
+        + " | ".join(f"after {point}" for point in points)
+        + " |",
         "|---|---|---|---|---|" + "---|" * len(points),
     ]
     for name in (*RECIPES, *SEARCHES):
@@ -329,5 +346,4 @@ if __name__ == "__main__":
     parser.add_argument("cache", type=Path)
     parser.add_argument("--small", action="store_true")
     given = parser.parse_args()
-    budget, seeds = SMALL if given.small else (EVALUATIONS, SEEDS)
-    print("\n".join(main(given.cache, budget, seeds)))
+    print("\n".join(main(given.cache, SMALL if given.small else WHOLE)))

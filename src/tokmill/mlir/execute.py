@@ -22,8 +22,8 @@ from tokmill.mlir import lower, openmp, operations, toolkit
 
 TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "i8": np.int8}
 NAME = "tokmill_kernel"
-KEPT = 4
-"""Baselines that stay compiled."""
+KEPT, KEPT_BYTES = 32, 256 << 20
+"""Baselines that stay compiled, and the bytes of their buffers: a policy schedules many modules."""
 SHORTEST = 200_000
 """Nanoseconds that one timing takes at least: shorter kernels are run several times in it."""
 MOST_REPEATS = 1000
@@ -132,10 +132,14 @@ def _baseline(module: str, seed: int, threads: int) -> Kernel:
     key = f"{seed} {threads} {module}"
     if key not in _baselines:
         _baselines[key] = Kernel(module, None, seed, threads)
-        if len(_baselines) > KEPT:
+        while len(_baselines) > 1 and (len(_baselines) > KEPT or _held() > KEPT_BYTES):
             _baselines.popitem(last=False)
     _baselines.move_to_end(key)
     return _baselines[key]
+
+
+def _held() -> int:
+    return sum(buffer.nbytes for kernel in _baselines.values() for buffer in kernel.buffers)
 
 
 def in_turns(

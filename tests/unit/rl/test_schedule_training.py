@@ -219,6 +219,15 @@ def test_settings_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (config.task.bench_count, config.task.value_batch_size) == (4, 8)
     assert config.optim.lr == 1e-4 and config.task.benchmarks_folder_path == str(folder)
     assert any("weights" in note for note in notes(config))
+    (tmp_path / "twice.json").write_text('{"bench_count": 2, "steps": 3, "nb_iterations": 3}')
+    with pytest.raises(UsageError, match="same setting"):
+        resolve(tmp_path / "twice.json", tmp_path / "run", {}, False)
+    (tmp_path / "more.json").write_text(
+        '{"bench_count": 2, "nb_iterations": 3, "max_num_loops": 12, "sparse_reward": true}'
+    )
+    config = resolve(tmp_path / "more.json", tmp_path / "run", {}, False)
+    assert (config.run.steps, config.model.loops) == (3, 12)
+    assert "sparse_reward" in capsys.readouterr().err
     config = resolve("schedules-lstm", tmp_path / "run", {"model_type": "lstm"}, False)
     assert not notes(config)
     assert estimate(config)["task"] == "schedules"

@@ -25,6 +25,13 @@ POLICY = "policy"
 """The same for settings of a policy."""
 OF_POLICIES = ("model_type", "model_config", "bench_count", "benchmarks_folder_path")
 """Names that settings of a policy alone have."""
+CALLED = {
+    "nb_iterations": "steps",
+    "max_num_loops": "loops",
+    "max_num_stores_loads": "accesses",
+    "max_num_load_store_dim": "dimensions",
+}
+"""Names that MLIR-RL's settings alone have → ours."""
 ELSEWHERE = {
     "vocab_size": "the vocabulary of the store says it",
     "n_segments": "the task says how many segments there are",
@@ -66,7 +73,16 @@ def read_settings(path: Path) -> dict[str, Any]:
         )
     for name in found.keys() & ELSEWHERE.keys():
         tell(f"{path}: {name} = {found[name]!r} is not used: {ELSEWHERE[name]}")
-    return {name: value for name, value in found.items() if name not in ELSEWHERE}
+    kept = {name: value for name, value in found.items() if name not in ELSEWHERE}
+    if base_of(kept) != POLICY:
+        return kept
+    if twice := [name for name in kept if CALLED.get(name) in kept]:
+        raise UsageError(
+            f"{twice[0]} and {CALLED[twice[0]]} are the same setting",
+            where=str(path),
+            hint="give one of them",
+        )
+    return {CALLED.get(name, name): value for name, value in kept.items()}
 
 
 def base_of(said: Mapping[str, Any]) -> str:
