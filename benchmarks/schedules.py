@@ -132,8 +132,9 @@ def compare(cache: Path, effort: Effort) -> dict[str, Any]:
                 curves.setdefault(name, []).append(curve)
                 config, _ = read_run(run)
                 task: Any = load_task(run)
+                kept = json.loads((run / loop.BEST).read_bytes())
                 with Measurements(loop.settings_of(config.task), place) as measure:
-                    best = [best_of(task, one, measure) for one in train]
+                    best = [best_of(kept, one, measure) for one in train]
                     found = evaluate.evaluate(task, others, measure, held_budget - 1, seed)
                     hits, evaluations = hits + measure.hits, evaluations + measure.evaluations
                 for kind, gains in (
@@ -164,9 +165,9 @@ def compare(cache: Path, effort: Effort) -> dict[str, Any]:
     return {"tables": tables, "curves": curves, "spent": spent, "base": base}
 
 
-def best_of(task: Any, one: Problem, measure: Measurements) -> float:
-    """Return the gain of the best schedule of a training, measured again."""
-    known = task.best.get(one.name)
+def best_of(kept: Mapping[str, Any], one: Problem, measure: Measurements) -> float:
+    """Return the gain of the best schedule that a training kept, measured again."""
+    known = kept.get(one.name)
     if known is None or known["speedup"] <= 1:
         return 1.0
     taken = actions.read(known["schedule"], one.name)
