@@ -12,6 +12,11 @@ from tokmill.mlir.measure import Measurements, Result
 LINES = ("matmul 64 64 64", "add 64 512")
 
 
+def noise() -> float:
+    """Return a share of at most 1 %."""
+    return os.urandom(1)[0] / 25600
+
+
 def made(self: Measurements, module: Any, schedule: str, *more: Any) -> Result:
     """8 as a tile is good, a vector is better; an im2col is refused. The noise never repeats."""
     gain = 1.0
@@ -22,7 +27,7 @@ def made(self: Measurements, module: Any, schedule: str, *more: Any) -> Result:
             gain *= 4
         elif isinstance(action, schedules.Tile | schedules.Parallel):
             gain *= 1.3 ** sum(1 if size == 8 else -0.5 * (size > 0) for size in action.sizes)
-    gain *= 1 + os.urandom(1)[0] / 25600
+    gain *= 1 + noise()
     return Result(status="ok", nanoseconds=1e6 / gain, baseline=1e6, noise=0.0, error=0, allowed=1)
 
 
