@@ -143,7 +143,7 @@ def evaluate(
     settings = measuring.Settings(runs=runs)
     count = (1 + samples) * len(problems)
     with (
-        measuring.Measurements(settings, cache) as measure,
+        measuring.Measurements(settings, cache, task.space) as measure,
         Progress("eval", count, unit="schedules", quiet=quiet) as progress,
     ):
         found = evaluating.evaluate(

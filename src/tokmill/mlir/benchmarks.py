@@ -8,7 +8,6 @@ they are shown and never compared with.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tokmill import files
 from tokmill.errors import TokmillError
+from tokmill.headers import loads_json
 from tokmill.mlir import operations, toolkit
 
 CLOCK = "nanoTime"
@@ -102,8 +102,8 @@ def _read(path: Path, found: dict[str, float]) -> str:
     if len(data) > LARGEST:
         return f"it has more than {LARGEST >> 20} MiB"
     try:
-        held = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        held = loads_json(data)
+    except ValueError as error:
         return f"it is no JSON: {str(error)[:80]}"
     if not isinstance(held, dict):
         return f"it holds a {type(held).__name__}, not names with times"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import read_start
+from tokmill.headers import loads_json
 from tokmill.mlir import field_tokens
 from tokmill.models.encoder import EncoderConfig
 from tokmill.models.fields import PREFIX
@@ -82,8 +83,8 @@ def check_tokens(run: Path, theirs: int, mine: int) -> None:
     names = None
     if file.is_file():
         try:
-            names = msgspec.json.decode(read_start(file, MOST), type=Names).tokens
-        except msgspec.MsgspecError as error:
+            names = loads_json(read_start(file, MOST), Names).tokens
+        except ValueError as error:
             raise TokmillError(
                 f"the list of tokens cannot be read: {error}",
                 where=str(file),
