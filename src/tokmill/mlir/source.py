@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.metadata
 import json
@@ -214,7 +215,8 @@ def _child() -> Child:
     """Return the child of this process that makes sequences; it ends with the process."""
     if os.getpid() not in _children:
         _children.clear()
-        _children[os.getpid()] = Child("tokmill.mlir.sequences:make", LIMITS)
+        child = _children[os.getpid()] = Child("tokmill.mlir.sequences:make", LIMITS)
+        atexit.register(child.close)
     return _children[os.getpid()]
 
 
