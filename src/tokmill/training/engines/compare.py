@@ -5,6 +5,7 @@ without gradients and gathered. The loss and its gradient for each vector are co
 each micro-batch is computed again with the same dropout, and its backward pass starts from its part
 of that gradient (the gradient cache of Gao et al. 2021, arXiv 2101.06983). So loss and gradients
 are the same for any number of processes and micro-batches, and memory is that of one micro-batch.
+Where a process has one micro-batch, it is computed once.
 """
 
 from __future__ import annotations
@@ -31,11 +32,37 @@ def compare_step(
 
     The gradient flows through the vectors alone: `Task.compare` has no weights.
     """
+    sums: dict[str, Tensor] = {}
+    if len(parts) == 1:
+        (only,) = parts
+
+        def pull(results: dict[str, Tensor]) -> Tensor:
+            nonlocal sums
+            results = {name: value.detach() for name, value in results.items()}
+            (found,), sums = pulls_of(engine, task, [with_entries(results, only, 0)], scale)
+            return found
+
+        engine.micro(only, True, 1.0, pull)
+        return on_first(engine, sums)
     states: list[list[Tensor]] = []
     made: list[dict[str, Tensor]] = []
     for part in parts:
         states.append(torch_states())
         made.append(results_of(engine, part, sum(map(len_of, made))))
+    pulls, sums = pulls_of(engine, task, made, scale)
+    for number, (part, state, own) in enumerate(zip(parts, states, pulls, strict=True), 1):
+        set_torch_states(state)
+        engine.micro(part, number == len(parts), 1.0, own)
+    return on_first(engine, sums)
+
+
+def pulls_of(
+    engine: Engine, task: Task, made: Sequence[dict[str, Tensor]], scale: float
+) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
+    """Return the gradient of the loss × `scale` for the vectors of each micro-batch, and the sums.
+
+    `made`: results of this process's micro-batches (`with_entries`). Every process calls this.
+    """
     rows, order, counts = of_all(engine, made)
     vectors = rows.pop("vectors").float().requires_grad_()
     loss, sums = task.compare(vectors, rows)
@@ -43,11 +70,7 @@ def compare_step(
     pull = gradient.new_zeros(sum(counts), *gradient.shape[1:])
     pull[order] = gradient * scale
     mine = torch.split(pull, counts)[engine.rank]
-    pulls = torch.split(mine, [len_of(one) for one in made])
-    for number, (part, state, own) in enumerate(zip(parts, states, pulls, strict=True), 1):
-        set_torch_states(state)
-        engine.micro(part, number == len(parts), 1.0, own)
-    return on_first(engine, sums)
+    return torch.split(mine, [len_of(one) for one in made]), sums
 
 
 def results_of_all(engine: Engine, parts: Sequence[Tensors]) -> dict[str, Tensor]:
@@ -84,7 +107,11 @@ def results_of(engine: Engine, part: Tensors, before: int, train: bool = True) -
     `before`: number of rows in earlier micro-batches, for batches in which each row is an entry.
     `train`: with dropout.
     """
-    results = engine.act(part, train=train)
+    return with_entries(engine.act(part, train=train), part, before)
+
+
+def with_entries(results: dict[str, Tensor], part: Tensors, before: int) -> dict[str, Tensor]:
+    """Return results with the entry of each row; `before` as for `results_of`."""
     some = next(iter(results.values()))
     entry = torch.arange(before, before + len(some)) if part.entry is None else part.entry
     return results | {"entry": entry.to(some.device)}

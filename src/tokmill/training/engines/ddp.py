@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
+from tokmill.training.engines.engine import Pull
 from tokmill.training.engines.rng import set_torch_states, torch_states
 from tokmill.training.engines.several import Several, peers
 from tokmill.training.recipe.config import EngineConfig, RunConfig
@@ -30,7 +31,7 @@ class Ddp(Several):
         self.rehearsed = self.world == 1
 
     def micro(
-        self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
+        self, batch: Tensors, last: bool, scale: float, pull: Pull | None = None
     ) -> dict[str, Tensor]:
         """Run forward and backward; gradients are exchanged after the last micro-batch."""
         if not self.rehearsed:
@@ -47,7 +48,7 @@ class Ddp(Several):
                 self.plain, forward_sync_buffers=False, gradient_as_bucket_view=True
             )
 
-    def _rehearse(self, batch: Tensors, pull: Tensor | None) -> None:
+    def _rehearse(self, batch: Tensors, pull: Pull | None) -> None:
         """Run one backward pass without any effect, before the first real one.
 
         After its first backward pass DDP changes the order in which gradients are exchanged. With

@@ -24,6 +24,7 @@ from tokmill.models.model import Tensors
 from tokmill.store.manifest import encode
 from tokmill.tasks.task import Task
 from tokmill.training.engines.device import moved, pick_device
+from tokmill.training.engines.engine import Pull
 from tokmill.training.engines.optim import STEP
 from tokmill.training.engines.precision import Precision
 from tokmill.training.engines.several import Several, peers
@@ -74,7 +75,7 @@ class DeepSpeed(Several):
             self._make_moments()
 
     def micro(
-        self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
+        self, batch: Tensors, last: bool, scale: float, pull: Pull | None = None
     ) -> dict[str, Tensor]:
         """Run forward and backward; DeepSpeed exchanges gradients as its stage wants it."""
         with peers():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,9 @@ from tokmill.models.model import Tensors
 from tokmill.tasks.task import Task
 from tokmill.training.engines.average import Average
 from tokmill.training.recipe.config import OptimConfig
+
+Pull = Tensor | Callable[[dict[str, Tensor]], Tensor]
+"""A gradient of vectors (rows, D), or what computes it from the results of a forward pass."""
 
 
 class Engine(Protocol):
@@ -45,12 +48,12 @@ class Engine(Protocol):
         ...
 
     def micro(
-        self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
+        self, batch: Tensors, last: bool, scale: float, pull: Pull | None = None
     ) -> dict[str, Tensor]:
         """Run forward and backward of the summed loss × `scale`; return the task's sums.
 
-        `last`: whether gradients are complete after this micro-batch. `pull`: (rows, D), a known
-        gradient of the batch's vectors (`Task.act`) in place of the loss: then there are no sums.
+        `last`: whether gradients are complete after this micro-batch. `pull`: the gradient of the
+        batch's vectors (`Task.act`) in place of the loss: then there are no sums.
         """
         ...
 

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from tokmill.models.model import Tensors, blocks_of
 from tokmill.tasks.task import Task
+from tokmill.training.engines.engine import Pull
 from tokmill.training.engines.optim import clipped_together, local_part, part_of, total_norm
 from tokmill.training.engines.several import Several, peers
 from tokmill.training.engines.single import Learner
@@ -33,7 +34,7 @@ class Fsdp2(Several):
     compiles = False
 
     def micro(
-        self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
+        self, batch: Tensors, last: bool, scale: float, pull: Pull | None = None
     ) -> dict[str, Tensor]:
         """Run forward and backward; gradients are added up over all processes each time."""
         # Adding them up once a step would save messages, but keep whole gradients until then.

@@ -18,6 +18,7 @@ from tokmill.training.engines.allocator import keep_freed_memory
 from tokmill.training.engines.average import Average
 from tokmill.training.engines.compiling import any_number_of_documents, compile_errors, compile_task
 from tokmill.training.engines.device import moved, pick_device
+from tokmill.training.engines.engine import Pull
 from tokmill.training.engines.optim import MOMENTS, clip_gradients, clipped_together, make_optimizer
 from tokmill.training.engines.precision import Precision
 from tokmill.training.engines.saving import Saved, shapes_of
@@ -87,7 +88,7 @@ class Single(Saved):
             self.average = Average(optim.ema, self._parts)
 
     def micro(
-        self, batch: Tensors, last: bool, scale: float, pull: Tensor | None = None
+        self, batch: Tensors, last: bool, scale: float, pull: Pull | None = None
     ) -> dict[str, Tensor]:
         """Run forward and backward; PyTorch adds the gradients up."""
         self.learner.train()
@@ -177,17 +178,18 @@ class Single(Saved):
         return (norms[0] if len(norms) == 1 else torch.stack(norms).norm()).item()
 
     def _loss(
-        self, module: nn.Module, batch: Tensors, pull: Tensor | None
+        self, module: nn.Module, batch: Tensors, pull: Pull | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return a loss to run backward from, and the task's sums.
 
-        `pull`: a known gradient of the batch's vectors, used in place of the task's loss.
+        `pull`: a gradient of the batch's vectors, used in place of the task's loss.
         """
         if pull is None:
             loss, sums = self._forward(module, batch)
             return loss, dict(sums)
-        vectors = self._forward(module, batch, act=True)["vectors"]
-        return (vectors.float() * pull).sum(), {}
+        results = self._forward(module, batch, act=True)
+        known = pull if isinstance(pull, Tensor) else pull(results)
+        return (results["vectors"].float() * known).sum(), {}
 
     def _forward(self, module: nn.Module, batch: Tensors, act: bool = False) -> Any:
         """Return (loss, sums) of a batch, or results."""
