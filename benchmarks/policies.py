@@ -20,9 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokmill.mlir import legal, problem, views
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.features import Sizes
+from tokmill.mlir.loops import legal
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.modules import problem
+from tokmill.mlir.tokens import views
+from tokmill.mlir.tokens.features import Sizes
 from tokmill.rl import embeddings
 from tokmill.rl.distilbert import DistilBert
 

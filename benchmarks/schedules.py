@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tokmill
-from tokmill.mlir import problem as problems
-from tokmill.mlir import schedule as actions
 from tokmill.mlir import search
+from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules import problem as problems
+from tokmill.mlir.modules.problem import Problem
 from tokmill.recipe import merge, read_toml
 from tokmill.report.interval import mean_interval
 from tokmill.rl import evaluate, loop

@@ -110,9 +110,10 @@ def table(rows: list[tuple[str, dict[str, float]]]) -> list[str]:
 
 def searched(line: str, cache: Path, budget: int, module: Path, spec: Path) -> None:
     """Search an operation; write it, and the spec of the winner, which is empty if none gains."""
-    from tokmill.mlir import problem, search
-    from tokmill.mlir.iree_space import IreeSpace
+    from tokmill.mlir import search
+    from tokmill.mlir.iree.tiles import IreeSpace
     from tokmill.mlir.measure import Measurements, Settings
+    from tokmill.mlir.modules import problem
 
     given, space = problem.of_line(line), IreeSpace()
     with Measurements(Settings(), cache, space) as measure:
@@ -132,11 +133,11 @@ def searched(line: str, cache: Path, budget: int, module: Path, spec: Path) -> N
 
 def contenders(line: str, module: Path, spec: Path) -> dict[str, Callable[[], Any]]:
     """Return what is timed, by its name."""
-    from tokmill.mlir import iree_compile, iree_execute
+    from tokmill.mlir.iree import compiler, executor
 
-    entry, inputs = iree_execute.inputs(module.read_text(), 0)
+    entry, inputs = executor.inputs(module.read_text(), 0)
     known = module.with_suffix(".known.mlir")
-    known.write_text(iree_compile._known(module.read_text()))
+    known.write_text(compiler._known(module.read_text()))
     flags: dict[str, tuple[str, ...]] = dict(FLAGS)
     if spec.read_text():
         flags["tuned"] = (f"--iree-codegen-tuning-spec-path={spec}",)
@@ -145,11 +146,11 @@ def contenders(line: str, module: Path, spec: Path) -> dict[str, Callable[[], An
         code = module.with_suffix(f".{name.replace(' ', '-')}.vmfb")
         made = subprocess.run(
             [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", str(known),
-             "-o", str(code), *iree_compile.FLAGS, *extra],
+             "-o", str(code), *compiler.FLAGS, *extra],
             capture_output=True,
         )  # fmt: skip
         if made.returncode == 0:
-            program = iree_execute.Program(code.read_bytes(), inputs, entry)
+            program = executor.Program(code.read_bytes(), inputs, entry)
             found[name] = program._call
     found.setdefault("tuned", found["default"])
     return found | peers(line, inputs)

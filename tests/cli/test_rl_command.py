@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tokmill.cli import main
-from tokmill.mlir import generators
+from tokmill.mlir.modules import generators
 
 
 def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: Any) -> None:

@@ -126,7 +126,7 @@ def make_benchmarks(folder: Path) -> Iterable[Path]:
 
 def read_benchmarks(folder: Path) -> Any:
     """The modules of a folder, what was refused, and the notes."""
-    from tokmill.mlir import problem
+    from tokmill.mlir.modules import problem
 
     found = problem.of_folder(folder)
     return [(one.text, one.published) for one in found.problems], len(found.refused), found.notes

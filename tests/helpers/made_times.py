@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tokmill.mlir import schedule as schedules
+from tokmill.mlir.loops import schedule as schedules
 from tokmill.mlir.measure import Measurements, Result
 
 LINES = ("matmul 64 64 64", "add 64 512")

@@ -8,7 +8,7 @@ from typing import Any
 
 def threads_of(module: str, schedule: str, threads: int) -> dict[str, Any]:
     """Return the threads of this process before and after a kernel ran, and its difference."""
-    from tokmill.mlir import execute
+    from tokmill.mlir.loops import execute
 
     base = execute.Kernel(module, None, 0)
     base.run()

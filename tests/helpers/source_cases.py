@@ -246,7 +246,7 @@ def write_trace(folder: Path, number: int) -> Path:
 
 def write_module(folder: Path, number: int) -> Path:
     """Write a module of three operations."""
-    from tokmill.mlir import generators
+    from tokmill.mlir.modules import generators
 
     path = folder / f"{number}.mlir"
     path.write_text(generators.chain(f"matmul 8 {8 << number} 16, relu, softmax"))

@@ -166,7 +166,7 @@ def replay(
 
     A tuning spec of IREE is compiled by IREE, and compared with IREE's default.
     """
-    actions = plugins.require("tokmill.mlir.schedule")
+    actions = plugins.require("tokmill.mlir.loops.schedule")
     measure = plugins.require("tokmill.mlir.measure")
     (problem,) = problems_of([module])
     text = read_start(schedule, LONGEST_SPEC + 1).decode("utf-8", "replace")

@@ -48,19 +48,19 @@ def space_called(name: str) -> Any:
         raise UsageError(f"--space {name}: there is no such space", hint=nearest(name, FILES))
     if name == "iree":
         plugins.require("iree.compiler")
-        return plugins.require("tokmill.mlir.iree_space").IreeSpace()
+        return plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
     return plugins.require("tokmill.mlir.space").LOOPS
 
 
 def iree_line(spec: Path, module: str = "MODULE.mlir") -> str:
     """Return the command that compiles a module with a spec."""
-    flags = " ".join(plugins.require("tokmill.mlir.iree_compile").FLAGS)
+    flags = " ".join(plugins.require("tokmill.mlir.iree.compiler").FLAGS)
     return f"iree-compile {module} -o MODULE.vmfb {flags} --iree-codegen-tuning-spec-path={spec}"
 
 
 def problems_of(modules: list[str]) -> list[Any]:
     """Return the problems that files, folders and lines of sizes name."""
-    problem = plugins.require("tokmill.mlir.problem")
+    problem = plugins.require("tokmill.mlir.modules.problem")
     found: list[Any] = []
     for name in modules:
         path = Path(name)

@@ -44,7 +44,7 @@ def tune(
     the spec. At the end the whole model is compiled with and without the spec and compared. A
     tuning that was ended goes on when it is started again with the same SPEC.
     """
-    tuning = plugins.require("tokmill.mlir.tune")
+    tuning = plugins.require("tokmill.mlir.iree.tune")
     measure = plugins.require("tokmill.mlir.measure")
     space = rl_problems.space_called("iree")
     model, parameters = _model(modules, out, parameters)
@@ -100,11 +100,13 @@ def _model(
     path = Path(modules[0])
     if len(modules) != 1 or path.is_dir() or not path.exists():
         return None, parameters
-    reading = plugins.require("tokmill.mlir.reading")
+    reading = plugins.require("tokmill.mlir.modules.reading")
     if path.suffix.lower() != reading.ONNX:
         return reading.text_of(path), parameters
     weights = parameters or _beside(out, "irpa")
-    text = plugins.require("tokmill.mlir.importing").of_onnx(path, None if parameters else weights)
+    text = plugins.require("tokmill.mlir.modules.importing").of_onnx(
+        path, None if parameters else weights
+    )
     write_file(_beside(out, "mlir"), text)
     return text, weights
 
@@ -115,8 +117,8 @@ def _beside(out: Path, suffix: str) -> Path:
 
 def _operations(modules: list[str]) -> tuple[list[Any], list[int], list[tuple[str, str]]]:
     """Return the operations of models and modules, how often each runs, and what is skipped."""
-    cut = plugins.require("tokmill.mlir.cut")
-    reading = plugins.require("tokmill.mlir.reading")
+    cut = plugins.require("tokmill.mlir.modules.cut")
+    reading = plugins.require("tokmill.mlir.modules.reading")
     problems: dict[str, Any] = {}
     counts: dict[str, int] = {}
     skipped: list[tuple[str, str]] = []

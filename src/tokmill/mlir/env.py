@@ -13,7 +13,7 @@ The space is that of the measurements. `info["action_mask"]` says what is legal:
 allow whose `space.parts` has that name; and `loops` (loops,), which of the loops there are. Two
 rules are not in it: a tiling cuts one loop at least, and an interchange names each loop once. The
 reward is 0 until the module is complete, then log10 of the gain over the unscheduled module; what
-gave no result is rewarded `PENALTY`.
+gave no result is rewarded `measure.PENALTY`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ import gymnasium
 import numpy as np
 
 from tokmill.errors import UsageError
-from tokmill.mlir import schedule as actions
-from tokmill.mlir import space, views
-from tokmill.mlir.features import Sizes
-from tokmill.mlir.legal import State
-from tokmill.mlir.measure import Measurements, Result
-from tokmill.mlir.problem import Problem
+from tokmill.mlir import space
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.loops.legal import State
+from tokmill.mlir.measure import Measurements, Result, reward
+from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS
+from tokmill.mlir.tokens import views
+from tokmill.mlir.tokens.features import Sizes
 
 ACTIONS = LOOPS.kinds
 """Kinds of actions of the own lowering."""
-PENALTY = -1.0
-"""Reward of a schedule that was refused, computed something else, hung or crashed."""
 
 
 class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
@@ -145,8 +144,3 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
     def _info(self, illegal: bool = False, result: Result | None = None) -> dict[str, Any]:
         info: dict[str, Any] = {"action_mask": self.masks(), "illegal": illegal}
         return info if result is None else info | {"result": result, "schedule": self.schedule}
-
-
-def reward(result: Result) -> float:
-    """Return log10 of the gain of a result, or `PENALTY`."""
-    return float(np.log10(result.gain)) if result.status == "ok" else PENALTY

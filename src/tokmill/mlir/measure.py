@@ -22,7 +22,7 @@ import numpy as np
 from tokmill.child import Limits
 from tokmill.child_calls import Child, ChildDied
 from tokmill.errors import MachineError, UsageError
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS, Space
 
 STATUSES = ("ok", "wrong", "refused", "ignored", "timeout", "memory", "crashed")
@@ -30,6 +30,8 @@ MOST = 256
 """Threads."""
 VERSION = 1
 """Of what is measured and how; another version does not read results of this one."""
+PENALTY = -1.0
+"""Reward of a schedule that was refused, computed something else, hung or crashed."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,6 +77,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def gain(self) -> float:
         """Return the speed-up, or 1 where it lies within the noise of the baseline."""
         return 1.0 if abs(self.speedup - 1) <= self.noise else self.speedup
+
+
+def reward(result: Result) -> float:
+    """Return log10 of the gain of a result, or `PENALTY`."""
+    return float(np.log10(result.gain)) if result.status == "ok" else PENALTY
 
 
 class Measurements:

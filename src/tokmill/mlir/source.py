@@ -22,7 +22,8 @@ from tokmill.child import Limits
 from tokmill.child_calls import Child, ChildDied
 from tokmill.errors import MissingExtraError, TokmillError, UsageError
 from tokmill.files import machine_errors
-from tokmill.mlir import field_tokens, generators, reading
+from tokmill.mlir.modules import generators, reading
+from tokmill.mlir.tokens import field_tokens
 from tokmill.store.schema import Column, Drop, Records, Schema, drops_of, id_dtype
 from tokmill.store.strings import Strings
 from tokmill.store.vocab import Vocabulary, find_roles
@@ -215,7 +216,7 @@ def _child() -> Child:
     """Return the child of this process that makes sequences; it ends with the process."""
     if os.getpid() not in _children:
         _children.clear()
-        child = _children[os.getpid()] = Child("tokmill.mlir.sequences:make", LIMITS)
+        child = _children[os.getpid()] = Child("tokmill.mlir.tokens.sequences:make", LIMITS)
         atexit.register(child.close)
     return _children[os.getpid()]
 

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tokmill.mlir import legal
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.legal import State
-from tokmill.mlir.operations import Operation
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.loops import legal
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.loops.legal import State
+from tokmill.mlir.modules.operations import Operation
+from tokmill.mlir.modules.problem import Problem
 
 Ask = Callable[[dict[str, Any]], Any]
 """Asks the child of a space; answers are kept."""
@@ -100,7 +100,7 @@ class Loops:
         "pack": "tiles",
     }
     sizes: tuple[int, ...] = legal.TILES
-    child = "tokmill.mlir.execute:measure"
+    child = "tokmill.mlir.loops.execute:measure"
     package = "torch-mlir"
 
     def problem(self, given: Problem, ask: Ask) -> Problem:

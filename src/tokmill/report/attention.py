@@ -30,7 +30,7 @@ def attention(paths: Sequence[Path], sample: int | None = None, column: str = ""
             hint="leave out the option",
         )
     run, module = paths
-    problems = plugins.require("tokmill.mlir.problem")
+    problems = plugins.require("tokmill.mlir.modules.problem")
     named: Any = problems.of_file(module) if module.suffix == ".mlir" else None
     problem = named or problems.of_line(str(module))
     found, names = plugins.require("tokmill.rl.attention").first_seen(run, problem)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir import field_tokens, legal, views
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.loops import legal
+from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.tokens import field_tokens, views
 from tokmill.models.attention import Attention
 from tokmill.models.attention_ways import Seen, document_mask
 from tokmill.models.encoder import Encoder

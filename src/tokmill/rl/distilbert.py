@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tokmill.mlir.views import Spaces, Wanted
+from tokmill.mlir.tokens.views import Spaces, Wanted
 from tokmill.models.encoder import Encoder, EncoderConfig
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors

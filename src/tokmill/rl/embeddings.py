@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tokmill import plugins, recipe
 from tokmill.errors import UsageError, nearest
-from tokmill.mlir.views import Spaces, Wanted
+from tokmill.mlir.tokens.views import Spaces, Wanted
 
 Observation = Mapping[str, Tensor]
 """Name of an array → (B, …)."""

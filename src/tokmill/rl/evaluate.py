@@ -13,7 +13,7 @@ from torch import Tensor
 from tokmill.errors import UsageError
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.measure import Measurements
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules.problem import Problem
 from tokmill.models.model import Tensors
 from tokmill.rl.loop import outcome
 from tokmill.rl.modules import check_fits

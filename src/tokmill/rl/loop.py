@@ -15,7 +15,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.files import write_file
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.measure import Measurements, Settings
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules.problem import Problem
 from tokmill.models.model import Tensors
 from tokmill.progress import Progress, human_count
 from tokmill.rl import actions, ppo

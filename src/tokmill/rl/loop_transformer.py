@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tokmill.mlir import field_tokens
-from tokmill.mlir.operations import KINDS
-from tokmill.mlir.views import Spaces, Wanted
+from tokmill.mlir.modules.operations import KINDS
+from tokmill.mlir.tokens import field_tokens
+from tokmill.mlir.tokens.views import Spaces, Wanted
 from tokmill.models.encoder import Encoder, EncoderConfig
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors

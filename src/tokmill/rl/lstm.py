@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tokmill.mlir.views import Spaces
+from tokmill.mlir.tokens.views import Spaces
 from tokmill.rl.embeddings import Embedding, EmbeddingConfig, Observation, check_sizes
 
 

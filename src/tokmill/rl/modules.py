@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from tokmill import plugins
 from tokmill.errors import UsageError, nearest
-from tokmill.mlir import problem
-from tokmill.mlir.features import Sizes
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules import problem
+from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS, Space
+from tokmill.mlir.tokens.features import Sizes
 
 if TYPE_CHECKING:
     from tokmill.rl.task import SchedulesConfig
@@ -84,5 +84,5 @@ def space_of(name: str) -> Space:
             f"model.space: there is no space {name!r}", hint=nearest(name, ("loops", "iree"))
         )
     plugins.require("iree.compiler")
-    found: Space = plugins.require("tokmill.mlir.iree_space").IreeSpace()
+    found: Space = plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
     return found

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.errors import UsageError
-from tokmill.mlir import views
-from tokmill.mlir.features import Sizes
-from tokmill.mlir.views import Spaces, Wanted
+from tokmill.mlir.tokens import views
+from tokmill.mlir.tokens.features import Sizes
+from tokmill.mlir.tokens.views import Spaces, Wanted
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Model, Tensors
 from tokmill.rl import embeddings

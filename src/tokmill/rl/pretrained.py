@@ -11,7 +11,7 @@ from torch import Tensor
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import read_start
 from tokmill.headers import loads_json
-from tokmill.mlir import field_tokens
+from tokmill.mlir.tokens import field_tokens
 from tokmill.models.encoder import EncoderConfig
 from tokmill.models.fields import PREFIX
 from tokmill.rl.distilbert import DistilBert

@@ -10,9 +10,10 @@ from test_cut_modules import T
 
 from tokmill.cli import main
 from tokmill.errors import TokmillError
-from tokmill.mlir import benchmarks, problem, search
-from tokmill.mlir import schedule as actions
+from tokmill.mlir import search
+from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
+from tokmill.mlir.modules import benchmarks, problem
 
 TIMED = f"""
 module attributes {{torch.debug_module_name = "Net"}} {{

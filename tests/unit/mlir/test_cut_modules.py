@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from tokmill.errors import TokmillError
-from tokmill.mlir import execute, problem, search
-from tokmill.mlir.cut import Cut, cut
+from tokmill.mlir import draws, search
+from tokmill.mlir.loops import execute
 from tokmill.mlir.measure import Measurements, Settings
+from tokmill.mlir.modules import problem
+from tokmill.mlir.modules.cut import Cut, cut
 
 T = "tensor<8x8xf32>"
 SAME = "affine_map<(d0, d1) -> (d0, d1)>"
@@ -257,5 +259,5 @@ def test_problems_of_a_chain_are_those_of_its_parts() -> None:
         assert (operation.name, operation.bounds) == (each.name, each.bounds)
     with Measurements(Settings(runs=1, most_seconds=0.2)) as measurements:
         for alone in found.problems:
-            drawn = search.draw(alone, random.Random(1))
+            drawn = draws.draw(alone, random.Random(1))
             assert search.measured(alone, drawn, measurements).result.status in ("ok", "refused")

@@ -10,7 +10,7 @@ import pytest
 from making import quick_build
 from onnx_models import small_model, write
 from tokmill.errors import MissingExtraError, TokmillError
-from tokmill.mlir import cut, importing, reading
+from tokmill.mlir.modules import cut, importing, reading
 
 
 def test_a_small_model_as_operations(tmp_path: Path) -> None:

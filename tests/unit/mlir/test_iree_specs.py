@@ -12,11 +12,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir import iree_compile, iree_spec, measure, problem, search
-from tokmill.mlir import schedule as actions
+from tokmill.mlir import draws, measure, search
 from tokmill.mlir.env import ScheduleEnv
-from tokmill.mlir.iree_space import Cache, Distribute, IreeSpace, Pipeline, Vector
+from tokmill.mlir.iree import compiler, spec
+from tokmill.mlir.iree.tiles import Cache, Distribute, IreeSpace, Pipeline, Vector
+from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
+from tokmill.mlir.modules import problem
 from tokmill.mlir.space import replay
 
 QUICK = Settings(runs=2, most_seconds=0.5)
@@ -83,16 +85,14 @@ def test_what_iree_declines_is_refused(measurements: Measurements) -> None:
 
 
 def test_another_result_is_wrong_however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokmill.mlir import iree_execute
+    from tokmill.mlir.iree import executor
 
     line, taken = CASES["with relu"]
     space, given = IreeSpace(), problem.of_line(line)
-    made = space.problem(given, iree_execute.answer)
+    made = space.problem(given, executor.answer)
     plain = problem.of_line("matmul 32 64 32").text
-    monkeypatch.setattr(
-        iree_execute, "_compiled", lambda module, spec, flags: iree_compile.whole(plain)
-    )
-    answer = iree_execute.answer(
+    monkeypatch.setattr(executor, "_compiled", lambda module, spec, flags: compiler.whole(plain))
+    answer = executor.answer(
         {
             "module": given.text,
             "schedule": space.text(made, taken),
@@ -109,8 +109,8 @@ def test_a_match_holds_where_operations_are_generalised(measurements: Measuremen
     line, taken = CASES["matmul"]
     given = problem.of_line(line)
     text = measurements.space.text(measurements.problem(given), taken)
-    _, default = iree_compile.configured(given.text, "", ["--iree-opt-level=O3"])
-    _, tuned = iree_compile.configured(given.text, text, ["--iree-opt-level=O3"])
+    _, default = compiler.configured(given.text, "", ["--iree-opt-level=O3"])
+    _, tuned = compiler.configured(given.text, text, ["--iree-opt-level=O3"])
     assert default[0].config != tuned[0].config
     assert tuned[0].config.levels["vector_common_parallel"] == (4, 16, 0)
 
@@ -119,7 +119,7 @@ def test_a_spec_is_read_from_its_own_file(measurements: Measurements) -> None:
     for line, taken in CASES.values():
         text = measurements.space.text(measurements.problem(problem.of_line(line)), taken)
         assert measurements.space.read(text, "x") == taken
-    for text in ("", "module {}", iree_spec.HEADER, iree_spec.HEADER + "[{}]"):
+    for text in ("", "module {}", spec.HEADER, spec.HEADER + "[{}]"):
         with pytest.raises(TokmillError) as caught:
             measurements.space.read(text, "given")
         assert caught.value.hint
@@ -206,7 +206,7 @@ def fuzzed(count: int) -> dict[str, int]:
         for seed in range(count):
             chance = random.Random(seed)
             given = chance.choice(problems)
-            result = child(given, search.draw(given, chance, space=child.space))
+            result = child(given, draws.draw(given, chance, space=child.space))
             counts[result.status] += 1
             if result.status not in ("ok", "refused"):
                 print(given.name, result)
@@ -227,6 +227,6 @@ def test_two_hundred_random_specs() -> None:
 
 
 def test_configurations_are_plain_values() -> None:
-    config = iree_spec.Config({"distribution": (4, 8)}, "DoubleTilingExpert")
-    assert msgspec.convert(msgspec.to_builtins(config), iree_spec.Config) == config
+    config = spec.Config({"distribution": (4, 8)}, "DoubleTilingExpert")
+    assert msgspec.convert(msgspec.to_builtins(config), spec.Config) == config
     assert config.text == "#iree_cpu.lowering_config<distribution = [4, 8]>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokmill.mlir import kernelbench, problem
+from tokmill.mlir.modules import kernelbench, problem
 
 
 @pytest.mark.parametrize("name", kernelbench.LEVEL_1)

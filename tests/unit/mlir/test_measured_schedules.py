@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.mlir import env, execute, legal, measure, problem, search
-from tokmill.mlir import schedule as actions
+from tokmill.mlir import draws, measure, search
+from tokmill.mlir.loops import execute, legal
+from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Result, Settings
+from tokmill.mlir.modules import problem
 
 QUICK = Settings(runs=2, most_seconds=0.5)
 
@@ -89,8 +91,8 @@ def test_another_result_is_wrong_however_fast(monkeypatch: pytest.MonkeyPatch) -
     other = problem.of_line("matmul 16 16 16, relu")
     made = execute.Kernel
 
-    def swapped(text: str, schedule: str | None, seed: int) -> execute.Kernel:
-        return made(other.text if schedule is not None else text, None, seed)
+    def swapped(text: str, schedule: str | None, seed: int, threads: int) -> execute.Kernel:
+        return made(other.text if schedule is not None else text, None, seed, threads)
 
     monkeypatch.setattr(execute, "Kernel", swapped)
     answer = execute.measure(
@@ -104,7 +106,7 @@ def test_another_result_is_wrong_however_fast(monkeypatch: pytest.MonkeyPatch) -
         }
     )
     assert answer["status"] == "wrong"
-    assert env.reward(Result(status="wrong")) == env.PENALTY
+    assert measure.reward(Result(status="wrong")) == measure.PENALTY
 
 
 def test_what_mlir_declines_is_refused(measurements: Measurements) -> None:
@@ -166,7 +168,7 @@ def test_a_damaged_cache_is_an_error_with_a_hint(tmp_path: Path) -> None:
 
 def test_a_gain_within_the_noise_is_none() -> None:
     result = Result(status="ok", nanoseconds=95, baseline=100, noise=0.1)
-    assert (result.gain, env.reward(result)) == (1.0, 0.0)
+    assert (result.gain, measure.reward(result)) == (1.0, 0.0)
     better = Result(status="ok", nanoseconds=50, baseline=100, noise=0.1)
     assert better.gain == 2
 
@@ -227,7 +229,7 @@ def fuzzed(count: int) -> dict[str, int]:
         for seed in range(count):
             chance = random.Random(seed)
             given = chance.choice(problems)
-            result = search.measured(given, search.draw(given, chance), child).result
+            result = search.measured(given, draws.draw(given, chance), child).result
             counts[result.status] += 1
     return counts
 

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from tokmill.errors import UsageError
-from tokmill.mlir import bucket_tokens, features, field_tokens, legal, problem
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.bucket_tokens import CLS, PAD, SEP, UNK, MLIROperationTokenizer
+from tokmill.mlir.loops import legal
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.modules import problem
+from tokmill.mlir.tokens import bucket_tokens, features, field_tokens
+from tokmill.mlir.tokens.bucket_tokens import CLS, PAD, SEP, UNK, MLIROperationTokenizer
 
 
 def slow(vectors: list[float], repeated: bool) -> list[int]:

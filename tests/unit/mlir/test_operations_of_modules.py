@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir import features, generators, legal, problem
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.features import Sizes
+from tokmill.mlir.loops import legal
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.modules import generators, problem
+from tokmill.mlir.tokens import features
+from tokmill.mlir.tokens.features import Sizes
 
 LINES = [
     "matmul 8 16 32",

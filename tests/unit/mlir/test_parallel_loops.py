@@ -9,10 +9,12 @@ import pytest
 from tokmill import child_calls
 from tokmill.child import Limits
 from tokmill.errors import MachineError, UsageError
-from tokmill.mlir import lower, openmp, problem, search
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.iree_space import IreeSpace
+from tokmill.mlir import search
+from tokmill.mlir.iree.tiles import IreeSpace
+from tokmill.mlir.loops import lower, openmp
+from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import MOST, Measurements, Settings
+from tokmill.mlir.modules import problem
 from tokmill.mlir.space import LOOPS
 
 P, T = actions.Parallel, actions.Tile

@@ -11,9 +11,11 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from tokmill.errors import UsageError
-from tokmill.mlir import env, legal, problem
+from tokmill.mlir import env
 from tokmill.mlir.env import ACTIONS, ScheduleEnv
+from tokmill.mlir.loops import legal
 from tokmill.mlir.measure import Measurements, Settings
+from tokmill.mlir.modules import problem
 
 LINES = ["matmul 8 8 8", "matmul 8 8 8, relu", "conv_2d_nchw 1 2 6 2 3"]
 

@@ -12,11 +12,13 @@ import pytest
 from making import quick_build
 from tokmill.cli import main
 from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir import field_tokens, generators, problem, search, sequences, source
-from tokmill.mlir import schedule as actions
+from tokmill.mlir import draws, source
 from tokmill.mlir.env import ACTIONS, ScheduleEnv
-from tokmill.mlir.legal import TILES
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.loops.legal import TILES
 from tokmill.mlir.measure import Measurements, Result, Settings
+from tokmill.mlir.modules import generators, problem
+from tokmill.mlir.tokens import field_tokens, sequences
 from tokmill.store.store import Store
 
 CHAIN = "matmul 16 32 16, relu, softmax"
@@ -67,7 +69,7 @@ def test_sequences_are_what_the_environment_shows(tmp_path: Path) -> None:
             tokens = (observation[name][:length] for name in ("ids", "segments", "depths"))
             assert tuple(one.astype(np.uint8).tobytes() for one in tokens) in found
             shown += 1
-            action = search.draw_action(env.space, state, chance)
+            action = draws.draw_action(env.space, state, chance)
             observation, _, ended, _, info = env.step(encoded(env, action))
             assert not info["illegal"]
     assert shown > 12

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir import cut, iree_compile, iree_execute, problem, tune
-from tokmill.mlir.iree_space import Distribute, IreeSpace
+from tokmill.mlir.iree import compiler, executor, tune
+from tokmill.mlir.iree.tiles import Distribute, IreeSpace
 from tokmill.mlir.measure import Measurements, Result, Settings
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules import cut, problem
+from tokmill.mlir.modules.problem import Problem
 
 QUICK = Settings(runs=2, most_seconds=0.5)
 
@@ -117,13 +118,13 @@ def test_a_merged_spec_is_obeyed_in_the_whole_model() -> None:
 def test_a_model_that_computes_something_else_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     text = problem.of_line("matmul 16 16 16").text
     other = problem.of_line("matmul 16 16 16, relu").text
-    made = iree_compile.whole
+    made = compiler.whole
     monkeypatch.setattr(
-        iree_compile, "whole", lambda module, spec, flags=(): made(other if spec else module)
+        compiler, "whole", lambda module, spec, flags=(): made(other if spec else module)
     )
     request = {"module": text, "schedule": "", "parameters": "", "runs": 1, "seed": 0}
-    assert iree_execute.whole(request | {"length": 16})["status"] == "ok"
+    assert executor.whole(request | {"length": 16})["status"] == "ok"
     with Measurements(QUICK, space=IreeSpace()) as measure:
         given = measure.problem(problem.of_line("matmul 16 16 16"))
         spec = measure.space.text(given, (Distribute("op_0", (8, 0, 0)),))
-    assert iree_execute.whole(request | {"schedule": spec, "length": 16})["status"] == "wrong"
+    assert executor.whole(request | {"schedule": spec, "length": 16})["status"] == "wrong"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tokmill.mlir import execute, operations, problem, toolkit
-from tokmill.mlir import schedule as actions
+from tokmill.mlir.loops import execute
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.modules import operations, problem, toolkit
 from tokmill.mlir.space import LOOPS
 
 MLIR_OPT = shutil.which("mlir-opt-22")

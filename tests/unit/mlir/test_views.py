@@ -10,13 +10,15 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from tokmill.errors import UsageError
-from tokmill.mlir import features, field_tokens, legal, problem, views
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.bucket_tokens import MLIROperationTokenizer
 from tokmill.mlir.env import ScheduleEnv
-from tokmill.mlir.features import Sizes
+from tokmill.mlir.loops import legal
+from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Settings
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules import problem
+from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.tokens import features, field_tokens, views
+from tokmill.mlir.tokens.bucket_tokens import MLIROperationTokenizer
+from tokmill.mlir.tokens.features import Sizes
 
 LINES = ["matmul 64 32 16", "conv_2d_nchw 1 3 11 4 3 2, relu", "batch_matmul 2 8 8 8", "relu 64"]
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from tokmill.errors import UsageError
-from tokmill.mlir import legal, problem, views
-from tokmill.mlir.features import Sizes
+from tokmill.mlir.loops import legal
+from tokmill.mlir.modules import problem
+from tokmill.mlir.tokens import views
+from tokmill.mlir.tokens.features import Sizes
 from tokmill.rl import attention, embeddings
 
 LINE = "conv_2d_nchw 1 3 11 4 3 2, relu"

@@ -10,9 +10,11 @@ import torch
 
 from tokmill import plugins
 from tokmill.errors import UsageError
-from tokmill.mlir import legal, problem, views
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.features import Sizes
+from tokmill.mlir.loops import legal
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.modules import problem
+from tokmill.mlir.tokens import views
+from tokmill.mlir.tokens.features import Sizes
 from tokmill.rl import embeddings
 from tokmill.rl.policy import PolicyConfig
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tokmill.mlir import legal, problem
-from tokmill.mlir import schedule as schedules
 from tokmill.mlir.env import ScheduleEnv
-from tokmill.mlir.features import Sizes
+from tokmill.mlir.loops import legal
+from tokmill.mlir.loops import schedule as schedules
 from tokmill.mlir.measure import Result
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules import problem
+from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS
+from tokmill.mlir.tokens.features import Sizes
 from tokmill.rl import actions
 from tokmill.rl.actions import Layout, Masks, Scores
 

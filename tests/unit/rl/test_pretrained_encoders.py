@@ -15,8 +15,10 @@ import tokmill
 from making import quick_build
 from tokmill import recipe
 from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir import generators, legal, problem, views
-from tokmill.mlir.features import Sizes
+from tokmill.mlir.loops import legal
+from tokmill.mlir.modules import generators, problem
+from tokmill.mlir.tokens import views
+from tokmill.mlir.tokens.features import Sizes
 from tokmill.models.encoder import EncoderConfig
 from tokmill.rl import embeddings, pretrained
 from tokmill.rl.distilbert import DistilBert

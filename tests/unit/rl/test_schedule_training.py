@@ -15,8 +15,8 @@ import tokmill
 from made_times import LINES, recipe
 from tokmill.cli import main
 from tokmill.errors import Interrupted, UsageError
-from tokmill.mlir import problem
 from tokmill.mlir.measure import Measurements, Result
+from tokmill.mlir.modules import problem
 from tokmill.rl import loop as loops
 from tokmill.rl.evaluate import evaluate, summary
 from tokmill.training.estimate import estimate

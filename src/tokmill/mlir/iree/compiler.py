@@ -16,8 +16,8 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.mlir import operations, toolkit
-from tokmill.mlir.iree_spec import Config, Indexed, Root
+from tokmill.mlir.iree.spec import Config, Indexed, Root
+from tokmill.mlir.modules import operations, toolkit
 
 FLAGS = (
     "--iree-hal-target-device=local",

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import UsageError
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.legal import LONGEST, TILES
-from tokmill.mlir.operations import ARITHMETIC, KINDS, Access, Operation
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.loops.legal import LONGEST, TILES
+from tokmill.mlir.modules.operations import ARITHMETIC, KINDS, Access, Operation
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 CUTS = {"tile": 0, "parallel": 1, "fuse": 2, "vector": 0, "distribute": 1, "cache": 2}

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokmill.errors import UsageError
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.operations import Operation
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.modules.operations import Operation
 
 TILES = (0, 1, 2, 4, 8, 16, 32, 64)
 """Sizes of tiles; 0 leaves a loop whole."""

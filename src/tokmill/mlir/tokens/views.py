@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import UsageError, nearest
-from tokmill.mlir import bucket_tokens, features, field_tokens, legal
-from tokmill.mlir.features import Sizes
-from tokmill.mlir.legal import LONGEST, State
-from tokmill.mlir.operations import Operation
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.loops import legal
+from tokmill.mlir.loops.legal import LONGEST, State
+from tokmill.mlir.modules.operations import Operation
+from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.tokens import bucket_tokens, features, field_tokens
+from tokmill.mlir.tokens.features import Sizes
 
 Array = np.ndarray[Any, Any]
 Spaces = Mapping[str, gymnasium.spaces.Box]

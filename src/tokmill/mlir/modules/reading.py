@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokmill import files
 from tokmill.errors import TokmillError
-from tokmill.mlir import importing, toolkit
+from tokmill.mlir.modules import importing, toolkit
 
 ONNX = ".onnx"
 SUFFIXES = (".mlir", ONNX)

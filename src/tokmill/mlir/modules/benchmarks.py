@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from tokmill import files
 from tokmill.errors import TokmillError
 from tokmill.headers import loads_json
-from tokmill.mlir import operations, toolkit
+from tokmill.mlir.modules import operations, toolkit
 
 CLOCK = "nanoTime"
 LARGEST = 64 << 20

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.mlir import operations, problem, toolkit
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules import operations, problem, toolkit
+from tokmill.mlir.modules.problem import Problem
 
 _FREE = {"arith.constant", "tensor.empty", "linalg.fill", "linalg.yield", "linalg.index"}
 """Operations that prepare data for others, and belong to them."""

@@ -18,8 +18,10 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.mlir import execute, iree_compile, operations, toolkit
-from tokmill.mlir.iree_compile import Refused
+from tokmill.mlir.iree import compiler
+from tokmill.mlir.iree.compiler import Refused
+from tokmill.mlir.loops import execute
+from tokmill.mlir.modules import operations, toolkit
 
 KEPT = 4
 """Baselines that stay loaded."""
@@ -114,13 +116,13 @@ def _drawn(function: Any, seed: int, text: str) -> list[np.ndarray[Any, Any]]:
     made = []
     for kind in kinds:
         parts = re.match(r"tensor<((?:\d+x)*)(\w+)>", kind)
-        if parts is None or parts[2] not in execute.TYPES:
+        if parts is None or parts[2] not in operations.TYPES:
             raise TokmillError(
                 f"the model takes a {kind.strip()}",
-                hint=f"inputs are tensors of fixed shapes, of {', '.join(execute.TYPES)}",
+                hint=f"inputs are tensors of fixed shapes, of {', '.join(operations.TYPES)}",
             )
         shape = tuple(map(int, parts[1].split("x")[:-1]))
-        made.append(np.empty(shape, execute.TYPES[parts[2]]))
+        made.append(np.empty(shape, operations.TYPES[parts[2]]))
     execute.fill(made, seed)
     # Whole numbers are mostly indices, such as tokens of a text.
     return [abs(one) if one.dtype.kind == "i" else one for one in made]
@@ -134,10 +136,10 @@ def whole(request: dict[str, Any]) -> dict[str, Any]:
     `noise`, `error`, `allowed`.
     """
     module, spec = request["module"], request["schedule"]
-    text, roots = iree_compile.configured(module, spec)
+    text, roots = compiler.configured(module, spec)
     asked = _asked(spec)
     made = [
-        Program(iree_compile.whole(module, one), request["seed"], "", request["parameters"], module)
+        Program(compiler.whole(module, one), request["seed"], "", request["parameters"], module)
         for one in ("", spec)
     ]
     results = [each.outputs() for each in made]
@@ -167,11 +169,11 @@ def _runtime() -> Any:
 
 
 def answer(request: dict[str, Any]) -> Any:
-    """Answer a request of `iree_space` or `measure`: roots of a module, or what a spec is worth."""
+    """Answer a request of `tiles` or `measure`: roots of a module, or what a spec is worth."""
     flags = request.get("flags", [])
     if request.get("ask") == "roots":
         try:
-            _, roots = iree_compile.configured(request["module"], "", flags)
+            _, roots = compiler.configured(request["module"], "", flags)
         except Refused as refused:
             raise TokmillError(
                 f"IREE does not compile the module: {refused.what}",
@@ -216,10 +218,10 @@ class _IgnoredError(Exception):
 
 def _compiled(module: str, spec: str, flags: Sequence[str]) -> bytes:
     """Compile with a spec; check that what it asks for is there."""
-    text, roots = iree_compile.configured(module, spec, flags)
+    text, roots = compiler.configured(module, spec, flags)
     if not _asked(spec) & {root.config.text for root in roots}:
         raise _IgnoredError("no operation has the configuration that the spec gives")
-    return iree_compile.compiled(text, flags)
+    return compiler.compiled(text, flags)
 
 
 class _Base:
@@ -227,7 +229,7 @@ class _Base:
 
     def __init__(self, module: str, flags: Sequence[str], seed: int) -> None:
         self.entry, self.inputs = inputs(module, seed)
-        self.code = iree_compile.compiled(iree_compile.configured(module, "", flags)[0], flags)
+        self.code = compiler.compiled(compiler.configured(module, "", flags)[0], flags)
         self.program = Program(self.code, self.inputs, self.entry)
 
 
@@ -249,6 +251,6 @@ def inputs(module: str, seed: int) -> tuple[str, list[np.ndarray[Any, Any]]]:
         function = operations.entry(parsed, "module")
         shapes = [operations.type_of(one, "module") for one in function.function_type.value.inputs]
         name = function.name.value
-    made = [np.empty(shape, execute.TYPES[element]) for shape, element in shapes]
+    made = [np.empty(shape, operations.TYPES[element]) for shape, element in shapes]
     execute.fill(made, seed)
     return name, made

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tokmill.errors import TokmillError
-from tokmill.mlir import cut, field_tokens, legal, problem, search
-from tokmill.mlir.field_tokens import Tokens
-from tokmill.mlir.problem import Problem
+from tokmill.mlir import draws
+from tokmill.mlir.loops import legal
+from tokmill.mlir.modules import cut, problem
+from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS
-from tokmill.mlir.views import producer_of
+from tokmill.mlir.tokens import field_tokens
+from tokmill.mlir.tokens.field_tokens import Tokens
+from tokmill.mlir.tokens.views import producer_of
 
 KINDS_OF_REASONS = 100
 """Reasons that are counted apart."""
@@ -43,7 +46,7 @@ def walk(given: Problem, chance: random.Random) -> Iterator[Met]:
         step = 0
         while not state.done:
             yield Met(place, step, field_tokens.tokens(state, producer))
-            state = legal.take(state, search.draw_action(LOOPS, state, chance))
+            state = legal.take(state, draws.draw_action(LOOPS, state, chance))
             step += 1
 
 

@@ -23,13 +23,13 @@ import msgspec
 import numpy as np
 
 from tokmill.errors import UsageError
-from tokmill.mlir import iree_spec
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.iree_spec import Config, Root
-from tokmill.mlir.legal import State
-from tokmill.mlir.operations import Access, Operation
-from tokmill.mlir.problem import Problem
-from tokmill.mlir.schedule import Action
+from tokmill.mlir.iree import spec
+from tokmill.mlir.iree.spec import Config, Root
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.loops.legal import State
+from tokmill.mlir.loops.schedule import Action
+from tokmill.mlir.modules.operations import Access, Operation
+from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import Ask
 
 TILES = (0, 1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 192, 256, 384,
@@ -91,7 +91,7 @@ class IreeSpace:
         "vector": "tiles",
     }
     sizes: tuple[int, ...] = TILES
-    child = "tokmill.mlir.iree_execute:answer"
+    child = "tokmill.mlir.iree.executor:answer"
     package = "iree-base-compiler"
 
     def __init__(self, flags: tuple[str, ...] = ()) -> None:
@@ -108,7 +108,7 @@ class IreeSpace:
         roots = [msgspec.convert(one, Root) for one in answer]
         operations: list[Operation] = []
         for root in roots:
-            if not iree_spec.matchable(root):
+            if not spec.matchable(root):
                 continue
             tag = f"op_{len(operations)}"
             operations.append(_operation(root, tag))
@@ -225,7 +225,7 @@ class IreeSpace:
             (self._roots[problem.text, tag], config(self._roots[problem.text, tag], changed))
             for tag, changed in changes.items()
         ]
-        return iree_spec.text(found, msgspec.json.encode(schedule).decode()) if found else ""
+        return spec.text(found, msgspec.json.encode(schedule).decode()) if found else ""
 
     def merged(self, chosen: Sequence[tuple[Problem, Sequence[Any]]]) -> str:
         """Return one spec for several problems; "" for none. Of equal operations the first counts.
@@ -238,13 +238,13 @@ class IreeSpace:
                 changes = [each for each in schedule if each.op == operation.tag]
                 root = self._roots[problem.text, operation.tag]
                 if changes:
-                    found.setdefault(iree_spec.identity(root), (root, config(root, changes)))
+                    found.setdefault(spec.identity(root), (root, config(root, changes)))
         names = [problem.name for problem, _ in chosen]
-        return iree_spec.text(list(found.values()), json.dumps(names)) if found else ""
+        return spec.text(list(found.values()), json.dumps(names)) if found else ""
 
     def read(self, text: str, where: str) -> tuple[Any, ...]:
         """Return the actions of a spec; raises `TokmillError` if it lists none."""
-        found: tuple[Any, ...] = iree_spec.read(text, where, tuple[AnyChange, ...])
+        found: tuple[Any, ...] = spec.read(text, where, tuple[AnyChange, ...])
         return found
 
 

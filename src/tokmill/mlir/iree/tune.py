@@ -19,9 +19,9 @@ from tokmill.child_calls import call
 from tokmill.errors import TokmillError, UsageError
 from tokmill.headers import loads_json
 from tokmill.mlir import search
-from tokmill.mlir.iree_space import IreeSpace
+from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.measure import Measurements, Result
-from tokmill.mlir.problem import Problem
+from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.search import Trial
 
 BATCH = 8
@@ -231,7 +231,7 @@ def whole(
     Raises `TokmillError` if it cannot be compiled or run, `ChildDied` if it takes too much.
     """
     answer = call(
-        "tokmill.mlir.iree_execute:answer",
+        "tokmill.mlir.iree.executor:answer",
         {
             "ask": "whole",
             "module": module,

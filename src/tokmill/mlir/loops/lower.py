@@ -11,7 +11,7 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.mlir import toolkit
+from tokmill.mlir.modules import toolkit
 
 BEFORE_BUFFERS = (
     "transform.apply_patterns.vector.reduction_to_contract",

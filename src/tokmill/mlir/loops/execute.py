@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokmill import plugins
-from tokmill.mlir import lower, openmp, operations, toolkit
+from tokmill.mlir.loops import lower, openmp
+from tokmill.mlir.modules import operations, toolkit
 
-TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "i8": np.int8}
 NAME = "tokmill_kernel"
 KEPT, KEPT_BYTES = 32, 256 << 20
 """Baselines that stay compiled, and the bytes of their buffers: a policy schedules many modules."""
@@ -62,7 +62,7 @@ class Kernel:
             lower.lower(module, threads)
             self.engine = lower.compiled(module, libraries)
         self.seconds = time.thread_time() - since
-        self.buffers = [_aligned(shape, TYPES[element]) for shape, element in shapes]
+        self.buffers = [_aligned(shape, operations.TYPES[element]) for shape, element in shapes]
         fill(self.buffers[: self.inputs], seed)
         descriptor = plugins.require("torch_mlir.runtime").get_ranked_memref_descriptor
         self._descriptors = [descriptor(buffer) for buffer in self.buffers]

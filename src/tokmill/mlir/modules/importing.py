@@ -17,7 +17,7 @@ from pathlib import Path
 from tokmill import files, plugins
 from tokmill.child import Limits, run
 from tokmill.errors import MachineError, TokmillError
-from tokmill.mlir import toolkit
+from tokmill.mlir.modules import toolkit
 
 LIMITS = Limits(seconds=300, memory=8 << 30)
 GENERIC = "--mlir-print-op-generic"

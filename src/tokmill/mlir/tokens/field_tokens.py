@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tokmill.mlir import schedule as actions
-from tokmill.mlir.legal import TILES, State
-from tokmill.mlir.operations import KINDS, Access, Operation
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.loops.legal import TILES, State
+from tokmill.mlir.modules.operations import KINDS, Access, Operation
 
 CLS, SEP, PAD, MASK = 0, 1, 2, 3
 STEPS = 48

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from tokmill import files
 from tokmill.errors import TokmillError
-from tokmill.mlir import benchmarks, generators, operations, toolkit
-from tokmill.mlir.execute import TYPES
-from tokmill.mlir.operations import Operation
+from tokmill.mlir.modules import benchmarks, generators, operations, toolkit
+from tokmill.mlir.modules.operations import Operation
 from tokmill.progress import human_count
 
 LARGEST = 1 << 30
@@ -59,11 +58,11 @@ def of_text(text: str, name: str) -> Problem:
         total = 0
         for one in (*kind.inputs, *kind.results):
             shape, element = operations.type_of(one, name)
-            if not re.fullmatch(r"tensor<.*>", str(one)) or element not in TYPES:
+            if not re.fullmatch(r"tensor<.*>", str(one)) or element not in operations.TYPES:
                 raise TokmillError(
                     f"@main takes or gives a {one}",
                     where=name,
-                    hint=f"arguments and results are tensors of {', '.join(TYPES)}",
+                    hint=f"arguments and results are tensors of {', '.join(operations.TYPES)}",
                 )
             total += generators.elements(shape) * 8
         if total > LARGEST:

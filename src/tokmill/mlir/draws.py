@@ -1,0 +1,64 @@
+"""Schedules by chance: legal actions, drawn one after the other."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.loops.legal import State
+from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.space import LOOPS, Space, replay
+
+CUTTING = ("tiles", "parallel_tiles")
+"""Parts of actions that cut loops."""
+DRAWS = 50
+"""Draws of tiles until one of them cuts a loop."""
+
+
+def draw_action(space: Space, state: State, chance: random.Random) -> Any:
+    """Return a legal action, drawn evenly among kinds and then among tiles."""
+    kind = chance.choice([kind for kind, may in space.allowed(state).items() if may])
+    part = space.parts.get(kind)
+    loops = len(state.bounds)
+    order = list(range(loops))
+    if part == "order":
+        chance.shuffle(order)
+    sizes = _draw_tiles(space, state, kind, chance) if part in CUTTING else (0,) * loops
+    if part in CUTTING and not any(sizes):
+        return actions.Stop(state.operation.tag)
+    return space.action(state, kind, sizes, tuple(order))
+
+
+def _draw_tiles(space: Space, state: State, kind: str, chance: random.Random) -> tuple[int, ...]:
+    possible = [
+        [size for size, may in zip(space.sizes, space.tiles(state, kind, loop), strict=True) if may]
+        for loop in range(len(state.bounds))
+    ]
+    sizes: tuple[int, ...] = ()
+    for _ in range(DRAWS):
+        sizes = tuple(map(chance.choice, possible))
+        if any(sizes):
+            break
+    return sizes
+
+
+def draw(
+    problem: Problem,
+    chance: random.Random,
+    kept: Sequence[Any] = (),
+    space: Space = LOOPS,
+) -> tuple[Any, ...]:
+    """Return a schedule that begins with `kept` and goes on by chance, consumers first."""
+    states = {state.operation.tag: state for state in replay(space, problem.operations, kept)}
+    taken = list(kept)
+    begun = min((int(action.op[3:]) for action in kept), default=len(problem.operations) - 1)
+    for number in range(begun, -1, -1):
+        state = states[f"op_{number}"]
+        while not state.done:
+            action = draw_action(space, state, chance)
+            state = space.take(state, action)
+            if not isinstance(action, actions.Stop):
+                taken.append(action)
+    return tuple(taken)

@@ -1,0 +1,1 @@
+"""IREE's code generator: tiles as tuning specs, compiled and run; tuning of models."""

@@ -1,0 +1,1 @@
+"""The own lowering: which changes of loops are legal, as a schedule, lowered and run."""

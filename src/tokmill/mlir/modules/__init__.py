@@ -1,0 +1,1 @@
+"""MLIR modules: read, made, cut into single operations, and what their operations are."""

@@ -1,0 +1,1 @@
+"""Operations as a policy sees them: vectors and sequences of tokens."""
