@@ -39,7 +39,7 @@ def test_the_commands_of_the_page_work(repository: Path, tmp_path: Path) -> None
 
 
 def test_models_become_stores_on_which_is_trained(repository: Path, tmp_path: Path) -> None:
-    (block,) = [block for block in blocks(repository) if "build mlir" in block]
+    (block,) = [block for block in blocks(repository) if "build mlir model.onnx" in block]
     small_model(tmp_path / "model.onnx")
     few = block.replace("--schedules 100", "--schedules 3")
     commands = few.replace("-o run ", "-o run --set run.steps=2 ").splitlines()
