@@ -9,7 +9,6 @@ import typer
 
 from tokmill import plugins
 from tokmill.cli.output import say
-from tokmill.errors import UsageError, nearest
 
 FILES = {"loops": "schedule", "iree": "spec"}
 """Space of schedules → how their files are called."""
@@ -44,12 +43,7 @@ CacheFile = Annotated[
 
 def space_called(name: str) -> Any:
     """Return a space of schedules; raises `UsageError` for an unknown one."""
-    if name not in FILES:
-        raise UsageError(f"--space {name}: there is no such space", hint=nearest(name, FILES))
-    if name == "iree":
-        plugins.require("iree.compiler")
-        return plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
-    return plugins.require("tokmill.mlir.space").LOOPS
+    return plugins.require("tokmill.mlir.space").space_called(name, "--space")
 
 
 def iree_line(spec: Path, module: str = "MODULE.mlir") -> str:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tokmill import plugins
+from tokmill.errors import UsageError, nearest
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
@@ -161,6 +163,18 @@ class Loops:
 
 
 LOOPS = Loops()
+
+
+def space_called(name: str, where: str = "") -> Space:
+    """Return the space of a name; raises `UsageError` for an unknown one."""
+    if name not in plugins.SPACES:
+        raise UsageError(
+            f"no space of schedules is called {name!r}",
+            where=where,
+            hint=nearest(name, plugins.SPACES),
+        )
+    made: Space = plugins.load(plugins.SPACES, name)()
+    return made
 
 
 def replay(space: Space, operations: Sequence[Operation], schedule: Sequence[Any]) -> list[State]:

@@ -5,17 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tokmill import plugins
-from tokmill.errors import UsageError, nearest
+from tokmill.errors import UsageError
 from tokmill.mlir.modules import problem
 from tokmill.mlir.modules.problem import Problem
-from tokmill.mlir.space import LOOPS, Space
 from tokmill.mlir.tokens.features import Sizes
-
-if TYPE_CHECKING:
-    from tokmill.rl.task import SchedulesConfig
+from tokmill.rl.task import SchedulesConfig
 
 SMALL = "`model.loops`, `model.accesses` and `model.dimensions` say how much room there is"
 
@@ -73,16 +68,3 @@ def check_fits(one: Problem, sizes: Sizes) -> None:
             raise UsageError(
                 f"{operation.tag} ({operation.name}) has {missing}", where=one.name, hint=SMALL
             )
-
-
-def space_of(name: str) -> Space:
-    """Return the space of schedules of a name; raises `UsageError` for an unknown one."""
-    if name == "loops":
-        return LOOPS
-    if name != "iree":
-        raise UsageError(
-            f"model.space: there is no space {name!r}", hint=nearest(name, ("loops", "iree"))
-        )
-    plugins.require("iree.compiler")
-    found: Space = plugins.require("tokmill.mlir.iree.tiles").IreeSpace()
-    return found

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.errors import UsageError
+from tokmill.mlir.space import space_called
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
 from tokmill.mlir.tokens.views import Spaces, Wanted
@@ -20,7 +21,6 @@ from tokmill.models.model import Model, Tensors
 from tokmill.rl import embeddings
 from tokmill.rl.actions import Layout, Scores
 from tokmill.rl.embeddings import Embedding
-from tokmill.rl.modules import space_of
 
 SEEN = "sees."
 """How the names of observed arrays begin in `Tensors.values`."""
@@ -59,7 +59,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             accesses=self.accesses,
             dimensions=self.dimensions,
             normalize="log2",
-            tiles=space_of(self.space).sizes,
+            tiles=space_called(self.space, "model.space").sizes,
         )
 
     @property

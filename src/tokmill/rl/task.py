@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from tokmill.errors import UsageError
+from tokmill.mlir.space import space_called
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Tensors, decay_groups
 from tokmill.rl import actions, ppo
 from tokmill.rl.actions import Layout, Masks, Scores
-from tokmill.rl.modules import space_of
 from tokmill.rl.policy import SEEN, Heads, Policy
 from tokmill.rl.pretrained import take_encoder
 from tokmill.tasks.inputs import Facts
@@ -114,7 +114,7 @@ class Schedules(Task):
                 hint="--set model.kind=policy",
             )
         super().__init__(config, model, inputs)
-        self.space = space_of(model.config.space)
+        self.space = space_called(model.config.space, "model.space")
         space = self.space
         self.layout = Layout(space.kinds, space.parts, model.config.loops, len(space.sizes))
         self.heads = Heads(model.dim, self.layout)

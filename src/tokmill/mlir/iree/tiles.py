@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.mlir.iree import spec
 from tokmill.mlir.iree.spec import Config, Root
@@ -95,6 +96,7 @@ class IreeSpace:
     package = "iree-base-compiler"
 
     def __init__(self, flags: tuple[str, ...] = ()) -> None:
+        plugins.require("iree.compiler")
         self.flags = flags
         self._roots: dict[tuple[str, str], Root] = {}
         """(Text of a problem, tag) → what IREE's default is."""
