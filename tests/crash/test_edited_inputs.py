@@ -154,23 +154,36 @@ def test_an_edit_of_equal_size_while_it_is_read_is_refused(
     fast_path: Path, tokenizer: Path, forked: Forked
 ) -> None:
     """Lines were lost so: what was read was half the old text and half the new."""
-    path, store = write_jsonl(fast_path / "in/a.jsonl", 8 << 20), fast_path / "store"
+    path, store = write_jsonl(fast_path / "in/a.jsonl", 24 << 20), fast_path / "store"
     data = path.read_bytes()
+    edited = data[: 18 << 20] + data[5 << 20 : (5 << 20) + 1000] + data[(18 << 20) + 1000 :]
     command = ("build", "jsonl", path, "--tokenizer", tokenizer, "--workers", 0, "--quiet")
 
-    def change() -> None:
+    def change(delay: float) -> None:
         until = time.monotonic() + 20
         while not (store / "events.jsonl").exists() and time.monotonic() < until:
             time.sleep(0.001)
-        time.sleep(0.05)
+        time.sleep(delay)
         with path.open("r+b") as handle:
-            handle.seek(6 << 20)
-            handle.write(data[5 << 20 : (5 << 20) + 1000])
+            handle.seek(18 << 20)
+            handle.write(edited[18 << 20 : (18 << 20) + 1000])
 
-    thread = threading.Thread(target=change)
-    thread.start()
-    ran = forked(*command, "-o", store)
-    thread.join()
+    whole = []
+    for content in (edited, data):
+        path.write_bytes(content)
+        whole.append(forked(*command, "-o", store).out)
+        shutil.rmtree(store)
+    for delay in (0.1, 0.2, 0.4, 0.6, 0.8):
+        thread = threading.Thread(target=change, args=(delay,))
+        thread.start()
+        ran = forked(*command, "-o", store)
+        thread.join()
+        if ran.code == 1:
+            break
+        # The edit came before the first byte was read, or after the last one.
+        assert ran.out in whole
+        shutil.rmtree(store)
+        path.write_bytes(data)
     assert ran.code == 1, ran.err
     assert is_clean(ran.err) and "has changed while it was read" in ran.err
     assert not list((store / "shards").glob("*.json"))

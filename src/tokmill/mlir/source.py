@@ -153,6 +153,7 @@ class MlirSource(Source):
                 batch = self._records(item, answer, seen, records)
                 if not first:
                     batch.skipped = answer["skipped"]
+                batch.done = last / (self.config.schedules + 1)
                 records += len(batch)
                 yield batch
         except (MissingExtraError, UsageError):

@@ -28,6 +28,8 @@ from tokmill.builds.prepare import How
 from tokmill.builds.resources import Amount
 from tokmill.builds.source import Item, Resources
 from tokmill.formats import arrow_files, triplets
+from tokmill.mlir import source as mlir_source
+from tokmill.mlir.modules import generators
 from tokmill.store.store import Store
 from tokmill.store.validate import validate
 from tokmill.text import blocks, parquet
@@ -56,6 +58,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walks, "AT_ONCE", 10_000)
     monkeypatch.setattr(bbv_read, "CHUNK", 500)
     monkeypatch.setattr(bbv_read, "PIECE", 20)
+    monkeypatch.setattr(mlir_source, "CHUNK", 1)
     whole = Amount.resources
 
     def small(amount: Amount) -> Resources:
@@ -189,6 +192,12 @@ def pair(folder: Path) -> Case:
     return Case("pairs", folder / "graphs", {"all_pairs": True, "walks": 200})
 
 
+def schedules(folder: Path) -> Case:
+    path = folder / "x.mlir"
+    path.write_text(generators.chain("conv_2d_nhwc 1 8 18 16 3"))
+    return Case("mlir", path, {"schedules": 40})
+
+
 def walks_as_text(folder: Path) -> Case:
     path = folder / "x.txt"
     path.write_text("\n\n".join(row["text"] for row in ROWS))
@@ -243,6 +252,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "x86": program,
     "bbv": intervals,
     "pairs": pair,
+    "mlir": schedules,
     "corpus": walks_as_text,
     "select": selected,
     "mine": functions,
@@ -315,7 +325,8 @@ def test_work_stops_within_a_batch_and_goes_on_to_the_same_bytes(
     else:
         assert len(partial) and projection.exists()
         share = json.loads(projection.read_bytes())["share"]
-        if name != "x86":
+        # Equal sequences of operations are one record, so later schedules bring fewer.
+        if name not in ("x86", "mlir"):
             assert share == pytest.approx(len(partial) / len(whole), abs=0.05)
     monkeypatch.setattr(make, "clock", lambda: 0.0)
     again = build(case, tmp_path / "s")

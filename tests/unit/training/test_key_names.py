@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 import pytest
 
+from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.training.recipe.changes import FREE, flatten
 from tokmill.training.recipe.check import from_dict
-from tokmill.training.recipe.key_names import OTHER_NAMES, OTHER_WAYS, TABLES, in_tables, merged
-from tokmill.training.recipe.kinds import LEARNED
+from tokmill.training.recipe.key_names import (
+    NESTED,
+    OTHER_NAMES,
+    OTHER_WAYS,
+    TABLES,
+    in_tables,
+    merged,
+)
+from tokmill.training.recipe.kinds import KINDS, LEARNED
 
 
 @pytest.mark.parametrize(
@@ -147,3 +156,15 @@ def test_a_size_that_is_not_there(model: dict[str, Any], what: str, hint: str) -
     with pytest.raises(UsageError) as refused:
         merged({"model": model}, {})
     assert what in refused.value.what and hint in refused.value.hint
+
+
+def test_keys_that_hold_a_table_are_listed() -> None:
+    """They are listed, as parts are not loaded to find out."""
+    found = {
+        key
+        for table in LEARNED
+        for kind in KINDS[table]
+        for key, hint in get_type_hints(plugins.load(KINDS[table], kind).Config).items()
+        if get_origin(hint) in (dict, Mapping)
+    }
+    assert found == set(NESTED)

@@ -13,11 +13,10 @@ import msgspec
 
 from tokmill import plugins, recipe
 from tokmill.errors import UsageError, nearest
-from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from tokmill.training.recipe.config import DataConfig, OptimConfig, RunConfig
 from tokmill.training.recipe.kinds import (
     DEFAULT_KINDS,
     KINDS,
-    LEARNED,
     check_kind,
     config_type,
     kinds_of,
@@ -77,6 +76,10 @@ SEVERAL = {"seed": ("data.seed", "run.seed"), "max_len": ("task.length", "model.
 SHARE_KEY = "optim.warmup_share"
 """What `warmup` means where it is a fraction, as in the settings of BERT."""
 
+NESTED = ("model_config",)
+"""Names of keys whose value is a table. Those of all models are not loaded for this: that takes
+seconds, and a wrong name is told at once."""
+
 TABLES: dict[str, type[msgspec.Struct]] = {
     "data": DataConfig,
     "optim": OptimConfig,
@@ -111,7 +114,7 @@ def in_tables(
     result: dict[str, Any] = {}
     given: dict[str, str] = {}
     for name, inner in value.items():
-        if name in TABLES or name in DEFAULT_KINDS or is_table(name, inner, whole, where):
+        if name in TABLES or name in DEFAULT_KINDS or is_table(name, inner):
             result = recipe.merge(result, {name: inner})
             if isinstance(inner, Mapping):
                 given |= {f"{name}.{key}": f"{name}.{key}" for key in inner}
@@ -129,17 +132,9 @@ def in_tables(
     return with_size(result, kinds_of(whole)["model"], where)
 
 
-def is_table(name: str, value: Any, whole: Mapping[str, Any], where: str = "") -> bool:
-    """Say whether nested dicts are a table of a recipe, and not the value of a key.
-
-    Such as `model_config`, whose keys are again tables.
-    """
-    if not isinstance(value, Mapping) or name in TrainConfig.__struct_fields__:
-        return isinstance(value, Mapping)
-    kinds = kinds_of(whole)
-    for table in LEARNED:
-        check_kind(table, kinds[table], where)
-    return not any(has_key(table, kinds[table], name) for table in LEARNED)
+def is_table(name: str, value: Any) -> bool:
+    """Say whether nested dicts are a table of a recipe, and not the value of a key."""
+    return isinstance(value, Mapping) and name not in NESTED
 
 
 def places_of(name: str, value: Any, whole: Mapping[str, Any], where: str = "") -> list[str]:
