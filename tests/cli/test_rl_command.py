@@ -50,3 +50,26 @@ def test_wrong_inputs_say_why(
     said = capsys.readouterr().err
     assert says in said
     assert "hint:" in said
+
+
+def test_a_time_without_end_is_refused(tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", "tune", "matmul 8 8 8", "-o", str(tmp_path / "spec"), "--minutes", "inf"])
+    assert ended.value.code == 2
+    assert "--minutes" in capsys.readouterr().err
+
+
+def test_a_policy_is_trained_and_its_figures_are_drawn(tmp_path: Path) -> None:
+    sets = ["task.bench_count=2", 'task.modules=["relu 8"]', 'task.held_out=["relu 16"]']
+    run = str(tmp_path / "run")
+    words = [word for key in sets for word in ("--set", key)]
+    for command in (
+        ["rl", "train", "schedules-lstm", "-o", run, "--steps", "2", "-q", *words],
+        ["rl", "eval", run, "-q"],
+        ["plot", "speedup", run, "-o", str(tmp_path / "speedup.svg")],
+        ["plot", "entropy", run, "-o", str(tmp_path / "entropy.svg")],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 0, command
+    assert all((tmp_path / f"{name}.svg").stat().st_size for name in ("speedup", "entropy"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from tokmill import plugins
 from tokmill.cli import rl_problems
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.errors import TokmillError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.files import write_file
 from tokmill.progress import Progress, human_count
 
@@ -44,6 +45,8 @@ def tune(
     the spec. At the end the whole model is compiled with and without the spec and compared. A
     tuning that was ended goes on when it is started again with the same SPEC.
     """
+    if not math.isfinite(minutes):
+        raise UsageError(f"--minutes {minutes}: this is no time", hint="--minutes 10")
     tuning = plugins.require("tokmill.mlir.iree.tune")
     measure = plugins.require("tokmill.mlir.measure")
     space = rl_problems.space_called("iree")
@@ -189,7 +192,9 @@ def _print(
         say("no operation is faster with other tiles: no spec is written")
         return
     say(f"wrote {out}")
-    if whole is not None:
+    if whole is None:
+        say("note: operations were compared one by one; a whole is compared where one is named")
+    else:
         ratio = whole.default / whole.tuned
         say(
             f"whole: {whole.tuned / 1e6:.3f} ms, IREE's default {whole.default / 1e6:.3f} ms "

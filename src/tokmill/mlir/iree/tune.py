@@ -30,6 +30,8 @@ MOST = 512
 """Evaluations of one operation."""
 LEAST = 1.02
 """A gain below it is not worth a line in the spec."""
+MOST_STATE = 1 << 30
+"""Bytes of a state that are read."""
 WHOLE = Limits(seconds=1800, memory=16 << 30)
 """Limits of compiling and running the whole model."""
 
@@ -182,7 +184,7 @@ def _state(path: Path | None, problems: Sequence[Problem], seed: int) -> State:
     if path is None or not path.exists():
         return new
     try:
-        kept: State = loads_json(path.read_bytes(), State)
+        kept: State = loads_json(files.read_start(path, MOST_STATE), State)
     except ValueError as error:
         raise TokmillError(
             f"the state of the tuning cannot be read: {error}",
