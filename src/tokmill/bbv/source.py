@@ -14,7 +14,7 @@ import numpy as np
 
 from tokmill.bbv.addresses import read_addresses, read_maps
 from tokmill.bbv.beside import BESIDE, Beside, stem_of
-from tokmill.bbv.blocks import Blocks, only_store, open_blocks
+from tokmill.bbv.blocks import only_store, open_blocks
 from tokmill.bbv.chains import spread
 from tokmill.bbv.cpi import RATES, Measures, check_measures, read_measures
 from tokmill.bbv.join import BEGINS, INSIDE, NO_ADDRESS, REASONS, Joined, join
@@ -176,7 +176,7 @@ class BbvSource(Source):
         mapped = read_maps(paths["map"]) if "map" in paths else []
         joined = join(addresses, blocks, mapped)
         measures = read_measures(paths["cpi"]) if "cpi" in paths else None
-        counted = Counter[str]()
+        counted, told = Counter[str](), Counter[str]()
         done = 0
         if measures is not None:
             sums = np.concatenate([piece.instructions for piece in pieces(item.path)])
@@ -185,19 +185,21 @@ class BbvSource(Source):
         batch = None
         shares = [0.0]
         for piece in pieces(item.path, tell=shares.append):
-            # Known only at the end of the file, so the last batch has the notes of all.
+            # What the file declares is known only at its end, so the last batch is held back.
             if batch is not None:
                 yield batch
             rows = addresses.find(piece.ids)
             batch = self._records(piece, rows, joined, counted, measures, done, program)
             batch.done = shares[-1]
+            # Each batch has the notes of its own intervals: a build may end after any.
+            batch.notes = dict(counted - told) | (_of_trace(joined) if not done else {})
+            told = counted.copy()
             done += len(piece)
         assert batch is not None
         share = counted["instructions joined"] / max(1, counted["instructions"])
         if share < self.config.min_joined:
             raise self._too_few(item, share, counted, joined)
-        batch.notes = {name: number for name, number in counted.items() if number}
-        batch.notes |= _facts(piece, joined, blocks)
+        batch.notes |= _declared(piece)
         yield batch
 
     def _records(
@@ -279,13 +281,22 @@ def _reasons() -> dict[int, str]:
     return {value: f"not joined: {why}" for value, why in REASONS.items()}
 
 
-def _facts(piece: BlockVectors, joined: Joined, blocks: Blocks) -> dict[str, int]:
-    """Return notes on a trace as a whole, from its last piece."""
-    notes = {"traces": 1, "programs and libraries that ran": len(joined.placed)}
-    notes["repetitions of REP instructions that are not counted"] = piece.declared.repetitions or 0
-    notes["traces whose last line does not end"] = int(piece.torn)
+def _of_trace(joined: Joined) -> dict[str, int]:
+    """Return notes on where the programs of a trace lie; its first batch has them."""
+    notes = {"traces": 1}
+    if joined.placed:
+        notes["programs and libraries that ran"] = len(joined.placed)
     for path in joined.missing:
         notes[f"traces that ran {Path(path).name}, which the store of blocks does not have"] = 1
+    return notes
+
+
+def _declared(last: BlockVectors) -> dict[str, int]:
+    """Return notes on what a trace says at its end, from its last piece."""
+    notes = {
+        "repetitions of REP instructions that are not counted": last.declared.repetitions or 0,
+        "traces whose last line does not end": int(last.torn),
+    }
     return {name: number for name, number in notes.items() if number}
 
 
