@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tokmill.models import matmul
 from tokmill.models.attention import RopeScaling, halves_from_pairs
 from tokmill.models.decoder import Decoder, DecoderConfig
 from tokmill.models.decoding import SLOTS, Decoding, in_pairs
@@ -110,8 +111,9 @@ def test_a_row_may_go_on_in_several_ways() -> None:
 
 
 @torch.no_grad()
-def test_many_wide_rows() -> None:
+def test_many_wide_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the processor has oneDNN's kernels, they multiply here."""
+    monkeypatch.setattr(matmul, "ONEDNN", matmul.HAS_ONEDNN)
     model = decoder(dim=160, kv_heads=2)
     ids = torch.randint(0, 50, (9, 20))
     reader = Decoding(model)

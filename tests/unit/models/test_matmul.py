@@ -10,8 +10,25 @@ from tokmill.models import matmul
 from tokmill.models.matmul import ROWS, Linear, linear, outer, prefers_onednn, product
 
 needs_onednn = pytest.mark.skipif(
-    not matmul.ONEDNN, reason="torch has no oneDNN here, or the processor no AVX-512"
+    not matmul.HAS_ONEDNN, reason="torch has no oneDNN here, or the processor no AVX-512"
 )
+
+
+@pytest.fixture(autouse=True)
+def wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test oneDNN's way where MKL is faster, too."""
+    monkeypatch.setattr(matmul, "ONEDNN", matmul.HAS_ONEDNN)
+
+
+@pytest.mark.parametrize(("lines", "intel"), [
+    ("processor\t: 0\nvendor_id\t: GenuineIntel\n", True),
+    ("processor\t: 0\nvendor_id\t: AuthenticAMD\n", False),
+    ("processor\t: 0\n", False),
+    ("", False),
+])  # fmt: skip
+def test_who_made_the_processor(lines: str, intel: bool) -> None:
+    """Only on Intel's processors MKL has its kernels for AVX-512."""
+    assert matmul.made_by_intel(lines) == intel
 
 
 @needs_onednn
