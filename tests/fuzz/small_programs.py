@@ -66,6 +66,12 @@ def small_graph() -> Any:
     graph.block_strings, graph.string = np.asarray([0, 1, 1, 3]), np.asarray([0, 1, 0], np.uint32)
     graph.strings = ["hello", "wörld"]
     graph.block_constants, graph.constant = np.asarray([0, 0, 2, 2]), np.asarray([7, -(1 << 63)])
+    graph.pointers = True
+    graph.block_references = np.asarray([0, 1, 1, 2])
+    graph.reference = np.asarray([0x4000, 0x2000], np.uint64)
+    graph.pointer_address = np.asarray([0x4000, 0x4008, 0x4010], np.uint64)
+    graph.pointer_target = np.asarray([0x5000, 0x1000, 0x2000], np.uint64)
+    graph.pointer_text = ["wörld", "", ""]
     return graph
 
 
@@ -95,7 +101,8 @@ def read_graph_file(name: str) -> Read:
         return [np.asarray(getattr(graph, field)).tolist() for field in (
             "function_address", "function_blocks", "block_address", "code", "lengths",
             "block_edges", "edge_target", "edge_kind", "facts", "import_address", "import_name",
-            "block_strings", "string", "strings", "block_constants", "constant",
+            "block_strings", "string", "strings", "block_constants", "constant", "pointers",
+            "block_references", "reference", "pointer_address", "pointer_target", "pointer_text",
             )], graph.function_name  # fmt: skip
 
     return read

@@ -89,8 +89,21 @@ class Graph:
     constant: Array = field(default_factory=lambda: np.zeros(0, np.int64))
     """(K,) i8, in order of instructions: immediates and displacements, except addresses of the
     program, targets of branches, offsets in the stack, and displacements of 0."""
+    pointers: bool = False
+    """Whether references and pointers were looked for; if not, their columns are empty."""
+    block_references: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    """(B + 1,) i8 into `reference`."""
+    reference: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """(N,) u8, in order of instructions: addresses of data, except of strings, and of functions
+    whose address is taken."""
+    pointer_address: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """(P,) u8, ascending: words in data that hold an address of data, or that of a function."""
+    pointer_target: Array = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """(P,) u8, the addresses that they hold."""
+    pointer_text: list[str] = field(default_factory=list)
+    """(P), the strings that lie at these addresses; "" if there is none."""
 
     def __post_init__(self) -> None:
-        for name in ("block_strings", "block_constants"):
+        for name in ("block_strings", "block_constants", "block_references"):
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.block_address) + 1, np.int64))

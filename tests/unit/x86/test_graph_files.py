@@ -79,6 +79,37 @@ def test_a_file_of_version_1_is_read_and_knows_no_facts() -> None:
     assert old == about
 
 
+def test_a_file_of_version_2_is_read_and_knows_no_pointers() -> None:
+    graph = read_graph(GOLDEN / "graph-v2.parquet")
+    assert graph.facts and graph.strings == ["a usage text"] and graph.import_name
+    assert not graph.pointers and not len(graph.reference) and not len(graph.pointer_address)
+    assert graph.block_references.tolist() == [0] * (len(graph.block_address) + 1)
+    about = read_about(GOLDEN / "graph-v2.parquet")
+    assert about is not None and about.version == 2 and not about.made_of("", "")
+
+
+def test_pointers_are_in_the_first_row(graph: Graph, tmp_path: Path) -> None:
+    assert graph.pointers and len(graph.pointer_address) and any(graph.pointer_text)
+    write_graph(graph, tmp_path / "stored.parquet")
+    rows = pyarrow.parquet.read_table(tmp_path / "stored.parquet").to_pylist()
+    assert rows[0]["pointers"] == graph.pointer_address.tolist()
+    assert rows[0]["pointed"] == graph.pointer_target.tolist()
+    assert rows[0]["pointed_strings"] == graph.pointer_text
+    assert not any(row["pointers"] or row["pointed"] for row in rows[1:])
+    assert sum(len(row["references"]) for row in rows) == len(graph.reference) > 0
+
+
+def test_damaged_facts_are_refused(graph: Graph, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_graph(graph, path)
+    table = pyarrow.parquet.read_table(path)
+    facts = dict(table.schema.metadata)
+    facts[KEY] = facts[KEY].replace(b"_start_main", b"_s^art_main")
+    pyarrow.parquet.write_table(table.replace_schema_metadata(facts), path)
+    with pytest.raises(TokmillError, match="checksum"):
+        read_graph(path)
+
+
 def test_a_graph_without_names_and_one_without_functions(built: Path, tmp_path: Path) -> None:
     path = tmp_path / "bare.parquet"
     bare = lift(stripped(compiles(built, "stored", CPP_SOURCE, "-O1", by="g++")))

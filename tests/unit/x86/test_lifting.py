@@ -98,7 +98,7 @@ def test_a_graph_file_of_an_older_version_is_made_again(
     report = lift_files([str(programs)], out)
     assert (report.made, report.renewed) == (3, 0)
     # A later tokmill.
-    monkeypatch.setattr("tokmill.x86.graphs.files.VERSION", 3)
+    monkeypatch.setattr("tokmill.x86.graphs.files.VERSION", 4)
     report = lift_files([str(programs)], out)
     assert (report.made, report.kept, report.renewed) == (3, 0, 3)
 

@@ -33,13 +33,13 @@ MANUAL = 20
 FUNCTIONS = {
     Reason.NAME: 1, Reason.CODE: 2, Reason.STRUCTURE: 3, Reason.CONSTANTS: 7, Reason.CALLS: 8,
     Reason.INSTRUCTIONS: 11, Reason.LAYOUT: 12, Reason.STRINGS: 13, Reason.FLOW: 17,
-    Reason.IMPORTS: 18, Reason.VECTORS: 19,
+    Reason.IMPORTS: 18, Reason.VECTORS: 19, Reason.TABLES: 16,
 }  # fmt: skip
 """Reason → the number of the nearest algorithm of BinDiff; each is used once."""
 BLOCKS = {
     Reason.CODE: 2, Reason.CONSTANTS: 3, Reason.CALLS: 4, Reason.STRINGS: 5, Reason.IMPORTS: 8,
     Reason.STRUCTURE: 10, Reason.INSTRUCTIONS: 11, Reason.NAME: 15, Reason.LAYOUT: 16,
-    Reason.VECTORS: 18, Reason.FLOW: 19,
+    Reason.VECTORS: 18, Reason.FLOW: 19, Reason.TABLES: 17,
 }  # fmt: skip
 STRUCTURE_CHANGED, INSTRUCTIONS_CHANGED, OPERANDS_CHANGED = 1, 2, 4
 """Flags of a match of functions."""

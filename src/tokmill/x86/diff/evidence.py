@@ -11,17 +11,20 @@ from tokmill.store.schema import Array
 from tokmill.x86.features.bags import matrices, normalized, row_sums, tf_idf
 from tokmill.x86.features.cosines import row_products
 from tokmill.x86.features.functions import BAGS, SHAPE, Functions
+from tokmill.x86.features.tables import Tables
 
 FACTS = ("constants", "strings", "imports")
 """Kinds of features that optimisation does not change."""
 AROUND = ("callees", "callers")
 """Facts of the callees, and of the callers."""
+LABELS = "labels"
+"""Strings that describe the pointers to a function."""
 STATIC = (
     *BAGS, *AROUND,
     *(f"{kind} mass" for kind in (*FACTS, *AROUND)),
     *(f"{kind} in one alone" for kind in FACTS),
     "covered", "covered with callees",
-    *(f"{name} apart" for name in SHAPE),
+    *(f"{name} apart" for name in SHAPE), LABELS,
 )  # fmt: skip
 """Columns of `static`."""
 
@@ -42,14 +45,15 @@ class Weighted(NamedTuple):
         self.of[kind] = normalized(matrix)
 
 
-def weigh(a: Functions, b: Functions) -> tuple[Weighted, Weighted]:
+def weigh(a: Functions, b: Functions, tables: tuple[Tables, Tables]) -> tuple[Weighted, Weighted]:
     """Return the features of two programs as TF-IDF over both."""
     sides = Weighted({}, {}), Weighted({}, {})
     raw = {kind: tf_idf(matrices([a.bags[kind], b.bags[kind]])) for kind in BAGS}
+    raw[LABELS] = tf_idf(matrices([one.labels for one in tables]))
     stack = plugins.require("scipy.sparse").hstack
     for number, (side, functions) in enumerate(zip(sides, (a, b), strict=True)):
-        for kind in BAGS:
-            side.put(kind, raw[kind][number])
+        for kind, both in raw.items():
+            side.put(kind, both[number])
         facts = stack([raw[kind][number] for kind in FACTS], format="csr")
         called = (functions.calls @ facts).tocsr()
         side.put("callees", called)
@@ -78,8 +82,9 @@ def static(a: Weighted, b: Weighted, shapes: tuple[Array, Array], i: Array, j: A
                 alone.append(np.log1p(np.where(cosine == 0, np.maximum(one, other), 0)) / 2)
     apart = np.abs(shapes[0][i] - shapes[1][j])
     inside = _covered(a, b, i, j)
-    found: Array = np.column_stack([*columns, *masses, *alone, *inside, apart]).astype(np.float32)
-    return found
+    labels = row_products(a.of[LABELS], b.of[LABELS], i, j)
+    found: Array = np.column_stack([*columns, *masses, *alone, *inside, apart, labels])
+    return found.astype(np.float32, copy=False)
 
 
 def _covered(a: Weighted, b: Weighted, i: Array, j: Array) -> list[Array]:

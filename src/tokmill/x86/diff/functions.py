@@ -10,12 +10,14 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.assign import assign
-from tokmill.x86.diff.candidates import Pairs, near, pairs_of
-from tokmill.x86.diff.evidence import STATIC, static, weigh
+from tokmill.x86.diff.candidates import Pairs, near, pairs_of, rare
+from tokmill.x86.diff.evidence import LABELS, STATIC, static, weigh
+from tokmill.x86.diff.places import PLACES, Places
 from tokmill.x86.diff.result import Reason
 from tokmill.x86.diff.support import SUPPORT, Neighbours
 from tokmill.x86.diff.weights import CODE, FIRST, FIRST_BIAS, LATER, LATER_BIAS, LEAST, VECTORS
 from tokmill.x86.features.functions import Functions
+from tokmill.x86.features.tables import Tables
 
 SEARCH = {
     "mnemonics": 0.6, "forms": 0.7, "form pairs": 0.7, "constants": 1.0, "strings": 1.2,
@@ -42,6 +44,7 @@ REASONS = {
     Reason.INSTRUCTIONS: ("mnemonics", "forms", "form pairs"),
     Reason.CODE: ("code",),
     Reason.VECTORS: ("vectors",),
+    Reason.TABLES: (LABELS, *PLACES),
 }  # fmt: skip
 """Reason → its evidence, which is summed; if none is for a pair, the reason is `STRUCTURE`."""
 
@@ -76,6 +79,7 @@ def match_functions(
     a: Functions,
     b: Functions,
     hashes: tuple[Array, Array],
+    tables: tuple[Tables, Tables],
     given: Given,
     vectors: tuple[Array, Array] | None = None,
     vector_weight: float = VECTORS,
@@ -86,6 +90,7 @@ def match_functions(
         a: features of the one program.
         b: features of the other.
         hashes: of the code of each function, (F,) u8 of each program.
+        tables: of pointers, of each program.
         given: pairs that are known already, as by names.
         vectors: of a trained model, (F, d) f4 of each program, rows of length 1 or 0.
         vector_weight: of their product, beside the weights of all other evidence.
@@ -93,7 +98,7 @@ def match_functions(
     if not len(a.shape) or not len(b.shape):
         none = np.zeros(0, np.int64)
         return Matched(none, none, none.astype(np.float32), none.astype(np.uint8))
-    return _Matcher(a, b, hashes, given, vectors, vector_weight).run()
+    return _Matcher(a, b, hashes, tables, given, vectors, vector_weight).run()
 
 
 class _Matcher:
@@ -104,18 +109,20 @@ class _Matcher:
         a: Functions,
         b: Functions,
         hashes: tuple[Array, Array],
+        tables: tuple[Tables, Tables],
         given: Given,
         vectors: tuple[Array, Array] | None,
         vector_weight: float,
     ) -> None:
         self.a, self.b, self.hashes, self.given, self.vectors = a, b, hashes, given, vectors
-        self.weighted = weigh(a, b)
+        self.weighted = weigh(a, b, tables)
+        self.places = Places(*tables)
         self.neighbours = Neighbours(a.calls, b.calls)
         more = {"code": CODE, "vectors": vector_weight}
         first, later = ({**table, **more} for table in (FIRST, LATER))
         names = (*STATIC, "code", "vectors")
         self.first = np.asarray([first[name] for name in names], np.float32)
-        self.names = (*names, *SUPPORT)
+        self.names = (*names, *SUPPORT, *PLACES)
         self.later = np.asarray([later[name] for name in self.names], np.float32)
 
     def run(self) -> Matched:
@@ -129,7 +136,9 @@ class _Matcher:
             probability = self.compete(pairs, logit)
             if number < ROUNDS - 1:
                 pairs, evidence, probability = self.grow(pairs, evidence, probability)
-            around = self.neighbours.support(pairs, probability)
+            around = np.column_stack(
+                [one.support(pairs, probability) for one in (self.neighbours, self.places)]
+            )
             columns = evidence.shape[1]
             logit = evidence @ self.later[:columns] + around @ self.later[columns:]
             logit += np.float32(LATER_BIAS)
@@ -148,7 +157,8 @@ class _Matcher:
             for side in self.weighted
         )
         shape = self.a.shape, self.b.shape
-        return near(one, other, shape, [self.vectors] if self.vectors else [])
+        found = near(one, other, shape, [self.vectors] if self.vectors else [])
+        return [*found, rare(*(side.of[LABELS] for side in self.weighted))]
 
     def evidence(self, pairs: Pairs) -> Array:
         """Return the evidence for pairs: (n, len(STATIC) + 2) f4."""
@@ -194,6 +204,7 @@ class _Matcher:
             found.append((i[inside] + step, j[inside] + step))
         found.append(_around(self.a.calls, self.b.calls, i, j))
         found.append(_around(self.a.calls.T.tocsr(), self.b.calls.T.tocsr(), i, j))
+        found.append(self.places.candidates(pairs, probability))
         return pairs_of(pairs.rows, pairs.columns, *found)
 
     def reasons(self, evidence: Array) -> Array:

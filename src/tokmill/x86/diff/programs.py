@@ -12,6 +12,7 @@ from tokmill.x86.diff.result import Diff, Reason, unmatched
 from tokmill.x86.diff.same import Content, block_hashes, content_of, function_hashes
 from tokmill.x86.diff.weights import VECTORS
 from tokmill.x86.features.functions import Functions, functions_of
+from tokmill.x86.features.tables import tables_of
 from tokmill.x86.graph import Graph
 
 LONG = 24
@@ -46,7 +47,8 @@ def diff_graphs(
     code = _same_code(*alone)
     long = np.diff(a.block_instructions[a.function_blocks])[code[0]] >= LONG
     given = _given(a, b, (code[0][long], code[1][long]), names)
-    found = match_functions(*features, alone, given, vectors, vector_weight)
+    tables = tables_of(a), tables_of(b)
+    found = match_functions(*features, alone, tables, given, vectors, vector_weight)
     unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
     found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE
     return _with_blocks((a, b), features, contents, found)
@@ -154,6 +156,7 @@ def _left_out(graphs: tuple[Graph, Graph]) -> dict[str, int]:
     """Return the kinds of what was not compared, and how many there are."""
     found = {
         "programs without imports, strings and constants": sum(not one.facts for one in graphs),
+        "programs without pointers": sum(one.facts and not one.pointers for one in graphs),
         "programs that were not looked through to the end": sum(
             bool(one.cut_short) for one in graphs
         ),

@@ -35,6 +35,8 @@ class Reason(enum.IntEnum):
     """Blocks only: control comes from, or continues at, blocks that are matched."""
     VECTORS = 10
     """Vectors of a trained model."""
+    TABLES = 11
+    """Places in tables of pointers, and the strings beside them."""
 
 
 @dataclass(slots=True)

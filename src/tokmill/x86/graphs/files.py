@@ -3,14 +3,18 @@
 Columns of the first two: `program`, `function` (its address), `name` (raw symbol name, or
 `sub_401000`), `demangled`, `address`, `code` (bytes; hexadecimal in JSON), `lengths` (bytes of each
 instruction), `successors` (addresses, 0 for none), `kinds` (fall, jump, branch, call, indirect,
-return) and, from version 2 on, `strings` and `constants` that instructions of the block refer to.
+return) and, from version 2 on, `strings` and `constants` that instructions of the block refer to;
+from version 3 on `references` (addresses of data and functions that they take) and, all in the
+first row, `pointers` in data (addresses), `pointed` (their targets) and `pointed_strings` (what
+lies there).
 Facts about the whole program, also its imports, are in the metadata of the Parquet file, and in the
-first line of JSON Lines. Files of version 1 are read too.
+first line of JSON Lines. Files of earlier versions are read too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,13 +32,17 @@ from tokmill.x86.graphs.binexport import binexport, read_head
 from tokmill.x86.image.program import demangle
 
 KEY = b"tokmill.graph"
-VERSION = 2
+SUM = b"tokmill.graph.crc32"
+"""Key of the checksum of the facts, because Parquet has none of its metadata."""
+VERSION = 3
 KINDS = [edge.name.lower() for edge in Edge]
 COLUMNS = (
     "program", "function", "name", "demangled", "address", "code", "lengths", "successors", "kinds"
 )  # fmt: skip
 FACTS = ("strings", "constants")
 """Columns that version 2 added."""
+POINTERS = ("references", "pointers", "pointed", "pointed_strings")
+"""Columns that version 3 added."""
 SUFFIXES = {"parquet": ".parquet", "jsonl": ".jsonl", "binexport": ".BinExport"}
 """Form of a graph file → suffix of its name."""
 JSON_ROWS = 4096
@@ -117,6 +125,7 @@ def read_graph(path: Path | str) -> Graph:
         file = plugins.require("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
         facts = _facts(file, path)
         wanted = COLUMNS + (FACTS if facts.version > 1 else ())
+        wanted += POINTERS if facts.version > 2 else ()
         # Large files of earlier versions have several groups, which pyarrow cannot read at a time.
         groups = [
             file.read_row_group(group, columns=list(wanted)) for group in range(file.num_row_groups)
@@ -158,6 +167,8 @@ def read_graph(path: Path | str) -> Graph:
         )
         if facts.version > 1:
             _read_facts(graph, facts, columns)
+        if facts.version > 2:
+            _read_pointers(graph, facts, columns)
         _check(graph)
         return graph
 
@@ -174,6 +185,16 @@ def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
     graph.string = text.indices.to_numpy().astype(np.uint32)
     graph.strings = text.dictionary.to_pylist()
     graph.constant = constants.flatten().to_numpy().astype(np.int64)
+
+
+def _read_pointers(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
+    """Set the columns of references and pointers of a graph."""
+    graph.pointers = facts.facts
+    graph.block_references = _list_offsets(columns["references"])
+    graph.reference, graph.pointer_address, graph.pointer_target = (
+        columns[name].flatten().to_numpy().astype(np.uint64) for name in POINTERS[:3]
+    )
+    graph.pointer_text = columns["pointed_strings"].flatten().to_pylist()
 
 
 def _check(graph: Graph) -> None:
@@ -193,6 +214,7 @@ def _check(graph: Graph) -> None:
                 graph.block_edges,
                 graph.block_strings,
                 graph.block_constants,
+                graph.block_references,
             )  # fmt: skip
         )
         and graph.block_instructions[-1] == len(graph.lengths)
@@ -202,6 +224,10 @@ def _check(graph: Graph) -> None:
         and graph.block_strings[-1] == len(graph.string)
         and graph.block_constants[-1] == len(graph.constant)
         and (graph.import_address[1:] > graph.import_address[:-1]).all()
+        and graph.block_references[-1] == len(graph.reference)
+        and (graph.pointer_address[1:] > graph.pointer_address[:-1]).all()
+        and len(graph.pointer_address) == len(graph.pointer_target) == len(graph.pointer_text)
+        and all(isinstance(text, str) for text in graph.pointer_text)
     )
     if not good:
         raise ValueError("its columns do not fit together")
@@ -290,8 +316,12 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
             "constants": arrow.LargeListArray.from_arrays(
                 graph.block_constants, arrow.array(graph.constant)
             ),
+            "references": arrow.LargeListArray.from_arrays(
+                graph.block_references, arrow.array(graph.reference)
+            ),
+            **_pointers(graph),
         },
-        metadata={KEY: msgspec.json.encode(facts)},
+        metadata={KEY: (raw := msgspec.json.encode(facts)), SUM: b"%08x" % zlib.crc32(raw)},
     )
     sink = arrow.BufferOutputStream()
     plugins.require("pyarrow.parquet").write_table(
@@ -303,6 +333,19 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
         row_group_size=max(blocks, 1),
     )
     yield memoryview(sink.getvalue()).tobytes()
+
+
+def _pointers(graph: Graph) -> dict[str, Any]:
+    """Return the columns of pointers: lists that are empty in all rows but the first."""
+    arrow = plugins.require("pyarrow")
+    bounds = np.full(len(graph.block_address) + 1, len(graph.pointer_address), np.int64)
+    bounds[0] = 0
+    every = np.arange(len(graph.pointer_text))
+    values = graph.pointer_address, graph.pointer_target, _repeated(graph.pointer_text, every)
+    return {
+        name: arrow.LargeListArray.from_arrays(bounds, arrow.array(value))
+        for name, value in zip(POINTERS[1:], values, strict=True)
+    }
 
 
 def _repeated(values: list[str], number: Array) -> Any:
@@ -335,6 +378,7 @@ def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
             inside = slice(*graph.block_instructions[block : block + 2].tolist())
             texts = slice(*graph.block_strings[block : block + 2].tolist())
             numbers = slice(*graph.block_constants[block : block + 2].tolist())
+            places = slice(*graph.block_references[block : block + 2].tolist())
             row: dict[str, Any] = {
                 "program": graph.program,
                 "function": addresses[number],
@@ -347,6 +391,10 @@ def _json_lines(graph: Graph, facts: About) -> Iterator[bytes]:
                 "kinds": [KINDS[kind] for kind in graph.edge_kind[ways].tolist()],
                 "strings": [graph.strings[at] for at in graph.string[texts].tolist()],
                 "constants": graph.constant[numbers].tolist(),
+                "references": graph.reference[places].tolist(),
+                "pointers": [] if block else graph.pointer_address.tolist(),
+                "pointed": [] if block else graph.pointer_target.tolist(),
+                "pointed_strings": [] if block else graph.pointer_text,
             }
             lines.append(encode(row))
         yield b"\n".join(lines) + b"\n"
@@ -358,8 +406,11 @@ def _facts(file: Any, path: Path) -> About:
         raise TokmillError(
             "the Parquet file holds no graph", where=str(path), hint="tokmill cfg makes such files"
         )
+    raw = metadata[KEY]
     try:
-        facts: About = loads_json(metadata[KEY], About)
+        if metadata.get(SUM, b"%08x" % zlib.crc32(raw)) != b"%08x" % zlib.crc32(raw):
+            raise ValueError("their checksum is another")
+        facts: About = loads_json(raw, About)
     except ValueError as error:
         raise TokmillError(
             f"the facts of the graph are damaged: {error}", where=str(path), hint="make it again"

@@ -124,6 +124,8 @@ def _link(program: Program, table: Relocations) -> None:
         value[relative] = program.load(table.place[relative])
     program.store(table.place[known], value[known])
     program.pointers = np.concatenate([program.pointers, value[known]])
+    places = table.place[known].astype(np.uint64)
+    program.pointer_address = np.concatenate([program.pointer_address, places])
     resolvers = table.kind == RESOLVER[program.bits]
     program.starts = np.concatenate([program.starts, value[resolvers]])
 

@@ -103,6 +103,8 @@ class Program:
     """Functions that tables name without a symbol (initialisers, exports)."""
     pointers: Array = field(default_factory=lambda: NONE)
     """Values of relocated pointers."""
+    pointer_address: Array = field(default_factory=lambda: NONE)
+    """Where these pointers lie; empty for a relocatable file."""
     unwind: Unwind = field(default_factory=Unwind)
     global_offset_table: int = 0
     """What EBX holds in 32-bit position-independent code; 0 where it is not known."""

@@ -145,7 +145,7 @@ def _read_tables(program: Program, binary: Any, base: int) -> None:
         program.unwind = Unwind(start, rows[:, 1] + np.uint64(base), (flags & CHAINED) > 0)
     table = directories.get(5)
     raw = program.read(base + table.rva, table.size) if table and table.rva else NOTHING
-    place, slots = 0, [program.pointers]
+    place, slots = 0, [program.pointer_address]
     while place + 8 <= len(raw):
         page, size = (int(x) for x in raw[place : place + 8].view("<u4"))
         if size < 8:
@@ -156,7 +156,8 @@ def _read_tables(program: Program, binary: Any, base: int) -> None:
         kept = words[np.isin(words >> 12, (3, 10))]
         slots.append((kept & np.uint64(0xFFF)) + np.uint64(base + page))
         place += size
-    program.pointers = program.load(np.concatenate(slots))
+    program.pointer_address = np.concatenate(slots)
+    program.pointers = program.load(program.pointer_address)
 
 
 def _bytes(program: Program, addresses: Array) -> Array:

@@ -1,4 +1,4 @@
-"""What the blocks of a graph refer to: imports, strings and constants, worked out in columns."""
+"""What the blocks of a graph refer to: imports, strings, constants, data, worked out in columns."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tokmill.x86.image.strings import (
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import LONGEST as LONGEST_INSTRUCTION
 from tokmill.x86.lift.operands import FRAME, NO_REGISTER, STACK, Operands, operands
+from tokmill.x86.lift.pointers import add_pointers, in_data
 
 AT_ONCE = 1 << 18
 """Instructions of the functions that are looked at together, unless one function is larger."""
@@ -26,7 +27,7 @@ NEAR = 16
 
 
 def add_facts(graph: Graph, program: Program) -> None:
-    """Set the columns of imports, strings and constants of a program's graph."""
+    """Set the columns of imports, strings, constants, references and pointers of a graph."""
     _set_imports(graph, program)
     finder = _Finder(graph, program)
     parts = [finder.look(first, last) for first, last in _portions(graph)]
@@ -41,7 +42,12 @@ def add_facts(graph: Graph, program: Program) -> None:
     owner = np.repeat(np.arange(len(addresses)), addresses)[found >= 0]
     graph.string, graph.strings = found[found >= 0].astype(np.uint32), list(numbers)
     graph.block_strings = offsets(np.bincount(owner, minlength=len(addresses)))
+    refers = (found < 0) & (in_data(program, address) | member(address, graph.function_address))
+    owner = np.repeat(np.arange(len(addresses)), addresses)[refers]
+    graph.reference = address[refers]
+    graph.block_references = offsets(np.bincount(owner, minlength=len(addresses)))
     graph.facts = True
+    add_pointers(graph, program)
 
 
 def _texts(program: Program, address: Array, length: Array) -> list[str | None]:

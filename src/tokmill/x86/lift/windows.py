@@ -84,6 +84,7 @@ def joined(graphs: list[Graph]) -> Graph:
     # What blocks refer to is looked for in the whole graph.
     found.block_strings = np.zeros(len(found.block_address) + 1, np.int64)
     found.block_constants = np.zeros(len(found.block_address) + 1, np.int64)
+    found.block_references = np.zeros(len(found.block_address) + 1, np.int64)
     found.function_name = [name for one in graphs for name in one.function_name]
     found.unresolved = [place for one in graphs for place in one.unresolved]
     found.cut_short = tuple(dict.fromkeys(why for one in graphs for why in one.cut_short))
