@@ -5,6 +5,7 @@ Whatever happens to the child is a result or an error (`ChildDied`, `ChildError`
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
@@ -179,6 +180,20 @@ def call(
     """Call a function once, in a new child; see `Child`."""
     with Child(target, limits, line=line) as child:
         return child(*arguments)
+
+
+_shared: dict[tuple[int, str], Child] = {}
+
+
+def shared(target: str, limits: Limits) -> Child:
+    """Return the child of this process for a function; it is started once and ends with it."""
+    key = os.getpid(), target
+    if key not in _shared:
+        for other in [one for one in _shared if one[0] != key[0]]:
+            del _shared[other]
+        _shared[key] = Child(target, limits)
+        atexit.register(_shared[key].close)
+    return _shared[key]
 
 
 def _error(kind: str, value: Any) -> TokmillError:

@@ -20,7 +20,7 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
     assert ended.value.code == 0
     shown = capsys.readouterr()
     assert "linalg.matmul" in shown.out
-    assert "2 entries not named .mlir left out" in shown.err
+    assert "2 entries left out: not named .mlir" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,11 @@ def inspect(
 
 def plot(
     kind: Annotated[
-        str, typer.Argument(metavar="KIND", help="lengths, frequency, loss, tsne or attention.")
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="lengths, frequency, loss, tsne, attention, or speedup and entropy of policies.",
+        ),
     ],
     paths: Annotated[
         list[Path],
@@ -127,7 +131,7 @@ def plot(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a figure: lengths of records or tokens, frequency of ids, loss, vectors or attention."""
+    """Draw a figure: lengths of records or tokens, frequency of ids, loss, vectors, attention, …"""
     from tokmill.report import plot as plots
 
     written = plots.plot(kind, paths, out, data=data, sample=sample, column=column, vectors=vectors)

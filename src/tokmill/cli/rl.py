@@ -168,7 +168,12 @@ def replay(
     """
     actions = plugins.require("tokmill.mlir.loops.schedule")
     measure = plugins.require("tokmill.mlir.measure")
-    (problem,) = problems_of([module])
+    problems = problems_of([module])
+    if len(problems) != 1:
+        raise UsageError(
+            f"the folder has {len(problems):,} modules", where=module, hint="name one of them"
+        )
+    (problem,) = problems
     text = read_start(schedule, LONGEST_SPEC + 1).decode("utf-8", "replace")
     space = "loops" if text.startswith(actions.HEADER) else "iree"
     if space == "iree" and "iree_codegen.tuning_spec_entrypoint" not in text:
@@ -197,6 +202,8 @@ def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> d
     result = best.result
     if result.status == "ok":
         result = measurements(problem, best.schedule, again=True)
+    elif (alone := measurements(problem, ())).status != "ok":
+        say(f"note: {problem.name}: without a schedule too: {alone.status}, {alone.reason}")
     counts: dict[str, int] = {}
     for trial in tried:
         counts[trial.result.status] = counts.get(trial.result.status, 0) + 1

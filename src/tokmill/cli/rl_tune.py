@@ -121,6 +121,7 @@ def _beside(out: Path, suffix: str) -> Path:
 def _operations(modules: list[str]) -> tuple[list[Any], list[int], list[tuple[str, str]]]:
     """Return the operations of models and modules, how often each runs, and what is skipped."""
     cut = plugins.require("tokmill.mlir.modules.cut")
+    guard = plugins.require("tokmill.mlir.modules.guard")
     reading = plugins.require("tokmill.mlir.modules.reading")
     problems: dict[str, Any] = {}
     counts: dict[str, int] = {}
@@ -128,7 +129,9 @@ def _operations(modules: list[str]) -> tuple[list[Any], list[int], list[tuple[st
     for name in modules:
         path = Path(name)
         if path.is_file():
-            made = cut.cut(reading.text_of(path), name)
+            text = reading.text_of(path)
+            guard.check(text, name, whole=False)
+            made = cut.cut(text, name)
             skipped += made.skipped
             pairs = list(zip(made.problems, made.counts, strict=True))
         else:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tokmill.child import Limits
 from tokmill.child_calls import Child, ChildDied
-from tokmill.errors import MachineError, UsageError
+from tokmill.errors import MachineError, TokmillError, UsageError
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import LOOPS, Space
 
@@ -172,6 +172,10 @@ class Measurements:
             answer = self._child(request)
         except ChildDied as died:
             return _dead(died)
+        except TokmillError as error:
+            # The child does not know how the module is called.
+            error.where = error.where or problem.name
+            raise
         return _result(answer)
 
     def _ask(self, request: dict[str, Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import importlib.metadata
 import json
@@ -19,7 +18,7 @@ import numpy as np
 from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.child import Limits
-from tokmill.child_calls import Child, ChildDied
+from tokmill.child_calls import ChildDied, shared
 from tokmill.errors import MissingExtraError, TokmillError, UsageError
 from tokmill.files import machine_errors
 from tokmill.mlir.modules import generators, reading
@@ -37,7 +36,6 @@ PART = 64 << 20
 """Bytes of tokens after which a shard is cut."""
 LIMITS = Limits(seconds=300, memory=4 << 30, output=1 << 30)
 DEPTHS = [str(depth) for depth in range(field_tokens.DEEPEST + 1)]
-_children: dict[int, Child] = {}
 
 
 class MlirConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -149,7 +147,8 @@ class MlirSource(Source):
             request["text"] = reading.text_of(Path(item.path))
             for first in (0, *range(1, self.config.schedules + 1, CHUNK)):
                 last = min(first + CHUNK, self.config.schedules + 1) if first else 1
-                answer = _child()(request | {"first": first, "last": last})
+                child = shared("tokmill.mlir.tokens.sequences:make", LIMITS)
+                answer = child(request | {"first": first, "last": last})
                 batch = self._records(item, answer, seen, records)
                 if not first:
                     batch.skipped = answer["skipped"]
@@ -159,7 +158,6 @@ class MlirSource(Source):
         except (MissingExtraError, UsageError):
             raise
         except ChildDied as died:
-            _children.pop(os.getpid(), None)
             yield self._nothing(f"its reader {died.ended.why() if died.ended else 'ended'}")
         except TokmillError as error:
             yield self._nothing(error.what)
@@ -211,15 +209,6 @@ class MlirSource(Source):
         }
         nothing = np.zeros(0, np.int64)
         return Records(np.zeros(1, np.int64), columns, nothing, drops_of([Drop(0, reason, True)]))
-
-
-def _child() -> Child:
-    """Return the child of this process that makes sequences; it ends with the process."""
-    if os.getpid() not in _children:
-        _children.clear()
-        child = _children[os.getpid()] = Child("tokmill.mlir.tokens.sequences:make", LIMITS)
-        atexit.register(child.close)
-    return _children[os.getpid()]
 
 
 def _frozen(column: str, tokens: list[str]) -> Frozen:

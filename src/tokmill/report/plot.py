@@ -264,6 +264,13 @@ def _ticks(figure: Figure, axes: Any) -> None:
         percent = ticker.FuncFormatter(lambda value, _: f"{100 * value:.6g}%")
         axes.yaxis.set_major_formatter(percent)
         axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    elif figure.log_y == 2:
+        # Powers of two alone would leave an axis from 0.9 to 1.8 with one label.
+        low, high = axes.get_ylim()
+        if high < 8 * low:
+            axes.yaxis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:.6g}"))
+        axes.yaxis.set_minor_locator(ticker.NullLocator())
     elif not figure.log_y:
         axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
 

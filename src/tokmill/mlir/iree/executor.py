@@ -236,7 +236,13 @@ class _Base:
 def _baseline(module: str, flags: Sequence[str], seed: int) -> _Base:
     key = (str(seed), module, *flags)
     if key not in _baselines:
-        _baselines[key] = _Base(module, flags, seed)
+        try:
+            _baselines[key] = _Base(module, flags, seed)
+        except Refused as refused:
+            raise TokmillError(
+                f"IREE does not compile the module: {refused.what}",
+                hint="export it anew, or for another version of IREE",
+            ) from None
         if len(_baselines) > KEPT:
             _baselines.popitem(last=False)
     _baselines.move_to_end(key)

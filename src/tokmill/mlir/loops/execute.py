@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tokmill import plugins
+from tokmill.errors import TokmillError
 from tokmill.mlir.loops import lower, openmp
 from tokmill.mlir.modules import operations, toolkit
 
@@ -131,7 +132,13 @@ def measure(request: dict[str, Any]) -> dict[str, Any]:
 def _baseline(module: str, seed: int, threads: int) -> Kernel:
     key = f"{seed} {threads} {module}"
     if key not in _baselines:
-        _baselines[key] = Kernel(module, None, seed, threads)
+        try:
+            _baselines[key] = Kernel(module, None, seed, threads)
+        except lower.Refused as refused:
+            raise TokmillError(
+                f"the module cannot be compiled without a schedule: {refused.what}",
+                hint="other operations, or another way to write them, may pass",
+            ) from None
         while len(_baselines) > 1 and (len(_baselines) > KEPT or _held() > KEPT_BYTES):
             _baselines.popitem(last=False)
     _baselines.move_to_end(key)

@@ -102,10 +102,12 @@ def allowed(state: State) -> dict[str, bool]:
 def take(state: State, action: actions.AnyAction) -> State:
     """Return the state after an action; raises `UsageError` if it is not allowed."""
     kind = str(action.__struct_config__.tag)
-    if not allowed(state)[kind]:
+    may = allowed(state)
+    if not may[kind]:
+        possible = ", ".join(name for name, fine in may.items() if fine)
         raise UsageError(
             f"{kind} is not possible on {state.operation.tag} ({state.operation.name}) now",
-            hint=f"possible: {', '.join(name for name, may in allowed(state).items() if may)}",
+            hint=f"possible: {possible or 'nothing, it is complete'}",
         )
     taken = (*state.taken, action)
     if isinstance(action, actions.Stop):
@@ -113,7 +115,12 @@ def take(state: State, action: actions.AnyAction) -> State:
     if isinstance(action, actions.Vectorize):
         return replace(state, taken=taken, done=True)
     if isinstance(action, actions.Interchange):
-        _check(sorted(action.order) == list(range(len(state.bounds))), state, "order", action.order)
+        if sorted(action.order) != list(range(len(state.bounds))):
+            raise UsageError(
+                f"the order {list(action.order)} does not fit {state.operation.tag} "
+                f"({state.operation.name}) with {len(state.bounds)} loops",
+                hint=f"it names each of the loops 0 to {len(state.bounds) - 1} once",
+            )
         return replace(
             state,
             taken=taken,
@@ -131,6 +138,13 @@ def take(state: State, action: actions.AnyAction) -> State:
     if isinstance(action, actions.Pack):
         return _pack(state, action, taken)
     _check(any(sizes), state, "sizes", sizes)
+    made = [f"op_{number}" for _, number in state.operation.producers]
+    if isinstance(action, actions.Fuse) and action.producer not in made:
+        # What is written into a schedule is never taken from a file unchecked.
+        raise UsageError(
+            f"{action.producer!r} is no producer of {state.operation.tag}",
+            hint=f"it has {', '.join(made)}",
+        )
     if not isinstance(action, actions.Tile):
         outer = [size for size, free in zip(sizes, state.parallel, strict=True) if not free]
         _check(not any(outer), state, "sizes of parallel loops", sizes)

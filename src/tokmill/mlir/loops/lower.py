@@ -106,9 +106,18 @@ def lower(module: Any, threads: int = 1) -> None:
 
 
 def compiled(module: Any, libraries: Sequence[str] = ()) -> Any:
-    """Return an execution engine of a lowered module; `libraries` have functions that it calls."""
+    """Return an execution engine of a lowered module; `libraries` have functions that it calls.
+
+    Raises `Refused` if LLVM does not take it.
+    """
     engine = plugins.require("torch_mlir.execution_engine")
-    return engine.ExecutionEngine(module, opt_level=3, shared_libs=list(libraries))
+    try:
+        return engine.ExecutionEngine(module, opt_level=3, shared_libs=list(libraries))
+    except RuntimeError as error:
+        raise Refused(
+            f"LLVM cannot compile the module: {error}",
+            hint="another schedule of this operation may pass",
+        ) from None
 
 
 def machine_passes(threads: int) -> tuple[str, ...]:

@@ -107,7 +107,8 @@ def read(text: str, where: str) -> Schedule:
         raise wrong
     line = first[len(HEADER) :]
     try:
-        found: Schedule = loads_json(line[: line.rindex(" [")].encode(), tuple[AnyAction, ...])
+        # Behind the actions stands which operations are decomposed.
+        found: Schedule = loads_json(line.rpartition(" [")[0].encode(), tuple[AnyAction, ...])
     except ValueError as error:
         raise TokmillError(
             f"the actions of the schedule cannot be read: {error}",

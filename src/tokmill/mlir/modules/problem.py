@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tokmill import files
 from tokmill.errors import TokmillError
-from tokmill.mlir.modules import benchmarks, generators, operations, toolkit
+from tokmill.mlir.modules import benchmarks, generators, guard, operations, toolkit
 from tokmill.mlir.modules.operations import Operation
 from tokmill.progress import human_count
 
 LARGEST = 1 << 30
 """Bytes that inputs and outputs of a module may have in all."""
+DIALECTS = {
+    "builtin", "linalg", "tensor", "arith", "math", "index", "complex", "vector", "affine", "scf",
+    "cf", "ub", "bufferization", "memref",
+}  # fmt: skip
+"""Dialects whose operations compute; others, such as `llvm`, may call any function."""
+OTHERS = {"func.func", "func.return"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,8 @@ def of_text(text: str, name: str) -> Problem:
     """Return the problem that a module's text is; calls of a clock around it are left out.
 
     Raises `TokmillError` for what is no valid module, for several functions or branches, shapes
-    that are not known, elements that this cannot make, and tensors beyond `LARGEST`.
+    that are not known, elements that this cannot make, tensors beyond `LARGEST`, and for
+    operations that may do something else than compute.
     """
     if benchmarks.is_timed(text):
         text = benchmarks.without_timing(text, name)
@@ -54,6 +60,7 @@ def of_text(text: str, name: str) -> Problem:
     module = toolkit.parse(text, inside, name)
     with inside:
         found = operations.find(module, name)
+        _check_computes(module, name)
         kind = operations.entry(module, name).function_type.value
         total = 0
         for one in (*kind.inputs, *kind.results):
@@ -74,6 +81,29 @@ def of_text(text: str, name: str) -> Problem:
     return Problem(name, text, tuple(found))
 
 
+def _check_computes(module: Any, where: str) -> None:
+    """Raise `TokmillError` for calls of functions, and for operations that do not compute.
+
+    A module becomes machine code in a process of the user: what it calls there would be run.
+    """
+    foreign: list[str] = []
+
+    def look(operation: Any) -> Any:
+        name = operation.name
+        known = name in OTHERS or name.partition(".")[0] in DIALECTS and name != "vector.print"
+        if not known and not foreign:
+            foreign.append(name)
+        return toolkit.ir().WalkResult.ADVANCE
+
+    module.operation.walk(look)
+    if foreign:
+        raise TokmillError(
+            f"{foreign[0]} is not allowed in a module that is run",
+            where=where,
+            hint="a module computes by linalg on tensors; it calls no functions",
+        )
+
+
 def of_line(line: str) -> Problem:
     """Return a problem by its sizes, such as `matmul 256 512 1024`."""
     return of_text(generators.chain(line), " ".join(line.split()))
@@ -81,15 +111,9 @@ def of_line(line: str) -> Problem:
 
 def of_file(path: Path) -> Problem:
     """Return the problem of a `.mlir` file."""
-    data = files.read_start(path, toolkit.LARGEST + 1)
-    try:
-        return of_text(data.decode(), str(path))
-    except UnicodeDecodeError as error:
-        raise TokmillError(
-            f"byte {error.start} is not UTF-8",
-            where=str(path),
-            hint="a module is text; bytecode becomes text by `mlir-opt`",
-        ) from None
+    text = toolkit.text_of(path)
+    guard.check(text, str(path))
+    return of_text(text, str(path))
 
 
 class Folder(NamedTuple):
@@ -107,7 +131,8 @@ def of_folder(path: Path) -> Folder:
 
     Raises `TokmillError` if no module lies there, or none that can be scheduled.
     """
-    inside = sorted(path.glob("*.mlir"))
+    # A pipe would make this wait for ever.
+    inside = sorted(file for file in path.glob("*.mlir") if file.is_file())
     if not inside:
         raise TokmillError(
             "no .mlir file lies there", where=str(path), hint="name files, or another folder"
@@ -133,7 +158,7 @@ def _notes(path: Path, inside: list[Path], times: benchmarks.Times) -> list[str]
     read = sum(1 for _ in path.glob("*.json")) - len(times.unread)
     if others := sum(1 for _ in path.iterdir()) - len(inside) - read:
         entries = human_count(others, "entry", "entries")
-        notes.append(f"{entries} not named .mlir left out")
+        notes.append(f"{entries} left out: not named .mlir, or no file")
     notes += [f"{name}: {why}" for name, why in times.unread.items()]
     if times.nanoseconds:
         missing = len(times.nanoseconds.keys() - {file.stem for file in inside})

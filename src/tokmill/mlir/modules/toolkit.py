@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
-from tokmill import plugins
+from tokmill import files, plugins
 from tokmill.errors import TokmillError
 
 LARGEST = 64 << 20
 """Bytes of text that a module may have: weights belong in a file beside it."""
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file; raises `TokmillError` if it is none, or larger than `LARGEST`."""
+    data = files.read_start(path, LARGEST + 1)
+    if len(data) > LARGEST:
+        raise _too_large(str(path))
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise TokmillError(
+            f"byte {error.start} is not UTF-8",
+            where=str(path),
+            hint="a module is text; bytecode becomes text by `mlir-opt`",
+        ) from None
 
 
 def ir() -> Any:
@@ -28,11 +44,7 @@ def parse(text: str, inside: Any, where: str) -> Any:
     Raises `TokmillError` with the line of the fault.
     """
     if len(text) > LARGEST:
-        raise TokmillError(
-            f"the module has more than {LARGEST >> 20} MiB of text",
-            where=where,
-            hint="export it with its weights in a file of their own (externalized parameters)",
-        )
+        raise _too_large(where)
     bindings = ir()
     try:
         with inside:
@@ -47,6 +59,14 @@ def parse(text: str, inside: Any, where: str) -> Any:
             hint="the syntax is that of LLVM 24; `tokmill rl` reads what its `mlir-opt` reads",
         ) from None
     return module
+
+
+def _too_large(where: str) -> TokmillError:
+    return TokmillError(
+        f"the module has more than {LARGEST >> 20} MiB of text",
+        where=where,
+        hint="export it with its weights in a file of their own (externalized parameters)",
+    )
 
 
 def first_error(text: str) -> str:
