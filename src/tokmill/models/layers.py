@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from tokmill.models import matmul
-from tokmill.models.matmul import linear, product
+from tokmill.models.matmul import linear, prefers_onednn, product
 
 __all__ = [
     "GATES", "Activation", "FeedForward", "Linear", "RMSNorm", "cross_entropy", "embedding",
@@ -167,17 +167,16 @@ class LinearCrossEntropy(torch.autograd.Function):
         """Return the loss; keep the gradients for a loss with factor 1."""
         hidden_ND, weight_VD = hidden.to(dtype), weight.to(dtype)
         of_hidden = torch.empty_like(hidden) if learn and ctx.needs_input_grad[0] else None
-        # (D, V) and not (V, D), because the products that are added to it are faster.
         wide = torch.promote_types(hidden.dtype, torch.float32)
         of_weight = None
-        if learn and ctx.needs_input_grad[1]:
-            of_weight = torch.zeros(weight.t().shape, dtype=wide, device=weight.device)
         of_bias = None
         if bias is not None and learn and ctx.needs_input_grad[6]:
             of_bias = torch.zeros(bias.shape, dtype=wide, device=hidden.device)
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         rows = max(LEAST_ROWS, CHUNK // len(weight))
         least = LEAST_PRODUCT if len(weight) > MANY_IDS else matmul.ROWS
+        # oneDNN makes (D, V) faster than (V, D); MKL makes both alike, and (V, D) is not turned.
+        ctx.turned = prefers_onednn(hidden_ND, weight_VD, least)
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             logits_NV = product(hidden_ND[part], weight_VD.t(), least).to(wide)
@@ -189,8 +188,12 @@ class LinearCrossEntropy(torch.autograd.Function):
             gradient_NV = logits_NV.to(dtype)
             if of_hidden is not None:
                 of_hidden[part] = product(gradient_NV, weight_VD, least)
-            if of_weight is not None:
-                of_weight += product(hidden_ND[part].t(), gradient_NV, least)
+            if learn and ctx.needs_input_grad[1]:
+                pair = (hidden_ND[part], gradient_NV)
+                left, right = pair if ctx.turned else pair[::-1]
+                of_weight = plus_product(of_weight, left.t(), right, wide, least)
+        if of_weight is None and learn and ctx.needs_input_grad[1]:  # there are no rows
+            of_weight = torch.zeros_like(weight.t() if ctx.turned else weight, dtype=wide)
         ctx.save_for_backward(of_hidden, of_weight, of_bias)
         return loss
 
@@ -201,12 +204,25 @@ class LinearCrossEntropy(torch.autograd.Function):
         of_hidden, of_weight, of_bias = ctx.saved_tensors
         if of_hidden is not None:
             of_hidden = of_hidden * scale
-        if of_weight is not None:
+        if of_weight is not None and not ctx.turned:
+            of_weight = of_weight * scale
+        elif of_weight is not None:
             # Transposed while it is copied: what is added to it later is (V, D) and contiguous.
             of_weight = of_weight.t().clone(memory_format=torch.contiguous_format).mul_(scale)
         if of_bias is not None:
             of_bias = of_bias * scale
         return of_hidden, of_weight, None, None, None, None, of_bias
+
+
+def plus_product(
+    total: Tensor | None, a: Tensor, b: Tensor, dtype: torch.dtype, least: int
+) -> Tensor:
+    """Return total + a · b in `dtype`, from `product`; `total` (None at first) is overwritten."""
+    if total is None:
+        return product(a, b, least).to(dtype)
+    if dtype == a.dtype and not prefers_onednn(a, b, least):
+        return total.addmm_(a, b)
+    return total.add_(product(a, b, least))
 
 
 def cross_entropy_with_gradient_(logits_NV: Tensor, targets_N: Tensor, pull: float = 0.0) -> Tensor:

@@ -53,10 +53,11 @@ def test_the_loss_in_chunks_equals_the_plain_one(
 
 
 @pytest.mark.parametrize(("rows", "ids"), [(1500, 40), (300, 9000), (40, 9000)])
-def test_the_loss_by_onednn_equals_the_plain_one(
-    rows: int, ids: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("onednn", [True, False])
+def test_the_loss_by_both_libraries_equals_the_plain_one(
+    rows: int, ids: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matmul, "ONEDNN", matmul.HAS_ONEDNN)
+    monkeypatch.setattr(matmul, "ONEDNN", onednn and matmul.HAS_ONEDNN)
     hidden, weight, targets = problem(rows=rows, ids=ids)
     found, expected = (f(hidden, weight, targets) for f in (linear_cross_entropy, plainly))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
