@@ -62,3 +62,14 @@ def test_an_unknown_command_names_the_one_that_was_meant(
     (tmp_path / "here.txt").write_text("text")
     _, err = here(*typed, code=2)
     assert "has no command" in err and hint in err
+
+
+def test_paragraphs_of_help_break_where_the_terminal_ends(
+    here: Callable[..., tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown, _ = here("rl", "tune", "--help")
+    lines = [line.strip() for line in shown[: shown.index("Arguments")].splitlines()]
+    begin = next(at for at, line in enumerate(lines) if line.startswith("The operations of"))
+    paragraph = lines[begin : lines.index("", begin)]
+    assert len(paragraph) > 2 and all(len(line) > 60 for line in paragraph[:-1])

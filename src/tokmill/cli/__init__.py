@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tokmill.cli.lazy import as_command, lazy_group
+from tokmill.cli.lazy import as_command, flowing, lazy_group
 from tokmill.cli.output import behind_doors
 from tokmill.errors import Interrupted, TokmillError, plain
 from tokmill.files import HINTS, machine_error
@@ -77,6 +77,7 @@ def load_command(name: str) -> Any:
     command: Any = typer.main.get_command(value)
     for inner in command.commands.values():
         inner.callback = behind_doors(inner.callback)
+        flowing(inner)
     return command
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -91,4 +93,11 @@ def as_command(function: Callable[..., Any], name: str | None = None) -> Any:
     """Turn a typed function into a command."""
     app = typer.Typer(add_completion=False)
     app.command(name=name)(behind_doors(function))
-    return typer.main.get_command(app)
+    return flowing(typer.main.get_command(app))
+
+
+def flowing(command: Any) -> Any:
+    """Join the lines of each paragraph of a command's help: the terminal breaks them anew."""
+    if command.help:
+        command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.help))
+    return command
