@@ -10,9 +10,10 @@ profile --measured --calibrate`). Below CACHE/profiles lie
     made.json                  the machine, and why a program was left out
 
 and with --store two stores: blocks/ (basic blocks of all programs and libraries) and store/
-(`tokmill build bbv`). What was made is kept, so the same command goes on where it was stopped.
+(`tokmill build bbv`). What was made is kept, so the same command goes on where it was stopped;
+--seconds N begins no further program after so long, and then ends with exit code 3.
 
-    python benchmarks/profiles.py CACHE [--scale 1] [--runs 25] [--only gzip …] [--store]
+    python benchmarks/profiles.py CACHE [--scale 0.3] [--runs 25] [--only gzip …] [--store]
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ from tokmill.builds.prepare import How
 from tokmill.errors import TokmillError
 
 INTERVALS = 300
+NOT_ALL = 3
+"""Exit code if programs are left for another time."""
 TEXT_BYTES = 12_000_000
-"""Of the largest text at scale 1."""
+"""Of a usual text at scale 1."""
+SCALE = 0.3
+"""Of the inputs: some 500 million instructions a program, which valgrind runs in a minute."""
 
 
 @dataclass
@@ -61,7 +66,7 @@ class Inputs:
         return str(path)
 
     def text(self, share: float = 1.0, first: int = 0) -> str:
-        """Return a text of Python's library, of a share of the largest."""
+        """Return a text of Python's library, of so many usual ones."""
         size = int(TEXT_BYTES * self.scale * share)
 
         def write(path: Path) -> None:
@@ -134,6 +139,16 @@ while {[gets $f line] >= 0} { incr n
 set total 0; foreach x [lsort -integer $all] { set total [expr {($total * 31 + $x) % 65521}] }
 puts "$n [array size c] $total"
 """
+PYTHON = """import re, sys
+counts, total, lines = {}, 0, []
+for line in open(sys.argv[1], errors="replace"):
+    for word in re.findall(r"[a-z_]+", line):
+        counts[word] = counts.get(word, 0) + 1
+    total = (total * 31 + len(line.replace("self", "this").split())) % 65521
+    lines.append(line[::-1])
+lines.sort()
+print(sorted(counts, key=counts.get)[-5:], total, len(lines[0]))
+"""
 MAWK = (
     '{ for (i = 1; i <= NF; i++) c[$i]++; n += length($0); gsub(/e/, "E"); s = s substr($0, 1, 1) }'
 )
@@ -157,10 +172,6 @@ def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
 
         return inputs.path(f"large-{times(900)}.s", write)
 
-    def cc1() -> str:
-        said = subprocess.run(["gcc", "-print-prog-name=cc1"], capture_output=True, text=True)
-        return said.stdout.strip()
-
     def json_lines(path: Path) -> None:
         lines = Path(text(0.015)).read_text(errors="replace").splitlines()
         rows = (
@@ -170,19 +181,17 @@ def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     return {
-        "gzip": lambda: ["gzip", "-c", text()],
+        "gzip": lambda: ["gzip", "-1", "-c", text(3)],
         "bzip2": lambda: ["bzip2", "-c", text(0.6)],
         "xz": lambda: ["xz", "-T1", "-4", "-c", text(0.35)],
-        "zstd": lambda: ["zstd", "-q", "--single-thread", "-9", "-c", text()],
-        "lz4": lambda: ["lz4", "-q", "-9", "-B4", "-c", text()],
+        "zstd": lambda: ["zstd", "-q", "--single-thread", "-3", "-c", text(5)],
+        "lz4": lambda: ["lz4", "-q", "-1", "-B4", "-c", text(3)],
         "perl": lambda: ["perl", inputs.script("a.pl", PERL), text(0.2)],
         "sqlite3": lambda: [
             "sqlite3", ":memory:", f".read {inputs.script(f'{times(60)}.sql', sql(times(60_000)))}"
         ],
         "git": lambda: ["git", "-C", repository(), "--no-pager", "log", "-p", "--no-ext-diff"],
-        "cc1": lambda: [
-            cc1(), "-quiet", "-O2", inputs.script(f"{times(60)}.c", c_source(times(60))), "-o", "-"
-        ],
+        "od": lambda: ["od", "-A", "x", "-t", "x1z", text(0.3)],
         "as": lambda: ["as", assembly(), "-o", str(inputs.folder / "a.o")],
         "objdump": lambda: ["objdump", "-d", "--no-show-raw-insn", shutil.which("git") or "",
                             f"--stop-address={0x30000 + times(0x40000):#x}"],
@@ -195,7 +204,9 @@ def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
             "jq", "-c", "select(.even) | {n, t: (.text | ascii_upcase), w: (.words | length)}",
             inputs.path(f"lines-{times(1000)}.jsonl", json_lines),
         ],
-        "diff": lambda: ["diff", "--minimal", text(0.12), text(0.12, 1)],
+        "python3": lambda: [
+            "/usr/bin/python3", "-S", inputs.script("a.py", PYTHON), text(0.25)
+        ],
         "openssl": lambda: ["openssl", "enc", "-aria-256-cbc", "-K", "00" * 32, "-iv", "00" * 16,
                             "-in", text()],
         "bc": lambda: ["bc", "-lq", inputs.script(
@@ -220,10 +231,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     options.add_argument("cache", type=Path)
-    options.add_argument("--scale", type=float, default=1.0, help="size of the inputs")
+    options.add_argument("--scale", type=float, default=SCALE, help="size of the inputs")
     options.add_argument("--runs", type=int, default=25, help="timed runs of each program")
     options.add_argument("--intervals", type=int, default=INTERVALS)
     options.add_argument("--only", nargs="*", default=[], help="programs")
+    options.add_argument("--seconds", type=float, default=np.inf, help="begin none after that")
     options.add_argument("--store", action="store_true", help="build the stores, too")
     asked = options.parse_args()
     folder = asked.cache / "profiles"
@@ -231,17 +243,24 @@ def main() -> int:
     inputs.folder.mkdir(parents=True, exist_ok=True)
     os.environ["LC_ALL"] = "C"
     os.environ["GIT_CONFIG_NOSYSTEM"] = "1"
+    os.environ["PYTHONHASHSEED"] = "0"
     report = folder / "made.json"
     before = json.loads(report.read_text()) if report.exists() else {}
+    if before.get("scale", asked.scale) != asked.scale:
+        options.error(f"{folder} has programs at scale {before['scale']}: remove it, or --scale it")
     left_out: dict[str, str] = before.get("left_out", {})
     processor = max(os.sched_getaffinity(0))
     how = Asked(measured=True, intervals=asked.intervals, runs=asked.runs, processor=processor,
                 calibrate=True)  # fmt: skip
     table = commands(inputs)
+    since = time.monotonic()
     for name in asked.only or table:
         if (folder / f"{name}.intervals.csv").exists():
             continue
         began = time.monotonic()
+        if began - since > asked.seconds:
+            print(f"{name} and what follows: another time", flush=True)
+            return NOT_ALL
         left_out.pop(name, None)
         try:
             found = profile(table[name](), folder, how, name=name)

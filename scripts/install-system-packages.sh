@@ -51,7 +51,7 @@ perl:perl
 mawk:mawk
 tclsh:tcl
 jq:jq
-diff:diffutils
+python3:python3
 openssl:openssl
 bc:bc
 "

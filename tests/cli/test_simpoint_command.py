@@ -85,10 +85,12 @@ def test_simulate_the_points_then_estimate(
 
 
 def test_a_target(here: Here, programs: dict[str, Phases]) -> None:
-    asked = ("simpoint", "one.bb", "--cpi", "one.cpi.csv", "--method", "regression", "--json")
+    asked = ("simpoint", "one.bb", "--cpi", "one.cpi.csv", "--json")
     few = json.loads(here(*asked, "--target-error", "20%")[0])[0]
     many = json.loads(here(*asked, "--target-error", "0.03")[0])[0]
     assert few["points"] < many["points"] and many["usual_error"] <= 0.03
+    # SimPoint's points tell nothing about their error.
+    assert few["method"] == "two-phase" and few["low"] < few["true_cpi"] < few["high"]
     _, err = here(*asked, "--target-error", "0.0001%", code=1)
     assert "cannot be reached with half of 120 intervals" in err
 

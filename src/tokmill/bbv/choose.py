@@ -28,6 +28,8 @@ POINTS = 30
 CPI = ("cpi", "cpi_measured", "cpi_simulated")
 """Columns of the CPI of points that were simulated."""
 SIMPOINT = "simpoint"
+SAMPLED = "two-phase"
+"""The method whose intervals hold the truth most evenly over programs (docs/simpoint.md)."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ def needed(estimate: Estimate, known: Population, sample: Sample, target: float)
     if not np.isfinite(estimate.high):
         raise TokmillError(
             "these points tell no interval, so nothing says how many are enough",
-            hint="take at least 4 points, and a method that draws: --method regression",
+            hint=f"take at least 4 points, and a method that draws: --method {SAMPLED}",
         )
     variance = (estimate.half_width / target) ** 2
     count, everything = len(sample), len(known)

@@ -103,16 +103,16 @@ def two_phase(population: Population, n: int, random: Random) -> Sample:
     """Draw from strata of similar intervals: two-phase stratified sampling.
 
     First phase: what is cheap, block and memory vectors, is known of all intervals and clusters
-    them. Second phase: at least two intervals of each stratum, more where instructions and spread
-    of the proxy are larger (Neyman's allocation), are drawn at random.
+    them. Second phase: of each stratum at least two intervals are drawn, more where instructions
+    and the spread of the vectors are larger (Neyman's allocation), at equal steps of time.
     """
     labels = strata(population, max(1, n // OF_STRATUM))
     sizes = np.bincount(labels)
-    heavy = np.bincount(labels, population.shares)
-    mean = np.bincount(labels, population.shares * population.proxy) / heavy
-    off = population.shares * (population.proxy - mean[labels]) ** 2
-    spread = np.sqrt(np.bincount(labels, off) / heavy)
-    # Half by instructions: the proxy is no CPI, and may miss what spreads it.
+    heavy: Floats = np.bincount(labels, population.shares).astype(np.float64)
+    off = population.features - _means(population, labels, heavy)[labels]
+    squares = population.shares * (off**2).sum(axis=1)
+    spread = np.sqrt(np.bincount(labels, squares) / heavy)
+    # Half by instructions: what is known is no CPI, and may miss what spreads it.
     wanted = heavy * (spread / max(float(heavy @ spread), 1e-300) + 1)
     counts = _allotted(wanted, sizes, n)
     parts = []
@@ -124,7 +124,7 @@ def two_phase(population: Population, n: int, random: Random) -> Sample:
             population.features[places],
             population.proxy[places],
         )
-        drawn = at_random(inner, int(counts[stratum]), random)
+        drawn = systematic(inner, int(counts[stratum]), random)
         parts.append((places[drawn.places], drawn.shares * heavy[stratum], drawn.certain, stratum))
     # A stratum for which there is no interval left is stood for by the others.
     shares = np.concatenate([part[1] for part in parts])
@@ -135,6 +135,14 @@ def two_phase(population: Population, n: int, random: Random) -> Sample:
         np.concatenate([np.full(len(part[0]), part[3], np.int64) for part in parts]),
         n / len(population),
     )
+
+
+def _means(population: Population, labels: Ints, heavy: Floats) -> Floats:
+    """Return the mean of each stratum, (strata, columns)."""
+    sums = np.zeros((len(heavy), population.features.shape[1]))
+    np.add.at(sums, labels, population.shares[:, None] * population.features)
+    means: Floats = sums / heavy[:, None]
+    return means
 
 
 @functools.lru_cache(maxsize=8)

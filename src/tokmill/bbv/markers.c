@@ -103,6 +103,18 @@ size_t fwrite(const void *from, size_t size, size_t count, FILE *file) {
     return next(from, size, count, file);
 }
 
+#undef fread_unlocked
+size_t fread_unlocked(void *to, size_t size, size_t count, FILE *file) {
+    NEXT(fread_unlocked);
+    return next(to, size, count, file);
+}
+
+#undef fwrite_unlocked
+size_t fwrite_unlocked(const void *from, size_t size, size_t count, FILE *file) {
+    NEXT(fwrite_unlocked);
+    return next(from, size, count, file);
+}
+
 char *fgets(char *to, int size, FILE *file) {
     NEXT(fgets);
     return next(to, size, file);
@@ -122,6 +134,13 @@ ssize_t __read(int, void *, size_t);
 ssize_t __write(int, const void *, size_t);
 ssize_t read(int file, void *to, size_t size) { tick(); return __read(file, to, size); }
 ssize_t write(int file, const void *from, size_t size) { tick(); return __write(file, from, size); }
+
+/* What compilers make of `read` where they know the size of the buffer. */
+ssize_t __read_chk(int file, void *to, size_t size, size_t room) {
+    if (size > room)
+        abort();
+    return read(file, to, size);
+}
 
 #if defined HEAP || defined MEMORY
 void *__libc_malloc(size_t);

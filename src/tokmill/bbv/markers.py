@@ -66,6 +66,10 @@ class Command(NamedTuple):
 
 FINER = 3
 """Marks an interval, about: intervals of equal instructions are put together of them."""
+ENOUGH = 0.6
+"""Share of the intervals that are asked for with which a kind of marks is good enough."""
+TRIES = 3
+"""Runs by which this is judged."""
 
 
 def make_library(folder: Path, kind: str) -> Path:
@@ -182,21 +186,57 @@ def check_ended(command: Command, done: subprocess.CompletedProcess[bytes]) -> N
 
 
 def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, int, dict[str, int]]:
-    """Return (library, kind, K, calls by kind): the kind with the fewest calls that are enough.
+    """Return (library, kind, K, calls by kind) of the marks that cut the program best.
+
+    It is the first kind, from few calls to many, whose marks give `ENOUGH` of the intervals that
+    are asked for; else the one that gives most. Many calls are not enough: those of a program that
+    reads all and then computes cut nothing in the middle.
 
     Raises `TokmillError` if no kind of function is called often enough.
     """
     calls: dict[str, int] = {}
+    found: dict[str, tuple[float, Path, int]] = {}
     for kind in KINDS:
         library = make_library(folder, kind)
         calls[kind] = count_marks(command, library, folder)
-        if calls[kind] >= intervals:
-            return library, kind, max(1, calls[kind] // (FINER * intervals)), calls
-    best = max(calls, key=lambda kind: calls[kind])
-    if calls[best] < 2:
+        every = max(1, calls[kind] // (FINER * intervals))
+        if calls[kind] < 2:
+            continue
+        runs = [np.diff(_stamps(command, library, folder, every)[0]) for _ in range(TRIES)]
+        length = min(map(len, runs))
+        # Elsewhere than in the fastest of the runs the processor was with other programs.
+        fastest = np.stack([run[:length] for run in runs]).min(axis=0)
+        # What lies before the first mark and after the last one is not measured.
+        inner = float(fastest[1:-1].sum() / fastest.sum())
+        count = inner * len(grouped(fastest.tolist(), intervals))
+        found[kind] = count, library, every
+        if found[kind][0] >= ENOUGH * intervals:
+            break
+    if not found:
         raise TokmillError(
             f"the program calls none of the functions that are marked often enough: {calls}",
             where=shlex.join(command.words),
             hint="a longer input, or without --measured",
         )
-    return folder / f"markers-{best}.so", best, 1, calls
+    best = max(found, key=lambda kind: found[kind][0])
+    return found[best][1], best, found[best][2], calls
+
+
+def grouped(sizes: Sequence[float], wanted: int) -> list[int]:
+    """Return where intervals of about equal size begin, put together of what lies between marks.
+
+    The first and the last stay alone, as the program begins and ends in them.
+    """
+    target, held = sum(sizes[1:-1]) / wanted, 0.0
+    begins = [0, 1] if len(sizes) > 2 else [0]
+    for number in range(1, len(sizes) - 1):
+        # Where it is nearer to the size that is wanted to end before this one; but little alone,
+        # such as a read between long computations, would be the time of the kernel.
+        if held > target / 2 and held + sizes[number] - target > abs(held - target):
+            begins.append(number)
+            held = 0.0
+        held += sizes[number]
+    if held < target / 2 and len(begins) > 2:
+        # What is left over goes with the one before it.
+        begins.pop()
+    return [*begins, len(sizes) - 1]

@@ -19,7 +19,7 @@ import numpy as np
 
 from tokmill.bbv.addresses import write_addresses, write_maps
 from tokmill.bbv.callgrind import Code, Dump, put_together, read_dump, vectors_of
-from tokmill.bbv.markers import MARKER, Command, check_ended, choose, time_marks
+from tokmill.bbv.markers import MARKER, Command, check_ended, choose, grouped, time_marks
 from tokmill.bbv.model import RATES, USUAL, Fitted, fit, modelled, summed
 from tokmill.bbv.vectors import BlockVectors
 from tokmill.bbv.write import write
@@ -214,10 +214,7 @@ def _callgrind(
 def _intervals(
     dumps: list[Dump], ticks: Array, wanted: int, command: Command
 ) -> tuple[list[Dump], Timed]:
-    """Put what lies between marks together to intervals of about equal numbers of instructions.
-
-    The first and the last stay alone, as the program begins and ends in them.
-    """
+    """Put what lies between marks together to intervals of about equal numbers of instructions."""
     if ticks.shape[1] != len(dumps):
         raise TokmillError(
             f"{ticks.shape[1]:,} intervals were timed, and callgrind cut {len(dumps):,}",
@@ -225,19 +222,7 @@ def _intervals(
             hint="the program does not do the same natively and under valgrind",
         )
     sizes = [dump.totals["Ir"] for dump in dumps]
-    target, held = sum(sizes[1:-1]) / wanted, 0.0
-    groups = [0, 1] if len(sizes) > 2 else [0]
-    for number in range(1, len(sizes) - 1):
-        # Where it is nearer to the size that is wanted to end before this one; but little alone,
-        # such as a read between long computations, would be the time of the kernel.
-        if held > target / 2 and held + sizes[number] - target > abs(held - target):
-            groups.append(number)
-            held = 0.0
-        held += sizes[number]
-    if held < target / 2 and len(groups) > 2:
-        # What is left over goes with the one before it.
-        groups.pop()
-    groups.append(len(sizes) - 1)
+    groups = grouped(sizes, wanted)
     ticks = np.add.reduceat(ticks, groups, axis=1)
     half = max(1, len(ticks) // 2)
     first, second = ticks[:half].min(axis=0), ticks[-half:].min(axis=0)

@@ -34,8 +34,9 @@ def simpoint(
         typer.Option(
             metavar="simpoint|regression|two-phase|…",
             help="How points are chosen; --methods lists all.",
+            show_default="simpoint; with --target-error two-phase",
         ),
-    ] = "simpoint",
+    ] = "",
     points: Annotated[
         int | None,
         typer.Option(min=1, help="Number of points.", show_default="simpoint: by BIC; else 30"),
@@ -143,6 +144,8 @@ def simpoint(
         share(traces[0], signatures, points or 30, checks, seed, out, quiet, json)
         return
     choosing = plugins.require("tokmill.bbv.choose")
+    # SimPoint's points tell nothing about their error.
+    method = method or (choosing.SAMPLED if target_error else choosing.SIMPOINT)
     options = choosing.Options(
         method=method,
         points=points or 0,
