@@ -139,6 +139,15 @@ while {[gets $f line] >= 0} { incr n
 set total 0; foreach x [lsort -integer $all] { set total [expr {($total * 31 + $x) % 65521}] }
 puts "$n [array size c] $total"
 """
+BASH = """declare -A c; n=0; t=0
+mapfile -t lines < "$1"
+for line in "${lines[@]}"; do
+  for word in ${line//[^a-z ]/ }; do c[$word]=$(( ${c[$word]:-0} + 1 )); done
+  t=$(( (t * 31 + ${#line}) % 65521 )); n=$((n + 1))
+done
+for word in "${!c[@]}"; do [[ $word == *self* ]] && t=$((t + c[$word])); done
+echo $n $t ${#c[@]}
+"""
 PYTHON = """import re, sys
 counts, total, lines = {}, 0, []
 for line in open(sys.argv[1], errors="replace"):
@@ -196,7 +205,7 @@ def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
         "objdump": lambda: ["objdump", "-d", "--no-show-raw-insn", shutil.which("git") or "",
                             f"--stop-address={0x30000 + times(0x40000):#x}"],
         "sort": lambda: ["sort", "--parallel=1", "-S", "64M", text()],
-        "grep": lambda: ["grep", "-n", "-E", "(self|cls)\\.[a-z]+_[a-z]+\\(.*\\)", text()],
+        "bash": lambda: ["bash", inputs.script("a.sh", BASH), text(0.02)],
         "sed": lambda: ["sed", "-E", "s/([a-z]+)_([a-z]+)/\\2_\\1/g; /^#/d", text(0.4)],
         "mawk": lambda: ["mawk", f"{MAWK} {MAWK_END}", text(0.2)],
         "tclsh": lambda: ["tclsh", inputs.script("a.tcl", TCL), text(0.06)],

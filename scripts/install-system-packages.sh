@@ -54,6 +54,7 @@ jq:jq
 python3:python3
 openssl:openssl
 bc:bc
+bash:bash
 "
 # What else makes the programs that lifters are measured on.
 BENCH="
