@@ -126,6 +126,12 @@ from small_recipes import (
     read_training_recipe,
     tokenizer_file,
 )
+from small_schedules import (
+    make_measurements,
+    make_schedule,
+    read_measurements,
+    read_schedule,
+)
 from whole_stores import (
     Refused,
     make_phrases,
@@ -469,6 +475,8 @@ READERS: dict[str, Reader] = {
     "mlir": of_source("mlir", make_module, "0.mlir", share=0.1, schedules=1),
     "onnx": of_source("mlir", lambda f: [small_model(f / "m.onnx")], "m.onnx", share=0.005),
     "benchmarks of mlir": Reader(make_benchmarks, read_benchmarks, share=0.1),
+    "schedule of mlir": Reader(make_schedule, read_schedule, share=0.5),
+    "measurements": Reader(make_measurements, read_measurements, share=0.5),
     "mine": Reader(make_functions, read_mined, source="mine", share=0.3),
     "recode": Reader(make_x86_store, read_recode, source="recode", share=0.3),
     "datasets folder": of_source("parquet", make_dataset, "d", 0.2),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import math
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ from tokmill.mlir.space import LOOPS, Space
 STATUSES = ("ok", "wrong", "refused", "ignored", "timeout", "memory", "crashed")
 MOST = 256
 """Threads."""
+SHORTEST, LONGEST = 1e-3, 1e15
+"""Nanoseconds of a run."""
 VERSION = 1
 """Of what is measured and how; another version does not read results of this one."""
 PENALTY = -1.0
@@ -228,6 +231,10 @@ def _dead(died: ChildDied) -> Result:
     return Result(status=status, reason=died.what)
 
 
+UNUSABLE = (OSError, sqlite3.Error, UnicodeDecodeError)
+"""What SQLite raises for a file that is none of its own, or damaged: names are texts in it."""
+
+
 class Cache:
     """Results by what was measured, in an SQLite file that several processes may use."""
 
@@ -242,13 +249,13 @@ class Cache:
                     f"CREATE TABLE IF NOT EXISTS {table} "
                     "(key BLOB PRIMARY KEY, result BLOB NOT NULL)"
                 )
-        except (OSError, sqlite3.Error) as error:
+        except UNUSABLE as error:
             raise _unusable(path, error) from None
 
     def get(self, key: bytes) -> Result | None:
-        """Return the result of a key; None if it has none that can be read."""
+        """Return the result of a key; None if it has none that can be read and be right."""
         found: Result | None = self._read("results", key, Result)
-        return found
+        return found if found is not None and _possible(found) else None
 
     def put(self, key: bytes, result: Result) -> None:
         """Keep a result."""
@@ -265,11 +272,11 @@ class Cache:
     def _read(self, table: str, key: bytes, kind: Any) -> Any:
         try:
             row = self._data.execute(f"SELECT result FROM {table} WHERE key = ?", (key,)).fetchone()
-        except sqlite3.Error as error:
+        except UNUSABLE as error:
             raise _unusable(self.path, error) from None
         if row is None:
             return None
-        with contextlib.suppress(msgspec.DecodeError, TypeError):
+        with contextlib.suppress(msgspec.DecodeError, TypeError, UnicodeDecodeError):
             return msgspec.msgpack.decode(row[0], type=kind)
         return None
 
@@ -279,12 +286,21 @@ class Cache:
                 f"INSERT OR REPLACE INTO {table} VALUES (?, ?)",
                 (key, msgspec.msgpack.encode(value)),
             )
-        except sqlite3.Error as error:
+        except UNUSABLE as error:
             raise _unusable(self.path, error) from None
 
     def close(self) -> None:
         """Close the file."""
         self._data.close()
+
+
+def _possible(result: Result) -> bool:
+    """Say whether a result of a file is one that was measured: its times are divided."""
+    times = (result.nanoseconds, result.baseline)
+    return result.status in STATUSES and (
+        result.status != "ok"
+        or (all(SHORTEST <= one <= LONGEST for one in times) and 0 <= result.noise < math.inf)
+    )
 
 
 def _unusable(path: Path, error: Exception) -> MachineError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,6 +165,30 @@ def test_a_damaged_cache_is_an_error_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"no database" * 100)
     with pytest.raises(MachineError, match="cache of measurements"):
         Measurements(QUICK, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"nanoseconds": 0.0},
+        {"nanoseconds": -1.0},
+        {"nanoseconds": float("nan")},
+        {"baseline": float("inf")},
+        {"baseline": 0.0},
+        {"noise": -1.0},
+        {"noise": float("nan")},
+        {"status": "good"},
+    ],
+)
+def test_a_cache_with_impossible_results_is_measured_again(
+    wrong: dict[str, Any], tmp_path: Path
+) -> None:
+    fine = {"status": "ok", "nanoseconds": 2.0, "baseline": 3.0, "noise": 0.0}
+    cache = measure.Cache(tmp_path / "cache")
+    cache.put(b"fine", measure.Result(**fine))
+    cache.put(b"wrong", measure.Result(**fine | wrong))
+    assert cache.get(b"fine") and cache.get(b"wrong") is None
+    cache.close()
 
 
 def test_a_gain_within_the_noise_is_none() -> None:

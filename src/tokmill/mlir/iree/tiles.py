@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from tokmill import plugins
-from tokmill.errors import UsageError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir.iree import spec
 from tokmill.mlir.iree.spec import Config, Root
 from tokmill.mlir.loops import schedule as actions
@@ -107,7 +107,14 @@ class IreeSpace:
         Raises `UsageError` if it has none that can be configured.
         """
         answer = ask({"ask": "roots", "module": given.text, "flags": list(self.flags)})
-        roots = [msgspec.convert(one, Root) for one in answer]
+        try:
+            roots = msgspec.convert(answer, list[Root])
+        except msgspec.ValidationError as error:
+            raise TokmillError(
+                f"the cache of measurements has something else than operations: {error}",
+                where=given.name,
+                hint="remove it, or give another one",
+            ) from None
         operations: list[Operation] = []
         for root in roots:
             if not spec.matchable(root):
