@@ -19,6 +19,7 @@ from tokmill.cli.rl_problems import (
     Runs,
     SpaceName,
     Threads,
+    continuing,
     iree_line,
     problems_of,
     space_called,
@@ -117,6 +118,7 @@ def search(
     settings = measure.Settings(runs=runs, seed=seed, threads=threads)
     found = []
     with (
+        continuing(cache),
         measure.Measurements(settings, cache, space_called(space)) as measurements,
         Progress("search", budget * len(problems), unit="schedules", quiet=quiet) as progress,
     ):

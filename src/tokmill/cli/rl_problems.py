@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +11,7 @@ import typer
 
 from tokmill import plugins
 from tokmill.cli.output import say
+from tokmill.errors import Interrupted, UsageError
 
 FILES = {"loops": "schedule", "iree": "spec"}
 """Space of schedules → how their files are called."""
@@ -52,12 +55,32 @@ def iree_line(spec: Path, module: str = "MODULE.mlir") -> str:
     return f"iree-compile {module} -o MODULE.vmfb {flags} --iree-codegen-tuning-spec-path={spec}"
 
 
+@contextlib.contextmanager
+def continuing(cache: Path | None) -> Iterator[None]:
+    """Say of an interrupted command what continues it: only a cache keeps measurements."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "by a signal",
+            hint="run the same command again: it continues"
+            if cache is not None
+            else "nothing is kept; with --cache FILE the same command continues",
+        ) from None
+
+
 def problems_of(modules: list[str]) -> list[Any]:
     """Return the problems that files, folders and lines of sizes name."""
     problem = plugins.require("tokmill.mlir.modules.problem")
     found: list[Any] = []
     for name in modules:
         path = Path(name)
+        if path.suffix.lower() == ".onnx":
+            raise UsageError(
+                "a model is no single module",
+                where=name,
+                hint="`tokmill rl tune` and `tokmill build mlir` cut it into operations",
+            )
         if path.is_dir():
             folder = problem.of_folder(path)
             for note in folder.notes:

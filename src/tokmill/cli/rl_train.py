@@ -11,7 +11,7 @@ from tokmill import plugins
 from tokmill.cli import train as training
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.cli.rl_problems import problems_of
+from tokmill.cli.rl_problems import continuing, problems_of
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
 from tokmill.progress import Progress, human_count
@@ -143,6 +143,7 @@ def evaluate(
     settings = measuring.Settings(runs=runs)
     count = (1 + samples) * len(problems)
     with (
+        continuing(cache),
         measuring.Measurements(settings, cache, task.space) as measure,
         Progress("eval", count, unit="schedules", quiet=quiet) as progress,
     ):
