@@ -48,11 +48,12 @@ pairs:  ## programs in pairs, for diffing, in bench-cache/pairs (PAIRS=--small: 
 	mkdir -p bench-cache
 	$(PYTHON) benchmarks/program_pairs.py bench-cache $(PAIRS)
 
-similarity: $(VENV)/.installed-dev  ## programs of 51 projects, ten builds each, split and frozen (hours; SIMILARITY=--small: a minute)
+similarity: $(VENV)/.installed-dev  ## programs of 51 projects, ten builds each, split and frozen, and vectors learned of them (hours; SIMILARITY=--small: a minute)
 	@sh scripts/install-system-packages.sh similarity
 	mkdir -p bench-cache
 	$(BIN)/python benchmarks/similarity_programs.py bench-cache $(SIMILARITY)
 	$(BIN)/python benchmarks/similarity_stores.py bench-cache $(filter --small,$(SIMILARITY))
+	$(if $(SIMILARITY),,$(BIN)/python benchmarks/similarity_learned.py bench-cache)
 
 profiles: $(VENV)/.installed-dev  ## execution profiles of 20 programs in bench-cache/profiles (PROFILES="--scale 0.1")
 	@sh scripts/install-system-packages.sh profiles

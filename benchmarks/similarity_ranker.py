@@ -64,18 +64,24 @@ def pairs(store: Store, blocks: Array) -> list[tuple[Array, Array]]:
     return found
 
 
-def cosines(parts: dict[str, Any], sides: list[tuple[Array, Array]], seed: int) -> Array:
+def cosines(
+    parts: dict[str, Any],
+    sides: list[tuple[Array, Array]],
+    seed: int,
+    queries: int = MOST_QUERIES,
+    negatives: int = NEGATIVES,
+) -> Array:
     """Return the products of queries with their positive (first) and negatives by each part.
 
-    (queries, 1 + NEGATIVES, parts), f4.
+    (queries, 1 + negatives, parts), f4.
     """
     rng = np.random.default_rng(seed)
     found = []
     for query, positive in sides:
-        order = rng.permutation(len(query))[:MOST_QUERIES]
+        order = rng.permutation(len(query))[:queries]
         if len(query) < 2:
             continue
-        drawn = rng.integers(1, len(query), (len(order), NEGATIVES))
+        drawn = rng.integers(1, len(query), (len(order), negatives))
         chosen = np.concatenate([order[:, None], (order[:, None] + drawn) % len(query)], axis=1)
         made = np.empty((*chosen.shape, len(parts)), np.float32)
         for place, matrix in enumerate(parts.values()):

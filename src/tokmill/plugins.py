@@ -222,6 +222,11 @@ BASELINES: dict[str, Part] = {
         "x86",
         "code alone: the three above and counts, as a sum of cosines",
     ),
+    "code-around": Part(
+        "tokmill.x86.features.sums:code_around",
+        "x86",
+        "code alone: code-sum and templates of callees and callers",
+    ),
     "constants": Part("tokmill.x86.features.baselines:constants", "x86", "TF-IDF of constants"),
     "strings": Part("tokmill.x86.features.baselines:strings", "x86", "TF-IDF of strings"),
     "imports": Part("tokmill.x86.features.baselines:imports", "x86", "TF-IDF of called imports"),

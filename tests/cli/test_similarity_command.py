@@ -145,13 +145,18 @@ def test_baselines_of_a_store_of_graphs(here: Here, graphs: Path) -> None:
                "--pools", "5", "--pairs", "O0-O3", "--resamples", "0", "--json")  # fmt: skip
     found = json.loads(here(*command)[0])
     names = [one["name"] for one in found["methods"]]
-    assert names[:2] == ["right", "random"] and names[2:] == [
+    sums = ["right", "right + code", "right + facts"]
+    assert names[:4] == [*sums, "random"] and names[4:] == [
         name for name in plugins.BASELINES if name != "random"
     ]
+    assert [one["baseline"] for one in found["methods"][:4]] == [False, False, False, True]
     mrr = {one["method"]: one["values"]["mrr"]["mean"] for one in found["rows"][0]["results"]}
     assert mrr["right"] == 1 and mrr["facts"] > mrr["random"] and mrr["facts"] > 0.7
+    assert mrr["right + code"] > mrr["templates"] and mrr["right + facts"] >= mrr["ranker"]
     some = json.loads(here(*command, "--baseline", "strings")[0])
-    assert [one["name"] for one in some["methods"]] == ["right", "random", "strings"]
+    assert [one["name"] for one in some["methods"]] == [*sums, "random", "strings"]
+    alone = json.loads(here(*command, "--baseline", "random", "--alone")[0])
+    assert [one["name"] for one in alone["methods"]] == ["right", "random"]
     # The same of a selection, which remembers where it came from.
     here("build", "select", graphs / "g", "--where", "level != O2", "-o", graphs / "some")
     of_selection = ("similarity", "eval", graphs / "some", "--min-blocks", "3", "--pools", "5",
@@ -230,9 +235,12 @@ def test_indexes_of_vectors(here: Here, graphs: Path) -> None:
         assert [hit["function"]["function"] for hit in found["hits"]] == ["words", "words"]
     same = ("similarity", "query", graphs / "right.npy", graphs / "g", "--function", "words",
             "--level", "O3", "--top", "2", "--json")  # fmt: skip
-    assert [hit["function"]["record"] for hit in json.loads(here(*same)[0])["hits"]] == [
-        hit["function"]["record"] for hit in found["hits"]
-    ]
+    for more, by in ((("--alone",), "right"), ((), "right + facts")):
+        again = json.loads(here(*same, *more)[0])
+        assert again["by"] == by
+        assert {hit["function"]["record"] for hit in again["hits"]} == {
+            hit["function"]["record"] for hit in found["hits"]
+        }
 
 
 @pytest.mark.parametrize(

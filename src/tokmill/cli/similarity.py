@@ -10,12 +10,13 @@ import typer
 from tokmill.cli.lazy import group_of
 from tokmill.cli.options import AsJson, At, Device, Quiet
 from tokmill.cli.output import print_json, say
-from tokmill.cli.similarity_query import index, query
+from tokmill.cli.similarity_query import Alone, index, query
 from tokmill.cli.similarity_vectors import baselines_of, vectors_of
 from tokmill.errors import UsageError, nearest
 from tokmill.similarity.bootstrap import RESAMPLES
 from tokmill.similarity.expectation import METRICS
 from tokmill.similarity.pairing import MIN_BLOCKS
+from tokmill.store.schema import Array
 
 Pools = Annotated[
     str,
@@ -109,6 +110,7 @@ def evaluate(
             show_default="all",
         ),
     ] = None,
+    alone: Alone = False,
     protocol: ProtocolName = "expected",
     more_negatives: MoreNegatives = False,
     min_blocks: MinBlocks = MIN_BLOCKS,
@@ -144,13 +146,15 @@ def evaluate(
             "the store is not complete", where=str(place), hint="`tokmill build` continues it"
         )
     functions = functions_of(store)
-    methods: list[Method] = []
+    vectors: dict[str, Array] = {}
     for path in given:
         name, matrix = vectors_of(path, store, at=at, device=device, quiet=quiet)
-        if name in [method.name for method in methods]:
-            name = str(path)
-        methods.append(Method(name, Rows(of_functions(functions, matrix)), False))
-    methods += baselines_of(functions, store, graphs or [], baseline)
+        vectors[str(path) if name in vectors else name] = matrix
+    methods = [
+        Method(name, Rows(of_functions(functions, matrix)), False)
+        for name, matrix in vectors.items()
+    ]
+    methods += baselines_of(functions, store, graphs or [], baseline, {} if alone else vectors)
     found = run(functions, methods, choice, fingerprint=store.fingerprint, quiet=quiet)
     if as_json:
         print_json(found)

@@ -14,7 +14,7 @@ import typer
 from tokmill import plugins
 from tokmill.cli.options import AsJson, At, Device, Quiet
 from tokmill.cli.output import print_json, print_table
-from tokmill.cli.similarity_vectors import built_of, vectors_of
+from tokmill.cli.similarity_vectors import built_of, sum_of, vectors_of
 from tokmill.errors import TokmillError, UsageError, nearest
 from tokmill.files import path_from_text
 from tokmill.progress import elapsed, human_bytes, human_count
@@ -33,6 +33,8 @@ from tokmill.store.store import Store
 
 BEST = "ranker"
 """The way that finds most, and is the default where all functions are compared."""
+SUMMED = "facts"
+"""What vectors are added to, where they are given."""
 INDEXED = "facts"
 """The default of an index: few numbers a function, and known of functions of other programs."""
 MOST = 1000
@@ -54,14 +56,23 @@ Baseline = Annotated[
     ),
 ]
 
+Alone = Annotated[
+    bool,
+    typer.Option(
+        "--alone",
+        help="Take the vectors alone, not their sum with what functions hold and with those around "
+        "them, which is taken where graphs are known.",
+    ),
+]
+
 
 def query(
     paths: Annotated[
         list[Path],
         typer.Argument(
             metavar="[RUN|OVERLAY|F.npy] STORE|INDEX",
-            help="A store, or an index of one. Of a store also vectors: without, functions are "
-            "compared by what they hold, untrained.",
+            help="A store, or an index of one. Of a store also vectors: functions are compared by "
+            "these and by what they hold; without vectors by what they hold alone.",
             show_default=False,
         ),
     ],
@@ -98,6 +109,7 @@ def query(
         bool, typer.Option("--exact", help="Of an index: compare with every function.")
     ] = False,
     baseline: Baseline = "",
+    alone: Alone = False,
     graphs: Graphs = None,
     at: At = "last",
     device: Device = "auto",
@@ -141,6 +153,8 @@ def query(
         known = known or built_of(store)
         with elapsed("reading") if not quiet else contextlib.nullcontext():
             by, matrix, unit = _matrix(given, store, known, baseline, at, device, quiet)
+            if given and known and not alone:
+                by, matrix, unit = _sum(by, matrix, store, known)
         looked_at = _looked_at(top, others)
         rows, scores = nearest_rows(matrix, asked.record, looked_at, unit=unit)
         found = hits_of(store, asked, rows, scores, top, others=others)
@@ -281,6 +295,13 @@ def _matrix(
         raise UsageError(f"no baseline is called {name!r}", hint=nearest(name, plugins.BASELINES))
     module = plugins.require("tokmill.x86.features.baselines")
     return name, module.baselines(store, _some(graphs, store), [name])[name], False
+
+
+def _sum(name: str, vectors: Array, store: Store, graphs: Sequence[Path]) -> tuple[str, Any, bool]:
+    """Return the sum of vectors with what functions hold, as `_matrix` does."""
+    made = plugins.require("tokmill.x86.features.store_functions")
+    matrix = sum_of(SUMMED, made.store_functions(store, graphs), vectors)
+    return f"{name} + {SUMMED}", matrix, False
 
 
 def _some(graphs: Sequence[Path], store: Store) -> Sequence[Path]:

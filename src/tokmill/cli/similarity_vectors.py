@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from tokmill.store.overlay import FOLDER, NAME, overlay_names
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
+SUMS = {"code": "with_code", "facts": "with_facts"}
+"""What vectors are added to → the function of `tokmill.x86.features.learned_sums`."""
 MOST_PLANS = 1000
 """Stores that are followed back to the graphs that they were built of."""
 
@@ -66,12 +68,17 @@ def _column(store: Store, overlay: str) -> Array:
 
 
 def baselines_of(
-    functions: Functions, store: Store, graphs: Sequence[Path], names: Sequence[str] | None
+    functions: Functions,
+    store: Store,
+    graphs: Sequence[Path],
+    names: Sequence[str] | None,
+    vectors: Mapping[str, Array] | None = None,
 ) -> list[Method]:
-    """Return chance, and baselines on a store; None: all of them.
+    """Return the sums of vectors with what functions hold, chance, and baselines; None: all.
 
     `graphs`: what the store was built of, as it knows more than tokens; where none are named,
     those that it was built of. Where there are none, it is said that there are no baselines.
+    `vectors`: name → a vector a record, of which sums are wanted.
     """
     chance = Method(CHANCE, None, True)
     known = [name for name in plugins.BASELINES if name != CHANCE]
@@ -81,23 +88,42 @@ def baselines_of(
                 f"no baseline is called {name!r}", hint=nearest(name, [*known, CHANCE])
             )
     wanted = [name for name in (known if names is None else names) if name != CHANCE]
-    if not wanted:
+    if not wanted and not vectors:
         return [chance]
     if not graphs and (graphs := built_of(store)) == []:
-        say(
-            "note: no baselines but chance: the store was not built of graphs\n"
-            "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
-        )
+        if wanted:
+            say(
+                "note: no baselines but chance: the store was not built of graphs\n"
+                "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
+            )
         return [chance]
+    features = plugins.require("tokmill.x86.features.store_functions")
+    known_of = features.store_functions(store, graphs)
     module = plugins.require("tokmill.x86.features.baselines")
-    found: dict[str, Any] = module.baselines(store, graphs, wanted)
+    found: dict[str, Any] = module.baselines(store, graphs, wanted, functions=known_of)
     return [
-        chance,
         *(
-            Method(name, Rows(of_functions(functions, matrix, unit=False), unit=False), True)
-            for name, matrix in found.items()
+            Method(f"{name} + {kind}", rows_of(functions, sum_of(kind, known_of, matrix)), False)
+            for name, matrix in (vectors or {}).items()
+            for kind in SUMS
         ),
+        chance,
+        *(Method(name, rows_of(functions, matrix), True) for name, matrix in found.items()),
     ]
+
+
+def sum_of(kind: str, functions: Any, vectors: Array) -> Any:
+    """Return the rows of the sum of vectors with code, or with facts (`SUMS`)."""
+    module = plugins.require("tokmill.x86.features.learned_sums")
+    return getattr(module, SUMS[kind])(functions, vectors)
+
+
+def rows_of(functions: Functions, matrix: Any) -> Rows:
+    """Return the rows of functions, of a matrix of records or of two side by side."""
+    first, beside = matrix if isinstance(matrix, tuple) else (matrix, None)
+    if beside is not None:
+        beside = of_functions(functions, beside, unit=False)
+    return Rows(of_functions(functions, first, unit=False), unit=False, beside=beside)
 
 
 def built_of(store: Store) -> list[Path]:

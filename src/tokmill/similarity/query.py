@@ -166,9 +166,11 @@ def _ends_with(strings: Strings, text: str) -> Array:
 def nearest_rows(matrix: Any, record: int, most: int, *, unit: bool) -> tuple[Array, Array]:
     """Return the rows of a matrix that are nearest to one of them, and their scores.
 
-    A score is a product, as a share of that of the row with itself: 1 for an equal one.
+    `matrix`: one, or two side by side. A score is a product, as a share of that of the row with
+    itself: 1 for an equal one.
     """
-    rows = Rows(matrix, unit=unit)
+    first, beside = matrix if isinstance(matrix, tuple) else (matrix, None)
+    rows = Rows(first, unit=unit, beside=beside)
     everything = np.arange(len(rows))
     ((_, block),) = products(rows, np.asarray([record]), rows, everything)
     own = float(block[0, record])

@@ -33,8 +33,11 @@ class Rows:
     are: their products may be sums of several cosines.
     """
 
-    def __init__(self, matrix: Any, *, unit: bool = True) -> None:
-        """Take a dense (n, d) or CSR matrix of finite numbers."""
+    def __init__(self, matrix: Any, *, unit: bool = True, beside: Any = None) -> None:
+        """Take a dense (n, d) or CSR matrix of finite numbers.
+
+        `beside`: more columns of the same rows, sparse or dense, where rows stay as they are.
+        """
         self.unit = unit
         self.sparse = is_sparse(matrix)
         self.matrix: Any = matrix.tocsr() if self.sparse else matrix
@@ -54,6 +57,11 @@ class Rows:
                 scale = np.abs(part).max(axis=1, initial=0.0)
                 part = part / np.where(scale > 0, scale, 1)[:, None]
                 self.lengths[start : start + height] = scale * np.sqrt((part**2).sum(1))
+        self.parts: list[Rows] = [self]
+        if beside is not None:
+            assert not unit
+            self.parts.append(Rows(beside, unit=False))
+            self.lengths = np.hypot(self.lengths, self.parts[1].lengths)
 
     def __len__(self) -> int:
         return int(self.matrix.shape[0])
@@ -81,24 +89,31 @@ def products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Iterator[tuple[int, 
     Products: (height, len(of_b)) f8. Memory holds the rows `of_b` and one block.
     """
     height = max(1, CELLS // max(1, len(of_b)))
-    other = b.take(of_b)
-    turned = other.T.tocsr() if is_sparse(other) else other.T
+    turned = []
+    for part in b.parts:
+        other = part.take(of_b)
+        turned.append(other.T.tocsr() if is_sparse(other) else other.T)
     for start in range(0, len(of_a), height):
-        block = a.take(of_a[start : start + height]) @ turned
-        yield start, block.toarray() if is_sparse(block) else block
+        rows = of_a[start : start + height]
+        found = np.zeros((len(rows), len(of_b)), np.float64)
+        for part, columns in zip(a.parts, turned, strict=True):
+            block = part.take(rows) @ columns
+            found += block.toarray() if is_sparse(block) else block
+        yield start, found
 
 
 def own_products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Array:
     """Return the product of each row of `of_a` with that of `of_b` at the same place: (n,) f8."""
-    found = np.empty(len(of_a), np.float64)
-    height = max(1, CELLS // max(1, a.matrix.shape[1]))
-    for start in range(0, len(of_a), height):
-        here = slice(start, start + height)
-        one, other = a.take(of_a[here]), b.take(of_b[here])
-        if is_sparse(one):
-            found[here] = np.asarray(one.multiply(other).sum(axis=1)).reshape(-1)
-        else:
-            found[here] = np.einsum("nd,nd->n", one, other)
+    found = np.zeros(len(of_a), np.float64)
+    for one_part, other_part in zip(a.parts, b.parts, strict=True):
+        height = max(1, CELLS // max(1, one_part.matrix.shape[1]))
+        for start in range(0, len(of_a), height):
+            here = slice(start, start + height)
+            one, other = one_part.take(of_a[here]), other_part.take(of_b[here])
+            if is_sparse(one):
+                found[here] += np.asarray(one.multiply(other).sum(axis=1)).reshape(-1)
+            else:
+                found[here] += np.einsum("nd,nd->n", one, other)
     return found
 
 

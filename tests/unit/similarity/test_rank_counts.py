@@ -69,3 +69,17 @@ def test_numbers_of_any_size_have_lengths() -> None:
 def test_one_pair() -> None:
     above, ties = ranks(Rows(np.eye(2)), np.asarray([0]), np.asarray([1]))
     assert above.tolist() == [0] and ties.tolist() == [0]
+
+
+def test_columns_beside_count_as_if_they_were_one_matrix() -> None:
+    random = np.random.default_rng(2)
+    first, second = (random.integers(-1, 2, (40, d)).astype(np.float32) for d in (3, 5))
+    first[[4, 5]], second[[5, 6]] = 0, 0
+    query, target = np.arange(20), np.arange(20, 40)
+    whole = Rows(np.concatenate([first, second], axis=1), unit=False)
+    both = Rows(scipy.sparse.csr_array(first), unit=False, beside=second)
+    assert both.zeros == whole.zeros == 1 and np.allclose(both.lengths, whole.lengths)
+    for one, other in zip(ranks(both, query, target), ranks(whole, query, target), strict=True):
+        assert (one == other).all()
+    alone = ranks(Rows(first, unit=False), query, target)
+    assert (alone[0] != ranks(both, query, target)[0]).any()

@@ -36,6 +36,7 @@ def baselines(
     graphs: Sequence[Path | str],
     names: Sequence[str],
     layout: str | None = None,
+    functions: StoreFunctions | None = None,
 ) -> dict[str, Any]:
     """Return the rows of the records of a store by each of some baselines.
 
@@ -44,6 +45,7 @@ def baselines(
         graphs: graph files, or folders of them, that the store was built of.
         names: of `plugins.BASELINES`.
         layout: as of `tokmill build x86`; None: the one in the store's plan.
+        functions: the features of the store's functions, where they are there already.
 
     Returns:
         Name → CSR or dense matrix, f4, a row a record, in the order of the records.
@@ -57,7 +59,7 @@ def baselines(
             raise UsageError(
                 f"no baseline is called {name!r}", hint=nearest(name, plugins.BASELINES)
             )
-    found = store_functions(store, graphs, layout)
+    found = store_functions(store, graphs, layout) if functions is None else functions
     return {name: plugins.load(plugins.BASELINES, name)(found) for name in names}
 
 

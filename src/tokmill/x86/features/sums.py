@@ -6,7 +6,7 @@ side, so that a product of two rows is the weighed sum of the cosines of the par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from tokmill.x86.features.baselines import (
     opcodes,
     templates,
 )
-from tokmill.x86.features.store_functions import StoreFunctions
+from tokmill.x86.features.store_functions import CODES, StoreFunctions
 
 
 def side_by_side(parts: Mapping[str, Any], weights: Mapping[str, float]) -> Any:
@@ -36,14 +36,14 @@ def side_by_side(parts: Mapping[str, Any], weights: Mapping[str, float]) -> Any:
     return sparse.hstack(scaled, format="csr", dtype=np.float32)
 
 
-def neighbours(functions: StoreFunctions) -> dict[str, Any]:
-    """Return the rows of facts of a function and of those near it in the call graph.
+def neighbours(functions: StoreFunctions, kinds: Sequence[str] = FACTS) -> dict[str, Any]:
+    """Return the rows of facts, or other kinds, of a function and of those near it in calls.
 
     `deep`: with 0.3 of what callees have and 0.09 of what their callees have; `around`: with 0.3 of
     what callees and callers have; `callers`: of callers alone. All are TF-IDF.
     """
     sparse = plugins.require("scipy.sparse")
-    own = sparse.hstack([functions.weighed(kind) for kind in FACTS], format="csr")
+    own = sparse.hstack([functions.weighed(kind) for kind in kinds], format="csr")
     called = functions.calls @ own
     calling = functions.calls.T.tocsr() @ own
     further = functions.calls @ called
@@ -103,10 +103,20 @@ def ranker(functions: StoreFunctions) -> Any:
 
 def code_sum(functions: StoreFunctions) -> Any:
     """Return the code alone: the sum of cosines of templates, pairs of forms, opcodes and shape."""
-    parts = {
+    parts = _code(functions)
+    return side_by_side(parts, dict.fromkeys(parts, 1.0))
+
+
+def code_around(functions: StoreFunctions) -> Any:
+    """Return the code alone, and that of callees and callers: `code_sum` and their templates."""
+    parts = {**_code(functions), **neighbours(functions, (CODES,))}
+    return side_by_side(parts, dict.fromkeys(parts, 1.0))
+
+
+def _code(functions: StoreFunctions) -> dict[str, Any]:
+    return {
         "templates": templates(functions),
         "form pairs": form_pairs(functions),
         "opcodes": opcodes(functions),
         "shape": shape_rows(functions),
     }
-    return side_by_side(parts, dict.fromkeys(parts, 1.0))

@@ -1,0 +1,241 @@
+"""Vectors of functions learned from code alone, by themselves and in sums, on held-out projects.
+
+Of the stores that `similarity_stores.py` froze, below CACHE/similarity:
+
+    learned/learn/     functions of `train` that are learned from: those of at least LEAST tokens
+    learned/part/      a run of half of the projects; the others tell the weights of sums
+    learned/SEED/      a run of all of them, by recipes/x86/similarity-bag.toml
+    learned/eval-SEED.json    what `tokmill similarity eval` says of the projects of `test`
+    learned/more-SEED.json    the same with functions of other programs as further negatives
+
+The weights of the sums are written only with `--weights FILE`. Runs that are there are kept. With
+`--more STORE` functions of other programs are further negatives. Steps and seeds may be asked for
+one by one; the last step prints all that was found.
+
+    python benchmarks/similarity_learned.py CACHE [--small] [--seed 0 …] [--weights FILE] \
+        [--rows O0-O3,…] [--more STORE --graphs DIR] [--only part|train|weights|eval|table] \
+        [--set run.steps=300]
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import tokmill
+from similarity_programs import OLDER, splits
+from similarity_ranker import cosines, fit, pairs
+from tokmill.builds.prepare import How
+from tokmill.cli.similarity_vectors import baselines_of, vectors_of
+from tokmill.similarity.evaluation import Choice, Evaluation
+from tokmill.similarity.evaluation import evaluate as run_evaluation
+from tokmill.similarity.functions import functions_of, of_functions
+from tokmill.similarity.pool_measures import CHANCE, Method, Value
+from tokmill.similarity.rows import Rows
+from tokmill.store.store import Store
+from tokmill.x86.features.learned_sums import code_parts, vector_parts
+from tokmill.x86.features.store_functions import store_functions
+from tokmill.x86.features.sums import parts_of
+
+LEAST = 80
+"""Tokens of a function that is learned from."""
+RECIPE = Path(__file__).resolve().parents[1] / "recipes/x86/similarity-bag.toml"
+BASELINES = ("code-sum", "code-around", "constants", "facts", "sum", "ranker")
+ROWS = "O0-O3,O2-O3"
+POOLS, MORE_POOLS = (100, 1000), (1000, 10_000)
+QUERIES, NEGATIVES = 500, 150
+"""Of a pair of ways, when weights are learned."""
+STEPS = ("part", "train", "weights", "eval", "table")
+HEAD = '"""Weights of sums with learned vectors, learned by `benchmarks/similarity_learned.py`."""'
+
+
+def run(*words: object) -> None:
+    """Run a command of tokmill."""
+    subprocess.run([sys.executable, "-m", "tokmill", *map(str, words)], check=True)
+
+
+def of_projects(names: Sequence[str]) -> str:
+    return f"project ~ ^({'|'.join(names)})$"
+
+
+def halves(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the training projects that there are: to learn from, and to learn weights from."""
+    known = functions_of(Store(folder / "train"), code=False).names["project"].names
+    names = [name for name in splits()["train"] if name in known]
+    return names[::2], names[1::2]
+
+
+def begin(folder: Path, place: Path) -> None:
+    """Make the folder of what is learned; what was learned of other stores is removed."""
+    mark, fingerprint = place / "train.txt", Store(folder / "train").fingerprint
+    if not mark.exists() or mark.read_text() != fingerprint:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        mark.write_text(fingerprint)
+
+
+def select(source: Path, out: Path, *where: str) -> None:
+    """Make a store of some records, where it is not there."""
+    if not out.exists():
+        tokmill.build("select", source, out, where=where, how=How(quiet=True))
+
+
+def train(data: Path, val: Path, out: Path, seed: int, keys: Sequence[str]) -> None:
+    """Train one run, where there is none that was finished."""
+    if (out / "finished").exists():
+        return
+    shutil.rmtree(out, ignore_errors=True)
+    sets = [w for k in (f"run.seed={seed}", f"data.seed={seed}", *keys) for w in ("--set", k)]
+    run("train", RECIPE, "--data", data, "--val", val, "-o", out, *sets)
+    (out / "finished").touch()
+
+
+def learn_weights(folder: Path, graphs: Path, place: Path) -> str:
+    """Return the text of the file of weights, of functions that the run `part` has not seen."""
+    place.mkdir(parents=True, exist_ok=True)
+    store_path = place / "others"
+    select(folder / "functions", store_path, of_projects(halves(folder)[1]), f"compiler != {OLDER}")
+    store = Store(store_path)
+    file = place / "part.npy"
+    run("embed", place / "part", store_path, "--npy", file, "--fresh", "-q")
+    vectors = np.load(file)
+    functions = store_functions(store, [graphs])
+    sides = pairs(store, np.rint(np.expm1(functions.shape[functions.record, 0])))
+    learned = vector_parts(functions, vectors)
+    lines = [HEAD, ""]
+    lines.append(f"# {len(store):,} functions of {store.fingerprint[:16]}.")
+    for name, others in (("WITH_CODE", code_parts(functions)), ("WITH_FACTS", parts_of(functions))):
+        parts: dict[str, Any] = {**others, **learned}
+        values = cosines(parts, sides, 0, queries=QUERIES, negatives=NEGATIVES)
+        weights = fit(values)
+        lines.append(f"{name} = {{")
+        lines += [f'    "{part}": {w:.3g},' for part, w in zip(parts, weights, strict=True)]
+        lines += ["}", '"""Part of `learned_sums.py` → its weight."""']
+    return "\n".join(lines) + "\n"
+
+
+def evaluated_store(folder: Path, rows: Sequence[str], more: Path | None) -> Store:
+    """Return the store of functions of the levels of some rows, and those of other programs."""
+    levels = sorted({level for row in rows for level in re.findall("O[0-3s]", row)})
+    name = "-".join(["of", *levels, *(["more"] if more else [])])
+    path = folder / "learned" / name
+    if not path.exists():
+        tokmill.build(
+            "select", [folder / "functions", *([more] if more else [])], path,
+            where=(f"level ~ ^({'|'.join(levels)}|unknown|)$",), how=How(quiet=True),
+        )  # fmt: skip
+    return Store(path)
+
+
+def evaluate(
+    folder: Path,
+    seeds: Sequence[int],
+    rows: Sequence[str],
+    more: Path | None,
+    graphs: Path | None,
+    names: Sequence[str],
+) -> None:
+    """Evaluate the run of each seed, the first one beside baselines, and write what was found."""
+    place = folder / "learned"
+    store = evaluated_store(folder, rows, more)
+    functions = functions_of(store)
+    there = functions.names["project"].names
+    queries = tuple(name for name in splits()["test"] if name in there)
+    choice = Choice(
+        rows=tuple(rows), projects=queries, pools=MORE_POOLS if more else POOLS,
+        more_negatives=more is not None,
+    )  # fmt: skip
+    all_graphs = [folder / "graphs", *([graphs] if graphs else [])]
+    for seed in seeds:
+        run_path = place / str(seed)
+        _, matrix = vectors_of(run_path, store, at="last", device="cpu", quiet=False)
+        methods = [Method("run", Rows(of_functions(functions, matrix)), False)]
+        # Baselines are the same for each seed.
+        methods += baselines_of(
+            functions, store, all_graphs, names if seed == 0 else [], {"run": matrix}
+        )
+        found = run_evaluation(functions, methods, choice, fingerprint=store.fingerprint)
+        name = "more" if more else "eval"
+        (place / f"{name}-{seed}.json").write_bytes(msgspec.json.encode(found))
+        print(f"{place / name}-{seed}.json: queries of {', '.join(queries)}", flush=True)
+
+
+def table(place: Path, name: str) -> list[str]:
+    """Return the lines of a table of all seeds that were evaluated: recall@1 of each method.
+
+    In brackets the wider ends of the intervals over functions and projects, of all seeds.
+    """
+    of: dict[tuple[str, str, int], list[Value]] = {}
+    queries: dict[str, str] = {}
+    for path in sorted(place.glob(f"{name}-*.json")):
+        found = msgspec.json.decode(path.read_bytes(), type=Evaluation)
+        for row in found.rows:
+            queries[row.row] = f"{row.queries:,} queries of {row.functions:,} functions"
+            for one in row.results:
+                if one.method != CHANCE:
+                    key = row.row, one.method, one.pool
+                    of.setdefault(key, []).append(one.values["recall@1"])
+    lines = []
+    for (row_name, method, pool), values in of.items():
+        if row_name in queries:
+            lines.append(f"{row_name}: {queries.pop(row_name)}")
+        means = [one.mean for one in values]
+        said = f"  {method}, pool of {pool:,}: {statistics.mean(means):.3f}"
+        if ends := [one.ends for one in values if one.ends]:
+            said += f" ({min(low for low, _ in ends):.3f} to {max(up for _, up in ends):.3f})"
+        if len(means) > 1:
+            said += f"; seeds: {', '.join(f'{mean:.3f}' for mean in means)}"
+        lines.append(said)
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Learn with each seed, learn the weights of sums if asked, and print recall@1."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--seed", type=int, action="append")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--more", type=Path)
+    parser.add_argument("--graphs", type=Path, help="of the programs of --more")
+    parser.add_argument("--rows", default=ROWS)
+    parser.add_argument("--baseline", action="append")
+    parser.add_argument("--only", choices=STEPS, action="append")
+    parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE")
+    chosen = parser.parse_args(arguments)
+    if (chosen.more is None) != (chosen.graphs is None):
+        parser.error("--more and --graphs belong together")
+    folder = chosen.cache.resolve() / ("similarity-small" if chosen.small else "similarity")
+    place, only = folder / "learned", chosen.only or STEPS
+    begin(folder, place)
+    learn = place / "learn"
+    select(folder / "train", learn, f"length >= {LEAST}")
+    if "part" in only and chosen.weights:
+        select(learn, place / "half", of_projects(halves(folder)[0]))
+        train(place / "half", folder / "val", place / "part", 0, chosen.keys)
+    seeds = chosen.seed or [0, 1, 2]
+    if "train" in only:
+        for seed in seeds:
+            train(learn, folder / "val", place / str(seed), seed, chosen.keys)
+    if "weights" in only and chosen.weights:
+        chosen.weights.write_text(learn_weights(folder, folder / "graphs", place))
+    if "eval" in only:
+        rows, names = chosen.rows.split(","), chosen.baseline or BASELINES
+        evaluate(folder, seeds, rows, chosen.more, chosen.graphs, names)
+    if "table" in only:
+        print("\n".join(table(place, "eval") + table(place, "more")))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""Sums of cosines with vectors that a model learned: of a function, and of those around it.
+
+A model gives a function a vector of its code. What it calls, and what calls it, have vectors too,
+and a compiler that inlines moves code from one to another: so these count, each by a weight that
+was learned from pairs of training projects (`learned_weights.py`). Products of rows are the sums,
+as of `tokmill.x86.features.sums`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokmill import plugins
+from tokmill.store.schema import Array
+from tokmill.x86.features.baselines import CALLEES, form_pairs, opcodes, templates
+from tokmill.x86.features.store_functions import StoreFunctions
+from tokmill.x86.features.sums import parts_of, shape_rows, side_by_side
+
+
+class SumRows(NamedTuple):
+    """Rows of a sum: a product of two is that of the sparse parts and that of the dense ones."""
+
+    sparse: Any
+    """CSR (R, …), f4."""
+    dense: Array
+    """(R, …) f4."""
+
+
+def with_code(functions: StoreFunctions, vectors: Array) -> SumRows:
+    """Return the sum of vectors (R, d) and of counts of code: no constants, strings or names."""
+    return _sum(functions, vectors, code_parts(functions), "WITH_CODE")
+
+
+def with_facts(functions: StoreFunctions, vectors: Array) -> SumRows:
+    """Return the sum of vectors (R, d) and of the twelve parts of the ranker."""
+    return _sum(functions, vectors, parts_of(functions), "WITH_FACTS")
+
+
+def code_parts(functions: StoreFunctions) -> dict[str, Any]:
+    """Return what there is of code alone without vectors, by name."""
+    return {
+        "templates": templates(functions),
+        "forms": functions.rows(functions.weighed("forms")),
+        "form pairs": form_pairs(functions),
+        "opcodes": opcodes(functions),
+        "shape": shape_rows(functions),
+    }
+
+
+def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
+    """Return the rows of vectors of functions and of those near them, by name: (R, d) f4 each.
+
+    `vectors` itself; `callees` and `callers`: the sums of these; `deep` and `around` as of
+    `tokmill.x86.features.sums.neighbours`. Rows have length 1, or 0 where there is nothing. Records
+    of one function share its vector, the mean of theirs; a function in no record has none.
+    """
+    sparse = plugins.require("scipy.sparse")
+    record, count = functions.record, len(functions.record)
+    size = functions.calls.shape[0]
+    ones = np.ones(count, np.float32)
+    joined = sparse.csr_array((ones, (record, np.arange(count))), shape=(size, count))
+    own = _units(joined @ _units(np.asarray(vectors, np.float32)))
+    called = functions.calls @ own
+    calling = functions.calls.T.tocsr() @ own
+    further = functions.calls @ called
+    found = {
+        "vectors": own,
+        "vectors of callees": called,
+        "vectors of callers": calling,
+        "vectors, deep": own + called * CALLEES + further * CALLEES**2,
+        "vectors, around": own + (called + calling) * CALLEES,
+    }
+    return {name: _units(rows)[record] for name, rows in found.items()}
+
+
+def _sum(functions: StoreFunctions, vectors: Array, parts: Mapping[str, Any], name: str) -> SumRows:
+    weights = getattr(plugins.require("tokmill.x86.features.learned_weights"), name)
+    learned = vector_parts(functions, vectors)
+    scaled = [rows * np.float32(weights[part] ** 0.5) for part, rows in learned.items()]
+    rest = {part: weight for part, weight in weights.items() if part in parts}
+    return SumRows(side_by_side(parts, rest), np.concatenate(scaled, axis=1, dtype=np.float32))
+
+
+def _units(rows: Array) -> Array:
+    """Return rows of length 1; those of zeros stay."""
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    found: Array = np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)
+    return found

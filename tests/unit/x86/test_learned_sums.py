@@ -1,0 +1,96 @@
+"""Sums of learned vectors with code and facts: what stands around a function counts too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from making import quick_build
+from tokmill.store.store import Store
+from tokmill.x86.features import learned_weights
+from tokmill.x86.features.learned_sums import code_parts, vector_parts, with_code, with_facts
+from tokmill.x86.features.store_functions import StoreFunctions, store_functions
+from tokmill.x86.features.sums import parts_of
+from tokmill.x86.graphs.lifting import lift_files
+from x86_programs import C_SOURCE, compiles
+
+D = 6
+
+
+@pytest.fixture(scope="module")
+def functions(tmp_path_factory: pytest.TempPathFactory) -> StoreFunctions:
+    """The features of a store of one program, with long functions cut into parts."""
+    folder = tmp_path_factory.mktemp("sums")
+    program = compiles(folder, "tool", C_SOURCE, "-O1", "-g")
+    (folder / "in").mkdir()
+    program.rename(folder / "in/tool")
+    lift_files([str(folder / "in")], folder / "graphs")
+    store = quick_build("x86", folder / "graphs", folder / "s")
+    return store_functions(Store(store.path), [folder / "graphs"], layout="{program}")
+
+
+def test_rows_are_of_a_function_and_of_those_around_it(functions: StoreFunctions) -> None:
+    # Two records more of the first function, as if it had been cut.
+    functions = StoreFunctions(
+        np.append(functions.record, functions.record[[0, 0]]),
+        functions.bags, functions.shape, functions.calls,
+    )  # fmt: skip
+    vectors = np.random.default_rng(0).normal(size=(len(functions), D)).astype(np.float32)
+    vectors[2] = 0
+    parts = vector_parts(functions, vectors)
+
+    def unit(row: np.ndarray) -> np.ndarray:
+        length = np.sqrt(row @ row)
+        return row / length if length else row
+
+    units = [unit(row) for row in vectors.astype(np.float64)]
+    size = functions.calls.shape[0]
+    own = [
+        unit(
+            sum((u for u, f in zip(units, functions.record, strict=True) if f == one), np.zeros(D))
+        )
+        for one in range(size)
+    ]
+    calls = functions.calls.toarray() > 0
+    assert calls.any()
+
+    def summed(rows: list[np.ndarray], there: np.ndarray) -> list[np.ndarray]:
+        return [sum((rows[j] for j in np.flatnonzero(line)), np.zeros(D)) for line in there]
+
+    called, calling = summed(own, calls), summed(own, calls.T)
+    further = summed(called, calls)
+    each = range(size)
+    wanted = {
+        "vectors": own,
+        "vectors of callees": called,
+        "vectors of callers": calling,
+        "vectors, deep": [own[i] + 0.3 * called[i] + 0.09 * further[i] for i in each],
+        "vectors, around": [own[i] + 0.3 * (called[i] + calling[i]) for i in each],
+    }
+    assert list(parts) == list(wanted)
+    for name, rows in wanted.items():
+        slow = np.array([unit(rows[one]) for one in functions.record])
+        assert np.allclose(parts[name], slow, atol=1e-5), name
+    assert not parts["vectors"][2].any() or (functions.record == functions.record[2]).sum() > 1
+
+
+@pytest.mark.parametrize("kind", ["code", "facts"])
+def test_a_product_is_the_weighed_sum_of_all_parts(functions: StoreFunctions, kind: str) -> None:
+    vectors = np.random.default_rng(1).normal(size=(len(functions), D)).astype(np.float32)
+    made, others, weights = {
+        "code": (with_code, code_parts, learned_weights.WITH_CODE),
+        "facts": (with_facts, parts_of, learned_weights.WITH_FACTS),
+    }[kind]
+    rows = made(functions, vectors)
+    parts = {**others(functions), **vector_parts(functions, vectors)}
+    assert set(parts) == set(weights) and all(weight >= 0 for weight in weights.values())
+    dense = {n: p.toarray() if hasattr(p, "toarray") else p for n, p in parts.items()}
+    wanted = sum(weight * dense[name] @ dense[name].T for name, weight in weights.items())
+    found = (rows.sparse @ rows.sparse.T).toarray() + rows.dense @ rows.dense.T
+    assert np.allclose(found, wanted, atol=1e-2, rtol=1e-3)
+    assert weights["vectors"] > 0.1
+
+
+def test_code_alone_knows_no_facts(functions: StoreFunctions) -> None:
+    assert not {"constants", "strings", "imports", "facts"} & set(learned_weights.WITH_CODE)
+    assert set(code_parts(functions)) < set(learned_weights.WITH_CODE)
