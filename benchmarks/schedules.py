@@ -1,17 +1,19 @@
 """Schedules of small modules: PPO with each embedding beside searches, at equal evaluations.
 
-    python benchmarks/schedules.py CACHE [--small]
+    python benchmarks/schedules.py CACHE [--small] [--minutes N]
 
 A policy learns from `TRAIN` with so many evaluations a module as each search gets; a result of the
 cache, which all share, counts as one for all alike. Then the policy schedules `HELD_OUT`, which it
 has never seen: without any measurement, and as the best of some. Searches begin anew for each
 module. The best schedule of every contestant is measured again in a fresh process, and what gives
-no result counts as 1. All times are CPU times of one thread; means are geometric.
+no result counts as 1. All times are CPU times of one thread; means are geometric. What a contestant
+has found is kept in CACHE/schedules: a benchmark that was ended, or had `--minutes`, goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -34,14 +36,18 @@ from tokmill.mlir.modules.problem import Problem
 from tokmill.recipe import merge, read_toml
 from tokmill.report.interval import mean_interval
 from tokmill.rl import evaluate, loop
+from tokmill.rl.task import SchedulesConfig
 from tokmill.training.runs.run import load_task, read_run
 from tokmill.training.runs.track import METRICS, read_metrics
 
 RECIPES = {
     "PPO, LSTM": "schedules-lstm",
     "PPO, DistilBERT": "schedules-distilbert",
+    "PPO, DistilBERT, pre-trained": "schedules-distilbert",
     "PPO, loop transformer": "schedules-loop-transformer",
 }
+PRETRAINED = {"PPO, DistilBERT, pre-trained"}
+"""Those that begin with an encoder of the task masked."""
 SEARCHES = ("random", "greedy", "beam", "evolution")
 SHAPES = read_toml("schedules-lstm")["task"]
 TRAIN, HELD_OUT = SHAPES["modules"], SHAPES["held_out"]
@@ -59,10 +65,30 @@ class Effort(NamedTuple):
 
 
 WHOLE, SMALL = Effort(64, 16, (0, 1, 2)), Effort(24, 8, (0,))
-POINTS = (4, 8, 16, 24, 32, 64)
+POINTS = (8, 16, 24, 64)
 """Evaluations a module of the points of curves."""
-Table = dict[str, list[list[float]]]
-"""Contestant → for each seed the gains of all modules."""
+RATIOS = (1.05, 1.25, 1.5, 2.0)
+"""Of the performance profile: how many times slower than the best contestant."""
+ENCODER_STEPS, ENCODER_SCHEDULES = 400, 100
+
+
+class Found(NamedTuple):
+    """What a contestant found with one seed: gains, a module each."""
+
+    trained: list[float]
+    """Of the best schedule of each learned module, measured again."""
+    held: list[float]
+    """The same of each held-out one."""
+    zero: list[float]
+    """Of a policy's schedule of each held-out one before anything was measured; [] of a search."""
+    curve: list[float]
+    """Geometric mean of the best so far of the learned modules, by evaluations of each."""
+    seconds: float
+    """CPU seconds of its own, without those of compiling and running."""
+
+
+Table = dict[str, list[Found]]
+"""Contestant → what it found, for each seed."""
 
 
 def mean(gains: Sequence[float]) -> float:
@@ -86,25 +112,73 @@ def searched(
     return final, np.maximum.accumulate(found).tolist()
 
 
-def learned(
-    folder: Path, recipe: str, cache: Path, budget: int, seed: int
-) -> tuple[Path, list[float]]:
-    """Train a policy with `budget` evaluations a module; return its run, and the best so far.
+def learned(name: str, seed: int, effort: Effort, place: Path, start: str) -> Found:
+    """Train a policy with as many evaluations a module as searches get, and evaluate it.
 
     A step has two evaluations of each module.
     """
-    count = 2 * len(TRAIN)
+    recipe, count = RECIPES[name], 2 * len(TRAIN)
     value = merge(
         read_toml(recipe),
         {
-            "task": {"cache": str(cache), "bench_count": count, "held_out": []},
+            "task": {"cache": str(place), "bench_count": count, "held_out": []},
             "data": {"seed": seed},
-            "run": {"seed": seed, "steps": budget // 2, "checkpoint_every": 0, "log_every": 1},
+            "run": {
+                "seed": seed, "steps": effort.budget // 2, "checkpoint_every": 0, "log_every": 1,
+                "start": start,
+            },
         },
+    )  # fmt: skip
+    begun = time.process_time()
+    with tempfile.TemporaryDirectory() as scratch:
+        run = tokmill.train(value, Path(scratch) / "run", quiet=True).path
+        rows = [entry for entry in read_metrics(run / METRICS) if "reward" in entry]
+        config, _ = read_run(run)
+        task: Any = load_task(run)
+        kept = json.loads((run / loop.BEST).read_bytes())
+    seconds = time.process_time() - begun
+    with Measurements(loop.settings_of(config.task), place) as measure:
+        best = [best_of(kept, problems.of_line(line), measure) for line in TRAIN]
+        others = [problems.of_line(line) for line in HELD_OUT]
+        found = evaluate.evaluate(task, others, measure, effort.tried - 1, seed)
+    return Found(
+        trained=best,
+        held=[max(1.0, one.best.gain) for one in found],
+        zero=[one.first.gain for one in found],
+        curve=[entry["best_speedup"] for entry in rows for _ in range(2)],
+        seconds=seconds,
     )
-    run = tokmill.train(value, folder / f"{recipe}-{seed}", quiet=True).path
-    curve = [entry["best_speedup"] for entry in read_metrics(run / METRICS) if "reward" in entry]
-    return run, [one for one in curve for _ in range(2)]
+
+
+def searching(name: str, seed: int, effort: Effort, place: Path) -> Found:
+    """Search schedules of all modules."""
+    begun = time.process_time()
+    settings = loop.settings_of(SchedulesConfig())
+    with Measurements(settings, place) as measure:
+        pairs, held = (
+            [searched(problems.of_line(line), name, measure, budget, seed) for line in lines]
+            for lines, budget in ((TRAIN, effort.budget), (HELD_OUT, effort.tried))
+        )
+    return Found(
+        trained=[max(1.0, one) for one, _ in pairs],
+        held=[max(1.0, one) for one, _ in held],
+        zero=[],
+        curve=curve_of([curve for _, curve in pairs]),
+        seconds=time.process_time() - begun,
+    )
+
+
+def encoder(cache: Path) -> str:
+    """Return a run of the task masked on the learned modules in the middle of random schedules."""
+    store, run = (cache / "schedules" / name for name in ("operations", "encoder"))
+    command = [sys.executable, "-m", "tokmill"]
+    if not store.exists():
+        words = [*TRAIN, "--schedules", str(ENCODER_SCHEDULES), "-o", str(store)]
+        subprocess.run([*command, "build", "mlir", *words], check=True)
+    if not run.exists():
+        words = ["--data", str(store), "-o", str(run), "--steps", str(ENCODER_STEPS)]
+        subprocess.run([*command, "train", "mlir-fields", *words], check=True)
+    return str(run)
 
 
 def curve_of(curves: Sequence[Sequence[float]]) -> list[float]:
@@ -112,57 +186,35 @@ def curve_of(curves: Sequence[Sequence[float]]) -> list[float]:
     return [mean(column) for column in zip(*curves, strict=True)]
 
 
-def compare(cache: Path, effort: Effort) -> dict[str, Any]:
-    """Return all that is measured."""
-    budget, held_budget, seeds = effort
-    train = [problems.of_line(line) for line in TRAIN]
-    others = [problems.of_line(line) for line in HELD_OUT]
+def compare(cache: Path, effort: Effort, minutes: float) -> Table:
+    """Return what all contestants find; ends the process after so many minutes."""
+    ends = time.monotonic() + 60 * minutes
     place = cache / "schedules" / "measurements.sqlite"
-    kinds = ("trained", "zero", "held")
-    tables: dict[str, Table] = {kind: {} for kind in kinds}
-    curves: dict[str, list[list[float]]] = {}
-    spent: dict[str, float] = {}
-    evaluations = hits = 0
-    with tempfile.TemporaryDirectory() as scratch:
-        for seed in seeds:
-            for name, recipe in RECIPES.items():
-                begun = time.process_time()
-                run, curve = learned(Path(scratch), recipe, place, budget, seed)
-                spent[name] = spent.get(name, 0.0) + time.process_time() - begun
-                curves.setdefault(name, []).append(curve)
-                config, _ = read_run(run)
-                task: Any = load_task(run)
-                kept = json.loads((run / loop.BEST).read_bytes())
-                with Measurements(loop.settings_of(config.task), place) as measure:
-                    best = [best_of(kept, one, measure) for one in train]
-                    found = evaluate.evaluate(task, others, measure, held_budget - 1, seed)
-                    hits, evaluations = hits + measure.hits, evaluations + measure.evaluations
-                for kind, gains in (
-                    ("trained", best),
-                    ("zero", [one.first.gain for one in found]),
-                    ("held", [max(1.0, one.best.gain) for one in found]),
-                ):
-                    tables[kind].setdefault(name, []).append(gains)
-                zero, tried = (tables[kind][name][-1] for kind in ("zero", "held"))
-                say(
-                    f"{name}, seed {seed}: {mean(best):.2f}; held out {mean(zero):.2f}, "
-                    f"{mean(tried):.2f}; {time.process_time() - begun:.0f} s of its own"
-                )
-            for name in SEARCHES:
-                begun = time.process_time()
-                with Measurements(loop.settings_of(config.task), place) as measure:
-                    pairs = [searched(one, name, measure, budget, seed) for one in train]
-                    held = [searched(one, name, measure, held_budget, seed)[0] for one in others]
-                    hits, evaluations = hits + measure.hits, evaluations + measure.evaluations
-                spent[name] = spent.get(name, 0.0) + time.process_time() - begun
-                curves.setdefault(name, []).append(curve_of([curve for _, curve in pairs]))
-                tables["trained"].setdefault(name, []).append([max(1.0, one) for one, _ in pairs])
-                tables["held"].setdefault(name, []).append([max(1.0, one) for one in held])
-                found_for = [mean(tables[kind][name][-1]) for kind in ("trained", "held")]
-                say(f"{name}, seed {seed}: {found_for[0]:.2f}; held out {found_for[1]:.2f}")
-        with Measurements(loop.settings_of(config.task), place) as measure:
-            base = {one.name: measured_base(one, measure) for one in (*train, *others)}
-    return {"tables": tables, "curves": curves, "spent": spent, "base": base}
+    kept = cache / "schedules" / "contests.json"
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    table: Table = {}
+    for seed in effort.seeds:
+        for name in (*RECIPES, *SEARCHES):
+            key = f"{name}, seed {seed}, {effort.budget} and {effort.tried}, {digest(name)}"
+            if key not in known:
+                if time.monotonic() > ends:
+                    raise SystemExit(f"{name}, seed {seed}, and others are left: start it again")
+                if name in RECIPES:
+                    start = encoder(cache) if name in PRETRAINED else ""
+                    found = learned(name, seed, effort, place, start)
+                else:
+                    found = searching(name, seed, effort, place)
+                known[key] = found._asdict()
+                kept.write_text(json.dumps(known))
+                say(f"{key}: {mean(found.trained):.2f}, held out {mean(found.held):.2f}")
+            table.setdefault(name, []).append(Found(**known[key]))
+    return table
+
+
+def digest(name: str) -> str:
+    """Return a word for the recipe of a contestant: with another one it begins anew."""
+    said = json.dumps([read_toml(RECIPES[name]) if name in RECIPES else SHAPES, TRAIN, HELD_OUT])
+    return hashlib.sha256(said.encode()).hexdigest()[:8]
 
 
 def best_of(kept: Mapping[str, Any], one: Problem, measure: Measurements) -> float:
@@ -295,12 +347,29 @@ def beside(base: Mapping[str, float], times: Mapping[str, float], lines: Sequenc
     return f"{mean(gains):.2f}" + (f" (on {len(gains)})" if len(gains) < len(lines) else "")
 
 
-def main(cache: Path, effort: Effort = WHOLE) -> list[str]:
+def profile(table: Table) -> list[str]:
+    """Return the rows of a performance profile (Dolan and Moré, 2002).
+
+    A problem is a learned module with a seed.
+    """
+    names = list(table)
+    gains = np.array([[one.trained for one in table[name]] for name in names])
+    behind = gains.max(axis=0) / gains
+    return [
+        f"| {name} | " + " | ".join(f"{np.mean(one <= ratio):.0%}" for ratio in RATIOS) + " |"
+        for name, one in zip(names, behind, strict=True)
+    ]
+
+
+def main(cache: Path, effort: Effort = WHOLE, minutes: float = math.inf) -> list[str]:
     """Return the lines of the section."""
-    begun = time.monotonic()
     budget, held_budget, seeds = effort
-    found = compare(cache, effort)
-    tables, curves, base = found["tables"], found["curves"], found["base"]
+    table = compare(cache, effort, minutes)
+    with Measurements(
+        loop.settings_of(SchedulesConfig()), cache / "schedules" / "measurements.sqlite"
+    ) as measure:
+        lines_of = (*TRAIN, *HELD_OUT)
+        base = {line: measured_base(problems.of_line(line), measure) for line in lines_of}
     times = peers([*TRAIN, *HELD_OUT])
     points = [point for point in POINTS if point <= budget]
     lines = [
@@ -308,26 +377,28 @@ def main(cache: Path, effort: Effort = WHOLE) -> list[str]:
         f"evaluations each, and {len(HELD_OUT)} held-out ones, {held_budget} each; "
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}. Geometric means of how many times as "
         "fast as without a schedule, CPU time of one thread; in brackets the 95 % interval over "
-        f"seeds. {(time.monotonic() - begun) / 60:.0f} minutes in all.",
+        "seeds.",
         "",
         "| contestant | learned modules | held out, no measurement | slower | "
         f"held out, best of {held_budget} | "
         + " | ".join(f"after {point}" for point in points)
-        + " |",
-        "|---|---|---|---|---|" + "---|" * len(points),
+        + " | own CPU s |",
+        "|---|---|---|---|---|" + "---|" * (len(points) + 1),
     ]
-    for name in (*RECIPES, *SEARCHES):
-        zero = tables["zero"].get(name)
-        slower = f"{np.mean([g < 1 for gains in zero for g in gains]):.0%}" if zero else "–"
-        curve = [f"{mean([one[point - 1] for one in curves[name]]):.2f}" for point in points]
+    for name, found in table.items():
+        learns = name in RECIPES
+        zero = shown([one.zero for one in found]) if learns else "–"
+        slower = f"{np.mean([g < 1 for one in found for g in one.zero]):.0%}" if learns else "–"
+        curve = [f"{mean([one.curve[point - 1] for one in found]):.2f}" for point in points]
         lines.append(
-            f"| {name} | {shown(tables['trained'][name])} | {shown(zero) if zero else '–'} | "
-            f"{slower} | {shown(tables['held'][name])} | {' | '.join(curve)} |"
+            f"| {name} | {shown([one.trained for one in found])} | {zero} | {slower} | "
+            f"{shown([one.held for one in found])} | {' | '.join(curve)} | "
+            f"{np.mean([one.seconds for one in found]):.0f} |"
         )
     for name, known in times.items():
         lines.append(
             f"| {name} | {beside(base, known, TRAIN)} | {beside(base, known, HELD_OUT)} | – | "
-            f"{beside(base, known, HELD_OUT)} |" + " – |" * len(points)
+            f"{beside(base, known, HELD_OUT)} |" + " – |" * (len(points) + 1)
         )
     lines += [
         "",
@@ -335,6 +406,13 @@ def main(cache: Path, effort: Effort = WHOLE) -> list[str]:
         '"slower": the share of held-out modules that the policy\'s first schedule makes slower. '
         "A search knows nothing of other modules; a policy has spent its evaluations on the "
         "learned ones before it sees a held-out one.",
+        "",
+        "Performance profile: the share of learned modules whose best schedule takes at most so "
+        "many times the time of the best contestant's.",
+        "",
+        "| contestant | " + " | ".join(f"{ratio:g} ×" for ratio in RATIOS) + " |",
+        "|---|" + "---|" * len(RATIOS),
+        *profile(table),
         "",
         f"Learned: {', '.join(f'`{line}`' for line in TRAIN)}. Held out: "
         f"{', '.join(f'`{line}`' for line in HELD_OUT)}.",
@@ -346,5 +424,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("cache", type=Path)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--minutes", type=float, default=math.inf)
     given = parser.parse_args()
-    print("\n".join(main(given.cache, SMALL if given.small else WHOLE)))
+    print("\n".join(main(given.cache, SMALL if given.small else WHOLE, given.minutes)))

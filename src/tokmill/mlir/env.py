@@ -69,12 +69,18 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         self._states: list[State] = []
         self._place = 0
         self._taken: list[Any] = []
+        self._measured = True
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin a problem: `options["problem"]` is its number, else one is drawn."""
+        """Begin a problem: `options["problem"]` is its number, else one is drawn.
+
+        With `options["measured"] = False` nothing is measured at its end: the reward is 0 and
+        `info` has no result.
+        """
         super().reset(seed=seed)
+        self._measured = (options or {}).get("measured", True)
         number = (options or {}).get("problem")
         if number is None:
             number = int(self.np_random.integers(len(self.problems)))
@@ -99,8 +105,12 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
                 self._taken.append(chosen)
         self._states[self._place] = state
         if state.done and self._place == 0:
-            result = self._result()
-            return self._observation(), reward(result), True, False, self._info(illegal, result)
+            result = self._result() if self._measured else None
+            worth = 0.0 if result is None else reward(result)
+            info = self._info(illegal) | {"schedule": self.schedule}
+            if result is not None:
+                info["result"] = result
+            return self._observation(), worth, True, False, info
         if state.done:
             self._place -= 1
         return self._observation(), 0.0, False, False, self._info(illegal)
@@ -141,6 +151,5 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
         state = self._states[self._place]
         return self.view(state, views.producer_of(self.problem, state.operation))
 
-    def _info(self, illegal: bool = False, result: Result | None = None) -> dict[str, Any]:
-        info: dict[str, Any] = {"action_mask": self.masks(), "illegal": illegal}
-        return info if result is None else info | {"result": result, "schedule": self.schedule}
+    def _info(self, illegal: bool = False) -> dict[str, Any]:
+        return {"action_mask": self.masks(), "illegal": illegal}

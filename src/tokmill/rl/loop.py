@@ -20,7 +20,7 @@ from tokmill.models.model import Tensors
 from tokmill.progress import Progress, human_count
 from tokmill.rl import actions, ppo
 from tokmill.rl.modules import held_out, to_learn
-from tokmill.rl.rollout import Episode, play, stacked
+from tokmill.rl.rollout import Episode, again, play, stacked
 from tokmill.rl.task import Schedules, SchedulesConfig, batch_of
 from tokmill.store.manifest import encode
 from tokmill.store.store import Store
@@ -110,7 +110,8 @@ class ScheduleLoop:
             self.task.layout,
         )
         self._remember(episodes)
-        report = self._improve(session, moves_of(episodes, self.mine))
+        moves = moves_of(episodes, self.mine, self._imitated())
+        report = self._improve(session, moves)
         if self.task.entropy.see(report["entropy"]):
             _say(
                 f"step {step + 1}: the policy is nearly certain: its entropy is "
@@ -156,6 +157,8 @@ class ScheduleLoop:
     def _improve(self, session: Session, moves: Tensors) -> dict[str, float]:
         """Update the weights by some passes over moves; return the means of what was seen."""
         mine, rows = self.mine, len(moves.targets["action"])
+        own = int(moves.values["acts"].sum())
+        judging = np.flatnonzero(moves.values["judges"].numpy())
         sums: dict[str, float] = {}
         seen = passes = 0
         for parts in ppo.minibatches(rows, mine.ppo_batch_size, mine.ppo_epochs):
@@ -166,21 +169,22 @@ class ScheduleLoop:
                 for name, value in found.items():
                     sums[name] = sums.get(name, 0.0) + value
             passes += 1
-            if mine.max_kl and kl / rows > mine.max_kl:
+            if mine.max_kl and kl / own > mine.max_kl:
                 break
         if mine.value_batch_size:
-            alone = rows_of(moves, np.arange(rows))
-            alone.values["acts"] = torch.zeros(rows)
-            for parts in ppo.minibatches(rows, mine.value_batch_size, mine.value_epochs):
+            alone = rows_of(moves, judging)
+            alone.values |= {name: torch.zeros(len(judging)) for name in ("acts", "imitates")}
+            for parts in ppo.minibatches(len(judging), mine.value_batch_size, mine.value_epochs):
                 for part in parts:
                     session.update([Micro(part, rows_of(alone, part))], len(part))
         most = max(sums.pop("most_entropy"), 1e-9)
         report = {name: value / seen for name, value in sums.items()}
-        return report | {"entropy": sums["entropy"] / most, "passes": passes, "moves": rows}
+        return report | {"entropy": sums["entropy"] / most, "passes": passes, "moves": own}
 
     def _remember(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
             problem = self.problems[episode.problem]
+            self.task.memory.see(problem.name, episode.rewards[-1], episode.chosen)
             before = self.task.best.get(problem.name)
             if episode.result.status == "ok" and (
                 before is None or episode.gain > before["speedup"]
@@ -192,6 +196,19 @@ class ScheduleLoop:
                         self.measure_one.problem(problem), episode.schedule
                     ),
                 }
+
+    def _imitated(self) -> list[Episode]:
+        """Return one of the best schedules of each module, with the weight of its moves."""
+        if not self.mine.imitation_coef:
+            return []
+        found = []
+        for number, problem in enumerate(self.problems):
+            kept = self.task.memory.best(problem.name)
+            draw = float(torch.rand(()))
+            if kept:
+                weight, chosen = kept[int(draw * len(kept))]
+                found.append(again(self.room, number, chosen, weight))
+        return found
 
     def _best(self) -> float:
         """Return the geometric mean of the best gains; 1 where none was found."""
@@ -215,24 +232,34 @@ def drawn(problems: int, step: int, count: int, seed: int) -> list[int]:
     return [int(orders[place // problems][place % problems]) for place in places]
 
 
-def moves_of(episodes: Sequence[Episode], config: SchedulesConfig) -> Tensors:
-    """Return the moves of episodes with their advantages and returns."""
+def moves_of(
+    episodes: Sequence[Episode], config: SchedulesConfig, imitated: Sequence[Episode] = ()
+) -> Tensors:
+    """Return the moves of episodes with their advantages and returns.
+
+    `imitated`: episodes whose moves are imitated alone, as much as their last rewards say.
+    """
     made = [ppo.advantages(e.rewards, e.values, config.gamma, config.gae_lambda) for e in episodes]
+    everyone = [*episodes, *imitated]
     batch = batch_of(
-        stacked([one for e in episodes for one in e.seen]),
-        actions.masks_of([one for e in episodes for one in e.masks]),
+        stacked([one for e in everyone for one in e.seen]),
+        actions.masks_of([one for e in everyone for one in e.masks]),
     )
-    chosen = np.stack([one for e in episodes for one in e.chosen])
+    chosen = np.stack([one for e in everyone for one in e.chosen])
     batch.targets["action"] = torch.from_numpy(chosen)
+    own = sum(len(one.chosen) for one in episodes)
     numbers = {
         "advantage": ppo.normalised(np.concatenate([advantage for advantage, _ in made])),
         "target": np.concatenate([target for _, target in made]),
         "logp": np.array([one for e in episodes for one in e.logp]),
-        "acts": np.ones(len(chosen)),
+        "acts": np.ones(own),
+        "judges": np.ones(own),
+        "imitates": np.zeros(own),
     }
-    batch.values |= {
-        name: torch.from_numpy(value.astype(np.float32)) for name, value in numbers.items()
-    }
+    weights = np.array([e.rewards[-1] for e in imitated for _ in e.chosen])
+    for name, value in numbers.items():
+        more = weights if name == "imitates" else np.zeros(len(weights))
+        batch.values[name] = torch.from_numpy(np.concatenate((value, more)).astype(np.float32))
     return batch
 
 

@@ -24,6 +24,8 @@ from tokmill.rl.embeddings import Embedding
 
 SEEN = "sees."
 """How the names of observed arrays begin in `Tensors.values`."""
+ALLOWED = "may."
+"""How the names of masks begin in `Tensors.values`."""
 MANY_NUMBERS, MANY_WEIGHTS = 2_500, 20_000_000
 """Above these a note is printed before a training begins."""
 LONGEST = 512
@@ -123,7 +125,8 @@ class Policy(Model):
         self.spaces = config.spaces
         self.observes = embeddings.make(config.model_type, self.spaces, config.model_config)
         layers: list[nn.Module] = []
-        width = self.observes.output_size
+        space = space_called(config.space, "model.space")
+        width = self.observes.output_size + len(space.kinds) + config.loops * len(space.sizes)
         for _ in range(config.depth):
             layers += [nn.Linear(width, config.hidden), nn.ReLU()]
             width = config.hidden
@@ -141,7 +144,11 @@ class Policy(Model):
             for name, value in batch.values.items()
             if name.startswith(SEEN)
         }
-        found: Tensor = self.backbone(self.observes(seen))
+        # What is allowed says how large the innermost tile is now, and whether it is small enough
+        # for a vector: the actions taken say so only in many steps.
+        kinds, cuts = batch.values[ALLOWED + "kind"], batch.values[ALLOWED + "cuts"]
+        may = torch.cat((kinds, cuts.any(1).flatten(1)), dim=1).float()
+        found: Tensor = self.backbone(torch.cat((self.observes(seen), may), dim=1))
         return found[:, None]
 
     def flops_per_token(self, length: int) -> float:

@@ -51,18 +51,20 @@ def play(
     layout: Layout,
     *,
     greedy: bool = False,
+    measured: bool = True,
     done: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
     """Return an episode of each problem, by its number in the environment `room`.
 
     All of them move together, so that a step of all is one batch; `done` is called after each
-    measurement. Nothing but torch's random numbers is drawn, and with `greedy` none.
+    measurement. Nothing but torch's random numbers is drawn, and with `greedy` none. Without
+    `measured` their results are those of `Episode()`.
     """
     episodes = [Episode(problem) for problem in problems]
     # Copies share what does not change; `reset` makes the rest.
     rooms = [copy.copy(room) for _ in episodes]
     states = [
-        one.reset(seed=0, options={"problem": episode.problem})
+        one.reset(seed=0, options={"problem": episode.problem, "measured": measured})
         for one, episode in zip(rooms, episodes, strict=True)
     ]
     going = list(range(len(episodes)))
@@ -83,12 +85,31 @@ def play(
             episode.illegal += info["illegal"]
             states[number] = (observation, info)
             if over:
-                episode.result, episode.schedule = info["result"], info["schedule"]
-                done()
+                episode.schedule = info["schedule"]
+                if measured:
+                    episode.result = info["result"]
+                    done()
             else:
                 still.append(number)
         going = still
     return episodes
+
+
+def again(room: ScheduleEnv, problem: int, chosen: Sequence[Array], weight: float) -> Episode:
+    """Return an episode of actions that were taken before, without a measurement.
+
+    Its last reward is `weight`, and it has no probabilities and values.
+    """
+    episode, own = Episode(problem), copy.copy(room)
+    observation, info = own.reset(seed=0, options={"problem": problem, "measured": False})
+    for action in chosen:
+        episode.seen.append(observation)
+        episode.masks.append(info["action_mask"])
+        episode.chosen.append(action)
+        episode.rewards.append(0.0)
+        observation, _, _, _, info = own.step(action)
+    episode.rewards[-1] = weight
+    return episode
 
 
 def stacked(arrays: Sequence[Mapping[str, Array]]) -> dict[str, Tensor]:

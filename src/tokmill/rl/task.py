@@ -16,16 +16,16 @@ from tokmill.models.inputs import Inputs
 from tokmill.models.model import Group, Tensors, decay_groups
 from tokmill.rl import actions, ppo
 from tokmill.rl.actions import Layout, Masks, Scores
-from tokmill.rl.policy import SEEN, Heads, Policy
+from tokmill.rl.memory import Memory
+from tokmill.rl.policy import ALLOWED, SEEN, Heads, Policy
 from tokmill.rl.pretrained import take_encoder
 from tokmill.tasks.inputs import Facts
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task
 
-ALLOWED = "may."
-"""How the names of masks begin in `Tensors.values`."""
-NUMBERS = ("advantage", "target", "logp")
-"""Of each move: its advantage, the return that the value learns, its old log-probability."""
+NUMBERS = ("advantage", "target", "logp", "acts", "judges", "imitates")
+"""Of each move: its advantage, the return that the value learns, its old log-probability, and how
+much it counts for the policy, for the value, and as one to imitate."""
 
 
 class SchedulesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,6 +63,10 @@ class SchedulesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Weight of the entropy."""
     entropy_floor: float = 0.1
     """Share of the largest possible entropy below which its weight grows; half of it: an alarm."""
+    imitation_coef: float = 0.0
+    """Weight of imitating the best schedules so far; 0: none."""
+    imitated: int = 4
+    """How many schedules of each module are kept to be imitated."""
     max_kl: float = 0.05
     """Divergence from the policy that acted at which the passes of a step end; 0: they never do."""
     cache: str = ""
@@ -86,7 +90,7 @@ class SchedulesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "bench_count": 1, "ppo_batch_size": 1, "value_batch_size": 0, "ppo_epochs": 1,
             "value_epochs": 0, "gamma": 0, "gae_lambda": 0, "clip": 0, "value_coef": 0,
             "entropy_coef": 0, "entropy_floor": 0, "max_kl": 0, "runs": 1, "seconds": 1,
-            "most_seconds": 0, "memory_mb": 256,
+            "most_seconds": 0, "memory_mb": 256, "imitation_coef": 0, "imitated": 1,
         }  # fmt: skip
         most = {"gamma": 1.0, "gae_lambda": 1.0, "entropy_floor": 1.0, "bench_count": 1 << 20}
         for name, low in least.items():
@@ -121,6 +125,7 @@ class Schedules(Task):
         self.entropy = ppo.Entropy(config.entropy_coef, config.entropy_floor)
         self.best: dict[str, Any] = {}
         """Module → the best schedule so far: its gain and its text."""
+        self.memory = Memory(config.imitated)
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
@@ -164,7 +169,7 @@ class Schedules(Task):
         batch = batch_of(seen, masks)
         batch.targets["action"] = torch.zeros(rows, layout.width, dtype=torch.int64)
         batch.values |= {name: torch.zeros(rows) for name in NUMBERS}
-        batch.values["acts"] = torch.ones(rows)
+        batch.values |= {name: torch.ones(rows) for name in ("acts", "judges")}
         return batch
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
@@ -173,7 +178,7 @@ class Schedules(Task):
         return {**scores._asdict(), "value": value}
 
     def forward(self, batch: Tensors) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of PPO; rows whose `acts` is 0 teach the value alone."""
+        """Return the loss of PPO, and of imitation: each row counts as `NUMBERS` say."""
         config, values = self.config, batch.values
         found = self.act(batch)
         scores = Scores(*(found[name] for name in Scores._fields))
@@ -184,16 +189,19 @@ class Schedules(Task):
             torch.where(acts > 0, judged.logp, values["logp"]),
             values["logp"],
             values["advantage"] * acts,
-            found["value"],
+            torch.where(values["judges"] > 0, found["value"], values["target"]),
             values["target"],
             config.clip,
         )
         entropy = (judged.entropy * acts).sum()
+        imitation = -(judged.logp * values["imitates"]).sum()
         loss = losses.policy + config.value_coef * losses.value - self.entropy.now * entropy
+        loss = loss + config.imitation_coef * imitation
         return loss, {
             "loss": loss.detach(),
             "policy_loss": losses.policy.detach(),
             "value_loss": losses.value.detach(),
+            "imitation_loss": imitation.detach(),
             "entropy": entropy.detach(),
             "most_entropy": (judged.most * acts).sum().detach(),
             "kl": losses.kl,
@@ -213,12 +221,13 @@ class Schedules(Task):
     def extra_state(self) -> dict[str, Any]:
         """Return the best schedules, and how strong the entropy is."""
         return {"best": {name: dict(one) for name, one in self.best.items()},
-                "entropy": self.entropy.state()}  # fmt: skip
+                "entropy": self.entropy.state(), "memory": self.memory.state()}  # fmt: skip
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self.best = {name: dict(one) for name, one in state["best"].items()}
         self.entropy.load(state["entropy"])
+        self.memory.load(state["memory"])
 
 
 def batch_of(seen: Mapping[str, Tensor], masks: Masks) -> Tensors:
