@@ -42,7 +42,7 @@ def recipe(cache: Path, **run: Any) -> dict[str, Any]:
         "task": {
             "kind": "schedules", "modules": list(LINES), "held_out": ["matmul 32 64 64"],
             "bench_count": 8, "ppo_batch_size": 16, "entropy_coef": 0.01, "cache": str(cache),
-            "imitation_coef": 0.3,
+            "imitation_coef": 0.3, "redraws": 4,
         },
         "optim": {"lr": 3e-3, "warmup": 0, "schedule": "constant", "weight_decay": 0.0},
         "run": {

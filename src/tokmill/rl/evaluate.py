@@ -17,8 +17,11 @@ from tokmill.mlir.modules.problem import Problem
 from tokmill.models.model import Tensors
 from tokmill.rl.loop import outcome
 from tokmill.rl.modules import check_fits
-from tokmill.rl.rollout import Episode, play
+from tokmill.rl.rollout import Episode, play, play_new
 from tokmill.rl.task import Schedules
+
+REDRAWS = 16
+"""How often a schedule that was measured before is drawn again."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,18 @@ def evaluate(
         with torch.no_grad():
             return task.act(batch)
 
-    def run(greedy: bool) -> list[Episode]:
-        numbers = range(len(problems))
-        return play(act, room, numbers, task.layout, greedy=greedy, done=done)
+    def met(number: int, schedule: tuple[Any, ...]) -> bool:
+        return (number, schedule) in known
 
-    room = ScheduleEnv(problems, measure, config.sizes, config.view)
+    room, numbers = ScheduleEnv(problems, measure, config.sizes, config.view), range(len(problems))
     task.eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        rounds = [run(greedy=True), *(run(greedy=False) for _ in range(samples))]
+        rounds = [play(act, room, numbers, task.layout, greedy=True, done=done)]
+        known = {(one.problem, one.schedule) for one in rounds[0]}
+        for _ in range(samples):
+            rounds.append(play_new(act, room, numbers, task.layout, met, REDRAWS, done))
+            known |= {(one.problem, one.schedule) for one in rounds[-1]}
     found = []
     for number, problem in enumerate(problems):
         tried = [episodes[number] for episodes in rounds]

@@ -20,7 +20,7 @@ from tokmill.models.model import Tensors
 from tokmill.progress import Progress, human_count
 from tokmill.rl import actions, ppo
 from tokmill.rl.modules import held_out, to_learn
-from tokmill.rl.rollout import Episode, again, play, stacked
+from tokmill.rl.rollout import Episode, again, play, play_new, stacked
 from tokmill.rl.task import Schedules, SchedulesConfig, batch_of
 from tokmill.store.manifest import encode
 from tokmill.store.store import Store
@@ -103,11 +103,13 @@ class ScheduleLoop:
         """Schedule and measure modules, then learn from it."""
         step = session.state.step
         hits = self.measure_one.hits
-        episodes = play(
+        episodes = play_new(
             self.engine.act,
             self.room,
             drawn(len(self.problems), step, self.mine.bench_count, self.config.data.seed),
             self.task.layout,
+            lambda number, schedule: self.task.memory.knows(self.problems[number].name, schedule),
+            self.mine.redraws,
         )
         self._remember(episodes)
         moves = moves_of(episodes, self.mine, self._imitated())
@@ -184,7 +186,9 @@ class ScheduleLoop:
     def _remember(self, episodes: Sequence[Episode]) -> None:
         for episode in episodes:
             problem = self.problems[episode.problem]
-            self.task.memory.see(problem.name, episode.rewards[-1], episode.chosen)
+            self.task.memory.see(
+                problem.name, episode.rewards[-1], episode.chosen, episode.schedule
+            )
             before = self.task.best.get(problem.name)
             if episode.result.status == "ok" and (
                 before is None or episode.gain > before["speedup"]

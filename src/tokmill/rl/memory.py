@@ -7,6 +7,7 @@ self-imitation learning, Oh et al., 2018).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +27,14 @@ class Memory:
         """How many rewards there were, and their mean, in which late ones count more."""
         self._best: dict[str, list[tuple[float, list[list[int]]]]] = {}
         """Rewards and actions, the best one first."""
+        self._known: dict[str, set[str]] = {}
+        """Digests of all schedules."""
 
-    def see(self, module: str, reward: float, chosen: list[Array]) -> None:
-        """Take the reward of an episode, and its actions (`ScheduleEnv`)."""
+    def see(
+        self, module: str, reward: float, chosen: list[Array], schedule: tuple[Any, ...]
+    ) -> None:
+        """Take the reward of an episode, its actions (`ScheduleEnv`) and their schedule."""
+        self._known.setdefault(module, set()).add(_digest(schedule))
         count, mean = self._means.get(module, (0.0, 0.0))
         mean += (reward - mean) * max(1 / (count + 1), LEAST)
         self._means[module] = [count + 1, mean]
@@ -38,6 +44,10 @@ class Memory:
             kept.append((float(reward), actions))
             kept.sort(key=lambda one: -one[0])
             del kept[self.most :]
+
+    def knows(self, module: str, schedule: tuple[Any, ...]) -> bool:
+        """Return whether a schedule was measured before."""
+        return _digest(schedule) in self._known.get(module, ())
 
     def mean(self, module: str) -> float | None:
         """Return the mean of a module's rewards; None before the first."""
@@ -60,6 +70,7 @@ class Memory:
                 name: [[reward, actions] for reward, actions in kept]
                 for name, kept in self._best.items()
             },
+            "known": {name: sorted(known) for name, known in self._known.items()},
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -70,3 +81,8 @@ class Memory:
                    for reward, actions in kept]
             for name, kept in state["best"].items()
         }  # fmt: skip
+        self._known = {name: set(known) for name, known in state["known"].items()}
+
+
+def _digest(schedule: tuple[Any, ...]) -> str:
+    return hashlib.blake2b(repr(schedule).encode(), digest_size=8).hexdigest()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokmill.mlir.env import ScheduleEnv
-from tokmill.mlir.measure import Result
+from tokmill.mlir.measure import Result, reward
 from tokmill.models.model import Tensors
 from tokmill.rl import actions
 from tokmill.rl.actions import Layout, Scores
@@ -93,6 +93,39 @@ def play(
                 still.append(number)
         going = still
     return episodes
+
+
+def play_new(
+    act: Act,
+    room: ScheduleEnv,
+    problems: Sequence[int],
+    layout: Layout,
+    known: Callable[[int, tuple[Any, ...]], bool],
+    redraws: int,
+    done: Callable[[], None] = lambda: None,
+) -> list[Episode]:
+    """Return episodes as `play` does, none of a schedule that is `known`, and no two alike.
+
+    Such a one is drawn again, at most `redraws` times, before anything is measured.
+    """
+    drawn = play(act, room, problems, layout, measured=False)
+    for _ in range(redraws):
+        met: set[tuple[int, tuple[Any, ...]]] = set()
+        old = []
+        for place, one in enumerate(drawn):
+            if known(one.problem, one.schedule) or (one.problem, one.schedule) in met:
+                old.append(place)
+            met.add((one.problem, one.schedule))
+        if not old:
+            break
+        fresh = play(act, room, [problems[place] for place in old], layout, measured=False)
+        for place, one in zip(old, fresh, strict=True):
+            drawn[place] = one
+    for one in drawn:
+        one.result = room.measure(room.problems[one.problem], one.schedule)
+        one.rewards[-1] = reward(one.result)
+        done()
+    return drawn
 
 
 def again(room: ScheduleEnv, problem: int, chosen: Sequence[Array], weight: float) -> Episode:

@@ -67,6 +67,8 @@ class SchedulesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Weight of imitating the best schedules so far; 0: none."""
     imitated: int = 4
     """How many schedules of each module are kept to be imitated."""
+    redraws: int = 0
+    """How often a schedule that was measured before is drawn again, before it is measured again."""
     max_kl: float = 0.05
     """Divergence from the policy that acted at which the passes of a step end; 0: they never do."""
     cache: str = ""
@@ -91,6 +93,7 @@ class SchedulesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "value_epochs": 0, "gamma": 0, "gae_lambda": 0, "clip": 0, "value_coef": 0,
             "entropy_coef": 0, "entropy_floor": 0, "max_kl": 0, "runs": 1, "seconds": 1,
             "most_seconds": 0, "memory_mb": 256, "imitation_coef": 0, "imitated": 1,
+            "redraws": 0,
         }  # fmt: skip
         most = {"gamma": 1.0, "gae_lambda": 1.0, "entropy_floor": 1.0, "bench_count": 1 << 20}
         for name, low in least.items():

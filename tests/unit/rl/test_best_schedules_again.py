@@ -20,7 +20,7 @@ from tokmill.mlir.space import LOOPS
 from tokmill.rl import actions, loop
 from tokmill.rl.actions import Layout, Scores
 from tokmill.rl.memory import Memory
-from tokmill.rl.rollout import again, play
+from tokmill.rl.rollout import again, play, play_new
 from tokmill.rl.task import SchedulesConfig
 
 torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def test_the_best_are_kept_once_and_means_follow() -> None:
     memory = Memory(2)
     assert memory.mean("a") is None and memory.best("a") == []
     for reward, kind in ((0.1, 1), (0.5, 2), (0.5, 2), (0.3, 3), (-1.0, 4)):
-        memory.see("a", reward, [np.array([kind, 0])])
+        memory.see("a", reward, [np.array([kind, 0])], (kind,))
     assert [(round(worth, 9), rows[0].tolist()) for worth, rows in memory.best("a")] == [
         (round(0.5 - 0.08, 9), [2, 0]),
         (round(0.3 - 0.08, 9), [3, 0]),
@@ -66,7 +66,9 @@ def test_the_best_are_kept_once_and_means_follow() -> None:
     other.load(memory.state())
     assert other.state() == memory.state()
     for _ in range(200):
-        memory.see("a", 1.0, [np.array([5, 0])])
+        memory.see("a", 1.0, [np.array([5, 0])], (5,))
+    assert memory.knows("a", (5,)) and not other.knows("a", (5,)) and not memory.knows("b", (5,))
+    assert other.knows("a", (4,))
     assert memory.mean("a") == pytest.approx(1.0)
 
 
@@ -101,6 +103,23 @@ def test_moves_count_for_what_they_are(room: ScheduleEnv) -> None:
     first = len(played[0].chosen)
     assert values["target"][first - 1] == pytest.approx(played[0].rewards[-1])
     assert not (values["imitates"] * values["acts"]).any()
+
+
+def test_what_is_known_is_drawn_again(room: ScheduleEnv) -> None:
+    layout = layout_of(room)
+    torch.manual_seed(8)
+    known: set[tuple[int, Any]] = set()
+    for _ in range(10):
+        for one in play_new(
+            even(layout), room, [1] * 4, layout, lambda *given: given in known, redraws=50
+        ):
+            assert (one.problem, one.schedule) not in known and one.result.status
+            known.add((one.problem, one.schedule))
+    assert len(known) == room.measure.evaluations == 40
+    (same,) = play_new(even(layout), room, [1], layout, lambda *_: True, redraws=3)
+    assert same.rewards[-1] == pytest.approx(float(np.log10(same.gain)), abs=1e-9) or (
+        same.result.status != "ok"
+    )
 
 
 def test_without_a_measurement_nothing_is_counted(room: ScheduleEnv) -> None:
@@ -139,3 +158,5 @@ def test_wrong_weights_of_imitation_are_refused() -> None:
         SchedulesConfig(imitation_coef=float("nan"))
     with pytest.raises(UsageError, match="imitated"):
         SchedulesConfig(imitated=0)
+    with pytest.raises(UsageError, match="redraws"):
+        SchedulesConfig(redraws=-1)
