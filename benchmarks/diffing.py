@@ -4,6 +4,7 @@ Both programs are stripped; the truth is in their debug information (docs/diffin
 qbindiff reads `.BinExport` files of the same graphs, in a process of its own with limits. Its
 answers are kept below CACHE/diffing/answers by the digests of both programs, and what was judged
 below CACHE/diffing/results by these and that of tokmill's code, so a run that was stopped goes on.
+qbindiff is killed with it.
 
     python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [--run RUN] [--kind KIND]
         [PROGRAM …]
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -172,7 +174,8 @@ class Bench:
             if not there.failed or there.limit >= self.limit:
                 return there
         exports = [self._export(one, key) for one, key in zip((pair.a, pair.b), both, strict=True)]
-        command = [self.peers_python, str(PEER), *map(str, exports), str(SEED), *without]
+        words = (PEER, os.getpid(), *exports, SEED, *without)
+        command = [self.peers_python, *map(str, words)]
         limits = child.Limits(self.limit * WAIT, cpu_seconds=self.limit, memory=MEMORY)
         ended = child.run(command, limits)
         if ended.code and not ended.passed:

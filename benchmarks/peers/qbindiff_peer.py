@@ -1,21 +1,35 @@
 """Match two `.BinExport` files by qbindiff, with its default features or without some.
 
-    python qbindiff_peer.py A B SEED [FEATURE THAT IS LEFT OUT …]
+    python qbindiff_peer.py PARENT A B SEED [FEATURE THAT IS LEFT OUT …]
 
+PARENT is the number of the process that starts it: when that one ends, this one does too.
 Prints JSON: pairs of addresses, seconds (imports left out) and the largest resident bytes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import random
 import resource
+import signal
 import sys
 import time
 import warnings
 
+PR_SET_PDEATHSIG = 1
 
-def main(a: str, b: str, seed: str, *without: str) -> None:
+
+def end_with(parent: int) -> None:
+    """Be killed when the process that started this one ends, in whatever way."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the benchmark has ended")
+
+
+def main(parent: str, a: str, b: str, seed: str, *without: str) -> None:
+    end_with(int(parent))
     warnings.simplefilter("ignore")
     import numpy as np
     from qbindiff import Program, QBinDiff

@@ -19,6 +19,7 @@ from tokmill.errors import UsageError
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image.ranges import distinct
 
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 AT_ONCE = 1 << 22
@@ -109,7 +110,7 @@ def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
 
 def flow_of_edges(source: Array, target: Array, nodes: int, weight: str) -> Flow:
     """Return the flow of some edges, equal ones as one; weights as in `flow_of`."""
-    edges = np.unique(source * max(nodes, 1) + target)
+    edges = distinct(source * max(nodes, 1) + target)
     source, target = np.divmod(edges, max(nodes, 1))
     first = np.searchsorted(source, np.arange(nodes + 1))
     weights = np.ones(len(target), np.int64)

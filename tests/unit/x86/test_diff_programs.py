@@ -16,6 +16,7 @@ from tokmill.x86.diff.files import diff_file
 from tokmill.x86.diff.names import same_names
 from tokmill.x86.diff.programs import diff_graphs
 from tokmill.x86.diff.result import Diff, Reason
+from tokmill.x86.diff.support import FADE, REACH, beside
 from tokmill.x86.graph import Graph
 from tokmill.x86.lift.cfg import lift
 from x86_graphs import Block, graph_of
@@ -255,3 +256,25 @@ def test_the_best_pairs_of_blocks_are_taken_first() -> None:
                 wanted.append(pair)
         assert of_blocks._greedy(one, other, score).tolist() == sorted(wanted)
     assert not len(of_blocks._greedy(one[:0], other[:0], score[:0]))
+
+
+def test_pairs_beside_are_those_that_are_looked_up() -> None:
+    numbers = np.random.default_rng(1)
+    pairs = pairs_of(30, 25, (numbers.integers(0, 30, 400), numbers.integers(0, 25, 400)))
+    chosen = np.sort(numbers.permutation(len(pairs))[:60])
+    known, value = pairs.key[chosen], numbers.random(60).astype(np.float32)
+    there = dict(zip(known.tolist(), value.tolist(), strict=True))
+    for step_a, step_b in ((-1, -1), (1, 1), (-1, 1), (1, -1)):
+        wanted = [
+            max(
+                there.get((i + far_a * step_a) * 25 + j + far_b * step_b, 0)
+                * FADE ** (far_a + far_b - 2)
+                if 0 <= i + far_a * step_a < 30 and 0 <= j + far_b * step_b < 25
+                else 0
+                for far_a in range(1, REACH + 1)
+                for far_b in range(1, REACH + 1)
+            )
+            for i, j in zip(pairs.i.tolist(), pairs.j.tolist(), strict=True)
+        ]
+        found = beside(pairs, known, value, step_a, step_b)
+        assert np.allclose(found, wanted, atol=1e-6) and found.max() > 0

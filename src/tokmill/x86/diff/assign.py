@@ -17,8 +17,13 @@ def assign(pairs: Pairs, gain: Array) -> Array:
     each row has one more column of its own, which means no partner.
     """
     kept = np.flatnonzero(gain > 0)
+    i, j = pairs.i[kept], pairs.j[kept]
+    # Most pairs are the only ones of both their functions.
+    alone = (np.bincount(i, minlength=1)[i] == 1) & (np.bincount(j, minlength=1)[j] == 1)
+    taken: Array = kept[alone].astype(np.int64)
+    kept = kept[~alone]
     if not len(kept):
-        return kept.astype(np.int64)
+        return taken
     sparse = plugins.require("scipy.sparse")
     graph = plugins.require("scipy.sparse.csgraph")
     rows, i = np.unique(pairs.i[kept], return_inverse=True)
@@ -34,5 +39,5 @@ def assign(pairs: Pairs, gain: Array) -> Array:
     row, column = graph.min_weight_full_bipartite_matching(table)
     paired = column < len(columns)
     chosen = rows[row[paired]] * pairs.columns + columns[column[paired]]
-    found: Array = np.searchsorted(pairs.key, np.sort(chosen))
+    found: Array = np.sort(np.concatenate([taken, np.searchsorted(pairs.key, chosen)]))
     return found

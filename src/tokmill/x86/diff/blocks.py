@@ -69,7 +69,6 @@ def match_blocks(a: Side, b: Side, i: Array, j: Array, same: Array) -> BlockMatc
 
     `same` (M,) bool: identical functions, whose blocks are paired in order.
     """
-    matcher = _Blocks(a, b)
     low_a, low_b = a.graph.function_blocks[:-1], b.graph.function_blocks[:-1]
     counts = np.diff(a.graph.function_blocks)[i[same]]
     match = np.repeat(np.flatnonzero(same), counts)
@@ -81,7 +80,10 @@ def match_blocks(a: Side, b: Side, i: Array, j: Array, same: Array) -> BlockMatc
             np.full(len(match), Reason.CODE, np.uint8),
         )
     ]  # fmt: skip
-    parts += [matcher.match(*portion) for portion in _portions(a, b, i, j, np.flatnonzero(~same))]
+    if not same.all():
+        matcher = _Blocks(a, b)
+        changed = np.flatnonzero(~same)
+        parts += [matcher.match(*portion) for portion in _portions(a, b, i, j, changed)]
     joined = [
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("match", "a", "b", "similarity", "reason")

@@ -9,6 +9,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.features.cosines import nearest_rows, sketch
+from tokmill.x86.image.ranges import distinct
 
 WIDTH = 256
 RARE = 4
@@ -43,7 +44,7 @@ class Pairs:
 def pairs_of(rows: int, columns: int, *found: tuple[Array, Array]) -> Pairs:
     """Return the union of pairs (i, j)."""
     keys = [i.astype(np.int64) * columns + j for i, j in found]
-    return Pairs(rows, columns, np.unique(np.concatenate([np.zeros(0, np.int64), *keys])))
+    return Pairs(rows, columns, distinct(np.zeros(0, np.int64), *keys))
 
 
 def near(

@@ -117,6 +117,9 @@ class _Matcher:
         self.a, self.b, self.hashes, self.given, self.vectors = a, b, hashes, given, vectors
         self.weighted = weigh(a, b, tables)
         self.places = Places(*tables)
+        self.free = [np.ones(len(one.shape), bool) for one in (a, b)]
+        """Functions that are in no given pair: only these are compared."""
+        self.free[0][given.i] = self.free[1][given.j] = False
         self.neighbours = Neighbours(a.calls, b.calls)
         more = {"code": CODE, "vectors": vector_weight}
         first, later = ({**table, **more} for table in (FIRST, LATER))
@@ -151,14 +154,19 @@ class _Matcher:
         return Matched(pairs.i[chosen], pairs.j[chosen], probability[chosen], reason)
 
     def candidates(self) -> list[tuple[Array, Array]]:
-        """Return pairs that are alike."""
+        """Return pairs that are alike, of functions that are in no given pair."""
+        free = [np.flatnonzero(one) for one in self.free]
         one, other = (
-            [side.of[kind] * np.float32(weight) for kind, weight in SEARCH.items()]
-            for side in self.weighted
+            [side.of[kind][rows] * np.float32(weight) for kind, weight in SEARCH.items()]
+            for side, rows in zip(self.weighted, free, strict=True)
         )
-        shape = self.a.shape, self.b.shape
-        found = near(one, other, shape, [self.vectors] if self.vectors else [])
-        return [*found, rare(*(side.of[LABELS] for side in self.weighted))]
+        shape = self.a.shape[free[0]], self.b.shape[free[1]]
+        more = [(self.vectors[0][free[0]], self.vectors[1][free[1]])] if self.vectors else []
+        found = near(one, other, shape, more)
+        found.append(
+            rare(*(s.of[LABELS][rows] for s, rows in zip(self.weighted, free, strict=True)))
+        )
+        return [(free[0][i], free[1][j]) for i, j in found]
 
     def evidence(self, pairs: Pairs) -> Array:
         """Return the evidence for pairs: (n, len(STATIC) + 2) f4."""
@@ -173,11 +181,9 @@ class _Matcher:
 
     def compete(self, pairs: Pairs, logit: Array) -> Array:
         """Return the probability of pairs; given pairs are sure."""
-        i, j = self.given.i, self.given.j
-        if len(i):
+        if len(self.given.i):
             logit = logit.copy()
-            logit[np.isin(pairs.i, i) | np.isin(pairs.j, j)] = -SURE
-            logit[np.searchsorted(pairs.key, i * pairs.columns + j)] = SURE
+            logit[np.searchsorted(pairs.key, self.given.i * pairs.columns + self.given.j)] = SURE
         return compete(pairs, logit)
 
     def grow(self, pairs: Pairs, evidence: Array, probability: Array) -> tuple[Pairs, Array, Array]:
@@ -205,7 +211,9 @@ class _Matcher:
         found.append(_around(self.a.calls, self.b.calls, i, j))
         found.append(_around(self.a.calls.T.tocsr(), self.b.calls.T.tocsr(), i, j))
         found.append(self.places.candidates(pairs, probability))
-        return pairs_of(pairs.rows, pairs.columns, *found)
+        free = [self.free[0][i] & self.free[1][j] for i, j in found]
+        new = [(i[kept], j[kept]) for (i, j), kept in zip(found, free, strict=True)]
+        return pairs_of(pairs.rows, pairs.columns, (pairs.i, pairs.j), *new)
 
     def reasons(self, evidence: Array) -> Array:
         """Return the strongest reason of pairs: (n,) u1."""

@@ -11,6 +11,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs
 from tokmill.x86.features.bags import normalized
 from tokmill.x86.features.cosines import row_products
+from tokmill.x86.features.functions import find
 
 SUPPORT = (
     "called",
@@ -87,18 +88,18 @@ def anchored(pairs: Pairs, probability: Array) -> tuple[Array, Array]:
 
 def beside(pairs: Pairs, known: Array, value: Array, step_a: int, step_b: int) -> Array:
     """Return the best of the pairs next to each pair, in one direction of each program: (n,) f4."""
-    i, j = pairs.i, pairs.j
-    best = np.zeros(len(i), np.float32)
-    if not len(known):
-        return best
+    best = np.zeros(len(pairs), np.float32)
+    i, j = np.divmod(known, max(pairs.columns, 1))
     for far_a in range(1, REACH + 1):
         for far_b in range(1, REACH + 1):
-            one, other = i + far_a * step_a, j + far_b * step_b
+            # From what is known to its neighbours: that is less than all pairs.
+            one, other = i - far_a * step_a, j - far_b * step_b
             inside = (one >= 0) & (one < pairs.rows) & (other >= 0) & (other < pairs.columns)
-            key = np.where(inside, one * pairs.columns + other, -1)
-            place = np.minimum(np.searchsorted(known, key), len(known) - 1)
-            found = np.where(known[place] == key, value[place], 0)
-            np.maximum(best, found * np.float32(FADE ** (far_a + far_b - 2)), out=best)
+            key = one[inside] * pairs.columns + other[inside]
+            place, there = find(pairs.key, key)
+            found = value[inside][there] * np.float32(FADE ** (far_a + far_b - 2))
+            # Each pair has one neighbour in this direction, so no place is there twice.
+            best[place[there]] = np.maximum(best[place[there]], found)
     return best
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
+from tokmill.x86.image.ranges import distinct
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -67,7 +68,7 @@ def hash_texts(texts: Sequence[str]) -> Array:
 def matrices(bags: Sequence[Bag]) -> list[Any]:
     """Return counts as CSR matrices (rows × features, f4); columns are the features of all bags."""
     sparse = plugins.require("scipy.sparse")
-    keys = np.unique(np.concatenate([one.key for one in bags]))
+    keys = distinct(*(one.key for one in bags))
     found = []
     for one in bags:
         column = np.searchsorted(keys, one.key)

@@ -10,11 +10,10 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
+from tokmill.x86.features.bags import row_sums
 
-DENSE = 1 << 23
-"""Cells of the dense rows that are held at a time (f4)."""
-AT_ONCE = 1 << 22
-"""Entries of the other rows that are multiplied at a time."""
+AT_ONCE = 1 << 21
+"""Entries of rows that are multiplied at a time."""
 CELLS = 1 << 23
 """Cells of a block of similarities (f4): 32 MiB."""
 
@@ -22,55 +21,19 @@ CELLS = 1 << 23
 def row_products(a: Any, b: Any, i: Array, j: Array) -> Array:
     """Return a[i] · b[j] for pairs of rows of two CSR matrices of the same columns: (n,) f4.
 
-    `i` ascends. Time grows with the entries of the rows.
+    Time and memory grow with the entries of the rows; at most some million are held at a time.
     """
     found = np.zeros(len(i), np.float32)
     if not len(i) or not a.nnz or not b.nnz:
         return found
-    begins = np.flatnonzero(np.diff(i, prepend=i[0] - 1))
-    ends = np.append(begins, len(i))
-    # Rows that are held at a time have no more different columns than entries.
-    mean = a.nnz / a.shape[0]
-    height = int(max(1, min(DENSE / a.shape[1], 1 << 16), (DENSE / max(mean, 1)) ** 0.5))
-    local = np.full(a.shape[1], -1, np.int64)
-    for first in range(0, len(begins), height):
-        last = min(first + height, len(begins))
-        entries, row = _entries(a, i[begins[first:last]])
-        columns, column = np.unique(a.indices[entries], return_inverse=True)
-        local[columns] = np.arange(len(columns))
-        # One more column of zeros, for columns that no row here has: -1 is the last of a row.
-        width = len(columns) + 1
-        dense = np.zeros((last - first) * width, np.float32)
-        dense[row * width + column] = a.data[entries]
-        base = np.repeat(np.arange(last - first), np.diff(ends[first : last + 1])) * width
-        pairs = slice(ends[first], ends[last])
-        found[pairs] = _products(dense, width, local, b, base, j[pairs])
-        local[columns] = -1
-    return found
-
-
-def _products(dense: Array, width: int, local: Array, b: Any, base: Array, j: Array) -> Array:
-    """Return the products of rows of `b` with dense rows that begin at `base`."""
-    ends = np.cumsum(np.diff(b.indptr)[j])
+    # Rows are multiplied many times as fast if their columns ascend.
+    a, b = (one if one.has_sorted_indices else one.sorted_indices() for one in (a, b))
+    ends = np.cumsum(np.diff(a.indptr)[i] + np.diff(b.indptr)[j], dtype=np.int64)
     parts = np.searchsorted(ends, np.arange(AT_ONCE, ends[-1] + 1, AT_ONCE)) + 1
-    cuts = sorted({0, len(j), *parts.tolist()})
-    found = np.empty(len(j), np.float32)
-    for start, stop in pairwise(cuts):
-        entries, row = _entries(b, j[start:stop])
-        column = local[b.indices[entries]]
-        column[column < 0] = width - 1
-        values = dense[base[start:stop][row] + column] * b.data[entries]
-        found[start:stop] = np.bincount(row, values, stop - start)
+    for first, last in pairwise(sorted({0, len(i), *parts.tolist()})):
+        both = a[i[first:last]].multiply(b[j[first:last]]).tocsr()
+        found[first:last] = row_sums(both.data, both.indptr)
     return found
-
-
-def _entries(matrix: Any, rows: Array) -> tuple[Array, Array]:
-    """Return the places of the entries of some rows, end to end, and the number of the row."""
-    sizes = np.diff(matrix.indptr)[rows]
-    number = np.repeat(np.arange(len(rows)), sizes)
-    begins = np.cumsum(sizes) - sizes
-    place = np.arange(len(number)) + np.repeat(matrix.indptr[rows] - begins, sizes)
-    return place, number
 
 
 def sketch(matrix: Any, width: int, seed: int) -> Array:

@@ -17,6 +17,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.features.bags import Bag, bag, grams, hash_texts
 from tokmill.x86.features.instructions import Instructions, instructions_of
 from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image.ranges import distinct
 from tokmill.x86.walks import flow_of
 
 SHAPE = ("blocks", "instructions", "edges", "loops", "calls", "callees", "callers")
@@ -89,7 +90,7 @@ def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
     # A jump to the beginning of the same function is a loop, and a call of it a recursion: neither
     # says anything about other functions.
     there &= place != caller
-    pairs = np.unique(caller[there] * max(size, 1) + place[there])
+    pairs = distinct(caller[there] * max(size, 1) + place[there])
     row, column = np.divmod(pairs, max(size, 1))
     offsets = np.searchsorted(row, np.arange(size + 1))
     calls = sparse.csr_array((np.ones(len(row), np.float32), column, offsets), shape=(size, size))

@@ -17,6 +17,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.features.bags import Bag, bag, hash_texts
 from tokmill.x86.features.functions import find, owner_of_blocks
 from tokmill.x86.graph import Graph
+from tokmill.x86.image.ranges import distinct
 
 BESIDE = 3
 """Words before and after a pointer in which strings describe it."""
@@ -57,7 +58,7 @@ def tables_of(graph: Graph) -> Tables:
     owner = np.repeat(owner_of_blocks(graph), np.diff(graph.block_references))
     _, takes = find(graph.function_address, graph.reference)
     named = np.concatenate([graph.reference[~takes], graph.pointer_target[~is_function]])
-    starts = np.unique(named)
+    starts = distinct(named)
     # A table that is reached in no known way begins at its first pointer.
     at = np.searchsorted(starts, slot, side="right") - 1
     begin = starts[np.maximum(at, 0)] if len(starts) else slot
@@ -87,7 +88,7 @@ def _runs(slot: Array, word: np.uint64) -> Array:
 
 def _ones(row: Array, column: Array, shape: tuple[int, int]) -> Any:
     sparse = plugins.require("scipy.sparse")
-    key = np.unique(row * max(shape[1], 1) + column)
+    key = distinct(row * max(shape[1], 1) + column)
     row, column = np.divmod(key, max(shape[1], 1))
     offsets = np.searchsorted(row, np.arange(shape[0] + 1))
     return sparse.csr_array((np.ones(len(row), np.float32), column, offsets), shape=shape)
