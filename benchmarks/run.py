@@ -34,6 +34,8 @@ import sampling_cpi
 import schedules
 import signatures
 import store_check
+import tuning
+import tuning_models
 import x86_models
 import x86_store
 import x86_tokens
@@ -121,6 +123,10 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             lambda: schedules.main(cache),
         ),
         "policies": ("Embeddings of schedule policies", policies.main),
+        "tuning": (
+            "Tiles and flags for IREE: operations and models",
+            lambda: [*tuning.main(cache), "", *tuning_models.main(cache)],
+        ),
         "x86-models": (
             "RWKV-7 and a decoder on programs",
             lambda: x86_models.main(cache),

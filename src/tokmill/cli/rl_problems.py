@@ -49,10 +49,12 @@ def space_called(name: str) -> Any:
     return plugins.require("tokmill.mlir.space").space_called(name, "--space")
 
 
-def iree_line(spec: Path, module: str = "MODULE.mlir") -> str:
-    """Return the command that compiles a module with a spec."""
-    flags = " ".join(plugins.require("tokmill.mlir.iree.compiler").FLAGS)
-    return f"iree-compile {module} -o MODULE.vmfb {flags} --iree-codegen-tuning-spec-path={spec}"
+def iree_line(spec: Path | None, module: str = "MODULE.mlir", extra: tuple[str, ...] = ()) -> str:
+    """Return the command that compiles a module with a spec, if any, and other flags."""
+    flags = [*plugins.require("tokmill.mlir.iree.compiler").FLAGS, *extra]
+    if spec is not None:
+        flags.append(f"--iree-codegen-tuning-spec-path={spec}")
+    return f"iree-compile {module} -o MODULE.vmfb {' '.join(flags)}"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from tokmill import plugins
 from tokmill.cli import rl_problems
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import UsageError
 from tokmill.files import write_file
 from tokmill.progress import Progress, human_count
 
@@ -38,12 +38,13 @@ def tune(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find a tuning spec that makes IREE's code for a model faster on this machine.
+    """Find flags and a tuning spec that make IREE's code for a model faster on this machine.
 
-    The operations of the model are tuned within the time, most time where the model spends its
-    own. Each result is compared with IREE's default; an operation that gains nothing stays out of
-    the spec. At the end the whole model is compiled with and without the spec and compared. A
-    tuning that was ended goes on when it is started again with the same SPEC.
+    The model is compiled with IREE's flags and with channels last, and the dispatches of the best
+    are tuned within the time, most time where the model spends its own. Each result is compared
+    with IREE's default; what gains nothing stays out of the spec. At the end the whole model is
+    timed, and what makes it slower is dropped. Of several modules the operations are tuned one by
+    one. A tuning that was ended goes on when it is started again with the same SPEC.
     """
     if not math.isfinite(minutes):
         raise UsageError(f"--minutes {minutes}: this is no time", hint="--minutes 10")
@@ -52,6 +53,8 @@ def tune(
     space = rl_problems.space_called("iree")
     model, parameters = _model(modules, out, parameters)
     problems, counts, skipped = _operations(modules)
+    if model is None and len(problems) == 1:
+        model = problems[0].text
     seconds = 60 * minutes
     state = out.with_name(out.name + ".state")
     with (
@@ -71,26 +74,29 @@ def tune(
                 progress.advance(step)
                 shown += step
 
-        found = tuning.tune(
-            problems, counts, measurements, seconds=seconds, seed=seed, state=state, tick=tick
-        )
-    whole = None
-    if found.spec:
-        length = max(problem.length for problem in problems)
-        text = model if model is not None else problems[0].text
-        if model is not None or len(problems) == 1:
-            whole = tuning.whole(
-                text, found.spec, runs=runs, seed=seed, length=length, parameters=parameters
+        given = {"seconds": seconds, "seed": seed, "state": state, "tick": tick}
+        if model is None:
+            found = tuning.tune(problems, counts, measurements, **given)
+        else:
+            length = max(problem.length for problem in problems)
+            whole = plugins.require("tokmill.mlir.iree.model").Model(
+                model, measurements, parameters=parameters, length=length
             )
-        if whole is not None and whole.status != "ok":
-            raise TokmillError(
-                f"the model with the spec gives other results: {whole.error:.2g} of the largest, "
-                f"and {whole.allowed:.2g} is allowed; no spec is written",
-                where=", ".join(modules),
-                hint="tune fewer operations, and report it",
-            )
-        write_file(out, found.spec)
-    _print(found, whole, skipped, out, modules, as_json)
+            choice = tuning.tune_model(whole, **given)
+            module = whole.module(choice.way)
+    if model is None:
+        if found.spec:
+            write_file(out, found.spec)
+        _print(found, skipped, out, as_json)
+        return
+    name = modules[0] if Path(modules[0]).is_file() else "MODULE.mlir"
+    if module != model or not name.endswith(".mlir") or name == "MODULE.mlir":
+        name = str(_beside(out, "mlir"))
+        write_file(Path(name), module)
+    if choice.spec:
+        write_file(out, choice.spec)
+    line = rl_problems.iree_line(out if choice.spec else None, name, choice.way.flags)
+    _print_choice(choice, out, line, as_json)
 
 
 def _model(
@@ -142,18 +148,8 @@ def _operations(modules: list[str]) -> tuple[list[Any], list[int], list[tuple[st
     return list(problems.values()), [counts[text] for text in problems], skipped
 
 
-def _print(
-    found: Any,
-    whole: Any,
-    skipped: list[tuple[str, str]],
-    out: Path,
-    modules: list[str],
-    as_json: bool,
-) -> None:
-    name = modules[0] if Path(modules[0]).is_file() else "MODULE.mlir"
-    if name.lower().endswith(".onnx"):
-        name = str(_beside(out, "mlir"))
-    line = rl_problems.iree_line(out, name)
+def _print(found: Any, skipped: list[tuple[str, str]], out: Path, as_json: bool) -> None:
+    line = rl_problems.iree_line(out)
     if as_json:
         print_json(
             {
@@ -161,20 +157,20 @@ def _print(
                 "compile": line if found.spec else None,
                 "operations": [_row(part) for part in found.parts],
                 "skipped": [{"operation": name, "reason": why} for name, why in skipped],
-                "whole": None
-                if whole is None
-                else {
-                    "default_milliseconds": whole.default / 1e6,
-                    "milliseconds": whole.tuned / 1e6,
-                    "noise": whole.noise,
-                    "obeyed": whole.obeyed,
-                    "dispatches": whole.dispatches,
-                    "error": whole.error,
-                    "allowed_error": whole.allowed,
-                },
+                "whole": None,
             }
         )
         return
+    _print_parts(found.parts, skipped)
+    if not found.spec:
+        say("no operation is faster with other tiles: no spec is written")
+        return
+    say(f"wrote {out}")
+    say("note: operations were compared one by one; a whole is compared where one is named")
+    say(f"to apply it: {line}")
+
+
+def _print_parts(parts: list[Any], skipped: list[tuple[str, str]]) -> None:
     print_table(
         ["operation", "runs", "ms", "IREE's default", "times as fast", "evaluations"],
         [
@@ -186,26 +182,69 @@ def _print(
                 f"{part.gain:.2f}" if part.status == "tuned" else part.status,
                 str(part.evaluations),
             ]
-            for part in found.parts
+            for part in parts
         ],
     )
     for why, names in _reasons(skipped).items():
         say(f"left out: {human_count(len(names), 'operation')} ({', '.join(names[:3])}): {why}")
-    if not found.spec:
-        say("no operation is faster with other tiles: no spec is written")
-        return
-    say(f"wrote {out}")
-    if whole is None:
-        say("note: operations were compared one by one; a whole is compared where one is named")
-    else:
-        ratio = whole.default / whole.tuned
-        say(
-            f"whole: {whole.tuned / 1e6:.3f} ms, IREE's default {whole.default / 1e6:.3f} ms "
-            f"({ratio:.2f} times as fast, noise {whole.noise:.1%}); results are equal within "
-            f"{whole.allowed:.1e}; {whole.obeyed} of {whole.dispatches} dispatches obey the spec"
+
+
+def _print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:
+    """Print what was found for a whole model."""
+    default, untuned, tuned = choice.default, choice.untuned, choice.tuned
+    if as_json:
+        print_json(
+            {
+                "spec": str(out) if choice.spec else None,
+                "compile": line,
+                "flags": list(choice.way.flags),
+                "channels_last": choice.way.last,
+                "operations": [_row(part) for part in choice.parts],
+                "skipped": [{"operation": name, "reason": why} for name, why in choice.skipped],
+                "tried": [
+                    {"name": one.name, "status": one.status, "milliseconds": one.nanoseconds / 1e6}
+                    for one in choice.flags
+                ],
+                "whole": {
+                    "default_milliseconds": default.nanoseconds / 1e6,
+                    "best_flags": untuned.name,
+                    "best_flags_milliseconds": untuned.nanoseconds / 1e6,
+                    "milliseconds": tuned.nanoseconds / 1e6,
+                    "noise": default.noise,
+                    "obeyed": choice.obeyed,
+                    "dispatches": tuned.dispatches,
+                    "error": tuned.error,
+                    "allowed_error": tuned.allowed,
+                },
+            }
         )
-        if ratio < 1 - whole.noise:
-            say("note: the whole is slower with the spec than without it")
+        return
+    _print_parts(choice.parts, choice.skipped)
+    print_table(
+        ["the whole model", "ms", "times as fast"],
+        [
+            [
+                one.name,
+                f"{one.nanoseconds / 1e6:.3f}",
+                f"{choice.flags[0].nanoseconds / one.nanoseconds:.2f}"
+                if one.status == "ok"
+                else one.status,
+            ]
+            for one in choice.flags
+        ],
+    )
+    if not choice.spec:
+        say("no spec makes the whole faster than flags alone: no spec is written")
+    else:
+        say(f"wrote {out}: {choice.obeyed} of {tuned.dispatches} dispatches obey it")
+    ratio = default.nanoseconds / tuned.nanoseconds
+    say(
+        f"whole: {tuned.nanoseconds / 1e6:.3f} ms ({choice.way.name}"
+        f"{', tuned' if choice.spec else ''}), IREE's default {default.nanoseconds / 1e6:.3f} ms "
+        f"({ratio:.2f} times as fast, noise {default.noise:.1%}), best flags alone "
+        f"{untuned.nanoseconds / 1e6:.3f} ms ({untuned.name}); results are equal within "
+        f"{tuned.allowed:.1e}"
+    )
     say(f"to apply it: {line}")
 
 

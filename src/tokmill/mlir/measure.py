@@ -12,7 +12,7 @@ import hashlib
 import importlib.metadata
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -103,6 +103,7 @@ class Measurements:
         self.settings, self.space = settings, space
         self._problems: dict[str, Problem] = {}
         self.evaluations = self.hits = 0
+        self.path = cache
         self._cache = None if cache is None else Cache(cache)
         limits = Limits(seconds=settings.seconds, memory=settings.memory_mb << 20)
         self._child = Child(space.child, limits)
@@ -170,6 +171,7 @@ class Measurements:
             "length": problem.length,
             "most_seconds": self.settings.most_seconds,
             "threads": self.settings.threads,
+            "flags": list(self.space.flags),
         }
         try:
             answer = self._child(request)
@@ -183,10 +185,14 @@ class Measurements:
 
     def _ask(self, request: dict[str, Any]) -> Any:
         """Ask the child of the space, unless the cache has its answer."""
+        return self.kept(request, lambda: self._child(request))
+
+    def kept(self, request: dict[str, Any], make: Callable[[], Any]) -> Any:
+        """Return what the cache has for a request, or else what `make` gives, and keep it."""
         key = self._key("", repr(sorted(request.items())))
         if self._cache is not None and (known := self._cache.answer(key)) is not None:
             return known
-        answer = self._child(request)
+        answer = make()
         if self._cache is not None:
             self._cache.keep(key, answer)
         return answer
@@ -198,6 +204,7 @@ class Measurements:
             machine(self.space),
             module,
             schedule,
+            *self.space.flags,
             # Without a word about one thread, as results of earlier versions have it.
             repr(self.settings).replace(", threads=1)", ")"),
         ):

@@ -40,6 +40,8 @@ class Space(Protocol):
     """`module:function` that measures in a child."""
     package: str
     """Whose version belongs to a measurement."""
+    flags: tuple[str, ...]
+    """Flags of its compiler, which belong to a measurement too."""
 
     def problem(self, given: Problem, ask: Ask) -> Problem:
         """Return a problem with the operations that can be changed; actions name them by tag."""
@@ -104,6 +106,7 @@ class Loops:
     sizes: tuple[int, ...] = legal.TILES
     child = "tokmill.mlir.loops.execute:measure"
     package = "torch-mlir"
+    flags: tuple[str, ...] = ()
 
     def problem(self, given: Problem, ask: Ask) -> Problem:
         """Return the problem as it is: all its operations can be changed."""

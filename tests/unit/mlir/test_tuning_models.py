@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir.iree import compiler, executor, tune
+from tokmill.mlir.iree import compiler, dispatches, executor, layout, tune
+from tokmill.mlir.iree.model import Model, Timed, carrying
 from tokmill.mlir.iree.tiles import Distribute, IreeSpace
 from tokmill.mlir.measure import Measurements, Result, Settings
-from tokmill.mlir.modules import cut, problem
+from tokmill.mlir.modules import problem
 from tokmill.mlir.modules.problem import Problem
 
 QUICK = Settings(runs=2, most_seconds=0.5)
@@ -51,7 +54,7 @@ def tuned(best: float, evaluations: int, state: Path | None = None) -> tuple[tun
                 problems, [3, 1], measure, seconds=1e6, seed=1, state=state, tick=count
             )
         except KeyboardInterrupt:
-            found = tune.Tuned(spec="", parts=[])
+            found = tune.Tuned(spec="", parts=[], chosen=[])
         return found, measure
 
 
@@ -99,32 +102,147 @@ def test_what_cannot_be_tuned_is_said() -> None:
         assert found.parts[0].status == "left: element by element"
 
 
-def test_a_merged_spec_is_obeyed_in_the_whole_model() -> None:
-    text = problem.of_line("matmul 64 32 48, relu, matmul 64, relu").text
-    cuts = cut.cut(text, "model")
+def test_operations_that_a_spec_cannot_tell_apart_get_the_same_tiles() -> None:
+    """The same product, followed by relu and not; the second one may not become slower."""
+    given = [problem.of_line("matmul 32 32 32"), problem.of_line("matmul 32 32 32, relu")]
+    with Made(3.0) as measure:
+        found = tune.tune(given, [1, 2], measure, seconds=0.3)
+        assert set(measure.seen) == {given[1].name, given[0].name}
+        assert measure.seen.count(given[0].name) == 1
+        assert [part.status for part in found.parts] == ["tuned", "tuned"]
+        assert found.spec.count("@match_0 ->") == 1 and "@match_1 ->" not in found.spec
+
+    class Slower(Made):
+        def file(self, one: Problem, text: str, *, again: bool = False) -> Result:
+            made = super().file(one, text, again=again)
+            slow = text and one.name == given[0].name
+            return msgspec.structs.replace(made, nanoseconds=made.baseline * 1.1) if slow else made
+
+    with Slower(3.0) as measure:
+        found = tune.tune(given, [1, 2], measure, seconds=0.3)
+    assert found.spec == ""
+    assert {part.status for part in found.parts} == {"default: slower where it is fused otherwise"}
+
+
+CHAIN = "matmul 64 32 48, relu, matmul 64, relu"
+
+
+def test_dispatches_of_a_model_run_alone_and_count() -> None:
+    formed = compiler.formed(problem.of_line("matmul 16 16 16, relu, matmul 16, relu").text)
+    found = dispatches.cut(formed)
+    assert (len(found.problems), found.counts, found.skipped) == (1, [2], [])
+    assert dispatches.is_one(found.problems[0].text)
     with Measurements(QUICK, space=IreeSpace()) as measure:
-        chosen = []
-        for each in cuts.problems:
-            made = measure.problem(each)
-            if not all(made.operations[0].parallel):
-                chosen.append((made, (Distribute("op_0", (16, 16, 0)),)))
+        made = measure.problem(found.problems[0])
+        assert [each.bounds for each in made.operations] == [(16, 16, 16)]
+        result = measure(made, (Distribute("op_0", (8, 8, 0)),))
+        assert result.status == "ok" and result.nanoseconds > 0
+
+
+def test_what_is_no_dispatch_on_tensors_is_skipped_with_the_reason() -> None:
+    text = compiler.formed(problem.of_line("matmul 16 16 16").text)
+    packed = re.sub(r"(: \(tensor<)16x16xf32>", r"\g<1>?x16xf32>", text)
+    assert packed != text
+    found = dispatches.cut(packed)
+    assert found.problems == []
+    assert [why for _, why in found.skipped] == [
+        "it takes or gives what is no tensor of fixed sizes"
+    ]
+    assert dispatches.cut("") == ([], [], [])
+
+
+def model_of(line: str, measure: Measurements, **other: Any) -> Model:
+    return Model(problem.of_line(line).text, measure, length=64, **other)
+
+
+def test_a_spec_of_dispatches_is_obeyed_in_the_whole_model(tmp_path: Path) -> None:
+    with Measurements(QUICK, tmp_path / "cache", IreeSpace()) as measure:
+        model = model_of(CHAIN, measure)
+        default = model.ways()[0]
+        chosen = [
+            (measure.problem(each), (Distribute("op_0", (16, 16, 0)),))
+            for each in model.dispatches(default).problems
+        ]
         spec = measure.space.merged(chosen)  # type: ignore[attr-defined]
         assert measure.space.merged(chosen * 2).count("@match_") == spec.count("@match_")  # type: ignore[attr-defined]
-    found = tune.whole(text, spec, runs=2, seed=0, length=48)
-    assert (found.status, found.obeyed, found.dispatches) == ("ok", 2, 2)
-    assert found.default > 0 < found.tuned
+        base, other = model.compare([(default, ""), (default, spec)], lambda: None)
+        assert (base.status, other.status) == ("ok", "ok")
+        assert (other.hits, other.dispatches) == ([2, 2], 2)
+        assert base.nanoseconds > 0 < other.nanoseconds
+        # Compiled once: the second time is the first one's.
+        again = model.compare([(default, ""), (default, spec)], lambda: pytest.fail("compiled"))
+        assert again == [base, other]
 
 
-def test_a_model_that_computes_something_else_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = problem.of_line("matmul 16 16 16").text
-    other = problem.of_line("matmul 16 16 16, relu").text
-    made = compiler.whole
-    monkeypatch.setattr(
-        compiler, "whole", lambda module, spec, flags=(): made(other if spec else module)
-    )
-    request = {"module": text, "schedule": "", "parameters": "", "runs": 1, "seed": 0}
-    assert executor.whole(request | {"length": 16})["status"] == "ok"
-    with Measurements(QUICK, space=IreeSpace()) as measure:
-        given = measure.problem(problem.of_line("matmul 16 16 16"))
-        spec = measure.space.text(given, (Distribute("op_0", (8, 0, 0)),))
-    assert executor.whole(request | {"schedule": spec, "length": 16})["status"] == "wrong"
+def test_a_model_is_tuned_as_a_whole(tmp_path: Path) -> None:
+    with Measurements(QUICK, tmp_path / "cache", IreeSpace()) as measure:
+        found = tune.tune_model(model_of("matmul 96 96 96, relu", measure), seconds=2, seed=1)
+    assert [one.name for one in found.flags] == ["default", "O3", "data tiling"]
+    assert found.tuned.nanoseconds <= found.untuned.nanoseconds
+    assert bool(found.spec) == (found.obeyed > 0)
+    assert found.tuned.error <= found.tuned.allowed
+
+
+def test_a_spec_that_nothing_obeys_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(self: Model, tried: Any, tick: Any) -> list[Timed]:
+        return [
+            Timed(name=way.name, nanoseconds=1.0, hits=[0] * spec.count("@match_0 ->"))
+            for way, spec in tried
+        ]
+
+    monkeypatch.setattr(Model, "compare", compare)
+    monkeypatch.setattr(tune, "LEAST", 0.0)
+    with (
+        Measurements(QUICK, tmp_path / "cache", IreeSpace()) as measure,
+        pytest.raises(TokmillError, match="obeys no matcher"),
+    ):
+        tune.tune_model(model_of("matmul 32 32 32", measure), seconds=0.1)
+
+
+@pytest.mark.parametrize("bad", [set(), {3}, {0, 6}, set(range(7))])
+def test_what_makes_the_whole_slower_is_found_by_halves(bad: set[int]) -> None:
+    kept = carrying(range(7), lambda some: bool(bad & set(some)))
+    assert sorted(kept) == sorted(set(range(7)) - bad)
+
+
+def test_results_that_differ_are_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = []
+    for number, line in enumerate(("matmul 16 16 16", "matmul 16 16 16, relu")):
+        paths.append(tmp_path / f"{number}.vmfb")
+        request = {"module": problem.of_line(line).text, "schedule": "", "flags": []}
+        executor.compiled(request | {"path": str(paths[-1])})
+    request = {"paths": list(map(str, paths)), "module": "", "parameters": "", "runs": 1}
+    same, other = executor.race(request | {"seed": 0, "length": 16})
+    assert same["error"] == 0
+    assert other["error"] > other["allowed"]
+
+
+IMAGES = "conv_2d_nchw 1 3 18 16 3, relu, conv_2d_nchw 24 1, pooling 2 2"
+
+
+def test_convolutions_work_on_channels_last_and_give_the_same(tmp_path: Path) -> None:
+    text = problem.of_line(IMAGES).text
+    with Measurements(QUICK, tmp_path / "cache", IreeSpace()) as measure:
+        model = Model(text, measure, length=64)
+        last = [way for way in model.ways() if way.last]
+        assert [way.name for way in last] == ["channels last, O3", "channels last, data tiling"]
+        made = model.module(last[0])
+        assert "nchw" not in made and made.count('"linalg.conv_2d_nhwc_hwcf"') == 2
+        # The image once, each filter once, and the result once.
+        assert made.count('"linalg.transpose"') == 4
+        both = model.compare([(model.ways()[0], ""), (last[0], "")], lambda: None)
+    assert [one.status for one in both] == ["ok", "ok"]
+
+
+def test_an_image_that_something_else_reads_stays_as_it_is_there() -> None:
+    """A sum over channels has five loops' worth of indices that the new layout does not fit."""
+    text = problem.of_line("conv_2d_nchw 2 4 8 8 3").text
+    made, changed = layout.channels_last(text)
+    assert changed == 1
+    assert made.count("-> tensor<2x8x6x6xf32>") >= 1
+    same, none = layout.channels_last(problem.of_line("matmul 8 8 8").text)
+    assert none == 0 and "linalg.matmul" in same
+    with pytest.raises(TokmillError, match="cannot be read"):
+        layout.channels_last("func.func")

@@ -16,6 +16,7 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
+from tokmill.mlir.iree import dispatches as cutting
 from tokmill.mlir.iree.spec import Config, Indexed, Root
 from tokmill.mlir.modules import operations, toolkit
 
@@ -45,7 +46,8 @@ def dispatches(module: str, flags: Sequence[str] = ()) -> str:
     """Return the text of a module whose operations stand in dispatches."""
     key = (module, *flags)
     if key not in _kept:
-        _kept[key] = _run(_known(module), "", SOURCES, flags)
+        begin = cutting.PHASE if cutting.is_one(module) else ""
+        _kept[key] = _run(_known(module), begin, SOURCES, flags)
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
     _kept.move_to_end(key)
@@ -64,7 +66,7 @@ def configured(module: str, spec: str = "", flags: Sequence[str] = ()) -> tuple[
 
 def _known(module: str) -> str:
     """Return a module without the named operations that IREE took out (`linalg.add`, …)."""
-    if not _REMOVED.search(module):
+    if cutting.is_one(module) or not _REMOVED.search(module):
         return module
     bindings = toolkit.ir()
     inside = toolkit.context()
@@ -73,6 +75,12 @@ def _known(module: str) -> str:
         passes = "builtin.module(linalg-generalize-named-ops)"
         plugins.require("torch_mlir.passmanager").PassManager.parse(passes).run(parsed.operation)
         return str(parsed)
+
+
+def formed(module: str, flags: Sequence[str] = ()) -> str:
+    """Return a module with its dispatches formed, as `dispatches.cut` reads it."""
+    text: str = _run(_known(module), "", cutting.PHASE, flags)
+    return text
 
 
 def compiled(text: str, flags: Sequence[str] = ()) -> bytes:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,13 +19,16 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
-from tokmill.mlir.iree import compiler
+from tokmill.mlir.iree import compiler, dispatches, layout
 from tokmill.mlir.iree.compiler import Refused
+from tokmill.mlir.iree.spec import Root
 from tokmill.mlir.loops import execute
 from tokmill.mlir.modules import operations, toolkit
 
 KEPT = 4
 """Baselines that stay loaded."""
+MOST_SECONDS = 60.0
+"""CPU seconds after which no further round of whole models is begun."""
 _baselines: OrderedDict[tuple[str, ...], _Base] = OrderedDict()
 
 
@@ -128,37 +132,57 @@ def _drawn(function: Any, seed: int, text: str) -> list[np.ndarray[Any, Any]]:
     return [abs(one) if one.dtype.kind == "i" else one for one in made]
 
 
-def whole(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile a model with and without a spec; compare and time both.
+def compiled(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile a whole model into a file, as `iree-compile` does.
 
-    `request`: `module`, `schedule`, `parameters` (a file or ""), `runs`, `seed`, `length`. The
-    answer: `status` (`ok` or `wrong`), `obeyed` of `dispatches`, `default` and `tuned` (ns),
-    `noise`, `error`, `allowed`.
+    `request`: `module`, `schedule` (a spec or ""), `flags`, `path`. The answer: `hits`, how many
+    dispatches have the configuration that each matcher of the spec gives, in its order, and
+    `dispatches`, how many there are; or `refused` with the reason.
     """
-    module, spec = request["module"], request["schedule"]
-    text, roots = compiler.configured(module, spec)
-    asked = _asked(spec)
-    made = [
-        Program(compiler.whole(module, one), request["seed"], "", request["parameters"], module)
-        for one in ("", spec)
+    module, spec, flags = request["module"], request["schedule"], request["flags"]
+    hits: list[int] = []
+    found: list[Root] = []
+    try:
+        if spec:
+            _, found = compiler.configured(module, spec, flags)
+            given = [root.config.text for root in found]
+            hits = [given.count(one) for one in _asked(spec)]
+        Path(request["path"]).write_bytes(compiler.whole(module, spec, flags))
+    except Refused as refused:
+        return {"refused": refused.what}
+    return {"hits": hits, "dispatches": len(found)}
+
+
+def race(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run compiled models in turns, and compare what they give with what the first one gives.
+
+    `request`: `paths`, `module` (text, which says what the inputs are), `parameters` (a file or
+    ""), `runs`, `seed`, `length`. The answer is for each `times` (ns), `error`, `allowed`.
+    """
+    programs = [
+        Program(
+            Path(path).read_bytes(), request["seed"], "", request["parameters"], request["module"]
+        )
+        for path in request["paths"]
     ]
-    results = [each.outputs() for each in made]
-    error, allowed = execute.difference(results[0], results[1], request["length"])
-    answer = {
-        "status": "ok" if error <= allowed else "wrong",
-        "obeyed": sum(root.config.text in asked for root in roots),
-        "dispatches": text.count("hal.executable private"),
-        "error": error,
-        "allowed": allowed,
-    }
-    times, base = execute.in_turns(made[0], made[1], request["runs"], 120.0)
-    baseline = np.array(base)
-    noise = float(np.median(baseline) / baseline.min() - 1)
-    return answer | {"default": min(base), "tuned": min(times), "noise": noise}
+    wanted = programs[0].outputs()
+    answer: list[dict[str, Any]] = []
+    for program in programs:
+        error, allowed = execute.difference(wanted, program.outputs(), request["length"])
+        answer.append({"times": [], "error": error, "allowed": allowed})
+    often = [max(1, min(200, int(execute.SHORTEST / max(one.run(), 1)))) for one in programs]
+    since = time.thread_time()
+    for _ in range(request["runs"]):
+        for program, times, found in zip(programs, often, answer, strict=True):
+            found["times"].append(program.run(times))
+        if time.thread_time() - since > MOST_SECONDS:
+            break
+    return answer
 
 
-def _asked(spec: str) -> set[str]:
-    return set(re.findall(r"lowering_config = (#iree_cpu\.lowering_config<[^>]*>)", spec))
+def _asked(spec: str) -> list[str]:
+    """Return the configurations of a spec, one a matcher."""
+    return re.findall(r"lowering_config = (#iree_cpu\.lowering_config<[^>]*>)", spec)
 
 
 @cache
@@ -169,8 +193,16 @@ def _runtime() -> Any:
 
 
 def answer(request: dict[str, Any]) -> Any:
-    """Answer a request of `tiles` or `measure`: roots of a module, or what a spec is worth."""
+    """Answer a request: what `ask` names, or what a spec is worth if it names nothing."""
     flags = request.get("flags", [])
+    other: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "compile": compiled,
+        "race": race,
+        "formed": lambda asked: compiler.formed(asked["module"], flags),
+        "channels last": lambda asked: layout.channels_last(asked["module"]),
+    }
+    if request.get("ask") in other:
+        return other[request["ask"]](request)
     if request.get("ask") == "roots":
         try:
             _, roots = compiler.configured(request["module"], "", flags)
@@ -180,7 +212,7 @@ def answer(request: dict[str, Any]) -> Any:
                 hint="export it anew, or for another version of IREE",
             ) from None
         return [msgspec.to_builtins(root) for root in roots]
-    return whole(request) if request.get("ask") == "whole" else measure(request, flags)
+    return measure(request, flags)
 
 
 def measure(request: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
@@ -219,7 +251,7 @@ class _IgnoredError(Exception):
 def _compiled(module: str, spec: str, flags: Sequence[str]) -> bytes:
     """Compile with a spec; check that what it asks for is there."""
     text, roots = compiler.configured(module, spec, flags)
-    if not _asked(spec) & {root.config.text for root in roots}:
+    if not set(_asked(spec)) & {root.config.text for root in roots}:
         raise _IgnoredError("no operation has the configuration that the spec gives")
     return compiler.compiled(text, flags)
 
@@ -227,8 +259,14 @@ def _compiled(module: str, spec: str, flags: Sequence[str]) -> bytes:
 class _Base:
     """IREE's default of a module."""
 
+    inputs: list[np.ndarray[Any, Any]] | int
+
     def __init__(self, module: str, flags: Sequence[str], seed: int) -> None:
-        self.entry, self.inputs = inputs(module, seed)
+        if dispatches.is_one(module):
+            # They are drawn when the program is loaded, which says what they are.
+            self.entry, self.inputs = "main", seed
+        else:
+            self.entry, self.inputs = inputs(module, seed)
         self.code = compiler.compiled(compiler.configured(module, "", flags)[0], flags)
         self.program = Program(self.code, self.inputs, self.entry)
 

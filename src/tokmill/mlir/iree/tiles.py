@@ -8,12 +8,13 @@ chose them, so that a schedule without actions is IREE's default. The levels, fr
 - `cache`: tiles inside of these, 0 for none;
 - `vector`: the innermost tiles, which become vectors; 0 keeps IREE's size.
 
-`pipeline` lowers a convolution as other operations are lowered.
+`pipeline` lowers a convolution as other operations are lowered, or as one if IREE does not.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -60,12 +61,12 @@ class Vector(Action, frozen=True, tag="vector"):
 
 
 class Pipeline(Action, frozen=True, tag="pipeline"):
-    """Lower a convolution as other operations are lowered."""
+    """Lower a convolution as other operations are lowered, or as one if IREE does not."""
 
 
 AnyChange = Distribute | Cache | Vector | Pipeline | actions.Stop
 LEVELS = ("distribute", "cache", "vector")
-_OTHER = "DoubleTilingExpert"
+_OTHER, _OF_WINDOWS = "DoubleTilingExpert", "ConvTileAndDecomposeExpert"
 _MADE: dict[str, type[Distribute] | type[Cache] | type[Vector]] = {
     "distribute": Distribute,
     "cache": Cache,
@@ -79,6 +80,16 @@ _USUAL: dict[str, tuple[tuple[int, ...], ...]] = {
     "vector": ((4, 6, 8, 12), (32, 48, 64), (1, 4, 8)),
 }
 """Level → usual tiles of rows, columns and the sum of a product of matrices."""
+
+
+_OF_LAST: dict[str, tuple[tuple[int, ...], ...]] = {
+    "distribute": ((1, 2, 4, 7, 8, 14), (0, 0, 14, 28), (0, 32, 64, 128), (0,), (0,)),
+    "cache": ((0,), (0,), (0,), (0,), (32, 64, 128)),
+    "vector": ((1,), (4, 6, 7, 8, 14), (16, 32, 48, 64), (1,), (1, 2, 3, 4, 8)),
+}
+"""The same of a convolution: rows and columns of the image, filters, windows, channels."""
+CACHED = 0.3
+"""Share of convolutions that are guessed with a cache level."""
 
 
 class IreeSpace:
@@ -127,7 +138,16 @@ class IreeSpace:
                 f"{given.name}: IREE has no operation here whose tiles can be chosen",
                 hint="products of matrices, convolutions, poolings and reductions have",
             )
-        return replace(given, operations=tuple(operations), longest=given.length)
+        longest = max(given.length, *(_summed(root) for root in roots))
+        return replace(given, operations=tuple(operations), longest=longest)
+
+    def identity(self, problem: Problem) -> str:
+        """Return what a spec finds a problem's operations by; equal ones get the same tiles.
+
+        The problem is one that `problem` gave.
+        """
+        tags = (each.tag for each in problem.operations)
+        return "\n\n".join(spec.identity(self._roots[problem.text, tag]) for tag in tags)
 
     def begin(self, operation: Operation) -> State:
         """Return the state of an operation before any action."""
@@ -196,22 +216,22 @@ class IreeSpace:
         return replace(state, taken=taken, bounds=bounds, cut=True, done=kind == "vector")
 
     def guess(self, problem: Problem, chance: random.Random) -> tuple[Any, ...]:
-        """Return tiles of products of matrices as libraries cut them; () for others.
+        """Return tiles of products and convolutions as libraries cut them; () for others.
 
         A panel of the right matrix that fits into a cache, and tiles of the result that fit into
         the registers (Goto and van de Geijn, 2008).
         """
         taken: list[Any] = []
         for operation in problem.operations:
-            if operation.kind != "matmul":
+            if operation.kind not in ("matmul", "conv"):
                 continue
             state = self.begin(operation)
-            free = [loop for loop, parallel in enumerate(operation.parallel) if parallel][-2:]
-            summed = [loop for loop, parallel in enumerate(operation.parallel) if not parallel]
-            for kind, choices in _USUAL.items():
+            of_matmul = operation.kind == "matmul"
+            for kind, choices in (_USUAL if of_matmul else _OF_LAST).items():
                 drawn = [chance.choice(each) for each in choices]
-                wanted = dict(zip(free[::-1], drawn[1::-1], strict=False))
-                wanted |= dict.fromkeys(summed, drawn[2])
+                if not of_matmul and kind == "cache" and chance.random() > CACHED:
+                    continue
+                wanted = _of_matmul(operation, drawn) if of_matmul else _of_last(operation, drawn)
                 sizes = tuple(
                     max(
                         size
@@ -257,6 +277,21 @@ class IreeSpace:
         return found
 
 
+def _of_matmul(operation: Operation, drawn: list[int]) -> dict[int, int]:
+    """Return the tile that is wanted for each loop: rows, columns, the sum."""
+    free = [loop for loop, parallel in enumerate(operation.parallel) if parallel][-2:]
+    summed = [loop for loop, parallel in enumerate(operation.parallel) if not parallel]
+    return dict(zip(free[::-1], drawn[1::-1], strict=False)) | dict.fromkeys(summed, drawn[2])
+
+
+def _of_last(operation: Operation, drawn: list[int]) -> dict[int, int]:
+    """Return the same of a convolution with channels last, whose last loop they are."""
+    free = [loop for loop, parallel in enumerate(operation.parallel) if parallel][-3:]
+    summed = [loop for loop, parallel in enumerate(operation.parallel) if not parallel]
+    wanted = dict(zip(free, drawn[:3], strict=False)) | dict.fromkeys(summed, drawn[3])
+    return wanted | dict.fromkeys(summed[-1:], drawn[4])
+
+
 def config(root: Root, changes: list[Any]) -> Config:
     """Return the configuration of a root after changes."""
     levels, pipeline = dict(root.config.levels), root.config.pipeline
@@ -264,7 +299,7 @@ def config(root: Root, changes: list[Any]) -> Config:
     whole = (0,) * loops
     for change in changes:
         if isinstance(change, Pipeline):
-            pipeline = _OTHER
+            pipeline = _OF_WINDOWS if pipeline == _OTHER else _OTHER
         elif isinstance(change, Distribute):
             levels["distribution"] = change.sizes
         elif isinstance(change, Cache):
@@ -284,6 +319,12 @@ def _apart(
     """Return the sizes of parallel loops and those of reductions, 0 elsewhere."""
     pairs = list(zip(sizes, parallel, strict=True))
     return tuple(s * p for s, p in pairs), tuple(s * (not p) for s, p in pairs)
+
+
+def _summed(root: Root) -> int:
+    """Return how many numbers an operation adds to one."""
+    summed = (n for n, free in zip(root.bounds, root.parallel, strict=True) if not free)
+    return math.prod(max(n, 1) for n in summed)
 
 
 def _operation(root: Root, tag: str) -> Operation:

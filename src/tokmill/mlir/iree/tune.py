@@ -1,24 +1,27 @@
-"""Tuning of a model: the best tuning spec for IREE within a time, checked, one for all operations.
+"""Tuning for IREE: the best flags and tuning spec within a time, checked, one for all operations.
 
-The time goes where the model spends its own: the next few evaluations are those of the operation
-with the largest share that has had the fewest. Results are in the cache of the measurements, and
-`State` says how far it came, so that a tuning that was ended goes on.
+Operations that a spec cannot tell apart, such as a convolution that is followed by relu here and
+by a sum there, get the same tiles: those of the one that runs most often, which are measured on
+the others too. The time goes where the model spends its own: the next few evaluations are those of
+the operation with the largest share that has had the fewest. Results are in the cache of the
+measurements, and `State` says how far it came, so that a tuning that was ended goes on.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from tokmill import files
-from tokmill.child import Limits
-from tokmill.child_calls import call
 from tokmill.errors import TokmillError, UsageError
 from tokmill.headers import loads_json
 from tokmill.mlir import search
+from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, carrying, fastest
 from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules.problem import Problem
@@ -32,8 +35,8 @@ LEAST = 1.02
 """A gain below it is not worth a line in the spec."""
 MOST_STATE = 1 << 30
 """Bytes of a state that are read."""
-WHOLE = Limits(seconds=1800, memory=16 << 30)
-"""Limits of compiling and running the whole model."""
+SLOWEST = 0.98
+"""No operation may be slower than this with the tiles of its group."""
 
 
 class State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +60,7 @@ class Part(msgspec.Struct, kw_only=True):
     """How often it runs in the model."""
     evaluations: int
     status: str
-    """`tuned`, `default` (nothing is faster), `not reached`, or why it cannot be tuned."""
+    """`tuned`, `default` (nothing is faster), `not reached`, or why it is left."""
     default: float = float("nan")
     """Nanoseconds by IREE's default."""
     tuned: float = float("nan")
@@ -65,10 +68,12 @@ class Part(msgspec.Struct, kw_only=True):
 
 
 class Tuned(msgspec.Struct, kw_only=True):
-    """A spec, and what it is worth."""
+    """What was found, and a spec of it."""
 
     spec: str
     parts: list[Part]
+    chosen: list[tuple[list[int], Problem, tuple[Any, ...]]]
+    """Places of a group in `parts`, its first problem, and its schedule."""
 
 
 def tune(
@@ -91,16 +96,16 @@ def tune(
     space = measure.space
     assert isinstance(space, IreeSpace)
     parts, made = _parts(problems, counts, measure)
+    groups = _groups(made, counts, space)
     kept = _state(state, problems, seed)
     found: list[list[Trial]] = [[] for _ in problems]
-    running = {
-        number: search.evolution(problem, measure, MOST, seed) for number, problem in made.items()
-    }
+    running = {number: search.evolution(made[number], measure, MOST, seed) for number in groups}
+    often = {number: sum(counts[each] for each in group) for number, group in groups.items()}
     done = [0] * len(problems)
     since = time.monotonic() - kept.seconds
     # What was evaluated before comes from the cache, in the same order.
     while running and (time.monotonic() - since < seconds or sum(done) < sum(kept.evaluations)):
-        number = max(running, key=lambda each: _share(found[each], counts[each], made[each]))
+        number = max(running, key=lambda each: _share(found[each], often[each], made[each]))
         for _ in range(BATCH):
             trial = next(running[number], None)
             if trial is None:
@@ -113,12 +118,52 @@ def tune(
             kept.seconds, kept.evaluations = time.monotonic() - since, done
             _write(state, kept)
     chosen = []
-    for number, problem in made.items():
+    for number, group in groups.items():
+        problem = made[number]
         best = _best(problem, found[number], measure)
         _tell(parts[number], found[number], best)
-        if parts[number].status == "tuned" and best is not None:
-            chosen.append((problem, best.schedule))
-    return Tuned(spec=space.merged(chosen), parts=parts)
+        others = [each for each in group if each != number]
+        if parts[number].status != "tuned" or best is None:
+            for each in others:
+                parts[each].status = parts[number].status
+            continue
+        if _good(number, others, best, parts, made, measure):
+            chosen.append((group, problem, best.schedule))
+    spec = space.merged([(problem, schedule) for _, problem, schedule in chosen])
+    return Tuned(spec=spec, parts=parts, chosen=chosen)
+
+
+def _groups(
+    made: dict[int, Problem], counts: Sequence[int], space: IreeSpace
+) -> dict[int, list[int]]:
+    """Return the numbers of operations that a spec cannot tell apart, by the largest of each."""
+    alike: dict[str, list[int]] = {}
+    for number, problem in made.items():
+        alike.setdefault(space.identity(problem), []).append(number)
+    return {max(group, key=lambda each: counts[each]): group for group in alike.values()}
+
+
+def _good(
+    first: int,
+    others: list[int],
+    best: Trial,
+    parts: list[Part],
+    made: dict[int, Problem],
+    measure: Measurements,
+) -> bool:
+    """Measure a schedule on the other operations of a group; say whether it serves them all."""
+    results = {}
+    for each in others:
+        results[each] = result = measure(made[each], best.schedule, again=True)
+        if result.status != "ok" or result.speedup < SLOWEST:
+            why = result.status if result.status != "ok" else "slower"
+            for one in (first, *others):
+                parts[one].status = f"default: {why} where it is fused otherwise"
+            return False
+    for each, result in results.items():
+        parts[each].status, parts[each].gain = "tuned", result.gain
+        parts[each].default, parts[each].tuned = result.baseline, result.nanoseconds
+    return True
 
 
 def _parts(
@@ -207,42 +252,159 @@ def _write(path: Path | None, state: State) -> None:
         files.write_file(path, msgspec.json.encode(state).decode())
 
 
-class Whole(msgspec.Struct, kw_only=True):
-    """A model compiled with and without a spec."""
+class Choice(msgspec.Struct, kw_only=True):
+    """What is best for a whole model."""
 
-    status: str
-    """`ok` or `wrong`."""
-    obeyed: int
-    """Dispatches whose operation has a configuration of the spec."""
-    dispatches: int
-    default: float
-    """Nanoseconds; the least of the runs."""
-    tuned: float
-    noise: float
-    error: float
-    allowed: float
+    way: Way
+    spec: str
+    """"" if flags alone are as good."""
+    parts: list[Part]
+    skipped: list[tuple[str, str]]
+    """Dispatches that were not tuned, and why."""
+    flags: list[Timed]
+    """The model under each set of flags."""
+    default: Timed
+    untuned: Timed
+    """The fastest without a spec."""
+    tuned: Timed
+    obeyed: int = 0
+    """Dispatches that have a configuration of the spec."""
 
 
-def whole(
-    module: str, spec: str, *, runs: int, seed: int, length: int, parameters: Path | None = None
-) -> Whole:
-    """Compile a model with and without a spec, compare what they give, and time both in turns.
+def tune_model(
+    model: Model,
+    *,
+    seconds: float,
+    seed: int = 0,
+    state: Path | None = None,
+    tick: Callable[[float, int], None] = lambda spent, evaluations: None,
+) -> Choice:
+    """Return the best layout, flags and spec for a model, none of them slower than without it.
 
-    `length`: the longest sum in it. `parameters`: an archive of weights (`.irpa`).
+    The dispatches that IREE forms under the fastest layout and flags are tuned one by one. Then
+    the whole model is timed with the spec. If it is slower than without, or gives other results,
+    the matchers that make it so are found by halves and dropped.
 
-    Raises `TokmillError` if it cannot be compiled or run, `ChildDied` if it takes too much.
+    Raises `TokmillError` if IREE does not compile the model, or obeys no matcher of the spec.
     """
-    answer = call(
-        "tokmill.mlir.iree.executor:answer",
-        {
-            "ask": "whole",
-            "module": module,
-            "schedule": spec,
-            "parameters": str(parameters or ""),
-            "runs": runs,
-            "seed": seed,
-            "length": length,
-        },
-        limits=WHOLE,
+
+    def alive() -> None:
+        tick(0.0, 0)
+
+    ways = model.ways()
+    found = model.compare([(way, "") for way in ways], alive)
+    quickest, _ = fastest(list(zip(ways, found, strict=True)))
+    looks = [
+        _Look(model, way, seed, state, tick) for way in _worth(list(zip(ways, found, strict=True)))
+    ]
+    for look in looks:
+        look.go_on(seconds / (len(looks) + 1) if len(looks) > 1 else seconds)
+    if len(looks) > 1:
+        ran = model.compare([(ways[0], ""), *((look.way, look.spec) for look in looks)], alive)
+        pairs = [(look.way, one) for look, one in zip(looks, ran[1:], strict=True)]
+        right = [pair for pair in pairs if pair[1].status == "ok"] or pairs
+        best_way, _ = min(right, key=lambda pair: pair[1].nanoseconds)
+        look = next(one for one in looks if one.way == best_way)
+        look.go_on(2 * seconds / (len(looks) + 1))
+    kept = _carried(model, look.way, look.tuned, look.space, alive)
+    made = [(problem, schedule) for _, problem, schedule in kept]
+    way, text = look.way, look.space.merged(made) if made else ""
+    default, untuned, best = model.compare([(ways[0], ""), (quickest, ""), (way, text)], alive)
+    obeyed = sum(best.hits)
+    if not text or best.status != "ok" or best.nanoseconds > untuned.nanoseconds:
+        way, text, best, obeyed = quickest, "", untuned, 0
+    return Choice(
+        way=way,
+        spec=text,
+        parts=look.tuned.parts,
+        skipped=look.cut.skipped,
+        flags=found,
+        default=default,
+        untuned=untuned,
+        tuned=best,
+        obeyed=obeyed,
     )
-    return msgspec.convert(answer, Whole)
+
+
+def _worth(tried: Sequence[tuple[Way, Timed]]) -> list[Way]:
+    """Return the fastest way of each layout: tiles change which of them is the best."""
+    layouts = [[pair for pair in tried if pair[0].last == last] for last in (False, True)]
+    unpacked = [[pair for pair in some if PACKED not in pair[0].name] for some in layouts]
+    good = [some for some in unpacked if any(one.status == "ok" for _, one in some)]
+    return [fastest(some)[0] for some in good]
+
+
+class _Look:
+    """A layout and flags whose dispatches are tuned."""
+
+    def __init__(
+        self,
+        model: Model,
+        way: Way,
+        seed: int,
+        state: Path | None,
+        tick: Callable[[float, int], None],
+    ) -> None:
+        self.way, self.cut, self.space = way, model.dispatches(way), IreeSpace(way.flags)
+        self._measure, self._seed, self._tick = model.measure, seed, tick
+        name = re.sub(r"\W+", "-", way.name)
+        self._state = None if state is None else state.with_name(f"{state.name}.{name}")
+        self.tuned = Tuned(spec="", parts=[], chosen=[])
+
+    @property
+    def spec(self) -> str:
+        """Return the spec of all groups that gain alone."""
+        return self.tuned.spec
+
+    def go_on(self, seconds: float) -> None:
+        """Tune until so many seconds were spent in all."""
+        with Measurements(self._measure.settings, self._measure.path, self.space) as measure:
+            try:
+                self.tuned = tune(
+                    self.cut.problems,
+                    self.cut.counts,
+                    measure,
+                    seconds=seconds,
+                    seed=self._seed,
+                    state=self._state,
+                    tick=self._tick,
+                )
+            except UsageError as error:
+                # The best flags are worth a line without a spec too.
+                if not error.what.startswith("no operation can be tuned"):
+                    raise
+
+
+def _carried(
+    model: Model, way: Way, tuned: Tuned, space: Any, alive: Callable[[], None]
+) -> list[tuple[list[int], Problem, tuple[Any, ...]]]:
+    """Return the groups whose tiles carry to the whole model; the status of others says why not."""
+
+    def timed(some: Sequence[Any]) -> tuple[Timed, Timed]:
+        spec = space.merged([(problem, schedule) for _, problem, schedule in some])
+        base, other = model.compare([(way, ""), (way, spec)], alive)
+        return base, other
+
+    def slower(some: Sequence[Any]) -> bool:
+        base, other = timed(some)
+        return other.status != "ok" or other.nanoseconds > base.nanoseconds
+
+    if not tuned.chosen:
+        return []
+    _, all_of_them = timed(tuned.chosen)
+    hits = all_of_them.hits or [1] * len(tuned.chosen)
+    if not any(hits):
+        raise TokmillError(
+            f"IREE obeys no matcher of the spec: none of {len(hits)} operations has its tiles",
+            hint="report it with the version of IREE; no spec is written",
+        )
+    missed = [one for one, often in zip(tuned.chosen, hits, strict=True) if not often]
+    left = [one for one in tuned.chosen if one not in missed]
+    kept = carrying(left, slower)
+    for one in tuned.chosen:
+        if one in kept:
+            continue
+        why = "no dispatch of the model obeys" if one in missed else "the whole is slower with it"
+        for number in one[0]:
+            tuned.parts[number].status = f"default: {why}"
+    return kept
