@@ -35,6 +35,8 @@ BRANCHES = 8
 """Ways on from each of them that are measured."""
 FIRST = 16
 """Random schedules before the evolution begins."""
+GUESSED = 4
+"""Of so many first schedules one is random where the space can guess."""
 BATCH = 8
 """Schedules of a generation that are measured."""
 POOL = 96
@@ -136,7 +138,7 @@ def evolution(problem: Problem, measure: Measurements, budget: int, seed: int) -
 
     spent = 0
     while spent < min(FIRST, budget):
-        guess = space.guess(problem, chance) if spent % 2 == 0 else ()
+        guess = space.guess(problem, chance) if spent % GUESSED else ()
         yield spend(guess or draw(problem, chance, space=space))
         spent += 1
     while spent < budget:

@@ -171,10 +171,18 @@ class _Images:
             made = self._linalg.fill(filled.operands[0], outs=[self._of(filled.operands[1])])
             made = made if hasattr(made, "type") else made.results[0]
         else:
-            made = self._transposed(value, LAST)
-            # It stands before the first use, and serves the later ones.
+            made = self._kept(self._transposed(value, LAST))
         self._last[value] = made
         return made
+
+    def _kept(self, value: Any) -> Any:
+        """Return a value that IREE does not fuse with what follows.
+
+        A convolution that reads an image in the old layout takes twenty times as long.
+        """
+        return self._ir.Operation.create(
+            "util.optimization_barrier", results=[value.type], operands=[value]
+        ).results[0]
 
     def _transposed(self, value: Any, order: Sequence[int]) -> Any:
         kind = self._ordered(value.type, order)

@@ -6,6 +6,7 @@ run in turns in one child, and what they give is compared with what the default 
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -106,7 +107,10 @@ class Model:
         request = {
             "ask": "race",
             "module": self.text,
-            "tried": [(way.name, way.flags, spec) for way, spec in tried],
+            "tried": [
+                (hashlib.sha256(self.module(way).encode()).hexdigest(), way.flags, spec)
+                for way, spec in tried
+            ],
             "parameters": str(self.parameters or ""),
             "runs": max(RUNS, self.measure.settings.runs),
             "seed": self.measure.settings.seed,
@@ -150,7 +154,7 @@ class Model:
 
     def _channels_last(self) -> str:
         if not self._last:
-            self._last, _ = self._kept({"ask": LAST, "module": self.text})
+            self._last, _ = self._ask({"ask": LAST, "module": self.text})
         return self._last
 
     def _kept(self, request: dict[str, Any]) -> Any:

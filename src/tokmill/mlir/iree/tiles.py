@@ -83,9 +83,9 @@ _USUAL: dict[str, tuple[tuple[int, ...], ...]] = {
 
 
 _OF_LAST: dict[str, tuple[tuple[int, ...], ...]] = {
-    "distribute": ((1, 2, 4, 7, 8, 14), (0, 0, 14, 28), (0, 32, 64, 128), (0,), (0,)),
+    "distribute": ((0, 0, 2, 4, 7, 14), (0,), (16, 32, 32, 64, 64, 128), (0,), (0,)),
     "cache": ((0,), (0,), (0,), (0,), (32, 64, 128)),
-    "vector": ((1,), (4, 6, 7, 8, 14), (16, 32, 48, 64), (1,), (1, 2, 3, 4, 8)),
+    "vector": ((1,), (4, 6, 7, 8, 14), (16, 32, 32, 64), (1,), (1, 2, 3, 4, 8)),
 }
 """The same of a convolution: rows and columns of the image, filters, windows, channels."""
 CACHED = 0.3
