@@ -203,7 +203,7 @@ def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> d
     best = max(tried, key=searches.score)
     result = best.result
     if result.status == "ok":
-        result = measurements(problem, best.schedule, again=True)
+        result = searches.confirmed(problem, best.schedule, measurements)
     elif (alone := measurements(problem, ())).status != "ok":
         say(f"note: {problem.name}: without a schedule too: {alone.status}, {alone.reason}")
     counts: dict[str, int] = {}

@@ -64,6 +64,20 @@ def measured(problem: Problem, schedule: Sequence[Any], measure: Measurements) -
     return Trial(tuple(schedule), measure(problem, schedule))
 
 
+def confirmed(problem: Problem, schedule: Sequence[Any], measure: Measurements) -> Result:
+    """Return what a schedule is worth, measured again in fresh processes.
+
+    The module without a schedule is compiled a second time and measured beside itself: what it
+    seems to gain by that is noise of the result too.
+    """
+    result = measure(problem, schedule, again=True)
+    if result.status != "ok" or not schedule:
+        return result
+    alone = measure(problem, (), again=True)
+    spread = abs(alone.speedup - 1) if alone.status == "ok" else 0.0
+    return msgspec.structs.replace(result, noise=max(result.noise, spread))
+
+
 def by_chance(problem: Problem, measure: Measurements, budget: int, seed: int) -> Iterator[Trial]:
     """Measure random schedules."""
     chance, problem = random.Random(seed), measure.problem(problem)

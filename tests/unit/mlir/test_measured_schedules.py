@@ -183,12 +183,41 @@ def test_a_damaged_cache_is_an_error_with_a_hint(tmp_path: Path) -> None:
 def test_a_cache_with_impossible_results_is_measured_again(
     wrong: dict[str, Any], tmp_path: Path
 ) -> None:
-    fine = {"status": "ok", "nanoseconds": 2.0, "baseline": 3.0, "noise": 0.0}
+    fine: dict[str, Any] = {"status": "ok", "nanoseconds": 2.0, "baseline": 3.0, "noise": 0.0}
     cache = measure.Cache(tmp_path / "cache")
     cache.put(b"fine", measure.Result(**fine))
     cache.put(b"wrong", measure.Result(**fine | wrong))
     assert cache.get(b"fine") and cache.get(b"wrong") is None
     cache.close()
+
+
+def test_one_run_says_nothing_of_noise() -> None:
+    class Kernel:
+        def run(self, times: int = 1) -> float:
+            return 1e9
+
+    times, baseline = execute.in_turns(Kernel(), Kernel(), 1, 10.0)
+    assert len(times) == len(baseline) == execute.FEWEST
+
+
+def test_what_the_baseline_gains_beside_itself_is_noise() -> None:
+    given = problem.of_line("relu 8")
+    vector = (actions.Vectorize("op_0"),)
+
+    class Measure:
+        alone = 4.0
+
+        def __call__(self, given: Any, schedule: Any, *, again: bool) -> Result:
+            assert again
+            fast = 5.0 if schedule else self.alone
+            return Result(status="ok", nanoseconds=fast, baseline=6.0, noise=0.01)
+
+    measure = Measure()
+    found = search.confirmed(given, vector, measure)  # type: ignore[arg-type]
+    assert (found.noise, found.gain) == (0.5, 1.0)
+    measure.alone = 6.0
+    found = search.confirmed(given, vector, measure)  # type: ignore[arg-type]
+    assert (found.noise, found.gain) == (0.01, 1.2)
 
 
 def test_a_gain_within_the_noise_is_none() -> None:

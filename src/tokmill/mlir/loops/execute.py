@@ -28,6 +28,8 @@ KEPT, KEPT_BYTES = 32, 256 << 20
 SHORTEST = 200_000
 """Nanoseconds that one timing takes at least: shorter kernels are run several times in it."""
 MOST_REPEATS = 1000
+FEWEST = 3
+"""Runs, whatever is asked for: one alone would say that there is no noise."""
 _baselines: OrderedDict[str, Kernel] = OrderedDict()
 
 
@@ -157,7 +159,9 @@ def in_turns(
     baseline: list[float] = []
     since = time.thread_time()
     often = [max(1, min(MOST_REPEATS, int(SHORTEST / max(one.run(), 1)))) for one in (base, kernel)]
-    while len(times) < runs and (len(times) < 2 or time.thread_time() - since < most_seconds):
+    while len(times) < max(runs, FEWEST) and (
+        len(times) < 2 or time.thread_time() - since < most_seconds
+    ):
         baseline.append(base.run(often[0]))
         times.append(kernel.run(often[1]))
     return times, baseline
