@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,34 @@ def test_wrong_inputs_say_why(
     said = capsys.readouterr().err
     assert says in said
     assert "hint:" in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["rl", "show", "relu 8"],
+        ["rl", "search", "relu 8"],
+        ["rl", "train", "schedules-lstm", "-o", "run", "--dry-run"],
+        ["build", "mlir", "relu 8", "-o", "store"],
+    ],
+)
+def test_a_missing_extra_is_named(arguments: list[str], tmp_path: Path) -> None:
+    for name in ("torch_mlir", "gymnasium", "iree"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(
+            f"raise ModuleNotFoundError('none', name={name!r})\n"
+        )
+    places = [str(tmp_path), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tokmill", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 4, done.stderr
+    assert "pip install 'tokmill[mlir]'" in done.stderr
 
 
 def test_a_time_without_end_is_refused(tmp_path: Path, capsys: Any) -> None:

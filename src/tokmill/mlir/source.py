@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from tokmill import plugins
 from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.child import Limits
@@ -71,6 +72,9 @@ class MlirSource(Source):
         vocabularies: Mapping[str, Frozen],
         resources: Resources,
     ) -> None:
+        # Else it is the child that lacks them, and every module would be rejected.
+        for package in ("torch_mlir.ir", "gymnasium"):
+            plugins.require(package)
         if not 0 <= config.schedules <= MOST:
             raise UsageError(f"schedules = {config.schedules}", hint=f"0 to {MOST:,}")
         self.config, self.inputs, self.frozen = config, list(inputs), vocabularies
