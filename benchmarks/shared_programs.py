@@ -1,0 +1,136 @@
+"""Simulation points that the programs of `make profiles` share.
+
+Of untrained features, and with a CPI beside them that was learned from the other programs.
+
+    python benchmarks/shared_programs.py CACHE [--points 30 60] [--seeds 3] [--only gzip …]
+
+CACHE/profiles/store holds the intervals (`python benchmarks/profiles.py CACHE --store`). Signatures
+of the Set Transformer are compared by `benchmarks/signatures.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tokmill.bbv.clusters import Floats
+from tokmill.bbv.executions import Executions, read_executions, untrained
+from tokmill.bbv.shared_clusters import cluster_intervals, weights_of
+from tokmill.bbv.shared_points import CHECKED, Shared, shared_points
+from tokmill.store.store import Store
+
+PENALTIES = (0.03, 0.3, 3.0)
+"""Of the ridge regression, times the mean variance of a feature."""
+
+
+def learned_cpi(executions: Executions, features: Floats, inside: np.ndarray) -> Floats:
+    """Return log CPI by ridge regression on the intervals of the programs outside of `inside`.
+
+    The penalty is the one with the least error on programs that are left out in turn.
+    """
+    logs, program = np.log(executions.cpi), executions.program
+    weights = executions.shares() * ~inside
+
+    def predicted(weights: Floats, penalty: float) -> Floats:
+        weights = weights / weights.sum()
+        means = weights @ features, weights @ logs
+        centred = features - means[0]
+        squares = (centred * weights[:, None]).T @ centred
+        squares += penalty * np.trace(squares) / len(squares) * np.eye(len(squares))
+        slopes = np.linalg.solve(squares, (centred * weights[:, None]).T @ (logs - means[1]))
+        found: Floats = means[1] + centred @ slopes
+        return found
+
+    def error(penalty: float) -> float:
+        off = 0.0
+        for number in np.unique(program[~inside]):
+            left = program == number
+            off += float(np.abs(predicted(weights * ~left, penalty) - logs)[left] @ weights[left])
+        return off
+
+    return predicted(weights, min(PENALTIES, key=error))
+
+
+def trained(executions: Executions, features: Floats, count: int, seed: int) -> list[float]:
+    """Return the error of each program, with a CPI beside the features that was not learned from
+    it."""
+    found = []
+    for number in range(len(executions.names)):
+        inside = executions.program == number
+        cpi = learned_cpi(executions, features, inside)
+        spread = float(np.sqrt(executions.shares() @ (cpi - cpi.mean()) ** 2))
+        both = np.hstack([features, (cpi / max(spread, 1e-12))[:, None]])
+        made = cluster_intervals(executions, both, count, seed, count // CHECKED)
+        weights = weights_of(executions, made.labels, len(made.points))[number]
+        truth = executions.shares()[inside] @ executions.cpi[inside]
+        found.append(float(weights @ executions.cpi[made.points] / truth - 1))
+    return found
+
+
+def main(store: Path, counts: Sequence[int], seeds: int, only: Sequence[str] = ()) -> list[str]:
+    """Return the lines of the table."""
+    opened = Store(store)
+    known = read_executions(opened)
+    features = untrained(opened, known)
+    if only:
+        chosen = np.isin(np.asarray(known.names)[known.program], only)
+        known, features = known.some(chosen), features[chosen]
+    lines = [
+        f"{len(known.names)} programs, {len(known.cpi):,} intervals, {known.kind} CPI, {seeds} "
+        "seeds: mean and range of the seeds.",
+        "",
+        "| | points | mean | largest program | nothing simulated |",
+        "|---|---|---|---|---|",
+    ]
+    each: list[str] = []
+    for count in counts:
+        runs = [shared_points(known, features, count, seed=seed) for seed in range(seeds)]
+        learned = [trained(known, features, count, seed) for seed in range(seeds)]
+        lines += [
+            _row("untrained: mix and miss rates", f"{count} for all", _of(runs, "shared"),
+                 _of(runs, "held_out")),
+            _row("and a CPI learned from the others", f"{count} for all", np.asarray(learned)),
+            _row("SimPoint, each program alone", f"{count} for each", _of(runs, "simpoint")),
+            _row("ranked sets, each program alone", f"{count} for each", _of(runs, "ranked_set")),
+        ]  # fmt: skip
+        errors = np.abs(_of(runs, "shared")).mean(axis=0)
+        named = (f"{n} {100 * e:.1f}" for n, e in zip(known.names, errors, strict=True))
+        each.append(f"{count} shared points, error of each program, %: {', '.join(named)}.")
+    constant = np.abs(_of(runs[:1], "constant"))
+    lines.append(_row("mean CPI of the others", "0", constant, constant))
+    return [*lines, "", *each]
+
+
+def _of(runs: Sequence[Shared], name: str) -> Floats:
+    """Return (seeds, programs) of a column."""
+    return np.asarray([[getattr(row, name) for row in run.rows] for run in runs])
+
+
+def _row(name: str, points: str, errors: Floats, nothing: Floats | None = None) -> str:
+    errors = np.abs(errors)
+    held = "–" if nothing is None else _range(np.abs(nothing).mean(axis=1))
+    cells = name, points, _range(errors.mean(axis=1)), _range(errors.max(axis=1)), held
+    return f"| {' | '.join(cells)} |"
+
+
+def _range(values: Floats) -> str:
+    mean = f"{values.mean():.1%}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ({100 * values.min():.1f}–{100 * values.max():.1f})"
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    options.add_argument("cache", type=Path)
+    options.add_argument("--points", type=int, nargs="*", default=[30, 60])
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--only", nargs="*", default=[], help="programs")
+    asked = options.parse_args()
+    store = asked.cache / "profiles" / "store"
+    print("\n".join(main(store, asked.points, asked.seeds, asked.only)))
