@@ -22,6 +22,8 @@ RANKED = 5
 """Intervals of a ranked set."""
 DRAWN = 100
 """Ranked-set samples of which the one with the best mean of the proxy is kept."""
+ENDS_FROM = 10
+"""With so many intervals the ends of a program are among those of two-phase sampling."""
 OF_STRATUM = 3
 """Intervals a stratum, in the mean, of two-phase sampling."""
 
@@ -101,6 +103,40 @@ def _steps(shares: Floats, count: int, random: Random) -> Ints:
 
 def two_phase(population: Population, n: int, random: Random) -> Sample:
     """Draw from strata of similar intervals: two-phase stratified sampling.
+
+    Of at least `ENDS_FROM` intervals the first and the last one are two, taken for certain: a
+    program begins and ends with work of the kernel, which no vector shows. The others are drawn.
+    """
+    if n < ENDS_FROM:
+        return _stratified(population, n, random)
+    ends, rest, middle, share = _without_ends(population)
+    drawn = _stratified(middle, n - len(ends), random)
+    return Sample(
+        np.concatenate([ends, rest[drawn.places]]),
+        np.concatenate([population.shares[ends], drawn.shares * share]),
+        np.concatenate([np.ones(len(ends), bool), drawn.certain]),
+        np.concatenate([np.full(len(ends), -1, np.int64), drawn.strata]),
+        drawn.fraction,
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _without_ends(population: Population) -> tuple[Ints, Ints, Population, float]:
+    """Return (first and last, the others, the population of these, their share)."""
+    ends = np.asarray([0, len(population) - 1])
+    rest = np.arange(1, len(population) - 1)
+    share = float(population.shares[rest].sum())
+    middle = Population(
+        rest,
+        population.shares[rest] / share,
+        population.features[rest],
+        population.proxy[rest],
+    )
+    return ends, rest, middle, share
+
+
+def _stratified(population: Population, n: int, random: Random) -> Sample:
+    """Draw from strata of similar intervals.
 
     First phase: what is cheap, block and memory vectors, is known of all intervals and clusters
     them. Second phase: of each stratum at least two intervals are drawn, more where instructions
