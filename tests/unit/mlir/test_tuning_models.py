@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tokmill.mlir.iree.tiles import Distribute, IreeSpace
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import problem
 from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.space import replay
 
 QUICK = Settings(runs=2, most_seconds=0.5)
 
@@ -230,14 +232,26 @@ def test_convolutions_work_on_channels_last_and_give_the_same(tmp_path: Path) ->
         assert [way.name for way in last] == ["channels last, O3", "channels last, data tiling"]
         made = model.module(last[0])
         assert "nchw" not in made and made.count('"linalg.conv_2d_nhwc_hwcf"') == 2
+        assert made.count('"util.optimization_barrier"') == 1
         # The image once, each filter once, and the result once.
         assert made.count('"linalg.transpose"') == 4
         both = model.compare([(model.ways()[0], ""), (last[0], "")], lambda: None)
     assert [one.status for one in both] == ["ok", "ok"]
 
 
+def test_guesses_for_convolutions_are_possible_and_cut_filters() -> None:
+    chance = random.Random(0)
+    with Measurements(QUICK, space=IreeSpace()) as measure:
+        given = measure.problem(problem.of_line("conv_2d_nhwc 1 16 16 64 3"))
+        for _ in range(30):
+            guess = measure.space.guess(given, chance)
+            replay(measure.space, given.operations, guess)
+            vector = guess[-1].sizes
+            assert (vector[1], vector[4], vector[5]) == (1, 1, 1) and vector[3] in (16, 32, 64)
+
+
 def test_an_image_that_something_else_reads_stays_as_it_is_there() -> None:
-    """A sum over channels has five loops' worth of indices that the new layout does not fit."""
+    """The result of the function keeps its shape; what has no convolution is left."""
     text = problem.of_line("conv_2d_nchw 2 4 8 8 3").text
     made, changed = layout.channels_last(text)
     assert changed == 1
