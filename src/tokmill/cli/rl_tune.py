@@ -82,7 +82,7 @@ def tune(
             whole = plugins.require("tokmill.mlir.iree.model").Model(
                 model, measurements, parameters=parameters, length=length
             )
-            choice = tuning.tune_model(whole, **given)
+            choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(whole, **given)
             module = whole.module(choice.way)
     if model is None:
         if found.spec:

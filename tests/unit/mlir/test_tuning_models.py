@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tokmill.errors import TokmillError, UsageError
-from tokmill.mlir.iree import compiler, dispatches, executor, layout, tune
+from tokmill.mlir.iree import compiler, dispatches, executor, layout, tune, tune_model
 from tokmill.mlir.iree.model import Model, Timed, carrying
 from tokmill.mlir.iree.tiles import Distribute, IreeSpace
 from tokmill.mlir.measure import Measurements, Result, Settings
@@ -178,7 +178,7 @@ def test_a_spec_of_dispatches_is_obeyed_in_the_whole_model(tmp_path: Path) -> No
 
 def test_a_model_is_tuned_as_a_whole(tmp_path: Path) -> None:
     with Measurements(QUICK, tmp_path / "cache", IreeSpace()) as measure:
-        found = tune.tune_model(model_of("matmul 96 96 96, relu", measure), seconds=2, seed=1)
+        found = tune_model.tune_model(model_of("matmul 96 96 96, relu", measure), seconds=2, seed=1)
     assert [one.name for one in found.flags] == ["default", "O3", "data tiling"]
     assert found.tuned.nanoseconds <= found.untuned.nanoseconds
     assert bool(found.spec) == (found.obeyed > 0)
@@ -200,7 +200,7 @@ def test_a_spec_that_nothing_obeys_is_an_error(
         Measurements(QUICK, tmp_path / "cache", IreeSpace()) as measure,
         pytest.raises(TokmillError, match="obeys no matcher"),
     ):
-        tune.tune_model(model_of("matmul 32 32 32", measure), seconds=0.1)
+        tune_model.tune_model(model_of("matmul 32 32 32", measure), seconds=0.1)
 
 
 @pytest.mark.parametrize("bad", [set(), {3}, {0, 6}, set(range(7))])

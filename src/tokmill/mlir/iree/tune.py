@@ -1,4 +1,4 @@
-"""Tuning for IREE: the best flags and tuning spec within a time, checked, one for all operations.
+"""Tuning for IREE: the best tuning spec for some operations within a time, checked.
 
 Operations that a spec cannot tell apart, such as a convolution that is followed by relu here and
 by a sum there, get the same tiles: those of the one that runs most often, which are measured on
@@ -9,7 +9,6 @@ measurements, and `State` says how far it came, so that a tuning that was ended 
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +20,6 @@ from tokmill import files
 from tokmill.errors import TokmillError, UsageError
 from tokmill.headers import loads_json
 from tokmill.mlir import search
-from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, carrying, fastest
 from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules.problem import Problem
@@ -250,161 +248,3 @@ def _state(path: Path | None, problems: Sequence[Problem], seed: int) -> State:
 def _write(path: Path | None, state: State) -> None:
     if path is not None:
         files.write_file(path, msgspec.json.encode(state).decode())
-
-
-class Choice(msgspec.Struct, kw_only=True):
-    """What is best for a whole model."""
-
-    way: Way
-    spec: str
-    """"" if flags alone are as good."""
-    parts: list[Part]
-    skipped: list[tuple[str, str]]
-    """Dispatches that were not tuned, and why."""
-    flags: list[Timed]
-    """The model under each set of flags."""
-    default: Timed
-    untuned: Timed
-    """The fastest without a spec."""
-    tuned: Timed
-    obeyed: int = 0
-    """Dispatches that have a configuration of the spec."""
-
-
-def tune_model(
-    model: Model,
-    *,
-    seconds: float,
-    seed: int = 0,
-    state: Path | None = None,
-    tick: Callable[[float, int], None] = lambda spent, evaluations: None,
-) -> Choice:
-    """Return the best layout, flags and spec for a model, none of them slower than without it.
-
-    The dispatches that IREE forms under the fastest layout and flags are tuned one by one. Then
-    the whole model is timed with the spec. If it is slower than without, or gives other results,
-    the matchers that make it so are found by halves and dropped.
-
-    Raises `TokmillError` if IREE does not compile the model, or obeys no matcher of the spec.
-    """
-
-    def alive() -> None:
-        tick(0.0, 0)
-
-    ways = model.ways()
-    found = model.compare([(way, "") for way in ways], alive)
-    quickest, _ = fastest(list(zip(ways, found, strict=True)))
-    looks = [
-        _Look(model, way, seed, state, tick) for way in _worth(list(zip(ways, found, strict=True)))
-    ]
-    for look in looks:
-        look.go_on(seconds / (len(looks) + 1) if len(looks) > 1 else seconds)
-    if len(looks) > 1:
-        ran = model.compare([(ways[0], ""), *((look.way, look.spec) for look in looks)], alive)
-        pairs = [(look.way, one) for look, one in zip(looks, ran[1:], strict=True)]
-        right = [pair for pair in pairs if pair[1].status == "ok"] or pairs
-        best_way, _ = min(right, key=lambda pair: pair[1].nanoseconds)
-        look = next(one for one in looks if one.way == best_way)
-        look.go_on(2 * seconds / (len(looks) + 1))
-    kept = _carried(model, look.way, look.tuned, look.space, alive)
-    made = [(problem, schedule) for _, problem, schedule in kept]
-    way, text = look.way, look.space.merged(made) if made else ""
-    default, untuned, best = model.compare([(ways[0], ""), (quickest, ""), (way, text)], alive)
-    obeyed = sum(best.hits)
-    if not text or best.status != "ok" or best.nanoseconds > untuned.nanoseconds:
-        way, text, best, obeyed = quickest, "", untuned, 0
-    return Choice(
-        way=way,
-        spec=text,
-        parts=look.tuned.parts,
-        skipped=look.cut.skipped,
-        flags=found,
-        default=default,
-        untuned=untuned,
-        tuned=best,
-        obeyed=obeyed,
-    )
-
-
-def _worth(tried: Sequence[tuple[Way, Timed]]) -> list[Way]:
-    """Return the fastest way of each layout: tiles change which of them is the best."""
-    layouts = [[pair for pair in tried if pair[0].last == last] for last in (False, True)]
-    unpacked = [[pair for pair in some if PACKED not in pair[0].name] for some in layouts]
-    good = [some for some in unpacked if any(one.status == "ok" for _, one in some)]
-    return [fastest(some)[0] for some in good]
-
-
-class _Look:
-    """A layout and flags whose dispatches are tuned."""
-
-    def __init__(
-        self,
-        model: Model,
-        way: Way,
-        seed: int,
-        state: Path | None,
-        tick: Callable[[float, int], None],
-    ) -> None:
-        self.way, self.cut, self.space = way, model.dispatches(way), IreeSpace(way.flags)
-        self._measure, self._seed, self._tick = model.measure, seed, tick
-        name = re.sub(r"\W+", "-", way.name)
-        self._state = None if state is None else state.with_name(f"{state.name}.{name}")
-        self.tuned = Tuned(spec="", parts=[], chosen=[])
-
-    @property
-    def spec(self) -> str:
-        """Return the spec of all groups that gain alone."""
-        return self.tuned.spec
-
-    def go_on(self, seconds: float) -> None:
-        """Tune until so many seconds were spent in all."""
-        with Measurements(self._measure.settings, self._measure.path, self.space) as measure:
-            try:
-                self.tuned = tune(
-                    self.cut.problems,
-                    self.cut.counts,
-                    measure,
-                    seconds=seconds,
-                    seed=self._seed,
-                    state=self._state,
-                    tick=self._tick,
-                )
-            except UsageError as error:
-                # The best flags are worth a line without a spec too.
-                if not error.what.startswith("no operation can be tuned"):
-                    raise
-
-
-def _carried(
-    model: Model, way: Way, tuned: Tuned, space: Any, alive: Callable[[], None]
-) -> list[tuple[list[int], Problem, tuple[Any, ...]]]:
-    """Return the groups whose tiles carry to the whole model; the status of others says why not."""
-
-    def timed(some: Sequence[Any]) -> tuple[Timed, Timed]:
-        spec = space.merged([(problem, schedule) for _, problem, schedule in some])
-        base, other = model.compare([(way, ""), (way, spec)], alive)
-        return base, other
-
-    def slower(some: Sequence[Any]) -> bool:
-        base, other = timed(some)
-        return other.status != "ok" or other.nanoseconds > base.nanoseconds
-
-    if not tuned.chosen:
-        return []
-    _, all_of_them = timed(tuned.chosen)
-    hits = all_of_them.hits or [1] * len(tuned.chosen)
-    if not any(hits):
-        raise TokmillError(
-            f"IREE obeys no matcher of the spec: none of {len(hits)} operations has its tiles",
-            hint="report it with the version of IREE; no spec is written",
-        )
-    missed = [one for one, often in zip(tuned.chosen, hits, strict=True) if not often]
-    left = [one for one in tuned.chosen if one not in missed]
-    kept = carrying(left, slower)
-    for one in tuned.chosen:
-        if one in kept:
-            continue
-        why = "no dispatch of the model obeys" if one in missed else "the whole is slower with it"
-        for number in one[0]:
-            tuned.parts[number].status = f"default: {why}"
-    return kept
