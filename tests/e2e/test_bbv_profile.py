@@ -103,10 +103,11 @@ def test_what_cannot_be_profiled(phases: str, tmp_path: Path) -> None:
 
 
 def test_functions_are_marked_in_order_of_their_calls(phases: str, tmp_path: Path) -> None:
-    library, kind, every, calls = choose(Command((phases, "100")), tmp_path, 20)
+    # Long enough that another process on the processor does not change which marks are best.
+    library, kind, every, calls = choose(Command((phases, "4000")), tmp_path, 20)
     assert (library.name, kind) == ("markers-heap.so", "heap")
-    # 100 blocks and the buffer of stdout. What the C library calls itself is not marked.
-    assert calls["io"] < 5 and 200 <= calls["heap"] <= 210
+    # 4000 blocks and the buffer of stdout. What the C library calls itself is not marked.
+    assert calls["io"] < 5 and 8000 <= calls["heap"] <= 8010
     assert every == calls["heap"] // 60
     for other in ("io", "memory"):
         assert make_library(tmp_path, other).is_file()
