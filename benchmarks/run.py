@@ -151,7 +151,12 @@ def main(cache: Path, peers_python: str, wanted: list[str]) -> None:
         when = f"{time.strftime('%Y-%m-%d')}, {machine()}."
         found[title] = "\n".join([when, "", *measure()])
         print(f"## {title}\n\n{found[title]}\n", flush=True)
-        titles = [title for title, _ in table.values() if title in found]
+        known = [title for title, _ in table.values()]
+        # Sections that other commands made stay, at the end.
+        titles = [
+            *(one for one in known if one in found),
+            *(one for one in found if one not in known),
+        ]
         text = HEAD + "".join(f"\n## {title}\n\n{found[title]}\n" for title in titles)
         results.write_text(text)
 
