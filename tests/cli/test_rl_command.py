@@ -104,3 +104,17 @@ def test_a_policy_is_trained_and_its_figures_are_drawn(tmp_path: Path) -> None:
             main(command)
         assert ended.value.code == 0, command
     assert all((tmp_path / f"{name}.svg").stat().st_size for name in ("speedup", "entropy"))
+
+
+def test_a_spec_of_an_earlier_tuning_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokmill.cli import rl_tune
+    from tokmill.mlir.iree.tune import Tuned
+
+    spec = tmp_path / "old.spec.mlir"
+    for earlier in (False, True):
+        if earlier:
+            spec.write_text("an earlier one")
+        rl_tune._print(Tuned(spec="", parts=[], chosen=[]), [], spec, False)
+        assert ("earlier tuning" in capsys.readouterr().err) == earlier

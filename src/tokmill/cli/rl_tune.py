@@ -164,10 +164,16 @@ def _print(found: Any, skipped: list[tuple[str, str]], out: Path, as_json: bool)
     _print_parts(found.parts, skipped)
     if not found.spec:
         say("no operation is faster with other tiles: no spec is written")
+        _say_if_stale(out)
         return
     say(f"wrote {out}")
     say("note: operations were compared one by one; a whole is compared where one is named")
     say(f"to apply it: {line}")
+
+
+def _say_if_stale(out: Path) -> None:
+    if out.exists():
+        say(f"note: {out} is of an earlier tuning and no part of this result")
 
 
 def _print_parts(parts: list[Any], skipped: list[tuple[str, str]]) -> None:
@@ -235,6 +241,7 @@ def _print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:
     )
     if not choice.spec:
         say("no spec makes the whole faster than flags alone: no spec is written")
+        _say_if_stale(out)
     else:
         say(f"wrote {out}: {choice.obeyed} of {tuned.dispatches} dispatches obey it")
     ratio = default.nanoseconds / tuned.nanoseconds
