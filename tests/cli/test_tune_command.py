@@ -29,6 +29,7 @@ def test_a_model_is_tuned_and_the_printed_line_compiles_it(tmp_path: Path, capsy
     assert sum(part["runs"] for part in told["operations"]) == 2
     assert told["whole"]["milliseconds"] <= told["whole"]["best_flags_milliseconds"]
     assert spec.exists() == bool(told["whole"]["obeyed"])
+    assert told["whole"]["other_input_difference"] > told["whole"]["allowed_error"]
     tool, *rest = shlex.split(told["compile"])
     assert tool == "iree-compile"
     module = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile"]

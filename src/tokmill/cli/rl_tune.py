@@ -18,7 +18,14 @@ from tokmill.progress import Progress, human_count
 
 
 def tune(
-    modules: rl_problems.Modules,
+    modules: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A model (.onnx, .mlir), a folder of modules, or sizes such as "
+            "'matmul 256 512 1024'.",
+        ),
+    ],
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="SPEC", help="The tuning spec is written there.")
     ],
@@ -221,6 +228,7 @@ def _print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:
                     "dispatches": tuned.dispatches,
                     "error": tuned.error,
                     "allowed_error": tuned.allowed,
+                    "other_input_difference": tuned.moved,
                 },
             }
         )
@@ -252,6 +260,11 @@ def _print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:
         f"{untuned.nanoseconds / 1e6:.3f} ms ({untuned.name}); results are equal within "
         f"{tuned.allowed:.1e}"
     )
+    if not tuned.moved > tuned.allowed:
+        say(
+            "note: another input gives the same results, so that they are equal proves little; are "
+            "the weights those of a model that was trained?"
+        )
     say(f"to apply it: {line}")
 
 

@@ -224,6 +224,26 @@ def test_results_that_differ_are_wrong(tmp_path: Path, monkeypatch: pytest.Monke
     same, other = executor.race(request | {"seed": 0, "length": 16})
     assert same["error"] == 0
     assert other["error"] > other["allowed"]
+    assert same["moved"] > same["allowed"]
+
+
+CONSTANT = """
+func.func @main(%image: tensor<16x16xf32>) -> tensor<16x16xf32> {
+  %one = arith.constant dense<1.0> : tensor<16x16xf32>
+  %empty = tensor.empty() : tensor<16x16xf32>
+  %sum = linalg.add ins(%one, %one : tensor<16x16xf32>, tensor<16x16xf32>)
+                    outs(%empty : tensor<16x16xf32>) -> tensor<16x16xf32>
+  return %sum : tensor<16x16xf32>
+}
+"""
+
+
+def test_results_that_no_input_changes_prove_little(tmp_path: Path) -> None:
+    path = tmp_path / "0.vmfb"
+    executor.compiled({"module": CONSTANT, "schedule": "", "flags": [], "path": str(path)})
+    request = {"paths": [str(path)], "module": "", "parameters": "", "runs": 1}
+    (only,) = executor.race(request | {"seed": 0, "length": 16})
+    assert only["moved"] == 0
 
 
 IMAGES = "conv_2d_nchw 1 3 18 16 3, relu, conv_2d_nchw 24 1, pooling 2 2"

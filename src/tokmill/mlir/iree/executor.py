@@ -157,19 +157,22 @@ def race(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Run compiled models in turns, and compare what they give with what the first one gives.
 
     `request`: `paths`, `module` (text, which says what the inputs are), `parameters` (a file or
-    ""), `runs`, `seed`, `length`. The answer is for each `times` (ns), `error`, `allowed`.
+    ""), `runs`, `seed`, `length`. The answer is for each `times` (ns), `error`, `allowed`, and
+    `moved`: the difference that another input makes to what the first one gives.
     """
-    programs = [
-        Program(
-            Path(path).read_bytes(), request["seed"], "", request["parameters"], request["module"]
-        )
-        for path in request["paths"]
-    ]
+
+    def loaded(path: str, seed: int) -> Program:
+        code = Path(path).read_bytes()
+        return Program(code, seed, "", request["parameters"], request["module"])
+
+    programs = [loaded(path, request["seed"]) for path in request["paths"]]
     wanted = programs[0].outputs()
+    other = loaded(request["paths"][0], request["seed"] + 1).outputs()
+    moved, _ = execute.difference(wanted, other, request["length"])
     answer: list[dict[str, Any]] = []
     for program in programs:
         error, allowed = execute.difference(wanted, program.outputs(), request["length"])
-        answer.append({"times": [], "error": error, "allowed": allowed})
+        answer.append({"times": [], "error": error, "allowed": allowed, "moved": moved})
     often = [max(1, min(200, int(execute.SHORTEST / max(one.run(), 1)))) for one in programs]
     since = time.thread_time()
     for _ in range(request["runs"]):

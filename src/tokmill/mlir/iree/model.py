@@ -40,6 +40,10 @@ RUNS = 8
 """Rounds of a comparison of whole models, at least."""
 
 
+VERSION = 2
+"""Of what a comparison says; kept ones of another version are made again."""
+
+
 class Way(msgspec.Struct, frozen=True):
     """A layout of the model and flags to compile it with."""
 
@@ -61,6 +65,8 @@ class Timed(msgspec.Struct, kw_only=True):
     error: float = float("nan")
     """Largest difference to the default's results in units of the largest one."""
     allowed: float = float("nan")
+    moved: float = float("nan")
+    """What another input changes in the default's results, in the same units."""
     hits: list[int] = []
     """For each matcher of the spec the dispatches that have its configuration."""
     dispatches: int = 0
@@ -106,6 +112,7 @@ class Model:
         """
         request = {
             "ask": "race",
+            "version": VERSION,
             "module": self.text,
             "tried": [
                 (hashlib.sha256(self.module(way).encode()).hexdigest(), way.flags, spec)
@@ -167,7 +174,7 @@ class Model:
 def _tell(one: Timed, answer: dict[str, Any]) -> None:
     times = sorted(answer["times"])
     one.nanoseconds, one.noise = times[0], times[len(times) // 2] / times[0] - 1
-    one.error, one.allowed = answer["error"], answer["allowed"]
+    one.error, one.allowed, one.moved = answer["error"], answer["allowed"], answer["moved"]
     if not one.error <= one.allowed:
         one.status = "wrong"
 

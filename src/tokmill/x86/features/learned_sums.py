@@ -15,9 +15,9 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.store.schema import Array
-from tokmill.x86.features.baselines import CALLEES, form_pairs, opcodes, templates
+from tokmill.x86.features.baselines import CALLEES, opcodes
 from tokmill.x86.features.store_functions import StoreFunctions
-from tokmill.x86.features.sums import parts_of, shape_rows, side_by_side
+from tokmill.x86.features.sums import parts_of, ranker_code, side_by_side
 
 
 class SumRows(NamedTuple):
@@ -41,13 +41,7 @@ def with_facts(functions: StoreFunctions, vectors: Array) -> SumRows:
 
 def code_parts(functions: StoreFunctions) -> dict[str, Any]:
     """Return what there is of code alone without vectors, by name."""
-    return {
-        "templates": templates(functions),
-        "forms": functions.rows(functions.weighed("forms")),
-        "form pairs": form_pairs(functions),
-        "opcodes": opcodes(functions),
-        "shape": shape_rows(functions),
-    }
+    return {**ranker_code(functions), "opcodes": opcodes(functions)}
 
 
 def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:

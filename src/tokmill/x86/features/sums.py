@@ -81,13 +81,20 @@ def sum_of_cosines(functions: StoreFunctions) -> Any:
     return side_by_side(parts, dict.fromkeys(parts, 1.0))
 
 
-def parts_of(functions: StoreFunctions) -> dict[str, Any]:
-    """Return the twelve parts of the ranker, by name."""
+def ranker_code(functions: StoreFunctions) -> dict[str, Any]:
+    """Return the parts of the ranker that are code alone, by name."""
     return {
         "templates": templates(functions),
         "forms": functions.rows(functions.weighed("forms")),
         "form pairs": form_pairs(functions),
         "shape": shape_rows(functions),
+    }
+
+
+def parts_of(functions: StoreFunctions) -> dict[str, Any]:
+    """Return the twelve parts of the ranker, by name."""
+    return {
+        **ranker_code(functions),
         **{kind: functions.rows(functions.weighed(kind)) for kind in FACTS},
         "facts": facts(functions),
         "callees": callees(functions),
