@@ -39,6 +39,7 @@ import tuning_models
 import x86_models
 import x86_store
 import x86_tokens
+from tokmill.mlir.modules import kernelbench
 
 HERE = Path(__file__).parent
 
@@ -126,6 +127,10 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "tuning": (
             "Tiles and flags for IREE: operations and models",
             lambda: [*tuning.main(cache), "", *tuning_models.main(cache)],
+        ),
+        "kernelbench": (
+            "Tiles for IREE: shapes of KernelBench's level 1",
+            lambda: tuning.main(cache, tuple(kernelbench.LEVEL_1.values())),
         ),
         "x86-models": (
             "RWKV-7 and a decoder on programs",

@@ -1,11 +1,13 @@
 """Operations by IREE with tuned tiles, beside IREE's flags, OpenBLAS and torch, on one thread.
 
-    python benchmarks/tuning.py CACHE [BUDGET] [LINE...]
+    [TOKMILL_TVM_PYTHON=PYTHON] python benchmarks/tuning.py CACHE [BUDGET] [LINE...]
 
 Every operation is searched in IREE's space with BUDGET evaluations (64). Then the winner, IREE's
 default and its flags are compiled anew by `iree-compile`, and all are timed in turns in one fresh
 process, CPU time of the thread, the least of the rounds: so that other work on the machine meets
-all of them alike.
+all of them alike. TVM's MetaSchedule, which takes minutes for each, tunes the operations of
+`HEADLINE` with as many trials, where a Python that has it is named; it is timed in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -70,26 +73,48 @@ def main(
             capture_output=True,
             text=True,
         )
-        rows.append((line, json.loads(answer.stdout.splitlines()[-1])))
+        times = json.loads(answer.stdout.splitlines()[-1])
+        if line in HEADLINE and (tvm := os.environ.get("TOKMILL_TVM_PYTHON")):
+            times["MetaSchedule"] = meta_schedule(tvm, line, budget, folder)
+        rows.append((line, times))
     return table(rows)
+
+
+def meta_schedule(python: str, line: str, budget: int, folder: Path) -> float:
+    """Return the CPU time in nanoseconds of an operation that TVM tuned."""
+    script = Path(__file__).parent / "peers" / "tvm_schedule.py"
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        answer = subprocess.run(
+            [python, script, str(budget), "1", work, line],
+            env=os.environ | {"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    return float(json.loads(answer.stdout.splitlines()[-1])["ns"])
 
 
 def table(rows: list[tuple[str, dict[str, float]]]) -> list[str]:
     """Return rows of times in ms, and geometric means."""
-    names = ["tuned", *FLAGS, "OpenBLAS", "torch"]
+    others = ["OpenBLAS", "torch"]
+    if any("MetaSchedule" in times for _, times in rows):
+        others.append("MetaSchedule")
+    names = ["tuned", *FLAGS, *others]
     made = [
         "| ms, CPU time of one thread | "
         + " | ".join(names)
         + " | × best flags | × OpenBLAS | × torch |",
         "|---" * (len(names) + 4) + "|",
     ]
-    gains: dict[str, list[float]] = {"flags": [], "OpenBLAS": [], "torch": [], "default": []}
+    gains: dict[str, list[float]] = {
+        name: [] for name in ("flags", "OpenBLAS", "torch", "default", "MetaSchedule")
+    }
     for line, times in rows:
         tuned = times["tuned"]
         ratios = {
             "flags": min(times[name] for name in FLAGS if name in times) / tuned,
             "default": times["default"] / tuned,
-            **{name: times[name] / tuned for name in ("OpenBLAS", "torch") if name in times},
+            **{name: times[name] / tuned for name in others if name in times},
         }
         for name, ratio in ratios.items():
             gains[name].append(ratio)
@@ -182,6 +207,8 @@ def peers(line: str, inputs: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
         return {"torch": lambda: functions.max_pool2d(tensors[0], window, stride)}
     if name == "reduce":
         return {"torch": lambda: tensors[0].sum(-1)}
+    if name == "relu":
+        return {"torch": lambda: tensors[0].relu()}
     # The module has no subtraction of the largest, so torch's softmax would do more.
     return {"torch": lambda: (powers := tensors[0].exp()) / powers.sum(-1, keepdim=True)}
 
