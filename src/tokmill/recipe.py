@@ -44,10 +44,15 @@ def find(name: Path | str) -> Path:
     return known
 
 
+def is_recipe(name: str) -> bool:
+    """Return whether a name is that of a TOML file or of a shipped recipe."""
+    return name.endswith(".toml") or name in shipped()
+
+
 def read_toml(path: Path | str) -> dict[str, Any]:
     """Return a TOML file as a dict, merged over the files that it `extends`.
 
-    `extends` is relative to the file. `path` may be the name of a shipped recipe.
+    `extends` is relative to the file, or the name of a shipped recipe, as `path` may be.
     """
     return _read(find(path), ())
 
@@ -84,9 +89,10 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError(
             "extends is not the path of a recipe",
             where=str(path),
-            hint='extends = "other.toml", a path beside this file',
+            hint='extends = "other.toml", a path beside this file or the name of a shipped recipe',
         )
-    return merge(_read(path.parent / parent, (*seen, resolved)), value)
+    beside = path.parent / parent
+    return merge(_read(beside if beside.exists() else find(parent), (*seen, resolved)), value)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,9 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "show", "none.mlir"], 5, "none.mlir"),
         (["rl", "show", "."], 1, "no .mlir file"),
         (["rl", "search", "matmul 4 4 4", "--with", "beams"], 2, "did you mean 'beam'?"),
+        (["rl", "search", "decoder-tiny"], 2, "not schedules"),
+        (["rl", "search", "schedules-lstm", "relu 8"], 2, "modules of its own"),
+        (["rl", "search", "none.toml"], 2, "no such recipe"),
         (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "no schedule of tokmill"),
         (["rl", "replay", "matmul 4 4 4", "."], 5, "hint:"),
     ],
@@ -118,3 +122,27 @@ def test_a_spec_of_an_earlier_tuning_is_said(
             spec.write_text("an earlier one")
         rl_tune._print(Tuned(spec="", parts=[], chosen=[]), [], spec, False)
         assert ("earlier tuning" in capsys.readouterr().err) == earlier
+
+
+def test_a_recipe_says_what_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(
+        'extends = "schedules-lstm"\n'
+        '[task]\nmodules = ["relu 8", "relu 16"]\nbench_count = 3\nheld_out = []\nruns = 1\n'
+        f'cache = "{tmp_path / "measured.db"}"\n'
+        "[run]\nsteps = 2\n"
+    )
+    cached = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(["rl", "search", str(recipe), "--with", "random", "--json", "-q"])
+        assert ended.value.code == 0
+        found = json.loads(capsys.readouterr().out)
+        # Two steps of three evaluations are shared by two modules.
+        assert found["budget"] == 3
+        assert [one["module"] for one in found["modules"]] == ["relu 8", "relu 16"]
+        assert sum(sum(one["counts"].values()) for one in found["modules"]) == 6
+        cached.append(found["cached"])
+    # Three draws may have two alike.
+    assert cached[0] < 6
+    assert cached[1] == 6

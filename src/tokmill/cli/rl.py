@@ -1,4 +1,4 @@
-"""`tokmill rl search|replay|show`, and the group of all commands of `rl`."""
+"""`tokmill rl replay|show`, and the group of all commands of `rl`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from typing import Annotated, Any
 import typer
 
 from tokmill import plugins
-from tokmill.cli import rl_train, rl_tune
-from tokmill.cli.options import AsJson, Quiet
+from tokmill.cli import rl_search, rl_train, rl_tune
+from tokmill.cli.options import AsJson
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.rl_problems import (
     BASELINES,
-    FILES,
-    CacheFile,
     Modules,
     Runs,
-    SpaceName,
     Threads,
-    continuing,
-    iree_line,
     problems_of,
     space_called,
 )
-from tokmill.errors import TokmillError, UsageError, nearest
-from tokmill.files import make_folder, read_start, write_file
-from tokmill.progress import Progress, human_count
+from tokmill.cli.rl_shown import (
+    PUBLISHED,
+    facts_of_result,
+    print_results,
+    published_time,
+    shown_times,
+)
+from tokmill.errors import TokmillError, UsageError
+from tokmill.files import read_start
 
 app = typer.Typer(
     add_completion=False,
@@ -36,9 +37,8 @@ app = typer.Typer(
 )
 
 LONGEST_SPEC = 16 << 20
-PUBLISHED = "published ms"
-"""Unscheduled, on another machine."""
 
+app.command()(rl_search.search)
 app.command()(rl_train.train)
 app.command("eval")(rl_train.evaluate)
 app.command()(rl_tune.tune)
@@ -57,7 +57,7 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
             "iterators": "".join("p" if one else "r" for one in each.parallel),
             "arithmetic": sum(each.arithmetic),
             "producers": [f"op_{number}" for _, number in each.producers],
-            **_published(problem),
+            **published_time(problem),
         }
         for problem in problems
         for each in problem.operations
@@ -76,77 +76,12 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
                 " × ".join(map(str, row["loops"])),
                 row["iterators"],
                 " ".join(row["producers"]),
-                *_shown(row, published),
+                *shown_times(row, published),
             ]
             for row in found
         ],
     )
     say("iterators: p parallel, r reduction")
-
-
-@app.command()
-def search(
-    modules: Modules,
-    method: Annotated[
-        str, typer.Option("--with", help="random, greedy, beam or evolution.")
-    ] = "evolution",
-    space: SpaceName = "loops",
-    budget: Annotated[int, typer.Option(min=1, help="Schedules measured, a module.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of random choices and of the inputs' numbers.")] = 0,
-    runs: Runs = 5,
-    threads: Threads = 1,
-    cache: CacheFile = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
-    ] = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Find the best schedule of each module within a number of measurements.
-
-    Each result is compared with the unscheduled module, and the best one is measured again in a
-    fresh process: a gain within the noise of the baseline is none.
-    """
-    searches = plugins.require("tokmill.mlir.search")
-    measure = plugins.require("tokmill.mlir.measure")
-    if method not in searches.SEARCHES:
-        raise UsageError(
-            f"--with {method}: there is no such search", hint=nearest(method, searches.SEARCHES)
-        )
-    problems = problems_of(modules)
-    settings = measure.Settings(runs=runs, seed=seed, threads=threads)
-    found = []
-    with (
-        continuing(cache),
-        measure.Measurements(settings, cache, space_called(space)) as measurements,
-        Progress("search", budget * len(problems), unit="schedules", quiet=quiet) as progress,
-    ):
-        for problem in problems:
-            tried = []
-            for trial in searches.SEARCHES[method](problem, measurements, budget, seed):
-                tried.append(trial)
-                progress.advance(1)
-            found.append(_best(searches, problem, tried, measurements))
-        cached = measurements.hits
-    if out is not None:
-        folder = make_folder(out)
-        for number, one in enumerate(found):
-            name = f"{number:03d}.{FILES[space]}.mlir"
-            write_file(folder / name, one["text"])
-            write_file(folder / f"{number:03d}.mlir", one["code"])
-            one["file"] = str(folder / name) if one["text"] else ""
-    for one in found:
-        del one["text"], one["code"]
-    if as_json:
-        print_json({"method": method, "budget": budget, "cached": cached, "modules": found})
-        return
-    _print_found(found, BASELINES[space])
-    for one in found:
-        if space == "iree" and one.get("file"):
-            say(f"to apply it: {iree_line(Path(one['file']))}")
-    if cached:
-        say(f"{human_count(cached, 'result')} came from the cache")
 
 
 @app.command()
@@ -188,77 +123,14 @@ def replay(
         else:
             result = made(problem, actions.read(text, str(schedule)))
     if as_json:
-        print_json({"module": problem.name, "space": space, **_facts(result)})
+        print_json({"module": problem.name, "space": space, **facts_of_result(result)})
     else:
-        _print_found([{"module": problem.name, "counts": {}, **_facts(result)}], BASELINES[space])
+        print_results(
+            [{"module": problem.name, "counts": {}, **facts_of_result(result)}], BASELINES[space]
+        )
     if result.status != "ok":
         raise TokmillError(
             f"the schedule gave no result: {result.status}, {result.reason}",
             where=str(schedule),
             hint="it was made for another module, or by another version of MLIR",
         )
-
-
-def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> dict[str, Any]:
-    best = max(tried, key=searches.score)
-    result = best.result
-    if result.status == "ok":
-        result = searches.confirmed(problem, best.schedule, measurements)
-    elif (alone := measurements(problem, ())).status != "ok":
-        say(f"note: {problem.name}: without a schedule too: {alone.status}, {alone.reason}")
-    counts: dict[str, int] = {}
-    for trial in tried:
-        counts[trial.result.status] = counts.get(trial.result.status, 0) + 1
-    return {
-        "module": problem.name,
-        "counts": counts,
-        **_facts(result),
-        **_published(problem),
-        "actions": [repr(action) for action in best.schedule],
-        "text": measurements.space.text(measurements.problem(problem), best.schedule),
-        "code": problem.text,
-    }
-
-
-def _published(problem: Any) -> dict[str, float]:
-    """Return the time that a folder of benchmarks says, which was taken on another machine."""
-    if problem.published is None:
-        return {}
-    return {"published_milliseconds": problem.published / 1e6}
-
-
-def _shown(row: dict[str, Any], published: list[str]) -> list[str]:
-    time = row.get("published_milliseconds")
-    return ["" if time is None else f"{time:.3f}" for _ in published]
-
-
-def _facts(result: Any) -> dict[str, Any]:
-    return {
-        "status": result.status,
-        "reason": result.reason,
-        "milliseconds": result.nanoseconds / 1e6,
-        "baseline_milliseconds": result.baseline / 1e6,
-        "speedup": result.gain,
-        "noise": result.noise,
-        "error": result.error,
-        "allowed_error": result.allowed,
-    }
-
-
-def _print_found(found: list[dict[str, Any]], baseline: str) -> None:
-    published = [PUBLISHED] * any("published_milliseconds" in one for one in found)
-    print_table(
-        ["module", "ms", baseline, "times as fast", "noise", "measured", *published],
-        [
-            [
-                one["module"],
-                f"{one['milliseconds']:.3f}",
-                f"{one['baseline_milliseconds']:.3f}",
-                f"{one['speedup']:.2f}" if one["status"] == "ok" else one["status"],
-                f"{one['noise']:.1%}",
-                ", ".join(f"{count} {status}" for status, count in sorted(one["counts"].items())),
-                *_shown(one, published),
-            ]
-            for one in found
-        ],
-    )

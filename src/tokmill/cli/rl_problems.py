@@ -27,17 +27,15 @@ Modules = Annotated[
         "'matmul 64 64 64, relu'.",
     ),
 ]
-Runs = Annotated[int, typer.Option(min=1, help="Runs of each schedule; the least time counts.")]
-SpaceName = Annotated[
-    str,
-    typer.Option(
-        "--space",
-        help="What is changed: loops (this package's lowering) or iree (tiles of IREE's).",
-    ),
-]
+RUNS = typer.Option(min=1, help="Runs of each schedule; the least time counts. Default: 5.")
+Runs = Annotated[int, RUNS]
 Threads = Annotated[
     int, typer.Option(min=1, help="Threads of parallel loops, by OpenMP; then the clock counts.")
 ]
+SPACE = typer.Option(
+    "--space",
+    help="What is changed: loops (this package's lowering, the default) or iree (tiles of IREE's).",
+)
 CacheFile = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),

@@ -1,0 +1,182 @@
+"""`tokmill rl search`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from msgspec.structs import replace
+
+from tokmill import plugins, recipe
+from tokmill.cli.options import AsJson, Quiet
+from tokmill.cli.output import print_json, say
+from tokmill.cli.rl_problems import (
+    BASELINES,
+    FILES,
+    RUNS,
+    SPACE,
+    CacheFile,
+    Threads,
+    continuing,
+    iree_line,
+    problems_of,
+    space_called,
+)
+from tokmill.cli.rl_shown import facts_of_result, print_results, published_time
+from tokmill.errors import UsageError, nearest
+from tokmill.files import make_folder, write_file
+from tokmill.progress import Progress, human_count
+
+
+class Plan(NamedTuple):
+    """What is searched, and how it is measured."""
+
+    problems: list[Any]
+    space: Any
+    budget: int
+    """Schedules that are measured, a module."""
+    seed: int
+    settings: Any
+    cache: Path | None
+
+
+def search(
+    modules: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODULE...|RECIPE",
+            help="A .mlir file, a folder of them, or sizes such as 'matmul 256 512 1024' or "
+            "'matmul 64 64 64, relu'. Or a recipe of `rl train`: its modules, as it measures "
+            "them, with as many evaluations as it makes.",
+        ),
+    ],
+    method: Annotated[
+        str, typer.Option("--with", help="random, greedy, beam or evolution.")
+    ] = "evolution",
+    space: Annotated[str | None, SPACE] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Schedules measured, a module. Default: 64.")
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of random choices and of the inputs' numbers. Default: 0."),
+    ] = None,
+    runs: Annotated[int | None, RUNS] = None,
+    threads: Threads = 1,
+    cache: CacheFile = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the best schedule of each module within a number of measurements.
+
+    Each result is compared with the unscheduled module, and the best one is measured again in a
+    fresh process: a gain within the noise of the baseline is none.
+    """
+    searches = plugins.require("tokmill.mlir.search")
+    measure = plugins.require("tokmill.mlir.measure")
+    if method not in searches.SEARCHES:
+        raise UsageError(
+            f"--with {method}: there is no such search", hint=nearest(method, searches.SEARCHES)
+        )
+    if recipe.is_recipe(modules[0]):
+        plan = _of_recipe(modules)
+    else:
+        settings = measure.Settings(seed=seed or 0)
+        plan = Plan(problems_of(modules), space_called("loops"), 64, 0, settings, None)
+    plan = Plan(
+        plan.problems,
+        plan.space if space is None else space_called(space),
+        budget or plan.budget,
+        plan.seed if seed is None else seed,
+        replace(plan.settings, runs=runs or plan.settings.runs, threads=threads),
+        cache or plan.cache,
+    )
+    found, cached = [], 0
+    count = plan.budget * len(plan.problems)
+    with (
+        continuing(plan.cache),
+        measure.Measurements(plan.settings, plan.cache, plan.space) as measurements,
+        Progress("search", count, unit="schedules", quiet=quiet) as progress,
+    ):
+        for problem in plan.problems:
+            tried = []
+            for trial in searches.SEARCHES[method](problem, measurements, plan.budget, plan.seed):
+                tried.append(trial)
+                progress.advance(1)
+            found.append(_best(searches, problem, tried, measurements))
+        cached = measurements.hits
+    name = plan.space.name
+    if out is not None:
+        folder = make_folder(out)
+        for number, one in enumerate(found):
+            file = folder / f"{number:03d}.{FILES[name]}.mlir"
+            write_file(file, one["text"])
+            write_file(folder / f"{number:03d}.mlir", one["code"])
+            one["file"] = str(file) if one["text"] else ""
+    for one in found:
+        del one["text"], one["code"]
+    if as_json:
+        print_json({"method": method, "budget": plan.budget, "cached": cached, "modules": found})
+        return
+    print_results(found, BASELINES[name])
+    for one in found:
+        if name == "iree" and one.get("file"):
+            say(f"to apply it: {iree_line(Path(one['file']))}")
+    if cached:
+        say(f"{human_count(cached, 'result')} came from the cache")
+
+
+def _of_recipe(modules: list[str]) -> Plan:
+    """Return what a recipe of `rl train` learns from, and how it measures it."""
+    if len(modules) > 1:
+        raise UsageError(
+            f"a recipe has modules of its own, and {modules[1]} is named too",
+            where=modules[0],
+            hint="name modules, or one recipe",
+        )
+    resolving = plugins.require("tokmill.training.recipe.resolve")
+    naming = plugins.require("tokmill.rl.modules")
+    kind = recipe.read_toml(modules[0]).get("task", {}).get("kind")
+    if kind != "schedules":
+        raise UsageError(
+            f"the recipe is of the task {kind}, not schedules",
+            where=modules[0],
+            hint="`tokmill recipe list` shows those of the task schedules, such as schedules-lstm",
+        )
+    config = resolving.resolve(Path(modules[0]), Path("RUN"), {}, resume=False)
+    problems = naming.to_learn(config.task, config.model.sizes)
+    evaluations = config.run.steps * config.task.bench_count
+    return Plan(
+        problems,
+        space_called(config.model.space),
+        max(1, evaluations // len(problems)),
+        config.run.seed,
+        plugins.require("tokmill.rl.loop").settings_of(config.task),
+        Path(config.task.cache) if config.task.cache else None,
+    )
+
+
+def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> dict[str, Any]:
+    best = max(tried, key=searches.score)
+    result = best.result
+    if result.status == "ok":
+        result = searches.confirmed(problem, best.schedule, measurements)
+    elif (alone := measurements(problem, ())).status != "ok":
+        say(f"note: {problem.name}: without a schedule too: {alone.status}, {alone.reason}")
+    counts: dict[str, int] = {}
+    for trial in tried:
+        counts[trial.result.status] = counts.get(trial.result.status, 0) + 1
+    return {
+        "module": problem.name,
+        "counts": counts,
+        **facts_of_result(result),
+        **published_time(problem),
+        "actions": [repr(action) for action in best.schedule],
+        "text": measurements.space.text(measurements.problem(problem), best.schedule),
+        "code": problem.text,
+    }
