@@ -148,10 +148,9 @@ def searched(line: str, cache: Path, budget: int, module: Path, spec: Path) -> N
             (each for each in trials if each.result.status == "ok" and each.schedule),
             key=lambda each: -each.result.speedup,
         )
-        again = [(measure(given, each.schedule, again=True), each.schedule) for each in ranked[:3]]
-        good = [(one.speedup, schedule) for one, schedule in again if one.status == "ok"]
-        best = max(good, default=(0.0, ()), key=lambda each: each[0])
-        text = space.text(measure.problem(given), best[1]) if best[0] > 1.02 else ""
+        best = search.confirmed(given, [each.schedule for each in ranked[:3]] or [()], measure)
+        gains = best.result.status == "ok" and best.result.gain > 1.02
+        text = space.text(measure.problem(given), best.schedule) if gains else ""
     module.write_text(given.text)
     spec.write_text(text)
 

@@ -105,7 +105,8 @@ def search(
     ):
         for problem in plan.problems:
             tried = []
-            for trial in searches.SEARCHES[method](problem, measurements, plan.budget, plan.seed):
+            trials = searches.SEARCHES[method](problem, measurements, plan.budget, plan.seed)
+            for trial in searches.while_it_runs(trials, problem, measurements):
                 tried.append(trial)
                 progress.advance(1)
             found.append(_best(searches, problem, tried, measurements))
@@ -165,7 +166,7 @@ def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> d
     best = max(tried, key=searches.score)
     result = best.result
     if result.status == "ok":
-        result = searches.confirmed(problem, best.schedule, measurements)
+        result = searches.confirmed(problem, [best.schedule], measurements).result
     elif (alone := measurements(problem, ())).status != "ok":
         say(f"note: {problem.name}: without a schedule too: {alone.status}, {alone.reason}")
     counts: dict[str, int] = {}

@@ -43,6 +43,8 @@ POOL = 96
 """Mutants of a generation, of which the cost model picks."""
 RETILED = 0.6
 """Share of mutants that differ in one tile."""
+ENDED = ("timeout", "memory", "crashed")
+"""Statuses that a module may have without a schedule too."""
 GREEDY = 0.15
 """Share of a generation that is picked by chance."""
 
@@ -64,18 +66,39 @@ def measured(problem: Problem, schedule: Sequence[Any], measure: Measurements) -
     return Trial(tuple(schedule), measure(problem, schedule))
 
 
-def confirmed(problem: Problem, schedule: Sequence[Any], measure: Measurements) -> Result:
-    """Return what a schedule is worth, measured again in fresh processes.
+def confirmed(problem: Problem, schedules: Sequence[Sequence[Any]], measure: Measurements) -> Trial:
+    """Return the best of some schedules, measured again in fresh processes.
 
     The module without a schedule is compiled a second time and measured beside itself: what it
     seems to gain by that is noise of the result too.
     """
-    result = measure(problem, schedule, again=True)
-    if result.status != "ok" or not schedule:
-        return result
+    again = [Trial(tuple(one), measure(problem, one, again=True)) for one in schedules]
+    best = max(again, key=score)
+    if best.result.status != "ok" or not best.schedule:
+        return best
     alone = measure(problem, (), again=True)
     spread = abs(alone.speedup - 1) if alone.status == "ok" else 0.0
-    return msgspec.structs.replace(result, noise=max(result.noise, spread))
+    noise = max(best.result.noise, spread)
+    return Trial(best.schedule, msgspec.structs.replace(best.result, noise=noise))
+
+
+def while_it_runs(
+    trials: Iterator[Trial], problem: Problem, measure: Measurements
+) -> Iterator[Trial]:
+    """Pass trials on, and end after one that shows that the module does not run unscheduled.
+
+    Where a schedule ends its process, hangs or wants too much memory, the module is run once
+    without one.
+    """
+    runs = False
+    for trial in trials:
+        yield trial
+        if trial.result.status == "ok":
+            runs = True
+        elif not runs and trial.result.status in ENDED:
+            runs = measure(problem, ()).status == "ok"
+            if not runs:
+                return
 
 
 def by_chance(problem: Problem, measure: Measurements, budget: int, seed: int) -> Iterator[Trial]:

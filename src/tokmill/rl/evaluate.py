@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokmill.errors import UsageError
+from tokmill.mlir import search
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
@@ -86,7 +87,7 @@ def evaluate(
         best = max(tried, key=lambda one: one.gain)
         if samples and best.result.status == "ok":
             # The best of several is partly the luckiest.
-            best.result = measure(problem, best.schedule, again=True)
+            best.result = search.confirmed(problem, [best.schedule], measure).result
         text = task.space.text(measure.problem(problem), best.schedule)
         found.append(Evaluated(problem, tried[0], tried, best, text))
     return found

@@ -100,7 +100,7 @@ class SchedulesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             value, high = getattr(self, name), most.get(name, 1e9)
             if not low <= value <= high:
                 raise UsageError(
-                    f"task.{name}: {value} is not from {low:g} to {high:g}",
+                    f"task.{name}: {value} is not from {low:,.15g} to {high:,.15g}",
                     hint=f"--set task.{name}={getattr(type(self)(), name)} is the default",
                 )
 

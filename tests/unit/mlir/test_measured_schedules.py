@@ -213,11 +213,34 @@ def test_what_the_baseline_gains_beside_itself_is_noise() -> None:
             return Result(status="ok", nanoseconds=fast, baseline=6.0, noise=0.01)
 
     measure = Measure()
-    found = search.confirmed(given, vector, measure)  # type: ignore[arg-type]
+    found = search.confirmed(given, [vector], measure).result  # type: ignore[arg-type]
     assert (found.noise, found.gain) == (0.5, 1.0)
     measure.alone = 6.0
-    found = search.confirmed(given, vector, measure)  # type: ignore[arg-type]
+    found = search.confirmed(given, [vector], measure).result  # type: ignore[arg-type]
     assert (found.noise, found.gain) == (0.01, 1.2)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "alone", "left"),
+    [
+        (["refused", "crashed", "ok"], "crashed", 2),
+        (["refused", "crashed", "crashed", "ok"], "ok", 4),
+        (["ok", "timeout", "ok"], "timeout", 3),
+        (["wrong", "ignored", "memory", "ok"], "timeout", 3),
+    ],
+)
+def test_a_search_ends_where_the_module_itself_does_not_run(
+    statuses: list[str], alone: str, left: int
+) -> None:
+    given = problem.of_line("relu 8")
+    trials = [search.Trial((), Result(status=status)) for status in statuses]
+
+    def measure(given: Any, schedule: Any) -> Result:
+        assert schedule == ()
+        return Result(status=alone)
+
+    found = search.while_it_runs(iter(trials), given, measure)  # type: ignore[arg-type]
+    assert list(found) == trials[:left]
 
 
 def test_a_gain_within_the_noise_is_none() -> None:

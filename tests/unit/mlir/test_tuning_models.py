@@ -111,7 +111,8 @@ def test_operations_that_a_spec_cannot_tell_apart_get_the_same_tiles() -> None:
     with Made(3.0) as measure:
         found = tune.tune(given, [1, 2], measure, seconds=0.3)
         assert set(measure.seen) == {given[1].name, given[0].name}
-        assert measure.seen.count(given[0].name) == 1
+        # With the tiles of the other one, and without any beside itself.
+        assert measure.seen.count(given[0].name) == 2
         assert [part.status for part in found.parts] == ["tuned", "tuned"]
         assert found.spec.count("@match_0 ->") == 1 and "@match_1 ->" not in found.spec
 
@@ -170,7 +171,10 @@ def test_a_spec_of_dispatches_is_obeyed_in_the_whole_model(tmp_path: Path) -> No
         assert measure.space.merged(chosen * 2).count("@match_") == spec.count("@match_")  # type: ignore[attr-defined]
         base, other = model.compare([(default, ""), (default, spec)], lambda: None)
         assert (base.status, other.status) == ("ok", "ok")
-        assert (other.hits, other.dispatches) == ([2, 2], 2)
+        # Some processors have the same configuration for both, which each matcher then counts twice.
+        configs = re.findall(r"lowering_config<[^>]*>", spec)
+        assert (other.hits, other.dispatches) == ([configs.count(one) for one in configs], 2)
+        assert len(configs) == 2
         assert base.nanoseconds > 0 < other.nanoseconds
         # Compiled once: the second time is the first one's.
         again = model.compare([(default, ""), (default, spec)], lambda: pytest.fail("compiled"))
@@ -195,7 +199,7 @@ def test_a_spec_that_nothing_obeys_is_an_error(
             for way, spec in tried
         ]
 
-    def some(found: Any, trials: list[Trial], measure: Any) -> Trial:
+    def some(found: Any, trials: list[Trial], *_: Any) -> Trial:
         return next(each for each in trials if each.schedule and each.result.status == "ok")
 
     monkeypatch.setattr(Model, "compare", compare)

@@ -65,6 +65,29 @@ class Part(msgspec.Struct, kw_only=True):
     gain: float = 1.0
 
 
+class Again:
+    """What schedules are worth when they are measured again, each once.
+
+    A tuning that goes on finds the same winners for most operations.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, tuple[Any, ...]], Trial] = {}
+
+    def best(
+        self, problem: Problem, schedules: Sequence[tuple[Any, ...]], measure: Measurements
+    ) -> Trial:
+        """Return `search.confirmed` of some schedules."""
+        key = (problem.text, tuple(schedules))
+        if key not in self._known:
+            self._known[key] = search.confirmed(problem, schedules, measure)
+        return self._known[key]
+
+    def one(self, problem: Problem, schedule: tuple[Any, ...], measure: Measurements) -> Result:
+        """Return the result of one schedule of one problem."""
+        return self.best(problem, [schedule], measure).result
+
+
 class Tuned(msgspec.Struct, kw_only=True):
     """What was found, and a spec of it."""
 
@@ -82,22 +105,28 @@ def tune(
     seconds: float,
     seed: int = 0,
     state: Path | None = None,
+    again: Again | None = None,
     tick: Callable[[float, int], None] = lambda spent, evaluations: None,
 ) -> Tuned:
     """Return the best spec for some operations; `counts` says how often each runs.
 
-    `state` is read if it is there, and written as it goes. `tick` hears of the seconds spent and
-    of the evaluations.
+    `state` is read if it is there, and written as it goes. `again` has what an earlier call in
+    this process measured again. `tick` hears of the seconds spent and of the evaluations.
 
     Raises `UsageError` if nothing can be tuned, or if the state is that of another model.
     """
-    space = measure.space
+    space, again = measure.space, again or Again()
     assert isinstance(space, IreeSpace)
     parts, made = _parts(problems, counts, measure)
     groups = _groups(made, counts, space)
     kept = _state(state, problems, seed)
     found: list[list[Trial]] = [[] for _ in problems]
-    running = {number: search.evolution(made[number], measure, MOST, seed) for number in groups}
+    running = {
+        number: search.while_it_runs(
+            search.evolution(made[number], measure, MOST, seed), made[number], measure
+        )
+        for number in groups
+    }
     often = {number: sum(counts[each] for each in group) for number, group in groups.items()}
     done = [0] * len(problems)
     since = time.monotonic() - kept.seconds
@@ -118,14 +147,14 @@ def tune(
     chosen = []
     for number, group in groups.items():
         problem = made[number]
-        best = _best(problem, found[number], measure)
+        best = _best(problem, found[number], measure, again)
         _tell(parts[number], found[number], best)
         others = [each for each in group if each != number]
         if parts[number].status != "tuned" or best is None:
             for each in others:
                 parts[each].status = parts[number].status
             continue
-        if _good(number, others, best, parts, made, measure):
+        if _good(number, others, best, parts, made, measure, again):
             chosen.append((group, problem, best.schedule))
     spec = space.merged([(problem, schedule) for _, problem, schedule in chosen])
     return Tuned(spec=spec, parts=parts, chosen=chosen)
@@ -148,11 +177,12 @@ def _good(
     parts: list[Part],
     made: dict[int, Problem],
     measure: Measurements,
+    again: Again,
 ) -> bool:
     """Measure a schedule on the other operations of a group; say whether it serves them all."""
     results = {}
     for each in others:
-        results[each] = result = measure(made[each], best.schedule, again=True)
+        results[each] = result = again.one(made[each], best.schedule, measure)
         if result.status != "ok" or result.speedup < SLOWEST:
             why = result.status if result.status != "ok" else "slower"
             for one in (first, *others):
@@ -199,15 +229,13 @@ def _share(trials: list[Trial], count: int, problem: Problem) -> tuple[bool, flo
     return False, count * min(times, default=0.0) / len(trials)
 
 
-def _best(problem: Problem, trials: list[Trial], measure: Measurements) -> Trial | None:
-    """Return the best trial, measured again in a fresh process; None if it gains nothing."""
+def _best(
+    problem: Problem, trials: list[Trial], measure: Measurements, again: Again
+) -> Trial | None:
+    """Return the best trial, measured again in a fresh process; None if none gained anything."""
     ranked = sorted(trials, key=search.score, reverse=True)[:2]
-    again = [
-        Trial(trial.schedule, measure(problem, trial.schedule, again=True))
-        for trial in ranked
-        if search.score(trial) > 0 and trial.schedule
-    ]
-    return max(again, key=search.score, default=None)
+    some = [one.schedule for one in ranked if search.score(one) > 0 and one.schedule]
+    return again.best(problem, some, measure) if some else None
 
 
 def _tell(part: Part, trials: list[Trial], best: Trial | None) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, carrying, fastest
 from tokmill.mlir.iree.tiles import IreeSpace
-from tokmill.mlir.iree.tune import Part, Tuned, tune
+from tokmill.mlir.iree.tune import Again, Part, Tuned, tune
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
 
@@ -119,6 +119,7 @@ class _Look:
         name = re.sub(r"\W+", "-", way.name)
         self._state = None if state is None else state.with_name(f"{state.name}.{name}")
         self.tuned = Tuned(spec="", parts=[], chosen=[])
+        self._again = Again()
 
     @property
     def spec(self) -> str:
@@ -136,6 +137,7 @@ class _Look:
                     seconds=seconds,
                     seed=self._seed,
                     state=self._state,
+                    again=self._again,
                     tick=self._tick,
                 )
             except UsageError as error:
