@@ -45,7 +45,7 @@ def train_all(names: Iterable[str], recipe: Callable[[str], dict[str, Any]], fol
 def same(left: Path, right: Path, *names: str) -> None:
     """Check that two runs are the same training, but for rounding."""
     for name in ("loss", "grad_norm", "tokens", "val_loss", *names):
-        assert losses(left, name) == pytest.approx(losses(right, name), abs=1e-5), name
+        assert losses(left, name) == pytest.approx(losses(right, name), rel=1e-5, abs=1e-5), name
     kept = weights(right)
     for name, tensor in weights(left).items():
         torch.testing.assert_close(tensor, kept[name], atol=1e-4, rtol=1e-4)

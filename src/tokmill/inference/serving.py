@@ -181,7 +181,10 @@ class Server:
     async def _read(self, reader: asyncio.StreamReader, size: int, seconds: float) -> bytes:
         """Return `size` bytes, or fewer if the client left; `Refusal` if it takes too long."""
         try:
-            return await asyncio.wait_for(reader.readexactly(size), seconds)
+            # `asyncio.wait_for` of Python 3.11 drops a cancellation that comes together with the
+            # data, and a client that should end would wait for a model that has ended.
+            async with asyncio.timeout(seconds):
+                return await reader.readexactly(size)
         except asyncio.IncompleteReadError as error:
             return error.partial
         except TimeoutError:
@@ -198,7 +201,8 @@ class Server:
         values = np.ascontiguousarray(vector, "<f4").tobytes()
         writer.write(len(values).to_bytes(HEAD, "big") + values)
         try:
-            await asyncio.wait_for(writer.drain(), self.limits.seconds)
+            async with asyncio.timeout(self.limits.seconds):
+                await writer.drain()
         except TimeoutError:
             raise Refusal(f"the reply was not taken within {self.limits.seconds:g} s") from None
         self.served.requests += 1

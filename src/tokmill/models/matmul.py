@@ -33,12 +33,15 @@ def _description() -> str:
 
 HAS_ONEDNN = (
     torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    and torch.backends.cpu.get_cpu_capability() == "AVX512"
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
-"""Whether oneDNN's operator is there, with kernels for AVX-512."""
-ONEDNN = HAS_ONEDNN and not made_by_intel(_description())
-"""Whether it is the faster one."""
+"""Whether oneDNN's operator is there."""
+ONEDNN = (
+    HAS_ONEDNN
+    and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    and not made_by_intel(_description())
+)
+"""Whether it is the faster one: it has kernels for AVX-512 where the other has none."""
 FEW_ROWS, MANY_WEIGHTS = 4, 1 << 16
 """With fewer rows or a smaller matrix the other library is as fast, in sampling too."""
 Product = Callable[..., Tensor]

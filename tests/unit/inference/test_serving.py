@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -21,6 +22,7 @@ import tokmill
 from making import quick_build
 from tokmill import EmbeddingClient
 from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.inference import serving
 from tokmill.inference.embed import embed
 from tokmill.x86.graphs.files import write_graph
 from x86_graphs import Block, graph_of
@@ -273,6 +275,40 @@ def test_a_clean_stop(run: Path, number: int) -> None:
     idle.close()
     with pytest.raises(MachineError, match="no embedding server answers"):
         server.client()
+
+
+class Counting:
+    """In place of an `Embedder`, where only the order of events matters."""
+
+    def encode(self, data: bytes) -> bytes:
+        return data
+
+    def embed(self, sequences: list[bytes]) -> np.ndarray:
+        return np.array([[len(one)] for one in sequences], np.float32)
+
+
+def test_a_stop_at_any_moment_ends_every_client() -> None:
+    """Also one whose request comes in the same turn of the loop as the stop."""
+
+    async def stop_after(turns: int) -> None:
+        said: list[str] = []
+        server = serving.Server(Counting(), serving.Limits(seconds=60), said.append)  # type: ignore[arg-type]
+        running = asyncio.create_task(server.run(port=0))
+        while not said:
+            await asyncio.sleep(0)
+        _, writer = await asyncio.open_connection("127.0.0.1", int(said[0].rsplit(":", 1)[1]))
+        for _ in range(turns):
+            writer.write((1).to_bytes(4, "big") + RET)
+            await asyncio.sleep(0)
+        server._stop.set()
+        for _ in range(4):
+            writer.write((1).to_bytes(4, "big") + RET)
+            await asyncio.sleep(0)
+        await asyncio.wait_for(running, 20)
+        writer.close()
+
+    for turns in range(60):
+        asyncio.run(stop_after(turns))
 
 
 def test_refusals_are_said_a_line_each(run: Path) -> None:

@@ -103,7 +103,8 @@ def test_all_ways_equal_the_formula(
     wide = [x.detach().double().requires_grad_() for x in inputs]
     found, expected = attend(*inputs), by_formula(*wide, document, seen)
     assert found.dtype == dtype
-    close = {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-12, "rtol": 0}
+    # Sums of up to 24 terms of about 1, in an order that the processor chooses.
+    close = {"atol": 4e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-12, "rtol": 0}
     torch.testing.assert_close(found.double(), expected, **close)
     upstream = torch.randn_like(expected)
     for one, other in zip(

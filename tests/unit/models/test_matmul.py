@@ -9,9 +9,7 @@ from torch.nn import functional as F
 from tokmill.models import matmul
 from tokmill.models.matmul import ROWS, Linear, linear, outer, prefers_onednn, product
 
-needs_onednn = pytest.mark.skipif(
-    not matmul.HAS_ONEDNN, reason="torch has no oneDNN here, or the processor no AVX-512"
-)
+needs_onednn = pytest.mark.skipif(not matmul.HAS_ONEDNN, reason="torch has no oneDNN here")
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,13 +17,26 @@ from tokmill.training.engines.tensors import write_tensors
 from tokmill.training.runs import weights as module
 from tokmill.training.runs.run import load_task
 from tokmill.training.runs.weights import step_of, weights_at
-from toy import losses, recipe, stop_after, weights
+from toy import EOT, cycles, losses, make_store, recipe, stop_after, weights
 
-# A learning rate that is far too high at the end: the best weights are not the last ones.
+# With the documents of `val` the best weights are not the last ones.
 WORSENING: dict[str, Any] = {
-    "optim": {"lr": 1.0, "warmup": 24, "schedule": "constant"},
+    "optim": {"lr": 2e-2, "warmup": 4, "schedule": "constant"},
     "run": {"eval_every": 4, "checkpoint_every": 7, "keep": 3},
 }
+
+
+@pytest.fixture(scope="module")
+def val(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents of which half are shuffled: the surer a model is of what comes next, the worse.
+
+    The loss on it falls to step 12 and then rises, by .1 and more from one evaluation to the next:
+    no rounding of another processor changes which one is the lowest.
+    """
+    order = np.random.default_rng(5)
+    documents = cycles(30, seed=1)
+    documents[::2] = [np.append(order.permutation(one[:-1]), EOT) for one in documents[::2]]
+    return make_store(tmp_path_factory.mktemp("stores") / "shuffled", documents)
 
 
 @pytest.fixture(scope="module")
