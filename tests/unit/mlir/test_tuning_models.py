@@ -171,7 +171,7 @@ def test_a_spec_of_dispatches_is_obeyed_in_the_whole_model(tmp_path: Path) -> No
         assert measure.space.merged(chosen * 2).count("@match_") == spec.count("@match_")  # type: ignore[attr-defined]
         base, other = model.compare([(default, ""), (default, spec)], lambda: None)
         assert (base.status, other.status) == ("ok", "ok")
-        # Some processors have the same configuration for both, which each matcher then counts twice.
+        # Some processors have one configuration for both, which each matcher then counts twice.
         configs = re.findall(r"lowering_config<[^>]*>", spec)
         assert (other.hits, other.dispatches) == ([configs.count(one) for one in configs], 2)
         assert len(configs) == 2
