@@ -171,7 +171,7 @@ def test_a_spec_of_dispatches_is_obeyed_in_the_whole_model(tmp_path: Path) -> No
         assert measure.space.merged(chosen * 2).count("@match_") == spec.count("@match_")  # type: ignore[attr-defined]
         base, other = model.compare([(default, ""), (default, spec)], lambda: None)
         assert (base.status, other.status) == ("ok", "ok")
-        # Some processors have one configuration for both, which each matcher then counts twice.
+        # Where both have the same configuration, each matcher counts them twice.
         configs = re.findall(r"lowering_config<[^>]*>", spec)
         assert (other.hits, other.dispatches) == ([configs.count(one) for one in configs], 2)
         assert len(configs) == 2
@@ -261,11 +261,33 @@ def test_convolutions_work_on_channels_last_and_give_the_same(tmp_path: Path) ->
         assert [way.name for way in last] == ["channels last, O3", "channels last, data tiling"]
         made = model.module(last[0])
         assert "nchw" not in made and made.count('"linalg.conv_2d_nhwc_hwcf"') == 2
-        assert made.count('"util.optimization_barrier"') == 1
+        # Behind the image and behind both filters, which are arguments here.
+        assert made.count('"util.optimization_barrier"') == 3
         # The image once, each filter once, and the result once.
         assert made.count('"linalg.transpose"') == 4
         both = model.compare([(model.ways()[0], ""), (last[0], "")], lambda: None)
     assert [one.status for one in both] == ["ok", "ok"]
+
+
+FILTERS = """
+func.func @main(%image: tensor<1x3x8x8xf32>) -> tensor<1x4x6x6xf32> {
+  %filters = arith.constant dense<0.5> : tensor<4x3x3x3xf32>
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<1x4x6x6xf32>
+  %start = linalg.fill ins(%zero : f32) outs(%empty : tensor<1x4x6x6xf32>) -> tensor<1x4x6x6xf32>
+  %sum = linalg.conv_2d_nchw_fchw
+      ins(%image, %filters : tensor<1x3x8x8xf32>, tensor<4x3x3x3xf32>)
+      outs(%start : tensor<1x4x6x6xf32>) -> tensor<1x4x6x6xf32>
+  return %sum : tensor<1x4x6x6xf32>
+}
+"""
+
+
+def test_constant_filters_are_transposed_when_they_are_loaded() -> None:
+    """A barrier behind them would transpose them in each run; behind the image one stays."""
+    made, changed = layout.channels_last(FILTERS)
+    assert changed == 1
+    assert made.count('"util.optimization_barrier"') == 1
 
 
 def test_guesses_for_convolutions_are_possible_and_cut_filters() -> None:
