@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from browser import DARK, browse, ground, needs_chromium
@@ -77,6 +79,15 @@ def test_what_changed_most_is_open(
     shown = dom.partition("<script")[0]
     assert re.findall(r'data-row="(\d)" aria-current', shown) == list(row)
     assert ("Choose a function" in shown) == (not row)
+
+
+def test_a_string_is_escaped_once(tmp_path: Path) -> None:
+    a, b, diff = two()
+    ends = np.array([0, *[1] * len(a.block_address)])
+    a = replace(a, strings=["%s\n"], string=np.array([0], "u4"), block_strings=ends)
+    diff_page(a, b, diff, tmp_path / "page.html")
+    dom = browse(tmp_path / "page.html", tmp_path / "a", "--dump-dom", fragment="#0")
+    assert '<span class="literal">"%s\\n"</span>' in dom
 
 
 def test_graphs(made: Path, tmp_path: Path) -> None:

@@ -229,7 +229,8 @@
     if (!block) return make("th");
     const cell = make("th", {}, `${side} block ${numbers.get(block)} · 0x${block[ADDRESS]}`);
     for (const text of block[STRINGS]) {
-      cell.append(make("span", { class: "literal" }, JSON.stringify(text)));
+      // Its control characters are escaped already.
+      cell.append(make("span", { class: "literal" }, `"${text}"`));
     }
     return cell;
   }
