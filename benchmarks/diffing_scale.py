@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +67,7 @@ def copies(graph: Graph, count: int) -> Graph:
     def offsets(one: Array) -> Array:
         return np.concatenate([[0], np.tile(np.diff(one), count).cumsum()]).astype(np.int64)
 
-    made = {
+    made: dict[str, Any] = {
         name: offsets(getattr(graph, name))
         for name in ("function_blocks", "block_bytes", "block_instructions", "block_edges",
                      "block_strings", "block_constants", "block_references")
@@ -159,7 +160,9 @@ def measure(first: str, second: str, rounds: str, truth: str) -> None:
 def row(title: str, files: Sequence[Path], rounds: int, truth: Path | None = None) -> str:
     """Return the row of a pair, compared in a child."""
     words = [sys.executable, __file__, "--measure", *files, rounds, truth or "-"]
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [str(word) for word in words], stdout=subprocess.PIPE, text=True, check=True
+    )
     found = json.loads(done.stdout)
     cells = [
         " and ".join(f"{side[place]:,}" for side in found["sizes"]) for place in range(2)

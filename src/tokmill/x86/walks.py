@@ -19,7 +19,7 @@ from tokmill.errors import UsageError
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.ranges import distinct
+from tokmill.x86.image.ranges import distinct, numbered
 
 WALKED = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 AT_ONCE = 1 << 22
@@ -88,7 +88,7 @@ def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
     function = np.repeat(
         np.arange(len(graph.function_address)), np.diff(graph.function_blocks)
     ).astype(np.int64)
-    addresses, rank = np.unique(graph.block_address, return_inverse=True)
+    addresses, rank = numbered(graph.block_address)
     count = max(len(addresses), 1)
     # Ascending, because blocks are ordered by function, and by address within it.
     place = function * count + rank

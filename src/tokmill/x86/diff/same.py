@@ -11,6 +11,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.features.bags import hash_texts
 from tokmill.x86.features.functions import Functions, find, import_names, owner_of_blocks
 from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.image.ranges import numbered
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _IMPORT, _FUNCTION, _ELSEWHERE = (mix(np.asarray([n], np.uint64))[0] for n in (11, 12, 13))
@@ -68,9 +69,9 @@ def _targets(graph: Graph, edge_owner: Array) -> tuple[Array, Array, Array]:
     kind = np.full(len(edge_owner), Target.ELSEWHERE)
     number, other = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.uint64)
     # Blocks are ordered by function, and by address within it; functions may share an address.
-    addresses, rank = np.unique(graph.block_address, return_inverse=True)
+    addresses, rank = numbered(graph.block_address)
     width = max(len(addresses), 1)
-    key = owner_of_blocks(graph) * width + rank.reshape(-1)
+    key = owner_of_blocks(graph) * width + rank
     place, there = find(addresses, graph.edge_target)
     wanted = np.where(there, owner * width + place, -1)
     block, inside = find(key, wanted)

@@ -11,7 +11,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
-from tokmill.x86.image.ranges import distinct
+from tokmill.x86.image.ranges import distinct, numbered
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -31,9 +31,9 @@ class Bag:
 
 def bag(rows: int, row: Array, key: Array) -> Bag:
     """Count (row, feature) pairs, given in any order and possibly repeated."""
-    keys, number = np.unique(key, return_inverse=True)
+    keys, number = numbered(key)
     width = max(len(keys), 1)
-    pairs, count = np.unique(row.astype(np.int64) * width + number.reshape(-1), return_counts=True)
+    pairs, count = np.unique(row.astype(np.int64) * width + number, return_counts=True)
     where, what = np.divmod(pairs, width)
     return Bag(rows, where, keys[what] if len(keys) else keys, count.astype(np.float32))
 

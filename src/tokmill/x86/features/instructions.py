@@ -14,6 +14,7 @@ from tokmill.errors import TokmillError
 from tokmill.store.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
+from tokmill.x86.image.ranges import numbered
 from tokmill.x86.tokens.canonical import LONGEST, canonical
 
 AT_ONCE = 1 << 20
@@ -60,11 +61,11 @@ def instructions_of(graph: Graph) -> Instructions:
         none = np.zeros(0, np.uint64)
         return Instructions(none, none, none.astype(np.uint16))
     hashes = np.concatenate(codes)
-    different, number = np.unique(hashes, return_inverse=True)
+    different, number = numbered(hashes)
     all_keys = np.concatenate(keys)
     rows = np.unique(mix(mix(all_keys[:, 0]) + all_keys[:, 1]), return_index=True)[1]
     decoded = _decoded(different, all_keys[rows], graph.bits)
-    code, form, mnemonic = (column[number.reshape(-1)] for column in decoded)
+    code, form, mnemonic = (column[number] for column in decoded)
     return Instructions(code, form, mnemonic)
 
 

@@ -41,6 +41,36 @@ def distinct(*parts: Array) -> Array:
     return values[first]
 
 
+def numbered(values: Array) -> tuple[Array, Array]:
+    """Return the different values (u8), ascending, and the number of each value among them (i8).
+
+    As `np.unique` with `return_inverse`, in less than half of the time: a value and its place are
+    sorted as one number.
+    """
+    size = len(values)
+    if not size:
+        return values, np.zeros(0, np.int64)
+    bits = np.uint64((size - 1).bit_length())
+    places = np.uint64((1 << int(bits)) - 1)
+    short = int(values.max()) >> (64 - int(bits)) == 0
+    # The lowest bits of long values give way to the place.
+    packed = (values << bits) if short else (values & ~places)
+    packed |= np.arange(size, dtype=np.uint64)
+    packed.sort()
+    packed &= places
+    order = packed.astype(np.int64)
+    values = values[order]
+    if not short and (values[1:] < values[:-1]).any():
+        # Values that differ in their lowest bits alone are not in order.
+        again = np.argsort(values, kind="stable")
+        values, order = values[again], order[again]
+    first = np.ones(size, bool)
+    first[1:] = values[1:] != values[:-1]
+    number = np.empty(size, np.int64)
+    number[order] = np.cumsum(first) - 1
+    return values[first], number
+
+
 def without(values: Array, others: Array) -> Array:
     """Return the values that are not among others, each once, ascending."""
     found = distinct(values)
