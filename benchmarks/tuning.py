@@ -1,13 +1,14 @@
-"""Operations by IREE with tuned tiles, beside IREE's flags, OpenBLAS and torch, on one thread.
+"""Operations by IREE, tuned by the user's command, beside IREE's flags, OpenBLAS and torch.
 
     [TOKMILL_TVM_PYTHON=PYTHON] python benchmarks/tuning.py CACHE [BUDGET] [LINE...]
 
-Every operation is searched in IREE's space with BUDGET evaluations (64). Then the winner, IREE's
+`tuned` is what `tokmill rl tune LINE --evaluations BUDGET` (64) gives: layout, flags and tiles.
+`tiles` are the tiles alone, searched in IREE's space with as many evaluations. Then both, IREE's
 default and its flags are compiled anew by `iree-compile`, and all are timed in turns in one fresh
-process, CPU time of the thread, the least of the rounds: so that other work on the machine meets
+process on one thread, CPU time, the least of the rounds: so that other work on the machine meets
 all of them alike. TVM's MetaSchedule, which takes minutes for each, tunes the operations of
 `HEADLINE` with as many trials, where a Python that has it is named; it is timed in a process of its
-own.
+own. Times are kept, so that a run that was ended goes on; without LINEs the table has all.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tokmill.mlir.iree.model import FLAGS
 
 HEADLINE = (
     "matmul 512 512 512",
@@ -42,13 +46,11 @@ HELD_OUT = (
     "softmax 256 1024",
 )
 """All with the same weight."""
-FLAGS = {
-    "default": (),
-    "O3": ("--iree-opt-level=O3",),
-    "data tiling": ("--iree-opt-level=O3", "--iree-opt-data-tiling"),
-    "im2col": ("--iree-global-opt-use-im2col-for-convs",),
-}
 ROUNDS = 15
+LIMIT = 10
+"""Minutes after which the command stops tuning an operation, however few evaluations it had."""
+Row = dict[str, Any]
+"""`ns`: contestant → time; `tuned`: what the command chose."""
 
 
 def main(
@@ -57,27 +59,58 @@ def main(
     """Return the table of the section."""
     folder = cache / "mlir"
     folder.mkdir(parents=True, exist_ok=True)
-    rows = []
+    rows = {}
     for line in lines:
-        spec = folder / f"{line.replace(' ', '_')}.spec.mlir"
-        module = spec.with_name(spec.name.replace(".spec", ""))
-        searched(line, folder / "measurements.db", budget, module, spec)
-        environment = {name: value for name, value in os.environ.items()
-                       if name != "OPENBLAS_CORETYPE"}  # fmt: skip
-        for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-            environment[name] = "1"
-        answer = subprocess.run(
-            [sys.executable, __file__, "--time", line, str(module), str(spec)],
-            env=environment,
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        times = json.loads(answer.stdout.splitlines()[-1])
-        if line in HEADLINE and (tvm := os.environ.get("TOKMILL_TVM_PYTHON")):
-            times["MetaSchedule"] = meta_schedule(tvm, line, budget, folder)
-        rows.append((line, times))
+        kept = folder / f"{line.replace(' ', '_')}.{budget}.times.json"
+        if not kept.exists():
+            kept.write_text(json.dumps(compared(line, folder, budget)))
+            print(line, kept.read_text(), file=sys.stderr, flush=True)
+        rows[line] = json.loads(kept.read_text())
     return table(rows)
+
+
+def compared(line: str, folder: Path, budget: int) -> Row:
+    """Tune an operation and time it beside the others."""
+    spec = folder / f"{line.replace(' ', '_')}.tiles.spec.mlir"
+    module = spec.with_name(spec.name.replace(".tiles.spec", ""))
+    searched(line, folder / "measurements.db", budget, module, spec)
+    told = commanded(line, folder, budget)
+    environment = {name: value for name, value in os.environ.items()
+                   if name != "OPENBLAS_CORETYPE"}  # fmt: skip
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment[name] = "1"
+    answer = subprocess.run(
+        [sys.executable, __file__, "--time", line, str(module), str(spec), told["compile"]],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    times = json.loads(answer.stdout.splitlines()[-1])
+    if line in HEADLINE and (tvm := os.environ.get("TOKMILL_TVM_PYTHON")):
+        times["MetaSchedule"] = meta_schedule(tvm, line, budget, folder)
+    return {"ns": times, "tuned": chosen_by(told)}
+
+
+def commanded(line: str, folder: Path, budget: int) -> dict[str, Any]:
+    """Return what `tokmill rl tune` says of an operation."""
+    spec = folder / f"{line.replace(' ', '_')}.spec.mlir"
+    spec.unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tokmill", "rl", "tune", line, "--json", "--quiet", "-o", str(spec),
+         "--evaluations", str(budget), "--minutes", str(LIMIT)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def chosen_by(told: dict[str, Any]) -> str:
+    """Return what the command chose, in words."""
+    named = next((name for name, flags in FLAGS.items() if list(flags) == told["flags"]), "")
+    return ("channels last, " * told["channels_last"]) + named + (" + tiles" * bool(told["spec"]))
 
 
 def meta_schedule(python: str, line: str, budget: int, folder: Path) -> float:
@@ -94,41 +127,41 @@ def meta_schedule(python: str, line: str, budget: int, folder: Path) -> float:
     return float(json.loads(answer.stdout.splitlines()[-1])["ns"])
 
 
-def table(rows: list[tuple[str, dict[str, float]]]) -> list[str]:
+def table(rows: dict[str, Row]) -> list[str]:
     """Return rows of times in ms, and geometric means."""
     others = ["OpenBLAS", "torch"]
-    if any("MetaSchedule" in times for _, times in rows):
+    if any("MetaSchedule" in row["ns"] for row in rows.values()):
         others.append("MetaSchedule")
-    names = ["tuned", *FLAGS, *others]
+    names = ["tuned", "tiles", *FLAGS, *others]
     made = [
         "| ms, CPU time of one thread | "
         + " | ".join(names)
-        + " | × best flags | × OpenBLAS | × torch |",
-        "|---" * (len(names) + 4) + "|",
+        + " | × best flags | × OpenBLAS | × torch | the command chose |",
+        "|---" * (len(names) + 5) + "|",
     ]
     gains: dict[str, list[float]] = {
-        name: [] for name in ("flags", "OpenBLAS", "torch", "default", "MetaSchedule")
+        name: [] for name in ("best flags", "OpenBLAS", "torch", "default", "tiles", "MetaSchedule")
     }
-    for line, times in rows:
-        tuned = times["tuned"]
+    for line, row in rows.items():
+        times, tuned = row["ns"], row["ns"]["tuned"]
         ratios = {
-            "flags": min(times[name] for name in FLAGS if name in times) / tuned,
-            "default": times["default"] / tuned,
-            **{name: times[name] / tuned for name in others if name in times},
+            "best flags": min(times[name] for name in FLAGS if name in times) / tuned,
+            **{name: times[name] / tuned for name in gains if name in times},
         }
         for name, ratio in ratios.items():
             gains[name].append(ratio)
         cells = [f"{times[name] / 1e6:.3f}" if name in times else "–" for name in names]
         cells += [f"{ratios[name]:.2f}" if name in ratios else "–" for name in list(gains)[:3]]
-        made.append(f"| {line} | " + " | ".join(cells) + " |")
-    means = {
-        name: math.exp(sum(map(math.log, found)) / len(found))
+        made.append(f"| {line} | " + " | ".join([*cells, row["tuned"]]) + " |")
+    text = ", ".join(
+        f"{math.exp(sum(map(math.log, found)) / len(found)):.2f} × {name}"
         for name, found in gains.items()
         if found
-    }
-    text = ", ".join(f"{value:.2f} × {name}" for name, value in means.items())
+    )
     made += ["", f"Geometric means of the tuned one's speed: {text}."]
-    slower = [line for line, times in rows if times["tuned"] > 1.02 * times["default"]]
+    slower = [
+        line for line, row in rows.items() if row["ns"]["tuned"] > 1.02 * row["ns"]["default"]
+    ]
     made.append(f"Slower than the default by over 2 %: {', '.join(slower) or 'none'}.")
     return made
 
@@ -155,28 +188,30 @@ def searched(line: str, cache: Path, budget: int, module: Path, spec: Path) -> N
     spec.write_text(text)
 
 
-def contenders(line: str, module: Path, spec: Path) -> dict[str, Callable[[], Any]]:
-    """Return what is timed, by its name."""
+def contenders(line: str, module: Path, spec: Path, command: str) -> dict[str, Callable[[], Any]]:
+    """Return what is timed, by its name; `command` compiles what was tuned."""
     from tokmill.mlir.iree import compiler, executor
 
     entry, inputs = executor.inputs(module.read_text(), 0)
     known = module.with_suffix(".known.mlir")
-    known.write_text(compiler._known(module.read_text()))
-    flags: dict[str, tuple[str, ...]] = dict(FLAGS)
+    known.write_text(compiler.known(module.read_text()))
+    _, tuned, _, _, *flags = shlex.split(command)
+    lines = {name: [str(known), *compiler.FLAGS, *extra] for name, extra in FLAGS.items()}
+    lines["tuned"] = [tuned, *flags]
     if spec.read_text():
-        flags["tuned"] = (f"--iree-codegen-tuning-spec-path={spec}",)
+        lines["tiles"] = [*lines["default"], f"--iree-codegen-tuning-spec-path={spec}"]
     found: dict[str, Callable[[], Any]] = {}
-    for name, extra in flags.items():
+    for name, words in lines.items():
         code = module.with_suffix(f".{name.replace(' ', '-')}.vmfb")
         made = subprocess.run(
-            [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", str(known),
-             "-o", str(code), *compiler.FLAGS, *extra],
+            [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", *words,
+             "-o", str(code)],
             capture_output=True,
         )  # fmt: skip
         if made.returncode == 0:
             program = executor.Program(code.read_bytes(), inputs, entry)
             found[name] = program._call
-    found.setdefault("tuned", found["default"])
+    found.setdefault("tiles", found["default"])
     return found | peers(line, inputs)
 
 
@@ -212,11 +247,11 @@ def peers(line: str, inputs: list[np.ndarray]) -> dict[str, Callable[[], Any]]:
     return {"torch": lambda: (powers := tensors[0].exp()) / powers.sum(-1, keepdim=True)}
 
 
-def timed(line: str, module: Path, spec: Path) -> dict[str, float]:
+def timed(line: str, module: Path, spec: Path, command: str) -> dict[str, float]:
     """Return the least CPU time of each contender in nanoseconds, taken in turns."""
     import torch
 
-    found = contenders(line, module, spec)
+    found = contenders(line, module, spec, command)
     least = dict.fromkeys(found, math.inf)
     with torch.inference_mode():
         for function in found.values():
@@ -236,7 +271,7 @@ def timed(line: str, module: Path, spec: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--time"]:
-        print(json.dumps(timed(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))))
+        print(json.dumps(timed(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])))
     else:
         budget = int(sys.argv[2]) if len(sys.argv) > 2 else 64
         chosen = tuple(sys.argv[3:]) or (*HEADLINE, *HELD_OUT)

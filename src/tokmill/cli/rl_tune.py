@@ -32,6 +32,9 @@ def tune(
     minutes: Annotated[
         float, typer.Option(min=0.01, help="Time for the search, checks at the end not counted.")
     ] = 10.0,
+    evaluations: Annotated[
+        int, typer.Option(min=1, help="Tiles of an operation that are measured at most.")
+    ] = 512,
     seed: Annotated[int, typer.Option(help="Of random choices and of the inputs' numbers.")] = 0,
     runs: rl_problems.Runs = 5,
     cache: Annotated[
@@ -81,13 +84,16 @@ def tune(
                 progress.advance(step)
                 shown += step
 
-        given = {"seconds": seconds, "seed": seed, "state": state, "tick": tick}
+        given = {"seconds": seconds, "most": evaluations, "seed": seed, "state": state}
+        given["tick"] = tick
         if model is None:
             found = tuning.tune(problems, counts, measurements, **given)
         else:
             length = max(problem.length for problem in problems)
+            # The printed line is for IREE, so what it reads is what is tuned.
+            known = plugins.require("tokmill.mlir.iree.compiler").known(model)
             whole = plugins.require("tokmill.mlir.iree.model").Model(
-                model, measurements, parameters=parameters, length=length
+                known, measurements, parameters=parameters, length=length
             )
             choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(whole, **given)
             module = whole.module(choice.way)

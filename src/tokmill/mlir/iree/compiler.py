@@ -47,7 +47,7 @@ def dispatches(module: str, flags: Sequence[str] = ()) -> str:
     key = (module, *flags)
     if key not in _kept:
         begin = cutting.PHASE if cutting.is_one(module) else ""
-        _kept[key] = _run(_known(module), begin, SOURCES, flags)
+        _kept[key] = _run(known(module), begin, SOURCES, flags)
         if len(_kept) > KEPT:
             _kept.popitem(last=False)
     _kept.move_to_end(key)
@@ -64,7 +64,7 @@ def configured(module: str, spec: str = "", flags: Sequence[str] = ()) -> tuple[
     return text, found
 
 
-def _known(module: str) -> str:
+def known(module: str) -> str:
     """Return a module without the named operations that IREE took out (`linalg.add`, …)."""
     if cutting.is_one(module) or not _REMOVED.search(module):
         return module
@@ -79,7 +79,7 @@ def _known(module: str) -> str:
 
 def formed(module: str, flags: Sequence[str] = ()) -> str:
     """Return a module with its dispatches formed, as `dispatches.cut` reads it."""
-    text: str = _run(_known(module), "", cutting.PHASE, flags)
+    text: str = _run(known(module), "", cutting.PHASE, flags)
     return text
 
 
@@ -91,7 +91,7 @@ def compiled(text: str, flags: Sequence[str] = ()) -> bytes:
 
 def whole(module: str, spec: str = "", flags: Sequence[str] = ()) -> bytes:
     """Return the program of a module, compiled in one go as `iree-compile` does."""
-    code: bytes = _run(_known(module), "", END, flags, spec)
+    code: bytes = _run(known(module), "", END, flags, spec)
     return code
 
 

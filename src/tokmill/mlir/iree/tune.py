@@ -103,6 +103,7 @@ def tune(
     measure: Measurements,
     *,
     seconds: float,
+    most: int = MOST,
     seed: int = 0,
     state: Path | None = None,
     again: Again | None = None,
@@ -110,6 +111,7 @@ def tune(
 ) -> Tuned:
     """Return the best spec for some operations; `counts` says how often each runs.
 
+    It ends after so many `seconds`, or when each operation had `most` evaluations.
     `state` is read if it is there, and written as it goes. `again` has what an earlier call in
     this process measured again. `tick` hears of the seconds spent and of the evaluations.
 
@@ -123,7 +125,7 @@ def tune(
     found: list[list[Trial]] = [[] for _ in problems]
     running = {
         number: search.while_it_runs(
-            search.evolution(made[number], measure, MOST, seed), made[number], measure
+            search.evolution(made[number], measure, most, seed), made[number], measure
         )
         for number in groups
     }

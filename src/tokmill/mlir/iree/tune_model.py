@@ -16,7 +16,7 @@ import msgspec
 from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, carrying, fastest
 from tokmill.mlir.iree.tiles import IreeSpace
-from tokmill.mlir.iree.tune import Again, Part, Tuned, tune
+from tokmill.mlir.iree.tune import MOST, Again, Part, Tuned, tune
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
 
@@ -44,12 +44,14 @@ def tune_model(
     model: Model,
     *,
     seconds: float,
+    most: int = MOST,
     seed: int = 0,
     state: Path | None = None,
     tick: Callable[[float, int], None] = lambda spent, evaluations: None,
 ) -> Choice:
     """Return the best layout, flags and spec for a model, none of them slower than without it.
 
+    It ends after so many `seconds`, or when each dispatch had `most` evaluations in all layouts.
     The dispatches that IREE forms under the fastest layout and flags are tuned one by one. Then
     the whole model is timed with the spec. If it is slower than without, or gives other results,
     the matchers that make it so are found by halves and dropped.
@@ -66,15 +68,17 @@ def tune_model(
     looks = [
         _Look(model, way, seed, state, tick) for way in _worth(list(zip(ways, found, strict=True)))
     ]
+    # Of two layouts each gets a third, and the better one the last.
+    shares = len(looks) + 1 if len(looks) > 1 else 1
     for look in looks:
-        look.go_on(seconds / (len(looks) + 1) if len(looks) > 1 else seconds)
+        look.go_on(seconds / shares, most // shares)
     if len(looks) > 1:
         ran = model.compare([(ways[0], ""), *((look.way, look.spec) for look in looks)], alive)
         pairs = [(look.way, one) for look, one in zip(looks, ran[1:], strict=True)]
         right = [pair for pair in pairs if pair[1].status == "ok"] or pairs
         best_way, _ = min(right, key=lambda pair: pair[1].nanoseconds)
         look = next(one for one in looks if one.way == best_way)
-        look.go_on(2 * seconds / (len(looks) + 1))
+        look.go_on(2 * seconds / shares, 2 * most // shares)
     kept = _carried(model, look.way, look.tuned, look.space, alive)
     made = [(problem, schedule) for _, problem, schedule in kept]
     way, text = look.way, look.space.merged(made) if made else ""
@@ -126,8 +130,8 @@ class _Look:
         """Return the spec of all groups that gain alone."""
         return self.tuned.spec
 
-    def go_on(self, seconds: float) -> None:
-        """Tune until so many seconds were spent in all."""
+    def go_on(self, seconds: float, most: int) -> None:
+        """Tune until so many seconds were spent in all, or evaluations of each dispatch."""
         with Measurements(self._measure.settings, self._measure.path, self.space) as measure:
             try:
                 self.tuned = tune(
@@ -135,6 +139,7 @@ class _Look:
                     self.cut.counts,
                     measure,
                     seconds=seconds,
+                    most=most,
                     seed=self._seed,
                     state=self._state,
                     again=self._again,
