@@ -10,8 +10,9 @@ profile --measured --calibrate`). Below CACHE/profiles lie
     made.json                  the machine, and why a program was left out
 
 and with --store two stores: blocks/ (basic blocks of all programs and libraries) and store/
-(`tokmill build bbv`). What was made is kept, so the same command goes on where it was stopped;
---seconds N begins no further program after so long, and then ends with exit code 3.
+(`tokmill build bbv`), always made anew of the profiles that are there. Programs that were profiled
+are kept, so the same command goes on where it was stopped; --seconds N begins no further program
+after so long, and then ends with exit code 3.
 
     python benchmarks/profiles.py CACHE [--scale 0.3] [--runs 25] [--only gzip …] [--store]
 """
@@ -193,7 +194,7 @@ def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
         "gzip": lambda: ["gzip", "-1", "-c", text(3)],
         "bzip2": lambda: ["bzip2", "-c", text(0.6)],
         "xz": lambda: ["xz", "-T1", "-4", "-c", text(0.35)],
-        "zstd": lambda: ["zstd", "-q", "--single-thread", "-3", "-c", text(5)],
+        "zstd": lambda: ["zstd", "-q", "--single-thread", "--no-asyncio", "-3", "-c", text(5)],
         "lz4": lambda: ["lz4", "-q", "-1", "-B4", "-c", text(3)],
         "perl": lambda: ["perl", inputs.script("a.pl", PERL), text(0.2)],
         "sqlite3": lambda: [
@@ -295,10 +296,13 @@ def main() -> int:
 
 
 def stores(folder: Path) -> None:
-    """Build the store of blocks of everything that ran, and the store of the executions."""
+    """Build the store of blocks of everything that ran, and the store of the executions.
+
+    Those of another time are replaced: they may lack programs, or be of an older tokmill.
+    """
     ran = {one.path for path in folder.glob("*.map") for one in read_maps(path)}
     files = sorted(path for path in ran if Path(path).is_file() and "/markers-" not in path)
-    how = How(quiet=True)
+    how = How(quiet=True, fresh=True)
     tokmill.build("x86", files, folder / "blocks", unit="block", how=how)
     traces = sorted(map(str, folder.glob("*.bb.gz")))
     store = tokmill.build("bbv", traces, folder / "store", blocks=[str(folder / "blocks")], how=how)

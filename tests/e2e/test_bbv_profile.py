@@ -60,6 +60,8 @@ def test_a_modelled_profile_joins_with_blocks(tmp_path: Path) -> None:
     assert {store.record(n)["cpi_kind"] for n in range(len(store))} == {"modelled"}
     np.testing.assert_allclose(store.column("cpi"), found.cpi["modelled"], rtol=1e-5)
     assert (store.column("d1_misses") > 0).any()
+    # Page faults are counted where CPI is measured.
+    assert np.isnan(store.column("page_faults")).all()
     assert not (store.column("d1_misses") < 0).any()
 
 
@@ -75,6 +77,11 @@ def test_measured_and_modelled_intervals_are_the_same(phases: str, tmp_path: Pat
     assert found.fitted is not None and found.fitted.intervals == len(cpi) - 2
     table = read_measures(tmp_path / "out/p.intervals.csv")
     assert table.kind == "measured" and set(table.cpi) == {"measured", "modelled"}
+    # It begins with faults, and its heap stays as small as it is.
+    assert found.timed is not None
+    faults = table.rates["page_faults"] * found.vectors.instructions / 1000
+    np.testing.assert_allclose(faults, found.timed.faults, atol=0.01)
+    assert faults[0] >= 1 > np.median(faults)
     about = json.loads((tmp_path / "out/p.about.json").read_text())
     assert about["marks"]["kind"] == "heap"
     assert about["modelled"]["weights"] == found.fitted.weights

@@ -23,8 +23,10 @@ from tokmill.store.schema import Array
 KINDS = ("measured", "simulated", "given", "modelled")
 """What a CPI is: reference cycles of a real machine; cycles of a simulator; not stated; a formula
 over counted events. Where a file has several, the first of this order is taken."""
-RATES = ("i1_misses", "d1_misses", "ll_misses", "branch_misses")
-"""Events per 1,000 instructions: first-level caches, last level, mispredicted branches."""
+PAGE_FAULTS = "page_faults"
+RATES = ("i1_misses", "d1_misses", "ll_misses", "branch_misses", PAGE_FAULTS)
+"""Events per 1,000 instructions: first-level caches, last level, mispredicted branches, pages that
+the kernel had to bring."""
 CYCLES, INSTRUCTIONS = "board.processor.start.core.numCycles", "simInsts"
 """Names in the timeline of gem5, as SemanticBBV's preprocessing reads it."""
 CLOSE = 0.01

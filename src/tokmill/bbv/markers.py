@@ -1,4 +1,6 @@
-"""Measured CPI: time stamps at marks that a program passes, the fastest of several runs.
+"""Measured CPI and page faults: what is written at marks that a program passes.
+
+CPI is of time stamps, the fastest of several runs; page faults are counted in one run more.
 
 A small library in C (`markers.c`), made here by the C compiler and loaded before the program, marks
 every K-th call of library functions. callgrind cuts its dumps at the same marks, so both see the
@@ -30,7 +32,8 @@ getline; malloc and free too; memcpy, memcmp and strlen too."""
 FLAGS = ("-O2", "-shared", "-fPIC", "-fno-builtin", "-fno-tree-loop-distribute-patterns")
 ROOM = 1 << 20
 """Marks that a file of time stamps has room for."""
-NEVER = 1 << 62
+DIGITS = 20
+"""Of K in the environment, leading zeros among them."""
 REFUSED = 117
 """Exit code of the library if it cannot open the file of time stamps."""
 
@@ -116,17 +119,11 @@ def time_marks(
     Raises `TokmillError` if two runs pass different numbers of marks.
     """
     found: list[Array] = []
-    pin = [] if processor is None else ["taskset", "-c", str(processor)]
+    pin = _pin(processor)
     for number in range(runs):
         stamps, _ = _stamps(command, library, folder, every, pin=pin)
-        if found and len(stamps) != len(found[0]) + 1:
-            raise TokmillError(
-                f"run {number + 1} passes {len(stamps) - 2:,} marks, and the first "
-                f"{len(found[0]) - 1:,}",
-                where=shlex.join(command.words),
-                hint="the program does not do the same twice (threads, time, random numbers), so "
-                "its intervals cannot be compared",
-            )
+        if found:
+            _same_marks(command, f"run {number + 1}", len(stamps), len(found[0]) + 1)
         found.append(np.diff(stamps))
         progress.advance(1)
     ticks = np.stack(found)
@@ -138,6 +135,37 @@ def time_marks(
     return ticks
 
 
+def count_faults(
+    command: Command, library: Path, folder: Path, every: int, passed: int, processor: int | None
+) -> Array:
+    """Run the program once more; return the page faults between marks: (marks + 1,) int64.
+
+    Args:
+        passed: number of marks of the runs that were timed, begin and end among them.
+
+    Raises `TokmillError` if this run passes another number of marks.
+    """
+    counts, _ = _stamps(command, library, folder, every, pin=_pin(processor), faults=True)
+    _same_marks(command, "the run that counts page faults", len(counts), passed)
+    # Threads that pass marks at once may write their counts in the other order.
+    faults: Array = np.diff(np.maximum.accumulate(counts))
+    return faults
+
+
+def _pin(processor: int | None) -> list[str]:
+    return [] if processor is None else ["taskset", "-c", str(processor)]
+
+
+def _same_marks(command: Command, run: str, passed: int, first: int) -> None:
+    if passed != first:
+        raise TokmillError(
+            f"{run} passes {passed - 2:,} marks, and the first {first - 2:,}",
+            where=shlex.join(command.words),
+            hint="the program does not do the same twice (threads, time, random numbers), so "
+            "its intervals cannot be compared",
+        )
+
+
 def _stamps(
     command: Command,
     library: Path,
@@ -146,13 +174,20 @@ def _stamps(
     *,
     pin: Sequence[str] = (),
     room: int = ROOM,
+    faults: bool = False,
 ) -> tuple[Array, range]:
-    """Run the program once; return the time stamps that had room (int64), and all their places."""
+    """Run the program once; return the time stamps that had room (int64), and all their places.
+
+    With `faults`, page faults since it began stand in place of time stamps.
+    """
     path = folder / "marks"
     with machine_errors("write", path), open(path, "wb") as file:
         file.truncate(8 * (room + 1))
+    # The environment lies above the stack, so one of another size moves the stack, and with it
+    # which pages are touched first and what shares a line of the cache.
     marking = {
-        "LD_PRELOAD": str(library), "TOKMILL_EVERY": str(every), "TOKMILL_MARKS": str(path)
+        "LD_PRELOAD": str(library), "TOKMILL_EVERY": f"{every:0{DIGITS}}",
+        "TOKMILL_MARKS": str(path), "TOKMILL_FAULTS": f"{faults:d}",
     }  # fmt: skip
     check_ended(command, command.run(pin, marking))
     words = np.fromfile(path, np.uint64)

@@ -19,7 +19,16 @@ import numpy as np
 
 from tokmill.bbv.addresses import write_addresses, write_maps
 from tokmill.bbv.callgrind import Code, Dump, put_together, read_dump, vectors_of
-from tokmill.bbv.markers import MARKER, Command, check_ended, choose, grouped, time_marks
+from tokmill.bbv.cpi import PAGE_FAULTS
+from tokmill.bbv.markers import (
+    MARKER,
+    Command,
+    check_ended,
+    choose,
+    count_faults,
+    grouped,
+    time_marks,
+)
 from tokmill.bbv.model import RATES, USUAL, Fitted, fit, modelled, summed
 from tokmill.bbv.vectors import BlockVectors
 from tokmill.bbv.write import write
@@ -51,13 +60,15 @@ class Asked(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Ticks of the intervals in several runs of a program."""
+    """Ticks of the intervals in several runs of a program, and page faults of one."""
 
     ticks: Array
     """Smallest number of ticks of the time stamp counter of each interval: int64."""
     halves: float
     """Median of the relative difference between the first and the second half of the runs."""
     runs: int
+    faults: Array
+    """Page faults of each interval: int64."""
 
 
 class Profile(NamedTuple):
@@ -86,6 +97,7 @@ def profile(
     CPI by the formula is called modelled. With `measured` the program also runs natively, and the
     same intervals get a measured CPI: ticks of the time stamp counter (reference cycles) an
     instruction; the first and the last interval have none, as the program begins and ends in them.
+    One run more counts the page faults of each interval.
 
     Raises:
         UsageError: there is no such program, or options do not fit.
@@ -107,7 +119,7 @@ def profile(
     make_folder(out)
     with tempfile.TemporaryDirectory(prefix="tokmill-profile-") as place:
         folder = Path(place)
-        ticks, about = None, _about(command, asked)
+        ticks, faults, about = None, None, _about(command, asked)
         cutting, environment = [f"--dump-every-bb={asked.every_blocks}"], {}
         if asked.measured:
             library, kind, every, calls = choose(command, folder, asked.intervals)
@@ -116,12 +128,14 @@ def profile(
                 ticks = time_marks(
                     command, library, folder, every, asked.runs, asked.processor, progress
                 )
+            passed = ticks.shape[1] + 1
+            faults = count_faults(command, library, folder, every, passed, asked.processor)
             cutting = [f"--dump-before={MARKER}"]
             environment = {"LD_PRELOAD": str(library), "TOKMILL_EVERY": str(every)}
         dumps, code = _callgrind(command, folder, cutting, environment, quiet)
     timed = None
-    if ticks is not None:
-        dumps, timed = _intervals(dumps, ticks, asked.intervals, command)
+    if ticks is not None and faults is not None:
+        dumps, timed = _intervals(dumps, ticks, faults, asked.intervals, command)
     else:
         dumps = [dump for dump in dumps if dump.totals["Ir"]]
     vectors, addresses, mapped = vectors_of(dumps, code)
@@ -146,7 +160,7 @@ def profile(
     write_maps(stem.with_name(f"{name}.map"), there)
     write_file(stem.with_name(f"{name}.about.json"), msgspec.json.encode(about) + b"\n")
     # The last one: whoever continues sees by it that a profile is whole.
-    write_file(stem.with_name(f"{name}.intervals.csv"), _table(vectors, cpi, totals))
+    write_file(stem.with_name(f"{name}.intervals.csv"), _table(vectors, cpi, totals, timed))
     return Profile(trace, vectors, cpi, timed, fitted, about)
 
 
@@ -212,7 +226,7 @@ def _callgrind(
 
 
 def _intervals(
-    dumps: list[Dump], ticks: Array, wanted: int, command: Command
+    dumps: list[Dump], ticks: Array, faults: Array, wanted: int, command: Command
 ) -> tuple[list[Dump], Timed]:
     """Put what lies between marks together to intervals of about equal numbers of instructions."""
     if ticks.shape[1] != len(dumps):
@@ -223,14 +237,19 @@ def _intervals(
         )
     sizes = [dump.totals["Ir"] for dump in dumps]
     groups = grouped(sizes, wanted)
-    ticks = np.add.reduceat(ticks, groups, axis=1)
+    ticks, faults = np.add.reduceat(ticks, groups, axis=1), np.add.reduceat(faults, groups)
     half = max(1, len(ticks) // 2)
     first, second = ticks[:half].min(axis=0), ticks[-half:].min(axis=0)
     halves = float(np.median(np.abs(first - second) / second))
-    return put_together(dumps, groups), Timed(ticks.min(axis=0), halves, len(ticks))
+    return put_together(dumps, groups), Timed(ticks.min(axis=0), halves, len(ticks), faults)
 
 
-def _table(vectors: BlockVectors, cpi: dict[str, Array], totals: Sequence[dict[str, int]]) -> str:
+def _table(
+    vectors: BlockVectors,
+    cpi: dict[str, Array],
+    totals: Sequence[dict[str, int]],
+    timed: Timed | None,
+) -> str:
     instructions = vectors.instructions
     columns: dict[str, list[str]] = {
         "interval": [str(n) for n in range(len(vectors))],
@@ -238,8 +257,11 @@ def _table(vectors: BlockVectors, cpi: dict[str, Array], totals: Sequence[dict[s
     }
     for kind, values in cpi.items():
         columns[f"cpi_{kind}"] = ["" if v != v else f"{v:.6g}" for v in values.tolist()]
-    for name, events in RATES.items():
-        rates = 1000 * summed(totals, events) / np.maximum(instructions, 1)
+    counted = {name: summed(totals, events) for name, events in RATES.items()}
+    if timed is not None:
+        counted[PAGE_FAULTS] = timed.faults.astype(np.float64)
+    for name, events in counted.items():
+        rates = 1000 * events / np.maximum(instructions, 1)
         columns[name] = [f"{value:.6g}" for value in rates.tolist()]
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")

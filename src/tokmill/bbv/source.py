@@ -67,7 +67,7 @@ class BbvSource(Source):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = BbvConfig
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     has_tokenizer: ClassVar[bool] = False
     places = "row"
     config: BbvConfig

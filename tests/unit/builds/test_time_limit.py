@@ -179,8 +179,8 @@ def intervals(folder: Path) -> Case:
     places = (0x1000, 0x1004, 0x1100)
     lines = (f"F:{i}:{0x108000 + place:x}:\n" for i, place in enumerate(places, 1))
     trace.with_suffix(".pc").write_text("".join(lines))
-    rates = "i1_misses,d1_misses,ll_misses,branch_misses"
-    rows = "".join(f"{i},1.5,1,2,3,4\n" for i in range(400))
+    rates = "i1_misses,d1_misses,ll_misses,branch_misses,page_faults"
+    rows = "".join(f"{i},1.5,1,2,3,4,5\n" for i in range(400))
     trace.with_suffix(".intervals.csv").write_text(f"interval,cpi_modelled,{rates}\n{rows}")
     return Case("bbv", trace, {"blocks": [str(options[1])], "min_joined": 0.0})
 
