@@ -27,28 +27,31 @@ OTHERS = 5
 TARGET = 0.05
 SEEDS = 4
 """Clusterings by which SimPoint is judged: nothing else of it is random."""
+BLIND, MISSES, ALL = "block vectors", "miss rates", "all rates"
+"""What a method sees: block vectors alone, miss rates beside them, page faults too."""
 ROWS = (
-    ("random", "random", False),
-    ("systematic", "systematic", False),
-    ("SimPoint", "simpoint", False),
-    ("SimPoint + miss rates", "simpoint", True),
-    ("two-phase, block vectors", "two-phase", False),
-    ("two-phase", "two-phase", True),
-    ("ranked-set", "ranked-set", True),
-    ("regression, block vectors", "regression", False),
-    ("regression", "regression", True),
-    ("random + regression", "random-regression", True),
+    ("random", "random", BLIND),
+    ("systematic", "systematic", BLIND),
+    ("SimPoint", "simpoint", BLIND),
+    ("SimPoint + miss rates", "simpoint", MISSES),
+    ("SimPoint + miss rates and page faults", "simpoint", ALL),
+    ("two-phase, block vectors", "two-phase", BLIND),
+    ("two-phase without page faults", "two-phase", MISSES),
+    ("two-phase", "two-phase", ALL),
+    ("ranked-set", "ranked-set", ALL),
+    ("regression, block vectors", "regression", BLIND),
+    ("regression", "regression", ALL),
+    ("random + regression", "random-regression", ALL),
 )
-"""(name in the table, method, whether miss rates are given)."""
+"""(name in the table, method, what it sees)."""
 
 
 class Program(NamedTuple):
     """A program of which everything is known."""
 
     name: str
-    blind: Population
-    """Without miss rates."""
-    seeing: Population
+    seen: dict[str, Population]
+    """What is seen → the intervals, as far as that."""
     cpi: dict[str, np.ndarray]
     """Kind → of each interval of the populations."""
 
@@ -71,18 +74,20 @@ def load(folder: Path) -> list[Program]:
         matrix = matrix[known]
         rates = {rate: values[known] for rate, values in measures.rates.items()}
         of_kind = {kind: values[known] for kind, values in measures.cpi.items()}
-        blind, seeing = population(matrix, ids), population(matrix, ids, rates)
-        found.append(Program(name, blind, seeing, of_kind))
+        misses = {rate: values for rate, values in rates.items() if rate != cpi.PAGE_FAULTS}
+        seen = {BLIND: {}, MISSES: misses, ALL: rates}
+        populations = {name: population(matrix, ids, some) for name, some in seen.items()}
+        found.append(Program(name, populations, of_kind))
     return found
 
 
 def judged(
-    program: Program, kind: str, row: tuple[str, str, bool], points: int, draws: int
+    program: Program, kind: str, row: tuple[str, str, str], points: int, draws: int
 ) -> Resampled:
     """Return the errors of a method on a program."""
-    _, method, rates = row
-    known = program.seeing if rates else program.blind
-    times = draws if method == SAMPLED and rates else draws // OTHERS
+    _, method, seeing = row
+    known = program.seen[seeing]
+    times = draws if method == SAMPLED and seeing != BLIND else draws // OTHERS
     times = SEEDS if method == "simpoint" else max(times, 2)
     count = min(points, len(known))
     return resample(known, program.cpi[kind], METHODS[method], count, draws=times)
@@ -118,12 +123,12 @@ def section(
         if np.isfinite(covers).all():
             held.append(_line([row[0], *(f"{100 * cover:.0f}" for cover in covers)]))
         say(table[-1])
-    sizes = [len(program.blind) for program in having]
+    sizes = [len(program.seen[BLIND]) for program in having]
     needed = [_points_needed(program, kind, draws // OTHERS) for program in having]
     counts = [count for count, _ in needed if count]
     return [
         f"**{kind.capitalize()} CPI**: {len(having)} programs of {min(sizes)} to {max(sizes)} "
-        f"intervals, {points} points, {draws:,} draws of two-phase with miss rates, "
+        f"intervals, {points} points, {draws:,} draws of two-phase with rates, "
         f"{draws // OTHERS} of the others ({SEEDS} seeds of SimPoint). Errors are of the program's "
         "CPI; coverage is that of 95 % intervals.",
         "",
@@ -153,7 +158,7 @@ def _points_needed(program: Program, kind: str, draws: int) -> tuple[int, float]
     """Return the points that the target needs and the error of 95 of 100 samples; 0: too many."""
     try:
         found = enough_points(
-            program.seeing, program.cpi[kind], METHODS[SAMPLED], TARGET, draws=max(draws, 2)
+            program.seen[ALL], program.cpi[kind], METHODS[SAMPLED], TARGET, draws=max(draws, 2)
         )
     except TokmillError:
         return 0, float("nan")

@@ -17,11 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from tokmill.bbv.clusters import Floats
-from tokmill.bbv.executions import Executions, read_executions, untrained
+from tokmill.bbv.cpi import PAGE_FAULTS
+from tokmill.bbv.executions import Executions, mnemonic_mix, read_executions, with_rates
 from tokmill.bbv.shared_clusters import cluster_intervals, weights_of
-from tokmill.bbv.shared_points import CHECKED, Shared, shared_points
+from tokmill.bbv.shared_points import Shared, shared_points
 from tokmill.store.store import Store
 
+CHECKED = 12
+"""Of so many points one is checked, where some are."""
 PENALTIES = (0.03, 0.3, 3.0)
 """Of the ridge regression, times the mean variance of a feature."""
 
@@ -63,7 +66,7 @@ def trained(executions: Executions, features: Floats, count: int, seed: int) -> 
         cpi = learned_cpi(executions, features, inside)
         spread = float(np.sqrt(executions.shares() @ (cpi - cpi.mean()) ** 2))
         both = np.hstack([features, (cpi / max(spread, 1e-12))[:, None]])
-        made = cluster_intervals(executions, both, count, seed, count // CHECKED)
+        made = cluster_intervals(executions, both, count, seed)
         weights = weights_of(executions, made.labels, len(made.points))[number]
         truth = executions.shares()[inside] @ executions.cpi[inside]
         found.append(float(weights @ executions.cpi[made.points] / truth - 1))
@@ -74,10 +77,11 @@ def main(store: Path, counts: Sequence[int], seeds: int, only: Sequence[str] = (
     """Return the lines of the table."""
     opened = Store(store)
     known = read_executions(opened)
-    features = untrained(opened, known)
+    mix = mnemonic_mix(opened, known)
+    features, misses = with_rates(mix, known), with_rates(mix, known.without(PAGE_FAULTS))
     if only:
         chosen = np.isin(np.asarray(known.names)[known.program], only)
-        known, features = known.some(chosen), features[chosen]
+        known, features, misses = known.some(chosen), features[chosen], misses[chosen]
     lines = [
         f"{len(known.names)} programs, {len(known.cpi):,} intervals, {known.kind} CPI, {seeds} "
         "seeds: mean and range of the seeds.",
@@ -87,18 +91,32 @@ def main(store: Path, counts: Sequence[int], seeds: int, only: Sequence[str] = (
     ]
     each: list[str] = []
     for count in counts:
+        without = [shared_points(known, misses, count, seed=seed) for seed in range(seeds)]
+        checked = [
+            shared_points(known, features, count, seed=seed, checks=count // CHECKED)
+            for seed in range(seeds)
+        ]
         runs = [shared_points(known, features, count, seed=seed) for seed in range(seeds)]
         learned = [trained(known, features, count, seed) for seed in range(seeds)]
         lines += [
-            _row("untrained: mix and miss rates", f"{count} for all", _of(runs, "shared"),
+            _row("untrained: mix and miss rates", f"{count} for all", _of(without, "shared"),
+                 _of(without, "held_out")),
+            _row("untrained: and page faults", f"{count} for all", _of(runs, "shared"),
                  _of(runs, "held_out")),
+            _row(f"untrained, {count // CHECKED} checked", f"{count} for all",
+                 _of(checked, "shared"), _of(checked, "held_out")),
             _row("and a CPI learned from the others", f"{count} for all", np.asarray(learned)),
             _row("SimPoint, each program alone", f"{count} for each", _of(runs, "simpoint")),
             _row("ranked sets, each program alone", f"{count} for each", _of(runs, "ranked_set")),
         ]  # fmt: skip
-        errors = np.abs(_of(runs, "shared")).mean(axis=0)
-        named = (f"{n} {100 * e:.1f}" for n, e in zip(known.names, errors, strict=True))
-        each.append(f"{count} shared points, error of each program, %: {', '.join(named)}.")
+        for kind, found in (("without", without), ("with", runs)):
+            errors = np.abs(_of(found, "shared")).mean(axis=0)
+            named = (f"{n} {100 * e:.1f}" for n, e in zip(known.names, errors, strict=True))
+            each += [
+                f"{count} shared points {kind} page faults, error of each program, %: "
+                f"{', '.join(named)}.",
+                "",
+            ]
     constant = np.abs(_of(runs[:1], "constant"))
     lines.append(_row("mean CPI of the others", "0", constant, constant))
     return [*lines, "", *each]

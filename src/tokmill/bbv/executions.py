@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +41,19 @@ class Executions:
     """(N, records of the store of blocks) CSR, counts of instructions."""
     left_out: int
     """Intervals without instructions or CPI."""
+    events: tuple[str, ...] = ()
+    """Names of the rates."""
 
     def shares(self) -> Floats:
         """Return the share of each interval in its program's instructions, (N,)."""
         wholes = np.bincount(self.program, self.instructions)[self.program]
         return self.instructions / wholes
+
+    def without(self, event: str) -> Executions:
+        """Return the intervals without a rate."""
+        kept = [number for number, name in enumerate(self.events) if name != event]
+        events = tuple(self.events[number] for number in kept)
+        return dataclasses.replace(self, rates=self.rates[:, kept], events=events)
 
     def some(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> Executions:
         """Return the intervals of which `chosen` (N,) is true, and their programs."""
@@ -59,6 +68,7 @@ class Executions:
             self.rates[chosen],
             self.vectors[chosen],
             self.left_out,
+            self.events,
         )
 
 
@@ -92,8 +102,12 @@ def read_executions(store: Store) -> Executions:
         )
     found, program = np.unique(np.asarray(names, object)[known].astype(str), return_inverse=True)
     of_kind = sorted(set(np.asarray(kinds, object)[known]))
-    rates = [store.column(name) for name in RATES if name in store.schema]
-    table = np.stack(rates, axis=1)[known].astype(np.float64) if rates else np.zeros((0, 0))
+    rates = {
+        name: values
+        for name in RATES
+        if name in store.schema and np.isfinite(values := store.column(name)[known]).all()
+    }
+    table = np.stack([*rates.values()], axis=1) if rates else np.zeros((int(known.sum()), 0))
     csr = plugins.require("scipy.sparse").csr_matrix(
         (
             np.concatenate(counts).astype(np.float64),
@@ -109,19 +123,25 @@ def read_executions(store: Store) -> Executions:
         instructions[known],
         cpi[known],
         " and ".join(of_kind),
-        table[:, np.isfinite(table).all(axis=0)],
+        table.astype(np.float64),
         csr[known],
         int((~known).sum()),
+        tuple(rates),
     )
 
 
 def untrained(store: Store, executions: Executions) -> Floats:
-    """Return what intervals look like without any training: mix of mnemonics, miss rates.
+    """Return what intervals look like without any training: mix of mnemonics, rates of events.
 
     Shape (N, columns); both halves have the same total variance, a program counting as one.
     """
+    return with_rates(mnemonic_mix(store, executions), executions)
+
+
+def with_rates(mix: Floats, executions: Executions) -> Floats:
+    """Return a mix of mnemonics, and the rates beside it, as `untrained` has them."""
     weights = executions.shares() / len(executions.names)
-    halves = [_scaled(mnemonic_mix(store, executions), weights, whole=True)]
+    halves = [_scaled(mix, weights, whole=True)]
     if executions.rates.shape[1]:
         halves.append(_scaled(np.log1p(executions.rates), weights, whole=False))
     return np.hstack(halves)

@@ -20,8 +20,6 @@ from tokmill.bbv.shared_clusters import cluster_intervals, weights_of
 
 DRAWS = 20
 """Ranked-set samples of each program; their mean error counts."""
-CHECKED = 12
-"""One of so many points is checked."""
 
 
 class Row(NamedTuple):
@@ -63,7 +61,7 @@ def shared_points(
     count: int,
     *,
     seed: int = 0,
-    checks: int | None = None,
+    checks: int = 0,
     advance: Callable[[float], Any] = lambda amount: None,
 ) -> Shared:
     """Choose points for all programs together, and compare with points for each alone.
@@ -74,10 +72,9 @@ def shared_points(
         count: number of points.
         seed: of all that is random.
         checks: points that are checked by two further ones, which are of the `count`
-            (`shared_clusters`); None: one of `CHECKED`.
+            (`shared_clusters`).
         advance: called with 1 after each program.
     """
-    checks = count // CHECKED if checks is None else checks
     shares = executions.shares()
     number = len(executions.names)
     found = cluster_intervals(executions, signatures, count, seed, checks)

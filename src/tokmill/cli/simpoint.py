@@ -86,14 +86,13 @@ def simpoint(
         ),
     ] = "",
     checks: Annotated[
-        int | None,
+        int,
         typer.Option(
             min=0,
             help="With --signatures: check so many points by two further ones each, which are of "
             "--points.",
-            show_default="one of twelve points",
         ),
-    ] = None,
+    ] = 0,
     max_points: Annotated[
         int, typer.Option("--max-points", min=1, help="BIC chooses at most so many clusters.")
     ] = 30,

@@ -24,7 +24,7 @@ def share(
     path: Path,
     named: str,
     points: int,
-    checks: int | None,
+    checks: int,
     seed: int,
     out: Path | None,
     quiet: bool,
