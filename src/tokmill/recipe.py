@@ -33,14 +33,16 @@ def find(name: Path | str) -> Path:
     `recipes/text/decoder-tiny.toml` all name the same shipped recipe.
     """
     path = Path(name)
-    if path.exists():
-        return path
+    return path if path.exists() else _shipped(path) or path
+
+
+def _shipped(path: Path) -> Path | None:
     known = shipped().get(path.name.removesuffix(".toml"))
     if known is None or path.parts not in (
         (path.name,),
         ("recipes", known.parent.name, known.name),
     ):
-        return path
+        return None
     return known
 
 
@@ -52,7 +54,8 @@ def is_recipe(name: str) -> bool:
 def read_toml(path: Path | str) -> dict[str, Any]:
     """Return a TOML file as a dict, merged over the files that it `extends`.
 
-    `extends` is relative to the file, or the name of a shipped recipe, as `path` may be.
+    `extends` is relative to the file, or the name of a shipped recipe; `path` may be such a name
+    too.
     """
     return _read(find(path), ())
 
@@ -85,14 +88,16 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     parent = value.pop("extends", None)
     if parent is None:
         return value
-    if not isinstance(parent, str):
+    if not isinstance(parent, str) or "\0" in parent:
         raise UsageError(
             "extends is not the path of a recipe",
             where=str(path),
             hint='extends = "other.toml", a path beside this file or the name of a shipped recipe',
         )
     beside = path.parent / parent
-    return merge(_read(beside if beside.exists() else find(parent), (*seen, resolved)), value)
+    # Not `find`: what lies in the working directory is neither beside the file nor shipped.
+    base = beside if beside.is_file() else _shipped(Path(parent)) or beside
+    return merge(_read(base, (*seen, resolved)), value)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

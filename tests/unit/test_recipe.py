@@ -51,6 +51,22 @@ def test_extends_merges_tables_and_replaces_values(tmp_path: Path) -> None:
     assert convert(Outer, value) == Outer(name="z", rate=0.25, inner=Inner(size=5, mode="b"))
 
 
+def test_extends_looks_beside_the_file_and_among_the_shipped_recipes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    (here / "decoder-tiny").mkdir(parents=True)
+    (here / "other.toml").write_text("rate = 1")
+    monkeypatch.chdir(here)
+    (tmp_path / "a.toml").write_text('extends = "decoder-tiny"')
+    # A run is often called as its recipe is.
+    assert read_toml(tmp_path / "a.toml") == read_toml("decoder-tiny.toml")
+    (tmp_path / "b.toml").write_text('extends = "other.toml"')
+    with pytest.raises(UsageError, match="no such recipe") as caught:
+        read_toml(tmp_path / "b.toml")
+    assert caught.value.where == str(tmp_path / "other.toml")
+
+
 def test_cycles_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('extends = "b.toml"')
     (tmp_path / "b.toml").write_text('extends = "a.toml"')
@@ -67,6 +83,7 @@ def test_cycles_are_an_error(tmp_path: Path) -> None:
         ("name = x", "no TOML"),
         ('extends = "nothing.toml"', "no such recipe"),
         ("extends = 5", "extends is not the path"),
+        (r'extends = "\u0000"', "extends is not the path"),
         ("\x80", "no TOML"),
     ],
 )
