@@ -124,6 +124,25 @@ def test_a_spec_of_an_earlier_tuning_is_said(
         assert ("earlier tuning" in capsys.readouterr().err) == earlier
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('[task]\nkind = "schedules"\nmodules = ["relu 8"]\n[model]\nkind = "decoder"', "a policy"),
+        ("task = 3", "not schedules"),
+        ('[task]\nmodules = ["relu 8"]', "not schedules"),
+    ],
+)
+def test_a_recipe_that_cannot_be_searched_says_why(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "r.toml").write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", "search", str(tmp_path / "r.toml")])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert says in said and "hint:" in said and "bug" not in said
+
+
 def test_a_recipe_says_what_is_searched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "small.toml"
     recipe.write_text(
@@ -146,3 +165,7 @@ def test_a_recipe_says_what_is_searched(tmp_path: Path, capsys: pytest.CaptureFi
     # Three draws may have two alike.
     assert cached[0] < 6
     assert cached[1] == 6
+    # Another seed means other inputs: nothing that was measured is of them.
+    with pytest.raises(SystemExit):
+        main(["rl", "search", str(recipe), "--seed", "9", "--budget", "1", "--json", "-q"])
+    assert json.loads(capsys.readouterr().out)["cached"] == 0

@@ -48,7 +48,7 @@ def search(
             metavar="MODULE...|RECIPE",
             help="A .mlir file, a folder of them, or sizes such as 'matmul 256 512 1024' or "
             "'matmul 64 64 64, relu'. Or a recipe of `rl train`: its modules, as it measures "
-            "them, with as many evaluations as it makes.",
+            "them, with as many evaluations as it makes, unless options say otherwise.",
         ),
     ],
     method: Annotated[
@@ -86,14 +86,18 @@ def search(
     if recipe.is_recipe(modules[0]):
         plan = _of_recipe(modules)
     else:
-        settings = measure.Settings(seed=seed or 0)
-        plan = Plan(problems_of(modules), space_called("loops"), 64, 0, settings, None)
+        plan = Plan(problems_of(modules), space_called("loops"), 64, 0, measure.Settings(), None)
     plan = Plan(
         plan.problems,
         plan.space if space is None else space_called(space),
         budget or plan.budget,
         plan.seed if seed is None else seed,
-        replace(plan.settings, runs=runs or plan.settings.runs, threads=threads),
+        replace(
+            plan.settings,
+            runs=runs or plan.settings.runs,
+            seed=plan.settings.seed if seed is None else seed,
+            threads=threads,
+        ),
         cache or plan.cache,
     )
     found, cached = [], 0
@@ -142,7 +146,8 @@ def _of_recipe(modules: list[str]) -> Plan:
         )
     resolving = plugins.require("tokmill.training.recipe.resolve")
     naming = plugins.require("tokmill.rl.modules")
-    kind = recipe.read_toml(modules[0]).get("task", {}).get("kind")
+    task = recipe.read_toml(modules[0]).get("task", {})
+    kind = task.get("kind") if isinstance(task, dict) else task
     if kind != "schedules":
         raise UsageError(
             f"the recipe is of the task {kind}, not schedules",
@@ -150,6 +155,12 @@ def _of_recipe(modules: list[str]) -> Plan:
             hint="`tokmill recipe list` shows those of the task schedules, such as schedules-lstm",
         )
     config = resolving.resolve(Path(modules[0]), Path("RUN"), {}, resume=False)
+    if config.model.kind != "policy":
+        raise UsageError(
+            "the task schedules needs a policy",
+            where=f"{modules[0]}: model.kind",
+            hint='kind = "policy" in the table [model]',
+        )
     problems = naming.to_learn(config.task, config.model.sizes)
     evaluations = config.run.steps * config.task.bench_count
     return Plan(
