@@ -371,20 +371,6 @@ def of_export(name: str, out: str, **options: Any) -> Reader:
 # ---- looking ---------------------------------------------------------------------------------
 
 
-def read_inspected(*names: str) -> Read:
-    def read(folder: Path) -> Any:
-        from tokmill.cli.facts import print_facts
-        from tokmill.report.inspect import describe
-
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            for name in names:
-                print_facts(describe(folder / name))
-        return "inspected"
-
-    return read
-
-
 def make_everything(folder: Path) -> Iterable[Path]:
     """One file of each kind that `inspect` knows."""
     made = [*make_jsonl(folder), *make_parquet(folder), *make_dicts(folder)]

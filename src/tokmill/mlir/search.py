@@ -43,10 +43,10 @@ POOL = 96
 """Mutants of a generation, of which the cost model picks."""
 RETILED = 0.6
 """Share of mutants that differ in one tile."""
+CHANCE = 0.15
+"""Share of a generation that is picked by chance, whatever the cost model says."""
 ENDED = ("timeout", "memory", "crashed")
 """Statuses that a module may have without a schedule too."""
-GREEDY = 0.15
-"""Share of a generation that is picked by chance."""
 
 
 class Trial(NamedTuple):
@@ -206,7 +206,7 @@ def _picked(
     model.fit(np.stack(list(rows.values())), [score(trial) for trial in known.values()])
     guessed, schedules = model.predict(np.stack(list(fresh.values()))), list(fresh)
     ranked = [schedules[place] for place in np.argsort(-guessed, kind="stable")]
-    random_ones = max(1, int(BATCH * GREEDY))
+    random_ones = max(1, int(BATCH * CHANCE))
     picked = ranked[: BATCH - random_ones]
     rest = ranked[BATCH - random_ones :]
     return picked + chance.sample(rest, min(random_ones, len(rest)))
