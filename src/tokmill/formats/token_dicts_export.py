@@ -1,8 +1,8 @@
 """Stores of x86 code as pickles of token dicts, for scripts that read only these.
 
-Only this module writes pickles: plain lists, dicts, tuples, strings and numbers, in protocol 4. The
-operations are written directly, so the bytes of each instruction are made once. Source of the
-formats: SemanticBBV, `pre_processing/`, and CPython, `Lib/pickletools.py`.
+Pickles are written here and in `triplets_export` alone: plain lists, dicts, tuples, strings and
+numbers, in protocol 4. The operations are written directly, so the bytes of each instruction are
+made once. Source of the formats: SemanticBBV, `pre_processing/`, and CPython, `Lib/pickletools.py`.
 """
 
 from __future__ import annotations
