@@ -54,7 +54,7 @@ class DistilBertConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True,
     truncate: bool = False
     """Whether a sequence may be cut to max_seq_length."""
     seed_compatible: bool = False
-    """Whether ids of `buckets` repeat after 100 numbers, as the original's do."""
+    """Whether ids of `buckets` repeat after 100 numbers, as MLIR-RL's do."""
 
     def view(self) -> Wanted:
         """Return the tokens that it reads."""

@@ -111,13 +111,10 @@ def weights_of(embedding: nn.Module) -> int:
     return sum(parameter.numel() for parameter in embedding.parameters())
 
 
-def batch(
-    observations: Sequence[Mapping[str, np.ndarray[Any, Any]]],
-    device: torch.device | str = "cpu",
-) -> dict[str, Tensor]:
+def batch(observations: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> dict[str, Tensor]:
     """Return observations as one: name → (B, …)."""
     return {
-        name: torch.from_numpy(np.stack([one[name] for one in observations])).to(device)
+        name: torch.from_numpy(np.stack([one[name] for one in observations]))
         for name in observations[0]
     }
 

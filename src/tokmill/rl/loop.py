@@ -18,9 +18,9 @@ from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules.problem import Problem
 from tokmill.models.model import Tensors
 from tokmill.progress import Progress, human_count
-from tokmill.rl import actions, ppo
+from tokmill.rl import actions, embeddings, ppo
 from tokmill.rl.modules import held_out, to_learn
-from tokmill.rl.rollout import Episode, again, play, play_new, stacked
+from tokmill.rl.rollout import Episode, again, play, play_new
 from tokmill.rl.task import Schedules, SchedulesConfig, batch_of
 from tokmill.store.manifest import encode
 from tokmill.store.store import Store
@@ -246,7 +246,7 @@ def moves_of(
     made = [ppo.advantages(e.rewards, e.values, config.gamma, config.gae_lambda) for e in episodes]
     everyone = [*episodes, *imitated]
     batch = batch_of(
-        stacked([one for e in everyone for one in e.seen]),
+        embeddings.batch([one for e in everyone for one in e.seen]),
         actions.masks_of([one for e in everyone for one in e.masks]),
     )
     chosen = np.stack([one for e in everyone for one in e.chosen])

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.measure import Result, reward
 from tokmill.models.model import Tensors
-from tokmill.rl import actions
+from tokmill.rl import actions, embeddings
 from tokmill.rl.actions import Layout, Scores
 from tokmill.rl.task import batch_of
 
@@ -145,11 +144,6 @@ def again(room: ScheduleEnv, problem: int, chosen: Sequence[Array], weight: floa
     return episode
 
 
-def stacked(arrays: Sequence[Mapping[str, Array]]) -> dict[str, Tensor]:
-    """Return arrays of several moves as tensors, by name."""
-    return {name: torch.from_numpy(np.stack([one[name] for one in arrays])) for name in arrays[0]}
-
-
 def _decide(
     act: Act,
     seen: Sequence[Mapping[str, Array]],
@@ -158,7 +152,9 @@ def _decide(
     greedy: bool,
 ) -> tuple[Array, list[float], list[float]]:
     masks = actions.masks_of(allowed)
-    found = {name: value.cpu() for name, value in act(batch_of(stacked(seen), masks)).items()}
+    found = {
+        name: value.cpu() for name, value in act(batch_of(embeddings.batch(seen), masks)).items()
+    }
     scores = Scores(*(found[name] for name in Scores._fields))
     chosen = actions.choose(scores, masks, layout, greedy=greedy)
     judged = actions.judge(scores, masks, chosen, layout)

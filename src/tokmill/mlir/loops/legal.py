@@ -1,6 +1,6 @@
 """Which actions an operation allows: the state of a schedule as it grows, without MLIR.
 
-The rules are those of the original's environment: tiles are powers of two that divide the loop,
+The rules are those of MLIR-RL's environment: tiles are powers of two that divide the loop,
 only parallel loops become parallel, a vector has at most 512 iterations, and nothing comes after
 vectorization. What the rules allow can still be refused by MLIR; what they forbid is never tried.
 """
@@ -20,7 +20,7 @@ TILES = (0, 1, 2, 4, 8, 16, 32, 64)
 WIDEST = 512
 """Iterations of a tile that is made a vector."""
 LONGEST = 5
-"""Actions on one operation, as in the original."""
+"""Actions on one operation, as in MLIR-RL."""
 _DECOMPOSED = {
     # Two-dimensional windows whose outer part is 1 become one-dimensional: the loops that must
     # be 1, an output dimension and the window's.

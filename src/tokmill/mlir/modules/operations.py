@@ -16,9 +16,9 @@ from tokmill.mlir.modules import toolkit
 TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "i8": np.int8}
 """Element types of tensors."""
 KINDS = ("generic", "matmul", "conv", "pooling", "add", "unknown")
-"""Types of operations, in the order of the original's one-hot vector."""
+"""Types of operations, in the order of MLIR-RL's one-hot vector."""
 ARITHMETIC = ("add", "sub", "mul", "div", "exp")
-"""What is counted in an operation's body, in the original's order."""
+"""What is counted in an operation's body, in MLIR-RL's order."""
 _COUNTED = {
     "arith.addf": 0,
     "arith.addi": 0,

@@ -35,7 +35,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     normalize: str = "none"
     """Of loop bounds: `none`, `max` (divided by 4,096) or `log2`."""
     constants: bool = False
-    """Whether the constants of indices are kept; the original drops them."""
+    """Whether the constants of indices are kept; MLIR-RL drops them."""
     tiles: tuple[int, ...] = TILES
     """Tiles that a history can hold: `sizes` of its space."""
 

@@ -46,7 +46,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     truncate: bool = False
     """Whether a sequence may be cut."""
     seed_compatible: bool = False
-    """Whether ids of `buckets` repeat after 100 numbers, as the original's do."""
+    """Whether ids of `buckets` repeat after 100 numbers, as MLIR-RL's do."""
 
 
 class View(Protocol):

@@ -9,6 +9,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.candidates import Pairs
+from tokmill.x86.features.functions import find
 from tokmill.x86.features.tables import Tables
 from tokmill.x86.image.ranges import expand
 
@@ -111,17 +112,15 @@ class Places:
         width = max(int(b.offset.max(initial=0)), int(a.offset.max(initial=0))) + 1
         key = b.table * width + b.offset
         wanted = other[number].astype(np.int64) * width + a.offset[slot]
-        at = np.minimum(np.searchsorted(key, wanted), max(len(key) - 1, 0))
-        there = key[at] == wanted if len(key) else np.zeros(len(wanted), bool)
+        at, there = find(key, wanted)
         return a.function[slot[there]], b.function[at[there]]
 
 
 def _values(keys: Array, values: Array, wanted: Array) -> Array:
     """Return the values of wanted keys, of which `keys` (ascending) has some; 0 of others."""
-    if not len(keys):
-        return np.zeros(len(wanted), np.float32)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    found: Array = np.where(keys[at] == wanted, values[at], 0).astype(np.float32)
+    place, there = find(keys, wanted)
+    found = np.zeros(len(wanted), np.float32)
+    found[there] = values[place[there]]
     return found
 
 
