@@ -116,7 +116,7 @@ def test_a_collapse_of_the_entropy_is_told_and_kept(
     value["optim"]["lr"] = 0.3
     run = tokmill.train(value, tmp_path / "run", quiet=True)
     alarms = losses(run.path, "entropy_alarm")
-    assert any(alarms.values()) == ("nearly certain" in capsys.readouterr().err)
+    assert any(alarms.values()) and "nearly certain" in capsys.readouterr().err
     assert max(losses(run.path, "entropy_coef").values()) > 0.01
 
 
