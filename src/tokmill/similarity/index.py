@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,12 +20,15 @@ import numpy as np
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import (
     inside,
+    is_lock,
     is_private,
+    locked,
     machine_errors,
-    make_folder,
+    new_folder,
     path_from_text,
     path_to_text,
     remove,
+    remove_leftovers,
     write_file,
 )
 from tokmill.headers import array_header, loads_json
@@ -39,6 +43,13 @@ FILE = "index.json"
 FORMAT = "tokmill.similarity-index"
 VERSION = 1
 ARRAYS = {"dense": dense_index.ARRAYS, "sparse": sparse_index.ARRAYS}
+
+
+LOCK = ".index.lock"
+OWN = {*ARRAYS["dense"].items(), *ARRAYS["sparse"].items(), *sparse_index.KEYED.items()}
+"""Name and dtype of each array."""
+NAMED = re.compile(r"\w+-[0-9a-f]{8}\.npy")
+"""How the file of an array is called: the array, and a mark of its index."""
 
 
 class IndexFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,12 +172,24 @@ def check_place(path: Path, *, fresh: bool) -> None:
             where=str(path),
             hint="--fresh makes it again, or name another folder",
         )
-    if path.is_dir() and not is_index(path) and any(
-        not is_private(entry.name) for entry in path.iterdir()
-    ):  # fmt: skip
+    if path.is_dir() and not is_index(path) and not all(map(_is_own, path.iterdir())):
         raise UsageError(
             "the folder is not empty, and no index", where=str(path), hint="name a new folder"
         )
+
+
+def _is_own(path: Path) -> bool:
+    """Say whether a file is what a writer that was ended leaves: an array, a lock."""
+    if is_private(path.name) or (path.name == LOCK and is_lock(path)):
+        return True
+    if not NAMED.fullmatch(path.name) or path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with open(path, "rb") as handle:
+            found = array_header(handle)[2].str
+        return (path.name.partition("-")[0], found) in OWN
+    except (OSError, ValueError, EOFError):
+        return False
 
 
 def write_index(
@@ -191,10 +214,47 @@ def write_index(
         keys: of a CSR matrix: a key (u8) and a weight (f4) a column, for rows of other programs.
         graphs: of the store's programs.
         fresh: replace an index that stands there.
+
+    Raises `MachineError` if another process writes one there.
     """
     check_place(path, fresh=fresh)
-    before = [path / name for name in read_files(path)] if is_index(path) else []
-    make_folder(path)
+    lock = locked(
+        path / LOCK, "another process writes an index there", "wait for it, or name another folder"
+    )
+    with new_folder(path), lock:
+        try:
+            check_place(path, fresh=fresh)
+            return _write(path, store, matrix, of, bounds or {}, keys, graphs or [])
+        finally:
+            _tidy(path)
+            remove(path / LOCK)
+
+
+def _tidy(path: Path) -> None:
+    """Remove the arrays that no index names, and what killed writers left."""
+    remove_leftovers(path)
+    kept: set[str] = set()
+    if is_index(path):
+        try:
+            kept = set(read_facts(path).files.values())
+        except TokmillError:
+            # An index by another version: nobody knows what is its own.
+            return
+    for file in list(path.iterdir()):
+        if file.name != LOCK and file.name not in kept and _is_own(file):
+            remove(file)
+
+
+def _write(
+    path: Path,
+    store: Store,
+    matrix: Any,
+    of: str,
+    bounds: Mapping[str, int],
+    keys: tuple[Array, Array] | None,
+    graphs: list[Path],
+) -> IndexFacts:
+    """Write the arrays, and then the file that names them."""
     kind: Literal["dense", "sparse"] = "sparse" if is_sparse(matrix) else "dense"
     arrays = sparse_arrays(matrix) if kind == "sparse" else dense_arrays(matrix)
     if keys is not None:
@@ -214,22 +274,11 @@ def write_index(
         fingerprint=store.fingerprint,
         records=len(store),
         files=files,
-        bounds=dict(bounds or {}),
-        graphs=[path_to_text(os.path.abspath(one)) for one in graphs or []],
+        bounds=dict(bounds),
+        graphs=[path_to_text(os.path.abspath(one)) for one in graphs],
     )
     write_file(path / FILE, msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n")
-    for old in before:
-        remove(old)
     return facts
-
-
-def read_files(path: Path) -> list[str]:
-    """Return the names of the arrays of an index that stands; none where it cannot be read."""
-    try:
-        names = read_facts(path).files.values()
-        return [inside(path, name).name for name in names if name.endswith(".npy")]
-    except TokmillError:
-        return []
 
 
 def _npy(values: Array, dtype: str) -> list[bytes | memoryview]:

@@ -12,8 +12,10 @@ import pytest
 import scipy.sparse
 
 from making import token_store
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import MachineError, TokmillError, UsageError
+from tokmill.files import locked
 from tokmill.similarity import dense_index, sparse_index
+from tokmill.similarity import index as index_module
 from tokmill.similarity.dense_index import DenseIndex, dense_arrays
 from tokmill.similarity.index import FILE, Index, read_facts, write_index
 from tokmill.similarity.sparse_index import SparseIndex, sparse_arrays
@@ -183,6 +185,48 @@ def test_an_index_that_was_cut_short_changes_nothing(
     with pytest.raises(OSError):
         make(store, tmp_path / "ix", "sparse", fresh=True)
     assert Index(tmp_path / "ix").nearest(1, 5)[0].tolist() == rows
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_same_command_makes_an_index_that_was_cut_short(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """After a full disk or a kill nothing is in the way, and nothing of it stays."""
+    place = tmp_path / "ix"
+
+    def full(path: Path, *_: Any, **__: Any) -> None:
+        if path.name == FILE:
+            raise OSError(28, "No space left on device")
+        whole(path, *_, **__)
+
+    whole = index_module.write_file
+    monkeypatch.setattr(index_module, "write_file", full)
+    if killed:
+        monkeypatch.setattr(index_module, "_tidy", lambda _: None)
+        monkeypatch.setattr(index_module, "remove", lambda _: None)
+    with pytest.raises(OSError):
+        make(store, place, "dense")
+    assert place.exists() == killed
+    monkeypatch.undo()
+    for _ in range(2):
+        make(store, place, "dense", fresh=_ == 1)
+        assert {path.name for path in place.iterdir()} == {
+            FILE, *read_facts(place).files.values()
+        }  # fmt: skip
+        assert len(Index(place).rows) == 40
+    (place / "row-00000000.npy").write_text("the user's")
+    make(store, place, "sparse", fresh=True)
+    assert (place / "row-00000000.npy").read_text() == "the user's"
+
+
+def test_one_writer_at_a_time(store: Store, tmp_path: Path) -> None:
+    place = tmp_path / "ix"
+    place.mkdir()
+    with (
+        locked(place / index_module.LOCK, "", ""),
+        pytest.raises(MachineError, match="another process writes an index"),
+    ):
+        make(store, place, "dense")
 
 
 def test_places_where_none_can_be_made(store: Store, tmp_path: Path) -> None:
