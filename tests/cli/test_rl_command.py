@@ -40,6 +40,7 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "search", "none.toml"], 2, "no such recipe"),
         (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "no schedule of tokmill"),
         (["rl", "replay", "matmul 4 4 4", "."], 5, "hint:"),
+        (["rl", "tune", "none.onnx", "-o", "spec"], 5, "no such file"),
     ],
 )
 def test_wrong_inputs_say_why(
@@ -92,6 +93,46 @@ def test_a_time_without_end_is_refused(tmp_path: Path, capsys: Any) -> None:
         main(["rl", "tune", "matmul 8 8 8", "-o", str(tmp_path / "spec"), "--minutes", "inf"])
     assert ended.value.code == 2
     assert "--minutes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "replaced"),
+    [
+        (["rl", "tune", "a.mlir", "-o", "a.mlir"], "a.mlir"),
+        (["rl", "tune", "a.mlir", "-o", "spec", "--cache", "a.mlir"], "a.mlir"),
+        (["rl", "tune", "a.mlir", "-o", "spec", "--parameters", "spec"], "spec"),
+        (["rl", "tune", "modules", "-o", "modules/000.mlir"], "modules/000.mlir"),
+        (["rl", "search", "modules", "-o", "modules", "--budget", "1"], "modules/000.mlir"),
+        (["rl", "search", "a.mlir", "modules/000.mlir", "-o", "modules"], "modules/000.mlir"),
+    ],
+)
+def test_no_result_replaces_a_module_that_is_read(
+    command: list[str],
+    replaced: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("modules").mkdir()
+    before = {}
+    for name in ("a.mlir", "modules/000.mlir", "spec"):
+        before[name] = generators.chain("relu 8") + "// of the user\n"
+        Path(name).write_text(before[name])
+    with pytest.raises(SystemExit) as ended:
+        main(command)
+    assert ended.value.code == 2
+    assert f"{replaced}: " in (said := capsys.readouterr().err) and "replace what is read" in said
+    assert all(Path(name).read_text() == text for name, text in before.items())
+
+
+def test_results_of_before_are_replaced_in_a_folder_of_modules(tmp_path: Path) -> None:
+    from tokmill.cli.rl_problems import check_files
+    from tokmill.mlir.iree.spec import HEADER
+
+    (tmp_path / "a.mlir").write_text(generators.chain("relu 8"))
+    (tmp_path / "spec.mlir").write_text(HEADER + "[]")
+    check_files([str(tmp_path)], {"-o": tmp_path / "spec.mlir"})
 
 
 def test_a_policy_is_trained_and_its_figures_are_drawn(tmp_path: Path) -> None:

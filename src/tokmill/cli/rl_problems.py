@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tokmill import plugins
-from tokmill.cli.output import say
-from tokmill.errors import Interrupted, UsageError
+from tokmill.cli.output import check_outputs, say
+from tokmill.errors import Interrupted, MachineError, UsageError
+from tokmill.files import read_start
 
 FILES = {"loops": "schedule", "iree": "spec"}
 """Space of schedules → how their files are called."""
 BASELINES = {"loops": "unscheduled", "iree": "IREE's default"}
+OWN = b"// tokmill "
+"""What a schedule or a spec that was written here begins with."""
 REFUSED = 5
 """Modules of a folder that were refused, of which each is named."""
 
@@ -69,12 +72,41 @@ def continuing(cache: Path | None) -> Iterator[None]:
         ) from None
 
 
+def check_files(modules: list[str], outputs: Mapping[str, Path | None]) -> None:
+    """Refuse an output that is a module, or another output; `outputs`: option → file."""
+    inputs: list[Path] = []
+    for name in map(Path, modules):
+        inputs += filter(_is_module, name.glob("*.mlir")) if name.is_dir() else [name]
+    check_outputs(outputs, inputs)
+
+
+def _is_module(path: Path) -> bool:
+    """Say whether a file in a folder of modules is none of tokmill's own results."""
+    return path.is_file() and not read_start(path, len(OWN)).startswith(OWN)
+
+
+def best_files(folder: Path, count: int, kind: str) -> list[tuple[Path, Path]]:
+    """Return, for each of `count` modules, the files of its best schedule and of itself."""
+    return [
+        (folder / f"{number:03d}.{kind}.mlir", folder / f"{number:03d}.mlir")
+        for number in range(count)
+    ]
+
+
+def check_best(modules: list[str], folder: Path, count: int, kind: str) -> None:
+    """Refuse a folder for the best schedules where they would replace modules that are read."""
+    files = [file for pair in best_files(folder, count, kind) for file in pair]
+    check_files(modules, {f"-o {file.name}": file for file in files})
+
+
 def problems_of(modules: list[str]) -> list[Any]:
     """Return the problems that files, folders and lines of sizes name."""
     problem = plugins.require("tokmill.mlir.modules.problem")
     found: list[Any] = []
     for name in modules:
         path = Path(name)
+        if path.suffix.lower() == ".onnx" and not path.exists():
+            raise MachineError("there is no such file", where=name, hint="check the path")
         if path.suffix.lower() == ".onnx":
             raise UsageError(
                 "a model is no single module",

@@ -18,6 +18,8 @@ from tokmill.cli.rl_problems import (
     SPACE,
     CacheFile,
     Threads,
+    best_files,
+    check_best,
     continuing,
     iree_line,
     problems_of,
@@ -100,6 +102,9 @@ def search(
         ),
         cache or plan.cache,
     )
+    name = plan.space.name
+    if out is not None:
+        check_best(modules, out, len(plan.problems), FILES[name])
     found, cached = [], 0
     count = plan.budget * len(plan.problems)
     with (
@@ -115,13 +120,11 @@ def search(
                 progress.advance(1)
             found.append(_best(searches, problem, tried, measurements))
         cached = measurements.hits
-    name = plan.space.name
     if out is not None:
-        folder = make_folder(out)
-        for number, one in enumerate(found):
-            file = folder / f"{number:03d}.{FILES[name]}.mlir"
+        pairs = best_files(make_folder(out), len(found), FILES[name])
+        for one, (file, module) in zip(found, pairs, strict=True):
             write_file(file, one["text"])
-            write_file(folder / f"{number:03d}.mlir", one["code"])
+            write_file(module, one["code"])
             one["file"] = str(file) if one["text"] else ""
     for one in found:
         del one["text"], one["code"]

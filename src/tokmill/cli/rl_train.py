@@ -11,7 +11,7 @@ from tokmill import plugins
 from tokmill.cli import train as training
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.cli.rl_problems import continuing, problems_of
+from tokmill.cli.rl_problems import FILES, best_files, check_best, continuing, problems_of
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
 from tokmill.progress import Progress, human_count
@@ -140,6 +140,9 @@ def evaluate(
             where=str(run),
             hint="name some: tokmill rl eval RUN MODULE",
         )
+    kind = FILES[task.space.name]
+    if out is not None:
+        check_best(modules or [], out, len(problems), kind)
     settings = measuring.Settings(runs=runs)
     count = (1 + samples) * len(problems)
     with (
@@ -152,10 +155,10 @@ def evaluate(
         )
     rows, means = [evaluating.facts(one) for one in found], evaluating.summary(found)
     if out is not None:
-        folder = make_folder(out)
-        for number, (row, problem) in enumerate(zip(rows, problems, strict=True)):
-            write_file(folder / f"{number:03d}.schedule.mlir", row["schedule"])
-            write_file(folder / f"{number:03d}.mlir", problem.text)
+        files = best_files(make_folder(out), len(rows), kind)
+        for row, problem, (file, module) in zip(rows, problems, files, strict=True):
+            write_file(file, row["schedule"])
+            write_file(module, problem.text)
     if as_json:
         print_json({"run": str(run), "samples": samples, **means, "modules": rows})
         return

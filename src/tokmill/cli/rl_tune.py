@@ -61,6 +61,14 @@ def tune(
     tuning = plugins.require("tokmill.mlir.iree.tune")
     measure = plugins.require("tokmill.mlir.measure")
     space = rl_problems.space_called("iree")
+    kept = cache or out.with_name(out.name + ".measurements")
+    rl_problems.check_files(
+        [*modules, *([str(parameters)] if parameters else [])],
+        {
+            "-o": out, "--cache": kept, "the model in MLIR": _beside(out, "mlir"),
+            "its weights": _beside(out, "irpa"),
+        },
+    )  # fmt: skip
     model, parameters = _model(modules, out, parameters)
     problems, counts, skipped = _operations(modules)
     if model is None and len(problems) == 1:
@@ -70,7 +78,7 @@ def tune(
     with (
         measure.Measurements(
             measure.Settings(runs=runs, seed=seed),
-            cache or out.with_name(out.name + ".measurements"),
+            kept,
             space,
         ) as measurements,
         Progress("tune", int(seconds), unit="seconds", quiet=quiet) as progress,

@@ -91,9 +91,15 @@ def test_the_state_of_another_model_is_refused(tmp_path: Path) -> None:
     tuned(2.0, 20, state)
     with Made(2.0) as measure, pytest.raises(UsageError, match="something else"):
         tune.tune([problem.of_line("matmul 8 8 8")], [1], measure, seconds=1, seed=1, state=state)
+    whole = state.read_text()
     state.write_text("{")
     with pytest.raises(TokmillError, match="cannot be read"):
         tuned(2.0, 20, state)
+    # Spans of time and numbers of evaluations that would keep it busy for ever.
+    for key, value in (("seconds", -1e9), ("evaluations", [10**9, 0]), ("evaluations", [-1, 0])):
+        state.write_bytes(msgspec.json.encode(msgspec.json.decode(whole) | {key: value}))
+        with pytest.raises(TokmillError, match="what cannot be"):
+            tuned(2.0, 20, state)
 
 
 def test_what_cannot_be_tuned_is_said() -> None:

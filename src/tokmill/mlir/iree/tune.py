@@ -9,6 +9,7 @@ measurements, and `State` says how far it came, so that a tuning that was ended 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -264,6 +265,12 @@ def _state(path: Path | None, problems: Sequence[Problem], seed: int) -> State:
             where=str(path),
             hint="remove it: the measurements are in their cache",
         ) from None
+    if not 0 <= kept.seconds < math.inf or not all(0 <= n <= MOST for n in kept.evaluations):
+        raise TokmillError(
+            "the state of the tuning says what cannot be: of time spent, or of evaluations",
+            where=str(path),
+            hint="remove it: the measurements are in their cache",
+        )
     if (kept.problems, kept.seed, kept.version) != (texts, seed, new.version) or len(
         kept.evaluations
     ) != len(texts):
