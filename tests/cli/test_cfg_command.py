@@ -135,6 +135,14 @@ def test_a_graph_replaces_no_program(here: Here, programs: Path) -> None:
     assert not Path("x.jsonl").exists()
 
 
+def test_a_folder_may_have_a_dot_in_its_name(here: Here, programs: Path, tmp_path: Path) -> None:
+    here("cfg", programs, "-o", "tool-9.7", "-q")
+    assert list((tmp_path / "tool-9.7").glob("**/*.parquet"))
+    one = next(path for path in sorted(programs.rglob("*")) if path.is_file())
+    here("cfg", one, "-o", "tool-9.7", "-q")
+    assert "no format is called 'parqet'" in here("cfg", one, "-o", "g.parqet", code=2)[1]
+
+
 def test_graphs_of_other_programs_are_told(here: Here, programs: Path) -> None:
     here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
     out, _ = here("cfg", "programs/tiny", "-o", "graphs", "-q")

@@ -85,11 +85,15 @@ def cfg(
             where=str(out),
             hint="leave --format out, or name a folder",
         )
+    # One program has a file, whose suffix may be misspelled; several have a folder, and that of
+    # `coreutils-9.7` is no suffix.
+    many = out.is_dir() or len(programs) > 1 or Path(programs[0]).is_dir()
+    misspelled = "" if many else out.suffix.removeprefix(".")
     report = lift_files(
         programs,
         out,
         lifter=lifter,
-        form=form or forms.get(out.suffix, out.suffix.removeprefix(".")) or "parquet",
+        form=form or forms.get(out.suffix, misspelled) or "parquet",
         levels=listed(levels),
         workers=processes(workers),
         choice=choice(suffix, glob),
