@@ -53,6 +53,29 @@ def test_a_trace_is_rewritten_as_entry_by_entry(base: int) -> None:
     assert done.unmapped == sum(block not in clusters for row in rows for block in row) > 0
 
 
+def test_a_first_id_that_comes_late_does_not_move_the_rest(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "PIECE", 1)
+    monkeypatch.setattr(read, "CHUNK", 8)
+    (tmp_path / "a.bb").write_text("T:1:5 :2:5\n" * 4 + "T:0:5 :1:5\n")
+    (tmp_path / "map.csv").write_text("id,cluster\n0,0\n1,0\n2,1\n")
+    command = ("bbv", "rewrite", "a.bb", "--clusters", "map.csv", "-o", "new.bb")
+    assert "--id-base 0" in here(*command, code=1)[1]
+    assert not (tmp_path / "new.bb").exists()
+    here(*command, "--id-base", 0)
+    assert (tmp_path / "new.bb").read_text() == "T:0:5 :1:5\n" * 4 + "T:0:10\n"
+
+
+def test_a_trace_that_may_be_cut_off_is_told(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "a.bb").write_text("T:1:5\nT:1:5 :2:1")
+    (tmp_path / "map.csv").write_text("id,cluster\n1,0\n2,1\n")
+    command = ("bbv", "rewrite", "a.bb", "--clusters", "map.csv", "-o", "new.bb")
+    assert "may be cut off" in here(*command)[1]
+    assert json.loads(here(*command, "--json")[0])["torn"]
+    assert "may be cut off" in here("bbv", "convert", "a.bb", "-o", "new.bb")[1]
+
+
 def test_clusters_of_vectors_to_a_new_trace(here: Here, tmp_path: Path) -> None:
     # Lengths differ, directions are three; the last block has no direction.
     directions = np.asarray([[1, 0], [0, 1], [-1, 0]])[[0, 1, 2, 0, 1, 2, 0]]

@@ -117,6 +117,10 @@ def test_a_target(here: Here, programs: dict[str, Phases]) -> None:
         (("empty.bb", "-o", "x"), "", 1),
         (("zeros.bb", "-o", "x"), "no interval has instructions", 1),
         (("bad.bb", "--cpi", "bad.csv"), "cpi is -1", 1),
+        (("one.bb", "-o", "x", "--checks", "3"), "--checks are of shared points", 2),
+        (("one.bb", "-o", "x", "--from", "p", "--labels"), "--from does not use --labels", 2),
+        (("one.bb", "-o", "x", "--from", "p", "--points", "3"), "does not use --points", 2),
+        (("hole.bb", "-o", "x", "--from", "nothing"), "no point lies in an interval that has", 1),
     ],
 )
 def test_what_is_refused(
@@ -127,9 +131,38 @@ def test_what_is_refused(
     (tmp_path / "zeros.bb").write_text("T:1:0\nT:2:0\n")
     (tmp_path / "bad.bb").write_text("T:1:5\n")
     (tmp_path / "bad.csv").write_text("cpi\n-1\n")
+    (tmp_path / "hole.bb").write_text("T:1:0\nT:1:5\n")
+    points(tmp_path / "nothing", "hole", {0: 1.0})
     _, err = here("simpoint", *arguments, code=code)
     assert said in err and "hint:" in err
     assert not (tmp_path / "x").exists()
+
+
+def points(folder: Path, name: str, weights: dict[int, float]) -> None:
+    """Write points as SimPoint does: the weight of each interval."""
+    folder.mkdir()
+    rows = list(enumerate(weights.items()))
+    for end, which in (("simpoints", 0), ("weights", 1)):
+        lines = [f"{pair[which]} {cluster}\n" for cluster, pair in rows]
+        (folder / f"{name}.{end}").write_text("".join(lines))
+
+
+def test_a_given_point_without_a_cpi_is_left_out(here: Here, tmp_path: Path) -> None:
+    """The first interval of a measured profile has none, and SimPoint may choose it."""
+    (tmp_path / "a.bb").write_text("T:1:10\nT:1:10\nT:2:10\nT:2:10\n")
+    (tmp_path / "a.csv").write_text("interval,cpi\n0,\n1,4\n2,6\n3,8\n")
+    points(tmp_path / "p", "a", {0: 0.5, 1: 0.25, 3: 0.25})
+    command = ("simpoint", "a.bb", "--from", "p", "--cpi", "a.csv")
+    [report] = json.loads(here(*command, "--json")[0])
+    assert report["true_cpi"] == report["estimated_cpi"] == 6
+    assert report["points"] == 2 and report["points_left_out"] == 1
+    assert "1 point of intervals without instructions or a CPI left out" in here(*command)[1]
+
+
+def test_a_trace_that_may_be_cut_off_is_told(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "a.bb").write_text("T:1:10\nT:1:10\nT:2:1")
+    assert "may be cut off" in here("simpoint", "a.bb", "-o", "p")[1]
+    assert json.loads(here("simpoint", "a.bb", "-o", "p", "--json")[0])[0]["torn"]
 
 
 def test_the_methods_are_listed(here: Here) -> None:

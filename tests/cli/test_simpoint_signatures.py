@@ -33,6 +33,8 @@ def test_points_that_programs_share(here: Here, tmp_path: Path) -> None:
     assert given["points"] != facts["points"]
     for arguments, said, code in (
         (("simpoint", "store", "--signatures", "nothing"), "has no overlay", 1),
+        ((*asked, "--signatures", "untrained", "--cpi", "c.csv"), "does not use --cpi", 2),
+        ((*asked, "--signatures", "untrained", "--labels"), "does not use --labels", 2),
         (("simpoint", "0.bb", "--signatures", "untrained"), "are of the intervals of one store", 2),
     ):
         assert said in here(*arguments, code=code)[1]

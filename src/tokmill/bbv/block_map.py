@@ -143,9 +143,19 @@ def rewrite(
         mapped: the clusters.
         records: (blocks,) the record of each block of `ids`, -1 for none; of a map of records.
         ids: (blocks,) ids of the trace, rising.
+
+    Raises `TokmillError` where the first id is found to be 0 only after some pieces.
     """
     done = Rewritten(mapped.size)
+    base = None
     for piece in pieces:
+        if base is not None and piece.id_base != base:
+            # What was written already begins with 1.
+            raise TokmillError(
+                "the first block with the id 0 stands far down in the trace",
+                hint="--id-base 0 says from the beginning that ids begin with 0",
+            )
+        base = piece.id_base
         if records is None or ids is None:
             clusters = mapped.of(piece.ids)
         else:

@@ -112,7 +112,12 @@ def read_dump(path: Path, code: Code) -> Dump:
         except (ValueError, IndexError, OverflowError) as error:
             raise _damaged(path, str(error)) from None
     if "Ir" not in totals:
-        raise _damaged(path, "it does not end with its totals")
+        raise TokmillError(
+            "the dump of callgrind cannot be read: it does not end with its totals",
+            where=str(path),
+            hint="a program that ends by starting another in its place (env, sh -c, many scripts) "
+            "leaves none: name the other one; otherwise run the same command again",
+        )
     if int(number_of.sum()) != totals["Ir"]:
         raise _damaged(path, f"its lines have {number_of.sum():,} instructions, it says "
                              f"{totals['Ir']:,}")  # fmt: skip

@@ -74,6 +74,8 @@ class Trace:
     """Of the CPI: measured, simulated, given or modelled."""
     unmeasured: int = 0
     """Intervals whose CPI is not known; they are left out of everything."""
+    torn: bool = False
+    """Whether the last line of the block vectors does not end, as that of a file that is cut."""
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -85,11 +87,15 @@ class Report(msgspec.Struct, kw_only=True):
     """Intervals without instructions; none of them is a point."""
     unmeasured: int = 0
     """Intervals without a CPI where CPI was given; they are left out of everything."""
+    torn: bool = False
+    """Whether the last line of the block vectors does not end: the file may be cut off."""
     cpi_kind: str = ""
     """measured, simulated, given or modelled."""
     instructions: int
     method: str
     points: int
+    points_left_out: int = 0
+    """Points that were given, of intervals without instructions or CPI."""
     speed_up: float
     """Instructions of the program over those of the points."""
     dimensions: int | None = None
@@ -124,7 +130,7 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
     vectors, ids = as_matrix(found)
     rates = rates_in(memory, found, path) if memory else {}
     if cpi is None:
-        return Trace(name, vectors, ids, rates)
+        return Trace(name, vectors, ids, rates, torn=found.torn)
     measures = read_measures(cpi)
     check_measures(measures, found.instructions, cpi, path)
     if not measures.kind:
@@ -143,6 +149,7 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
         np.where(unknown, 1.0, known),
         measures.kind,
         int(unknown.sum()),
+        found.torn,
     )
 
 
@@ -293,6 +300,7 @@ def _report(trace: Trace, name: str, intervals: Ints) -> Report:
         intervals=len(sums),
         empty=int((sums <= 0).sum()) - trace.unmeasured,
         unmeasured=trace.unmeasured,
+        torn=trace.torn,
         cpi_kind=trace.kind,
         instructions=int(sums.sum()),
         method=name,
@@ -320,7 +328,11 @@ def fill(report: Report, estimate: Estimate, trace: Trace) -> None:
 
 
 def given(trace: Trace, intervals: Ints, weights: Floats) -> Chosen:
-    """Judge points that somebody chose."""
+    """Judge points that somebody chose.
+
+    Points of intervals that are left out, as they have no instructions or no CPI, are left out too:
+    nothing is known of them.
+    """
     count = trace.vectors.shape[0]
     if (intervals >= count).any():
         raise TokmillError(
@@ -328,6 +340,16 @@ def given(trace: Trace, intervals: Ints, weights: Floats) -> Chosen:
             where=trace.name,
             hint="are the points of this run? intervals count from 0",
         )
-    report = _report(trace, "given", intervals)
-    compare(report, trace, intervals, weights)
+    sums = np.asarray(trace.vectors.sum(axis=1)).reshape(-1)
+    known = sums[intervals] > 0
+    if not (weights[known] > 0).any():
+        raise TokmillError(
+            "no point lies in an interval that has instructions and a known CPI",
+            where=trace.name,
+            hint="are the points of this run? intervals count from 0",
+        )
+    report = _report(trace, "given", intervals[known])
+    report.points_left_out = int((~known).sum())
+    shares = weights[known] / weights[known].sum()
+    compare(report, trace, intervals[known], shares)
     return Chosen(intervals, weights, report)

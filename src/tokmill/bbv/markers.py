@@ -10,6 +10,7 @@ same intervals.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -34,6 +35,8 @@ ROOM = 1 << 20
 """Marks that a file of time stamps has room for."""
 DIGITS = 20
 """Of K in the environment, leading zeros among them."""
+VALGRIND = re.compile(r"(==|--)\d+(==|--) ")
+"""Begins a line of valgrind's own."""
 REFUSED = 117
 """Exit code of the library if it cannot open the file of time stamps."""
 
@@ -211,7 +214,9 @@ def _stamps(
 def check_ended(command: Command, done: subprocess.CompletedProcess[bytes]) -> None:
     """Raise `TokmillError` for a program that did not end with exit code 0."""
     if done.returncode:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        # What valgrind says of itself is no reason.
+        said = [line for line in lines if not VALGRIND.match(line)] or lines
         last = "" if not said else f": {said[-1][:200]}"
         raise TokmillError(
             f"the program ended with exit code {done.returncode}{last}",

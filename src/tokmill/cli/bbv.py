@@ -8,10 +8,10 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from tokmill.cli.bbv_blocks import cluster, rewrite
+from tokmill.cli.bbv_blocks import TORN, cluster, rewrite
 from tokmill.cli.lazy import group_of
 from tokmill.cli.options import Json, Quiet
-from tokmill.cli.output import print_json
+from tokmill.cli.output import print_json, say
 from tokmill.progress import human_bytes, human_count
 
 Trace = Annotated[Path, typer.Argument(metavar="BBV", help="File of basic block vectors.")]
@@ -152,7 +152,7 @@ def check(
         others = ", ".join(f"{count:,} {kind}" for kind, count in piece.ignored.items())
         print(f"lines that are no interval: {others}")
     if piece.torn:
-        print("the last line does not end: the file may be cut off")
+        print(TORN)
     return int(piece.torn)
 
 
@@ -177,6 +177,8 @@ def convert(
     vectors = read(trace, id_base=id_base, quiet=quiet)
     write(out, vectors, id_base=to_base, style=style)
     print(f"{out}: {human_count(len(vectors), 'interval')}, {vectors.entries:,} entries")
+    if vectors.torn:
+        say(f"note: {trace}: {TORN}")
     return 0
 
 

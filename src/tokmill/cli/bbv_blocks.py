@@ -16,6 +16,8 @@ from tokmill.errors import UsageError
 from tokmill.files import write_file
 from tokmill.progress import elapsed, human_count
 
+TORN = "the last line does not end: the file may be cut off"
+
 
 def cluster(
     vectors: Annotated[
@@ -113,18 +115,23 @@ def rewrite(
     if blocks is not None and records is None:
         raise UsageError("the map is of ids, not of records", hint="leave --blocks out")
     told: list[Any] = []
+    torn = False
 
     def chunks() -> Iterator[bytes]:
+        nonlocal torn
         piece: BlockVectors
         read = pieces(trace, id_base=id_base, quiet=quiet)
         for piece, done in maps.rewrite(read, found, records, ids):
             told[:] = [done]
+            torn = piece.torn
             yield from lines(piece, piece.ids, b" ")
 
     write_file(out, packed(out, chunks()))
     (done,) = told
+    if torn:
+        say(f"note: {trace}: {TORN}")
     if json:
-        print_json({"trace": str(out), **vars(done)})
+        print_json({"trace": str(out), **vars(done), "torn": torn})
         return
     print(
         f"{out}: {done.entries:,} entries became {done.left:,}, of "

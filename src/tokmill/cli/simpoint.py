@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tokmill import plugins
+from tokmill.cli.bbv_blocks import TORN
 from tokmill.cli.options import Json, Quiet
 from tokmill.cli.output import check_outputs, print_json, print_table, say
 from tokmill.cli.simpoint_shared import share
@@ -15,8 +16,15 @@ from tokmill.errors import UsageError
 from tokmill.files import inside, make_folder, write_file
 from tokmill.progress import elapsed, human_count
 
+WITH_SIGNATURES = {
+    "traces", "signatures", "points", "checks", "seed", "out", "quiet", "json", "methods",
+}  # fmt: skip
+WITH_FROM = {"traces", "points_from", "cpi", "out", "quiet", "json", "methods"}
+"""Parameters that mean something beside --signatures, and beside --from."""
+
 
 def simpoint(
+    context: typer.Context,
     traces: Annotated[
         list[Path],
         typer.Argument(
@@ -134,6 +142,7 @@ def simpoint(
 ) -> None:
     """Choose intervals of a program that stand for all of it, and estimate its CPI from theirs."""
     if signatures:
+        _check_unused(context, "--signatures", WITH_SIGNATURES)
         if len(traces) > 1 or not traces[0].is_dir():
             raise UsageError(
                 "--signatures are of the intervals of one store",
@@ -142,6 +151,10 @@ def simpoint(
             )
         share(traces[0], signatures, points or 30, checks, seed, out, quiet, json)
         return
+    if checks is not None:
+        raise UsageError("--checks are of shared points", hint="with --signatures")
+    if points_from is not None:
+        _check_unused(context, "--from", WITH_FROM)
     choosing = plugins.require("tokmill.bbv.choose")
     # SimPoint's points tell nothing about their error.
     method = method or (choosing.SAMPLED if target_error else choosing.SIMPOINT)
@@ -185,6 +198,16 @@ def simpoint(
             _write(out, name, chosen, labels)
         reports.append(chosen.report)
     _show(reports, out, options.target, json)
+
+
+def _check_unused(context: typer.Context, option: str, used: set[str]) -> None:
+    """Refuse options that would be ignored beside `option`."""
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name not in used and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                f"{option} does not use {one.opts[0]}", hint=f"leave {one.opts[0]} out"
+            )
 
 
 def names_of(traces: list[Path]) -> list[str]:
@@ -277,6 +300,11 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
             say(f"{one.program}: {human_count(one.empty, 'interval')} without instructions")
         if one.unmeasured:
             say(f"{one.program}: {human_count(one.unmeasured, 'interval')} without a CPI left out")
+        if one.points_left_out:
+            left_out = human_count(one.points_left_out, "point")
+            say(f"{one.program}: {left_out} of intervals without instructions or a CPI left out")
+        if one.torn:
+            say(f"note: {one.program}: {TORN}")
         if one.usual_error is not None:
             say(f"{one.program}: 95 of 100 samples are within {one.usual_error:.2%}")
         if one.points_needed is not None and one.points_needed > one.points:
