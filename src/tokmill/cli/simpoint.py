@@ -151,7 +151,7 @@ def simpoint(
             )
         share(traces[0], signatures, points or 30, checks, seed, out, quiet, json)
         return
-    if checks is not None:
+    if checks:
         raise UsageError("--checks are of shared points", hint="with --signatures")
     if points_from is not None:
         _check_unused(context, "--from", WITH_FROM)
