@@ -35,8 +35,8 @@ ROOM = 1 << 20
 """Marks that a file of time stamps has room for."""
 DIGITS = 20
 """Of K in the environment, leading zeros among them."""
-VALGRIND = re.compile(r"(==|--)\d+(==|--) ")
-"""Begins a line of valgrind's own."""
+WARNING = re.compile(r"--\d+-- warning: ")
+"""Begins a warning of valgrind, such as of a processor whose caches it does not know."""
 REFUSED = 117
 """Exit code of the library if it cannot open the file of time stamps."""
 
@@ -215,8 +215,7 @@ def check_ended(command: Command, done: subprocess.CompletedProcess[bytes]) -> N
     """Raise `TokmillError` for a program that did not end with exit code 0."""
     if done.returncode:
         lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        # What valgrind says of itself is no reason.
-        said = [line for line in lines if not VALGRIND.match(line)] or lines
+        said = [line for line in lines if not WARNING.match(line)]
         last = "" if not said else f": {said[-1][:200]}"
         raise TokmillError(
             f"the program ended with exit code {done.returncode}{last}",
