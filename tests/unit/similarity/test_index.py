@@ -13,7 +13,7 @@ import scipy.sparse
 
 from making import token_store
 from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.files import locked
+from tokmill.files import locked, write_file
 from tokmill.similarity import dense_index, sparse_index
 from tokmill.similarity import index as index_module
 from tokmill.similarity.dense_index import DenseIndex, dense_arrays
@@ -199,7 +199,7 @@ def test_the_same_command_makes_an_index_that_was_cut_short(
             raise OSError(28, "No space left on device")
         whole(path, *_, **__)
 
-    whole = index_module.write_file
+    whole = write_file
     monkeypatch.setattr(index_module, "write_file", full)
     if killed:
         monkeypatch.setattr(index_module, "_tidy", lambda _: None)
