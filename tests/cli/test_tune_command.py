@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onnx_models import small_model
-from tokmill.cli import main
+from tokmill.cli import main, rl_tune
+from tokmill.mlir.iree.model import FLAGS, Timed, Way
+from tokmill.mlir.iree.tune_model import Choice
+from tokmill.mlir.modules import generators
 
 
 def tuned(model: Path, spec: Path, capsys: Any) -> Any:
@@ -38,3 +44,59 @@ def test_a_model_is_tuned_and_the_printed_line_compiles_it(tmp_path: Path, capsy
     assert (tmp_path / "model.spec.model.irpa").stat().st_size
     # What was ended goes on: times of the flags come from the cache.
     assert tuned(model, spec, capsys)["tried"] == told["tried"]
+
+
+def test_two_processes_do_not_tune_into_one_file(tmp_path: Path, capsys: Any) -> None:
+    spec = tmp_path / "some.spec"
+    words = ["rl", "tune", "matmul 16 16 16", "-o", str(spec), "--quiet"]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "tokmill", *words, "--minutes", "60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    while not (tmp_path / "some.spec.measurements").exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.05)
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--minutes", "0.01"])
+    assert ended.value.code == 5
+    said = capsys.readouterr().err
+    assert "another process tunes some.spec" in said and "hint:" in said
+    assert not spec.exists()
+    # One that was killed does not keep others out.
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--minutes", "0.01", "--evaluations", "1"])
+    assert ended.value.code == 0
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".lock")]
+
+
+def test_the_printed_line_compiles_operations_that_iree_does_not_name(
+    tmp_path: Path, capsys: Any
+) -> None:
+    """`linalg.add` is written as what it computes, which has no tiles to choose."""
+    module = tmp_path / "sum.mlir"
+    module.write_text(generators.chain("add 16 64"))
+    assert "linalg.add" in module.read_text()
+    told = tuned(module, tmp_path / "sum.spec", capsys)
+    _, *rest = shlex.split(told["compile"])
+    command = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile"]
+    subprocess.run([*command, *rest], check=True, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("moved", [0.0, 1e-9, 0.5, float("nan")])
+def test_results_that_no_input_changes_are_said(moved: float, tmp_path: Path, capsys: Any) -> None:
+    one = Timed(name="default", nanoseconds=1e6, noise=0.0, error=0.0, allowed=1e-6, moved=moved)
+    choice = Choice(
+        way=Way("default", FLAGS["default"]),
+        spec="",
+        parts=[],
+        skipped=[],
+        flags=[one],
+        default=one,
+        untuned=one,
+        tuned=one,
+    )
+    rl_tune._print_choice(choice, tmp_path / "spec", "iree-compile", False)
+    assert ("another input gives the same results" in capsys.readouterr().err) == (moved != 0.5)

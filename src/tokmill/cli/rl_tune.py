@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from tokmill.cli import rl_problems
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.errors import UsageError
-from tokmill.files import write_file
+from tokmill.files import locked, make_folder, remove, write_file
 from tokmill.progress import Progress, human_count
 
 
@@ -69,55 +71,68 @@ def tune(
             "its weights": _beside(out, "irpa"),
         },
     )  # fmt: skip
-    model, parameters = _model(modules, out, parameters)
-    problems, counts, skipped = _operations(modules)
-    if model is None and len(problems) == 1:
-        model = problems[0].text
-    seconds = 60 * minutes
-    state = out.with_name(out.name + ".state")
-    with (
-        measure.Measurements(
-            measure.Settings(runs=runs, seed=seed),
-            kept,
-            space,
-        ) as measurements,
-        Progress("tune", int(seconds), unit="seconds", quiet=quiet) as progress,
-    ):
-        shown = 0
+    with _alone(out):
+        model, parameters = _model(modules, out, parameters)
+        problems, counts, skipped = _operations(modules)
+        if model is None and len(problems) == 1:
+            model = problems[0].text
+        seconds = 60 * minutes
+        state = out.with_name(out.name + ".state")
+        with (
+            measure.Measurements(
+                measure.Settings(runs=runs, seed=seed),
+                kept,
+                space,
+            ) as measurements,
+            Progress("tune", int(seconds), unit="seconds", quiet=quiet) as progress,
+        ):
+            shown = 0
 
-        def tick(spent: float, evaluations: int) -> None:
-            nonlocal shown
-            step = min(int(spent), int(seconds)) - shown
-            if step > 0:
-                progress.advance(step)
-                shown += step
+            def tick(spent: float, evaluations: int) -> None:
+                nonlocal shown
+                step = min(int(spent), int(seconds)) - shown
+                if step > 0:
+                    progress.advance(step)
+                    shown += step
 
-        given = {"seconds": seconds, "most": evaluations, "seed": seed, "state": state}
-        given["tick"] = tick
+            given = {"seconds": seconds, "most": evaluations, "seed": seed, "state": state}
+            given["tick"] = tick
+            if model is None:
+                found = tuning.tune(problems, counts, measurements, **given)
+            else:
+                length = max(problem.length for problem in problems)
+                # The printed line is for IREE, so what it reads is what is tuned.
+                known = plugins.require("tokmill.mlir.iree.compiler").known(model)
+                whole = plugins.require("tokmill.mlir.iree.model").Model(
+                    known, measurements, parameters=parameters, length=length
+                )
+                choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(whole, **given)
+                module = whole.module(choice.way)
         if model is None:
-            found = tuning.tune(problems, counts, measurements, **given)
-        else:
-            length = max(problem.length for problem in problems)
-            # The printed line is for IREE, so what it reads is what is tuned.
-            known = plugins.require("tokmill.mlir.iree.compiler").known(model)
-            whole = plugins.require("tokmill.mlir.iree.model").Model(
-                known, measurements, parameters=parameters, length=length
-            )
-            choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(whole, **given)
-            module = whole.module(choice.way)
-    if model is None:
-        if found.spec:
-            write_file(out, found.spec)
-        _print(found, skipped, out, as_json)
-        return
-    name = modules[0] if Path(modules[0]).is_file() else "MODULE.mlir"
-    if module != model or not name.endswith(".mlir") or name == "MODULE.mlir":
-        name = str(_beside(out, "mlir"))
-        write_file(Path(name), module)
-    if choice.spec:
-        write_file(out, choice.spec)
-    line = rl_problems.iree_line(out if choice.spec else None, name, choice.way.flags)
-    _print_choice(choice, out, line, as_json)
+            if found.spec:
+                write_file(out, found.spec)
+            _print(found, skipped, out, as_json)
+            return
+        name = modules[0] if Path(modules[0]).is_file() else "MODULE.mlir"
+        if module != model or not name.endswith(".mlir") or name == "MODULE.mlir":
+            name = str(_beside(out, "mlir"))
+            write_file(Path(name), module)
+        if choice.spec:
+            write_file(out, choice.spec)
+        line = rl_problems.iree_line(out if choice.spec else None, name, choice.way.flags)
+        _print_choice(choice, out, line, as_json)
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep other processes from tuning into the same file."""
+    make_folder(out.parent)
+    lock = out.with_name(out.name + ".lock")
+    with locked(lock, f"another process tunes {out.name}", "wait for it, or choose another file"):
+        try:
+            yield
+        finally:
+            remove(lock)
 
 
 def _model(

@@ -234,7 +234,8 @@ def _result(answer: dict[str, Any]) -> Result:
 
 def _dead(died: ChildDied) -> Result:
     passed = "" if died.ended is None else died.ended.passed
-    status = "memory" if "MiB" in passed else "timeout" if passed else "crashed"
+    # The other limits are seconds, and MiB of output.
+    status = "timeout" if "second" in passed else "memory" if passed[-3:] == "MiB" else "crashed"
     return Result(status=status, reason=died.what)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tokmill.mlir.loops import execute, legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import problem
+from tokmill.mlir.space import Loops
 
 QUICK = Settings(runs=2, most_seconds=0.5)
 
@@ -189,6 +192,72 @@ def test_a_cache_with_impossible_results_is_measured_again(
     cache.put(b"wrong", measure.Result(**fine | wrong))
     assert cache.get(b"fine") and cache.get(b"wrong") is None
     cache.close()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tokmill.mlir.measure import Cache, Result
+print("ready", flush=True)
+sys.stdin.readline()
+first, size = map(int, sys.argv[2:])
+cache = Cache(Path(sys.argv[1]))
+for number in range(first, first + size):
+    result = Result(status="ok", nanoseconds=float(number + 1), baseline=1e3, noise=0.0)
+    cache.put(b"result %d" % number, result)
+    cache.keep(b"answer %d" % number, [number])
+    assert cache.get(b"result %d" % number).nanoseconds == number + 1
+cache.close()
+"""
+
+
+def test_processes_write_one_cache_at_once(tmp_path: Path) -> None:
+    """They open a file that is not there together, and half of what they write is the same."""
+    size, path = 60, tmp_path / "cache"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), str(number * size // 2), str(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(3)
+    ]
+    for one in writers:
+        assert one.stdout is not None and one.stdout.readline() == "ready\n"
+    for one in writers:
+        assert one.stdin is not None
+        one.stdin.write("\n")
+        one.stdin.flush()
+    said = [one.communicate(timeout=120)[1] for one in writers]
+    assert [one.returncode for one in writers] == [0, 0, 0], said
+    cache = measure.Cache(path)
+    for number in range(2 * size):
+        result = cache.get(b"result %d" % number)
+        assert result is not None and result.nanoseconds == number + 1
+        assert cache.answer(b"answer %d" % number) == [number]
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    ("taken", "status", "says"),
+    [
+        (actions.Tile("op_0", (8, 8, 8)), "ok", ""),
+        (actions.Im2col("op_0"), "crashed", "64 MiB of output"),
+    ],
+)
+def test_a_candidate_may_print_megabytes(
+    taken: actions.AnyAction, status: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To both streams; a result counts all the same, and what never ends is cut off."""
+    monkeypatch.setattr(Loops, "child", "printing_child:measure")
+    given = problem.of_line("matmul 16 16 16")
+    with Measurements(QUICK) as child:
+        result = child.file(given, actions.text((taken,)))
+        assert (result.status, says in result.reason) == (status, True), result
+        # The next candidate is not disturbed.
+        assert child.file(given, actions.text(())).status == "ok"
 
 
 def test_one_run_says_nothing_of_noise() -> None:

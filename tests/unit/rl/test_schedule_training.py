@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,10 @@ from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules import problem
 from tokmill.rl import loop as loops
 from tokmill.rl.evaluate import evaluate, summary
+from tokmill.training.engines.tensors import read_metadata, read_tensors, write_tensors
 from tokmill.training.estimate import estimate
 from tokmill.training.recipe.check import from_dict, notes
+from tokmill.training.recipe.read import RECIPE, read_recipe
 from tokmill.training.recipe.resolve import resolve
 from tokmill.training.runs.run import load_task
 from toy import losses, stop_after, weights
@@ -254,3 +258,61 @@ def test_mistakes_in_recipes(tmp_path: Path) -> None:
     value = recipe(tmp_path / "cache") | {"model": {"kind": "encoder"}}
     with pytest.raises(UsageError, match="needs a policy"):
         tokmill.train(value, tmp_path / "run", quiet=True)
+
+
+def cut_history(run: Path) -> None:
+    """Make the weights those of a version whose policies saw less of what was done."""
+    file = run / "model" / "model.safetensors"
+    tensors, said = read_tensors(file), read_metadata(file)
+    name = next(one for one, tensor in tensors.items() if tensor.dim() == 2)
+    write_tensors(file, tensors | {name: tensors[name][:, :-2].contiguous()}, said)
+
+
+def drop_tensor(run: Path) -> None:
+    """Make the weights those of a policy without one of its layers."""
+    file = run / "model" / "model.safetensors"
+    tensors, said = read_tensors(file), read_metadata(file)
+    tensors.pop(next(iter(tensors)))
+    write_tensors(file, tensors, said)
+
+
+def other_room(run: Path) -> None:
+    """Make the recipe one of larger operations."""
+    recipe_of(run, lambda value: value["model"].update(loops=9))
+
+
+def unknown_key(run: Path) -> None:
+    """Make the recipe that of a version with another key."""
+    recipe_of(run, lambda value: value["task"].update(penalty=2.0))
+
+
+def recipe_of(run: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    value = read_recipe(run)
+    change(value)
+    (run / RECIPE).write_text(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (cut_history, "does not fit the model"),
+        (drop_tensor, "does not fit the model"),
+        (other_room, "does not fit the model"),
+        (unknown_key, "penalty"),
+    ],
+)
+def test_a_policy_of_other_sizes_or_of_another_version_is_refused(
+    change: Callable[[Path], None], says: str, recorded: Path, tmp_path: Path, capsys: Any
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(recorded / "run", run)
+    change(run)
+    for command in (
+        ["rl", "eval", str(run), LINES[0], "--quiet"],
+        ["plot", "attention", str(run), LINES[0], "-o", str(tmp_path / "a.svg")],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        said = capsys.readouterr().err
+        assert ended.value.code in (1, 2), said
+        assert says in said and "hint:" in said and "Traceback" not in said, said

@@ -159,5 +159,5 @@ def _unfit(path: Path, name: str) -> TokmillError:
     return TokmillError(
         f"the tensor {name!r} does not fit the model of the recipe",
         where=str(path),
-        hint="the file belongs to another recipe",
+        hint="the file belongs to another recipe, or another version of tokmill made it",
     )
