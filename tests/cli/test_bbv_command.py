@@ -78,6 +78,18 @@ def test_a_build_says_what_was_not_joined(here: Here, tmp_path: Path) -> None:
     )[1]  # fmt: skip
 
 
+def test_files_beside_a_trace_are_not_told_as_left_out(here: Here, tmp_path: Path) -> None:
+    options = [str(one) for one in block_store(tmp_path)][:2]
+    folder = tmp_path / "profiles"
+    folder.mkdir()
+    trace = write_trace(folder, 0)
+    trace.with_suffix(".about.json").write_text("{}")
+    assert "left out" not in here("build", "bbv", folder, *options, "-o", "s")[1]
+    (folder / "notes.json").write_text("{}")
+    said = here("build", "bbv", folder, *options, "-o", "t")[1]
+    assert "left out of the folders: of other kinds: 1 .json\n" in said
+
+
 def test_profile_of_a_program(here: Here, tmp_path: Path) -> None:
     source = (
         "#include <stdio.h>\nint main(void) { int c, n = 0; while ((c = getchar()) != EOF) n += c;"

@@ -50,6 +50,9 @@ def test_points_of_two_programs(here: Here, tmp_path: Path, programs: dict[str, 
     before = (tmp_path / "points/one.simpoints").read_bytes()
     here("simpoint", "one.bb", "-o", "again")
     assert (tmp_path / "again/one.simpoints").read_bytes() == before
+    assert "of what it executes" not in here("simpoint", "one.bb", "-o", "again")[1]
+    err = here("simpoint", "one.bb", "-o", "most", "--points", 119)[1]
+    assert "% of what it executes; shorter intervals" in err
     out, err = here("simpoint", "one.bb", "--from", "points", "--cpi", "one.cpi.csv")
     assert "one" in out and "%" in out
 

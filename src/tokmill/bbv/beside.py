@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tokmill.inflate import MAGIC
 
 BESIDE = {"pc": ".pc", "map": ".map", "cpi": ".intervals.csv"}
 """Option → suffix of the file beside a trace, whose name else is the same."""
+ABOUT = ".about.json"
+"""What `tokmill bbv profile` also writes beside a trace; no build reads it."""
 SUFFIXES = (".bb", ".bbv")
 
 
@@ -19,6 +22,26 @@ def stem_of(trace: Path) -> Path:
         if trace.name.lower().endswith(suffix) and len(trace.name) > len(suffix):
             trace = trace.with_name(trace.name[: -len(suffix)])
     return trace
+
+
+def without_those_beside(
+    left_out: Mapping[str, int], traces: Iterable[Path], named: Sequence[str]
+) -> dict[str, int]:
+    """Return the counts of files that a scan left out, without those beside the traces.
+
+    `named`: the arguments; what lies beside a trace that was named itself was never counted.
+    """
+    left = Counter(left_out)
+    for trace in traces:
+        if str(trace) in named:
+            continue
+        stem = stem_of(trace)
+        left.subtract(
+            Path(end).suffix or end
+            for end in (*BESIDE.values(), ABOUT)
+            if stem.with_name(stem.name + end).is_file()
+        )
+    return {why: count for why, count in left.items() if count > 0}
 
 
 class Beside:

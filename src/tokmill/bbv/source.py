@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from tokmill.bbv.addresses import read_addresses, read_maps
-from tokmill.bbv.beside import BESIDE, Beside, stem_of
+from tokmill.bbv.beside import BESIDE, Beside, stem_of, without_those_beside
 from tokmill.bbv.blocks import only_store, open_blocks
 from tokmill.bbv.chains import spread
 from tokmill.bbv.cpi import RATES, Measures, check_measures, read_measures
@@ -131,7 +131,8 @@ class BbvSource(Source):
     def items(self) -> Iterator[Item]:
         """Yield the traces, each with its pc file, map and measures."""
         found = find_files(self.inputs, SUFFIXES, choice=self.config)
-        self.left_out = found.left_out
+        traces = [file.path for file in found.files]
+        self.left_out = without_those_beside(found.left_out, traces, self.inputs)
         for file in found.files:
             others = self._beside.of(file.path)
             yield Item(

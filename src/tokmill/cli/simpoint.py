@@ -21,6 +21,8 @@ WITH_SIGNATURES = {
 }  # fmt: skip
 WITH_FROM = {"traces", "points_from", "cpi", "out", "quiet", "json", "methods"}
 """Parameters that mean something beside --signatures, and beside --from."""
+LITTLE = 2.0
+"""Points with a smaller speed-up than this hardly are worth their error."""
 
 
 def simpoint(
@@ -177,7 +179,10 @@ def simpoint(
     if labels and method != "simpoint":
         raise UsageError("--labels are of clusters", hint="with --method simpoint")
     if out is None and points_from is None and simulated is None and cpi is None:
-        raise UsageError("nothing says where the points go", hint="give -o DIR")
+        raise UsageError(
+            "nothing says where the points go",
+            hint="give -o DIR; or --cpi FILE, to see how good they are without keeping them",
+        )
     if out is not None:
         ends = (".simpoints", ".weights", *([".labels"] if labels else []))
         made = {f"-o {name}{end}": inside(out, name + end) for name in names for end in ends}
@@ -305,6 +310,11 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
             say(f"{one.program}: {left_out} of intervals without instructions or a CPI left out")
         if one.torn:
             say(f"note: {one.program}: {TORN}")
+        if one.points > 1 and one.speed_up < LITTLE:
+            say(
+                f"{one.program}: its points are {1 / one.speed_up:.0%} of what it executes; shorter "
+                "intervals (`tokmill bbv profile --every-blocks N`) or a longer execution save more"
+            )
         if one.usual_error is not None:
             say(f"{one.program}: 95 of 100 samples are within {one.usual_error:.2%}")
         if one.points_needed is not None and one.points_needed > one.points:
