@@ -41,8 +41,10 @@ def human_count(number: int, noun: str, nouns: str = "") -> str:
 
 
 @contextlib.contextmanager
-def elapsed(what: str) -> Iterator[None]:
-    """Print what is running and for how long; for work whose end cannot be estimated.
+def elapsed(what: str | Callable[[], str]) -> Iterator[None]:
+    """Print what is running (now, if it is a function) and for how long.
+
+    For work whose end cannot be estimated.
 
     On a terminal once a second, elsewhere a line every 30 seconds.
     """
@@ -52,8 +54,9 @@ def elapsed(what: str) -> Iterator[None]:
 
     def tell() -> None:
         while not ended.wait(1 if terminal else EVERY):
-            text = f"{what}: {human_time(time.monotonic() - begun)}"
-            print(*(["\r", text, " "] if terminal else [text, "\n"]), sep="", end="",
+            said = what if isinstance(what, str) else what()
+            text = f"{said}: {human_time(time.monotonic() - begun)}"
+            print(*(["\r\x1b[2K", text, " "] if terminal else [text, "\n"]), sep="", end="",
                   file=sys.stderr, flush=True)  # fmt: skip
 
     thread = threading.Thread(target=tell, daemon=True)
@@ -145,8 +148,9 @@ class Progress:
             return human_bytes(value) if self.unit == "B" else f"{value:,.0f}"
 
         def speed(value: float) -> str:
-            small = self.unit != "B" and value < 9.95
-            return f"{value:.1f}" if small else amount(value)
+            if self.unit == "B" or value >= 9.95:
+                return amount(value)
+            return f"{value:.1f}" if value >= 0.95 else f"{value:.2g}"
 
         unit = "" if self.unit == "B" else f" {self.unit}"
         share = self.reached / self.total if self.total else 1.0

@@ -285,7 +285,8 @@ def test_plain_mistakes_do_not_wait_for_torch(
 
 
 def test_slow_steps_are_shown_with_a_decimal(capsys: pytest.CaptureFixture[str]) -> None:
-    for done, rate in ((14, "1.4 steps/s"), (990, "99 steps/s"), (99.9, "10 steps/s")):
+    rates = {14: "1.4 steps/s", 990: "99 steps/s", 99.9: "10 steps/s", 0.357: "0.036 steps/s"}
+    for done, rate in rates.items():
         progress = Progress("train", 1000, unit="steps")
         progress.started -= 10
         progress.done = done

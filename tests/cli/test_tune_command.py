@@ -17,6 +17,7 @@ import pytest
 from onnx_models import small_model
 from tokmill.cli import main, rl_tune
 from tokmill.mlir.iree.model import FLAGS, Timed, Way
+from tokmill.mlir.iree.tune import NOT_REACHED, Part
 from tokmill.mlir.iree.tune_model import Choice
 from tokmill.mlir.modules import generators
 
@@ -100,3 +101,14 @@ def test_results_that_no_input_changes_are_said(moved: float, tmp_path: Path, ca
     )
     rl_tune._print_choice(choice, tmp_path / "spec", "iree-compile", False)
     assert ("another input gives the same results" in capsys.readouterr().err) == (moved != 0.5)
+
+
+def test_operations_without_a_time_are_told(capsys: Any) -> None:
+    parts = [
+        Part(name="matmul", count=1, evaluations=8, status="default", default=2e3, tuned=2e3),
+        Part(name="conv", count=2, evaluations=0, status=NOT_REACHED),
+    ]
+    rl_tune._print_parts(parts, [])
+    out, err = capsys.readouterr()
+    assert "nan" not in out and out.splitlines()[-1].split()[:4] == ["conv", "2", "-", "-"]
+    assert err.startswith("1 operation not reached: the same command with more --minutes goes on")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from tokmill.progress import Progress, human_count
+from tokmill.progress import Progress, elapsed, human_count
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,22 @@ def test_a_line_does_not_wrap(
     progress._show(end="")
     shown = capsys.readouterr().err.removeprefix("\r\x1b[2K")
     assert len(shown) == 39 and shown.endswith("…")
+
+
+def test_what_is_running_may_change(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokmill.progress.EVERY", 0.001)
+    stages = iter(["flags", "tiles"])
+    told = threading.Event()
+
+    def stage() -> str:
+        now = next(stages, None)
+        if now is None:
+            told.set()
+        return now or "end"
+
+    with elapsed(stage):
+        assert told.wait(60)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines][:2] == ["flags", "tiles"]

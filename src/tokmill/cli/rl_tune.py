@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.errors import UsageError
 from tokmill.files import locked, make_folder, remove, write_file
-from tokmill.progress import Progress, human_count
+from tokmill.progress import elapsed, human_count, human_time
 
 
 def tune(
@@ -77,28 +78,24 @@ def tune(
         if model is None and len(problems) == 1:
             model = problems[0].text
         seconds = 60 * minutes
-        state = out.with_name(out.name + ".state")
+        said = "tune"
         with (
             measure.Measurements(
-                measure.Settings(runs=runs, seed=seed),
-                kept,
-                space,
+                measure.Settings(runs=runs, seed=seed), kept, space
             ) as measurements,
-            Progress("tune", int(seconds), unit="seconds", quiet=quiet) as progress,
+            contextlib.nullcontext() if quiet else elapsed(lambda: said),
         ):
-            shown = 0
 
-            def tick(spent: float, evaluations: int) -> None:
-                nonlocal shown
-                step = min(int(spent), int(seconds)) - shown
-                if step > 0:
-                    progress.advance(step)
-                    shown += step
+            def tick(stage: str, spent: float, done: int) -> None:
+                nonlocal said
+                searched = f"{human_time(spent)} of {human_time(seconds)} of the search"
+                said = f"tune: {stage}, {human_count(done, 'evaluation')}, {searched}"
 
-            given = {"seconds": seconds, "most": evaluations, "seed": seed, "state": state}
-            given["tick"] = tick
+            given = {"seconds": seconds, "most": evaluations, "seed": seed}
+            given["state"] = out.with_name(out.name + ".state")
             if model is None:
-                found = tuning.tune(problems, counts, measurements, **given)
+                stage = partial(tick, "tiles of operations")
+                found = tuning.tune(problems, counts, measurements, tick=stage, **given)
             else:
                 length = max(problem.length for problem in problems)
                 # The printed line is for IREE, so what it reads is what is tuned.
@@ -106,7 +103,9 @@ def tune(
                 whole = plugins.require("tokmill.mlir.iree.model").Model(
                     known, measurements, parameters=parameters, length=length
                 )
-                choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(whole, **given)
+                choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(
+                    whole, tick=tick, **given
+                )
                 module = whole.module(choice.way)
         if model is None:
             if found.spec:
@@ -213,20 +212,26 @@ def _say_if_stale(out: Path) -> None:
 
 
 def _print_parts(parts: list[Any], skipped: list[tuple[str, str]]) -> None:
+    tuning = plugins.require("tokmill.mlir.iree.tune")
     print_table(
         ["operation", "runs", "ms", "IREE's default", "times as fast", "evaluations"],
         [
             [
                 part.name,
                 str(part.count),
-                f"{part.tuned / 1e6:.3f}",
-                f"{part.default / 1e6:.3f}",
+                _milliseconds(part.tuned),
+                _milliseconds(part.default),
                 f"{part.gain:.2f}" if part.status == "tuned" else part.status,
                 str(part.evaluations),
             ]
             for part in parts
         ],
     )
+    if missed := sum(part.status == tuning.NOT_REACHED for part in parts):
+        say(
+            f"{human_count(missed, 'operation')} not reached: the same command with more --minutes "
+            "goes on from here"
+        )
     for why, names in _reasons(skipped).items():
         say(f"left out: {human_count(len(names), 'operation')} ({', '.join(names[:3])}): {why}")
 
@@ -307,6 +312,10 @@ def _row(part: Any) -> dict[str, Any]:
         "speedup": part.gain,
         "evaluations": part.evaluations,
     }
+
+
+def _milliseconds(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e6:.3f}" if math.isfinite(nanoseconds) else "-"
 
 
 def _reasons(skipped: list[tuple[str, str]]) -> dict[str, list[str]]:

@@ -312,8 +312,9 @@ def _show(reports: list[Any], out: Path | None, target: float, json: bool) -> No
             say(f"note: {one.program}: {TORN}")
         if one.points > 1 and one.speed_up < LITTLE:
             say(
-                f"{one.program}: its points are {1 / one.speed_up:.0%} of what it executes; shorter "
-                "intervals (`tokmill bbv profile --every-blocks N`) or a longer execution save more"
+                f"{one.program}: its points are {1 / one.speed_up:.0%} of what it executes; "
+                "shorter intervals (`tokmill bbv profile --every-blocks N`) or a longer execution "
+                "save more"
             )
         if one.usual_error is not None:
             say(f"{one.program}: 95 of 100 samples are within {one.usual_error:.2%}")

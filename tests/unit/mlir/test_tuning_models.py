@@ -188,8 +188,15 @@ def test_a_spec_of_dispatches_is_obeyed_in_the_whole_model(tmp_path: Path) -> No
 
 
 def test_a_model_is_tuned_as_a_whole(tmp_path: Path) -> None:
+    told: list[tuple[str, float, int]] = []
     with Measurements(QUICK, tmp_path / "cache", IreeSpace()) as measure:
-        found = tune_model.tune_model(model_of("matmul 96 96 96, relu", measure), seconds=2, seed=1)
+        model = model_of("matmul 96 96 96, relu", measure)
+        found = tune_model.tune_model(model, seconds=2, seed=1, tick=lambda *one: told.append(one))
+    # What was done: flags, then tiles for about the time that was given, then the whole.
+    first, last = told[0], told[-1]
+    assert first == ("flags and layouts", 0, 0) and last[0] == "the whole model"
+    assert last[1] >= 2 and last[2] >= 8
+    assert any(stage.startswith("tiles of dispatches (") for stage, *_ in told)
     assert [one.name for one in found.flags] == ["default", "O3", "data tiling"]
     assert found.tuned.nanoseconds <= found.untuned.nanoseconds
     assert bool(found.spec) == (found.obeyed > 0)

@@ -36,6 +36,8 @@ FAR = 1 << 20
 """More evaluations of one operation than anybody asks for."""
 MOST_STATE = 1 << 30
 """Bytes of a state that are read."""
+NOT_REACHED = "not reached"
+"""The status of an operation for which no time was left."""
 SLOWEST = 0.98
 """No operation may be slower than this with the tiles of its group."""
 
@@ -212,7 +214,7 @@ def _parts(
                 # They wait for memory; and others of the same sizes would be matched too.
                 raise UsageError("element by element", hint="")
         except TokmillError as error:
-            status = f"left: {error.what}"
+            status = f"left: {error.what.removeprefix(f'{problem.name}: ')}"
         else:
             made[number] = found
         parts.append(Part(name=problem.name, count=count, evaluations=0, status=status))
@@ -248,7 +250,7 @@ def _tell(part: Part, trials: list[Trial], best: Trial | None) -> None:
     good: list[Result] = [trial.result for trial in trials if trial.result.status == "ok"]
     part.default = part.tuned = min((each.baseline for each in good), default=float("nan"))
     if not trials and part.status == "default":
-        part.status = "not reached"
+        part.status = NOT_REACHED
     if best is not None and best.result.status == "ok" and best.result.gain >= LEAST:
         part.status, part.gain = "tuned", best.result.gain
         part.default, part.tuned = best.result.baseline, best.result.nanoseconds

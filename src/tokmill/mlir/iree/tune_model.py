@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.iree.tune import MOST, Again, Part, Tuned, tune
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
+
+FLAGS, WHOLE = "flags and layouts", "the whole model"
+"""What is compared first, and at the end."""
 
 
 class Choice(msgspec.Struct, kw_only=True):
@@ -47,42 +51,54 @@ def tune_model(
     most: int = MOST,
     seed: int = 0,
     state: Path | None = None,
-    tick: Callable[[float, int], None] = lambda spent, evaluations: None,
+    tick: Callable[[str, float, int], None] = lambda stage, spent, evaluations: None,
 ) -> Choice:
     """Return the best layout, flags and spec for a model, none of them slower than without it.
 
     It ends after so many `seconds`, or when each dispatch had `most` evaluations in all layouts.
     The dispatches that IREE forms under the fastest layout and flags are tuned one by one. Then
     the whole model is timed with the spec. If it is slower than without, or gives other results,
-    the matchers that make it so are found by halves and dropped.
+    the matchers that make it so are found by halves and dropped. `tick` hears what is done now,
+    and of the seconds and evaluations of the search so far.
 
     Raises `TokmillError` if IREE does not compile the model, or obeys no matcher of the spec.
     """
 
-    def alive() -> None:
-        tick(0.0, 0)
+    spent: dict[Way, tuple[float, int]] = {}
+
+    def tell(stage: str) -> None:
+        tick(stage, sum(one for one, _ in spent.values()), sum(one for _, one in spent.values()))
+
+    def heard(way: Way, seconds: float, evaluations: int) -> None:
+        spent[way] = (seconds, evaluations)
+        tell(f"tiles of dispatches ({way.name})")
 
     ways = model.ways()
-    found = model.compare([(way, "") for way in ways], alive)
+    tell(FLAGS)
+    found = model.compare([(way, "") for way in ways], partial(tell, FLAGS))
     quickest, _ = fastest(list(zip(ways, found, strict=True)))
     looks = [
-        _Look(model, way, seed, state, tick) for way in _worth(list(zip(ways, found, strict=True)))
+        _Look(model, way, seed, state, partial(heard, way))
+        for way in _worth(list(zip(ways, found, strict=True)))
     ]
     # Of two layouts each gets a third, and the better one the last.
     shares = len(looks) + 1 if len(looks) > 1 else 1
+    whole = partial(tell, WHOLE)
     for look in looks:
         look.go_on(seconds / shares, most // shares)
     if len(looks) > 1:
-        ran = model.compare([(ways[0], ""), *((look.way, look.spec) for look in looks)], alive)
+        whole()
+        ran = model.compare([(ways[0], ""), *((look.way, look.spec) for look in looks)], whole)
         pairs = [(look.way, one) for look, one in zip(looks, ran[1:], strict=True)]
         right = [pair for pair in pairs if pair[1].status == "ok"] or pairs
         best_way, _ = min(right, key=lambda pair: pair[1].nanoseconds)
         look = next(one for one in looks if one.way == best_way)
         look.go_on(2 * seconds / shares, 2 * most // shares)
-    kept = _carried(model, look.way, look.tuned, look.space, alive)
+    whole()
+    kept = _carried(model, look.way, look.tuned, look.space, whole)
     made = [(problem, schedule) for _, problem, schedule in kept]
     way, text = look.way, look.space.merged(made) if made else ""
-    default, untuned, best = model.compare([(ways[0], ""), (quickest, ""), (way, text)], alive)
+    default, untuned, best = model.compare([(ways[0], ""), (quickest, ""), (way, text)], whole)
     obeyed = sum(best.hits)
     if not text or best.status != "ok" or best.nanoseconds > untuned.nanoseconds:
         way, text, best, obeyed = quickest, "", untuned, 0
