@@ -14,6 +14,8 @@ from leveled_programs import LAYOUT, leveled
 from making import quick_build
 from tokmill import plugins
 from tokmill.cli import main
+from tokmill.cli.similarity_query import _print
+from tokmill.similarity.query import Hit, Named
 from tokmill.store.store import Store
 from x86_programs import stripped, symbols
 
@@ -202,6 +204,17 @@ def test_the_functions_that_are_nearest(here: Here, graphs: Path, where: str) ->
         (h["function"]["project"], h["function"]["level"]) for h in json.loads(alone)["hits"]
     }
     assert ("second", "O0") not in programs and programs
+
+
+@pytest.mark.parametrize("level", ["O0", "unknown"])
+def test_columns_of_which_nothing_is_known_are_not_shown(
+    level: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Named(0, "unknown", "app", "unknown", "unknown", level, "search", 0x1000)
+    _print(one, "ranker", [Hit(0.5, one, {})], why=False)
+    words = capsys.readouterr().out.splitlines()[1].split()
+    known = ["level"] if level == "O0" else []
+    assert words == ["score", "function", "address", "program", *known]
 
 
 @pytest.mark.parametrize("level", ["O0", "O3"])

@@ -126,6 +126,7 @@ def search(
             write_file(file, one["text"])
             write_file(module, one["code"])
             one["file"] = str(file) if one["text"] else ""
+            one["module_file"] = str(folder / f"{number:03d}.mlir")
     for one in found:
         del one["text"], one["code"]
     if as_json:
@@ -134,7 +135,7 @@ def search(
     print_results(found, BASELINES[name])
     for one in found:
         if name == "iree" and one.get("file"):
-            say(f"to apply it: {iree_line(Path(one['file']))}")
+            say(f"to apply it: {iree_line(Path(one['file']), one['module_file'])}")
     if cached:
         say(f"{human_count(cached, 'result')} came from the cache")
 

@@ -172,14 +172,18 @@ def _print(asked: Named, of: str, found: Sequence[Hit], why: bool) -> None:
         print("nothing is like it")
         return
     said = why or any(hit.shares for hit in found)
+    built = [
+        name
+        for name in ("compiler", "level")
+        if any(getattr(hit.function, name) not in ("", "unknown") for hit in found)
+    ]
     print_table(
         [
             "score",
             "function",
             "address",
             "program",
-            "compiler",
-            "level",
+            *built,
             *(["why"] if said else []),
         ],
         [
@@ -192,8 +196,7 @@ def _print(asked: Named, of: str, found: Sequence[Hit], why: bool) -> None:
                     for part in (hit.function.project, hit.function.version, hit.function.program)
                     if part not in ("", "unknown")
                 ),
-                hit.function.compiler,
-                hit.function.level,
+                *(getattr(hit.function, name) for name in built),
                 *([_reason(hit, why)] if said else []),
             ]
             for hit in found
@@ -342,7 +345,8 @@ def _of_program(
             if function or address is not None
             else "no function is named",
             where=str(path),
-            hint="--function NAME or --address HEX says which; `tokmill cfg PROGRAM` lists them",
+            hint="--function NAME or --address HEX says which; `tokmill cfg PROGRAM -o "
+            "FUNCTIONS.jsonl` lists them",
         )
     number = int(here[0])
     module = plugins.require("tokmill.x86.features.shared_facts")

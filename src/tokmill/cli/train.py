@@ -248,8 +248,12 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
             ["tokens a step", f"{plan['tokens_per_step']:,}"],
             *([["rows", plan["rows_kind"]]] if plan["rows_kind"] else []),
             *([["overlays", ", ".join(plan["overlays"])]] if plan["overlays"] else []),
-            ["steps", f"{plan['steps']:,} ({plan['epochs']:.2f} epochs of {plan['rows']:,} rows)"],
-            ["time, about", _time(plan["seconds_per_step"], plan["steps"])],
+            ["steps", _steps(plan)],
+            *(
+                [["time, about", _time(plan["seconds_per_step"], plan["steps"])]]
+                if plan["stores"]
+                else []
+            ),
             ["tokens in all", f"{plan['tokens']:,}"],
             ["operations in all", f"{plan['flops']:.2e}"],
             *([["GPUs of this machine", plan["gpus"]]] if "gpus" in plan else []),
@@ -265,6 +269,13 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
         _print_stores(plan["stores"])
     if "torchrun" in plan:
         print(f"\n{plan['torchrun']}")
+
+
+def _steps(plan: dict[str, Any]) -> str:
+    """Return how many steps, and what of the stores they read or else what takes their time."""
+    if not plan["stores"]:
+        return f"{plan['steps']:,}; most of their time is that of measurements"
+    return f"{plan['steps']:,} ({plan['epochs']:.2f} epochs of {plan['rows']:,} rows)"
 
 
 def _time(seconds: float | None, steps: int) -> str:

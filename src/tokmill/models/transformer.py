@@ -15,6 +15,7 @@ name by name:
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tokmill.errors import UsageError
 from tokmill.models.attention import Rotation, rotary
@@ -122,7 +123,9 @@ class Transformer(Model):
     def checked(self, position_BT: Tensor) -> Tensor:
         """Return the positions, none of which is past the learned table."""
         # Looked at only where it may happen: on a GPU the answer has to be waited for.
-        if position_BT.shape[1] > self.config.context:
+        # Where memory is estimated there are no numbers to look at.
+        known = not isinstance(position_BT, FakeTensor)
+        if known and position_BT.shape[1] > self.config.context:
             longest = int(position_BT.max()) + 1
             if longest > self.config.context:
                 raise UsageError(

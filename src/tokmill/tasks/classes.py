@@ -22,14 +22,17 @@ def label_column(store: Store, name: str) -> Column:
     ]
     if column is None or name not in known:
         what = "does not have one number for each record" if column else "is not there"
+        hint = nearest(
+            name,
+            known,
+            "--set task.column=NAME; of an overlay: --set 'data.overlays=[\"NAME\"]'",
+        )
+        if column is not None and column.dtype == "utf8":
+            hint = "of texts make an overlay with a number for each: docs/bert.md, classify"
         raise UsageError(
             f"the label column {name!r} {what}",
             where=str(store.path),
-            hint=nearest(
-                name,
-                known,
-                "--set task.column=NAME; of an overlay: --set 'data.overlays=[\"NAME\"]'",
-            ),
+            hint=hint,
         )
     return column
 

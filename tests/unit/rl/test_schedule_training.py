@@ -181,6 +181,7 @@ def test_the_commands(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert code == 2 and "needs a folder" in text
     code, text = command("train", "schedules-lstm", "--dry-run")
     assert code == 0 and "policy, schedules" in text
+    assert "most of their time is that of measurements" in text and "time, about" not in text
 
 
 def test_one_process_alone(recorded: Path) -> None:

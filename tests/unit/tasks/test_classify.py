@@ -14,6 +14,7 @@ import tokmill
 import toy
 from entry_stores import labelled, lay, tuples_of
 from making import here
+from source_cases import block_store
 from task_cases import ROLES, make_stores, recipe, special_store, walks
 from tokmill.builds.prepare import How
 from tokmill.cli import main
@@ -21,6 +22,7 @@ from tokmill.errors import TokmillError, UsageError
 from tokmill.feed.feed import Feed
 from tokmill.store.store import Store
 from tokmill.tasks.class_metrics import class_metrics, pearson
+from tokmill.tasks.classes import label_column
 from tokmill.tasks.classify import LABEL
 from tokmill.training.evaluate import evaluate
 from tokmill.training.recipe.check import from_dict
@@ -185,6 +187,13 @@ def test_what_is_no_label_is_told(
     with pytest.raises(UsageError, match=said) as caught:
         tokmill.train(value, tmp_path / "run", quiet=True)
     assert caught.value.hint
+
+
+def test_a_label_of_texts_is_told_how_to_become_numbers(tmp_path: Path) -> None:
+    blocks = tokmill.Store(str(block_store(tmp_path)[1]))
+    with pytest.raises(UsageError, match="'program' does not have one number") as caught:
+        label_column(blocks, "program")
+    assert "docs/bert.md" in (caught.value.hint or "")
 
 
 def test_numbers_of_no_record_are_an_error(tmp_path: Path) -> None:

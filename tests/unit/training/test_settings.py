@@ -72,6 +72,41 @@ def test_a_file_of_settings_is_a_recipe(
     assert (config.model.dim, config.model.layers) == (512, 8)
 
 
+def test_a_configuration_of_bert_has_sizes_and_rates(
+    stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: dict[str, Any] = {
+        "architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.2,
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 32,
+        "initializer_range": 0.02, "intermediate_size": 64, "layer_norm_eps": 1e-5,
+        "max_position_embeddings": 64, "model_type": "bert", "num_attention_heads": 2,
+        "num_hidden_layers": 3, "pad_token_id": 0, "pooler_fc_size": 768, "type_vocab_size": 2,
+        "vocab_size": 30522,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(said))
+    config = resolve(file, Path("RUN"), {"data": {"train": str(stores / "walks")}}, False)
+    made = config.model
+    assert (made.dim, made.layers, made.heads, made.hidden) == (32, 3, 2, 64)
+    assert (made.context, made.dropout, made.attention_dropout) == (64, 0.1, 0.2)
+    assert (made.activation, made.norm_eps) == ("gelu", 1e-5)
+    assert "chooses nothing here: architectures, initializer_range" in capsys.readouterr().err
+    file.write_text(json.dumps({**said, "model_type": "roberta"}))
+    with pytest.raises(UsageError, match="model_type is 'roberta'"):
+        resolve(file, Path("RUN"), {"data": {"train": str(stores / "walks")}}, False)
+
+
+def test_a_table_that_is_shorter_than_a_row_is_noted(
+    stores: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "pretrain", "--data", str(stores / "walks"), "--device", "cpu", "--dry-run"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--set", "model.context=64"])
+    said = capsys.readouterr()
+    assert not ended.value.code, said.err
+    assert "model.context = 64: a document that is longer" in said.err
+
+
 def test_the_command_reads_them(
     files: tuple[Path, Path], stores: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

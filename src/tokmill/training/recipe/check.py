@@ -200,6 +200,13 @@ def notes(config: TrainConfig) -> list[str]:
         made.append("a store is named twice, so it is read twice as often")
     for part in (config.model, config.task):
         made += part.notes() if hasattr(part, "notes") else []
+    places = getattr(config.model, "context", 0)
+    if getattr(config.model, "position", "") == "learned" and places < config.task.length:
+        made.append(
+            f"a row has up to task.length = {config.task.length} positions, the learned table "
+            f"model.context = {places}: a document that is longer will end the training with an "
+            f"error; --set task.length={places} cuts it"
+        )
     if config.run.steps <= config.optim.warmup:
         made.append(
             f"the learning rate rises for optim.warmup = {config.optim.warmup} steps, and the run "

@@ -37,6 +37,7 @@ OTHER_NAMES = {
     "p_drop_attn": "model.attention_dropout",
     "attention_probs_dropout_prob": "model.attention_dropout",
     "max_position_embeddings": "model.context",
+    "hidden_act": "model.activation", "layer_norm_eps": "model.norm_eps",
     "mask_prob": "task.share", "masked_lm_prob": "task.share", "mlm_probability": "task.share",
     "max_pred": "task.most", "max_predictions_per_seq": "task.most",
     "context_length": "task.length", "block_size": "task.length", "seq_len": "task.length",

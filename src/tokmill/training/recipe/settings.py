@@ -43,6 +43,14 @@ ELSEWHERE = {
     "results_dir": "-o names the folder of the run",
 }
 """Names of such files that are no keys → who says it here."""
+OF_BERT = ("hidden_act", "initializer_range", "type_vocab_size")
+"""Names that say that a file is BERT's configuration, of Google or of transformers."""
+WITHOUT_EFFECT = (
+    "architectures", "classifier_dropout", "directionality", "dtype", "gradient_checkpointing",
+    "initializer_range", "is_decoder", "model_type", "pad_token_id", "position_embedding_type",
+    "torch_dtype", "transformers_version", "use_cache",
+)  # fmt: skip
+"""Names of such a file that choose nothing here."""
 MOST_BYTES = 1 << 20
 
 
@@ -71,6 +79,8 @@ def read_settings(path: Path) -> dict[str, Any]:
             hint='settings are one object of names and numbers: {"batch_size": 32, "lr": 1e-4}; '
             "texts in JSON become a store with `tokmill build jsonl`",
         )
+    if "model_config" not in found and any(name in found for name in OF_BERT):
+        found = _of_bert(found, path)
     for name in found.keys() & ELSEWHERE.keys():
         tell(f"{path}: {name} = {found[name]!r} is not used: {ELSEWHERE[name]}")
     kept = {name: value for name, value in found.items() if name not in ELSEWHERE}
@@ -83,6 +93,20 @@ def read_settings(path: Path) -> dict[str, Any]:
             hint="give one of them",
         )
     return {CALLED.get(name, name): value for name, value in kept.items()}
+
+
+def _of_bert(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the sizes and rates of a configuration of BERT."""
+    for name, plain in (("model_type", "bert"), ("position_embedding_type", "absolute")):
+        if found.get(name, plain) != plain:
+            raise UsageError(
+                f"{name} is {found[name]!r}, and such a file is read of BERT alone",
+                where=str(path),
+                hint="`tokmill model import` reads a checkpoint of other models, with its weights",
+            )
+    if left := [name for name in found if name in WITHOUT_EFFECT or name.startswith("pooler_")]:
+        tell(f"{path}: chooses nothing here: {', '.join(left)}")
+    return {name: value for name, value in found.items() if name not in left}
 
 
 def base_of(said: Mapping[str, Any]) -> str:

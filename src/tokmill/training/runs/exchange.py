@@ -215,9 +215,18 @@ def export_model(run: Path | str, folder: Path | str, *, at: str = "") -> Path:
         raise TokmillError(
             "the folder holds other files", where=str(folder), hint="name a new folder"
         )
-    make_folder(folder)
     _, facts = read_run(run)
     vocabulary = facts.vocabularies.get(facts.schema[column].vocab or "")
+    if vocabulary and vocabulary.coder != "tokenizer":
+        raise TokmillError(
+            f"the vocabulary {vocabulary.file} of the column {column!r} is one of programs: "
+            "transformers has no tokenizer for it",
+            where=str(run),
+            hint="a run on words can be exported: `tokmill store export corpus STORE -o WALKS`, "
+            "then `tokmill build corpus WALKS/corpus.txt --words WALKS/vocab.txt -o WORDS`; "
+            "-o F.pt writes the weights of any run",
+        )
+    make_folder(folder)
     if vocabulary:
         tokenizers = plugins.require("tokmill.text.tokenizer")
         tokenizer = tokenizers.Tokenizer.from_file(inside(run / VOCAB, vocabulary.file))
