@@ -9,7 +9,7 @@ import pytest
 
 import tokmill
 from making import quick_build
-from source_cases import write_graph
+from source_cases import write_small
 from tokmill.errors import TokmillError, UsageError
 from tokmill.report.inspect import describe
 from tokmill.training.evaluate import evaluate
@@ -68,10 +68,14 @@ def test_a_model_of_one_column_reads_more_than_it_says(store: Path, tmp_path: Pa
     with pytest.raises(TokmillError, match="can be exported") as error:
         export_model(run, tmp_path / "out")
     assert "-o F.pt" in (error.value.hint or "")
-    alone = quick_build("x86", write_graph(tmp_path, 0), tmp_path / "asm", streams=["asm"]).path
-    run = run_of(alone, tmp_path / "alone")
+    (tmp_path / "graphs").mkdir()
+    for number in range(2):
+        write_small(tmp_path / "graphs", number)
+    alone = quick_build(
+        "pairs", tmp_path / "graphs", tmp_path / "one", all_pairs=True, streams=("asm",)
+    ).path
     with pytest.raises(TokmillError, match="has no tokenizer for it") as error:
-        export_model(run, tmp_path / "out")
+        export_model(run_of(alone, tmp_path / "alone"), tmp_path / "out")
     assert "tokmill build corpus" in (error.value.hint or "") and not (tmp_path / "out").exists()
     with pytest.raises(TokmillError, match="all its columns"):
         tokmill.sample(run, "55")
