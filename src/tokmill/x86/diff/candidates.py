@@ -67,6 +67,8 @@ def near(
         right.append(other)
     k = 16 if min(rows, columns) <= FEW else 8
     one, other = np.concatenate(left, 1), np.concatenate(right, 1)
+    # Of large programs these are hundreds of megabytes.
+    del left, right, near_shape
     i, j = nearest_rows(one, other, k)
     back_j, back_i = nearest_rows(other, one, k)
     found = [(i, j), (back_i, back_j)]

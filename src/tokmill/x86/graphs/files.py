@@ -119,7 +119,13 @@ def read_graph(path: Path | str) -> Graph:
     Raises `TokmillError` for a file that is damaged, holds something else, or is of a later
     version.
     """
-    path = Path(path)
+    graph = _read_graph(Path(path))
+    # What Arrow keeps of a large file for itself is several times as large as the graph.
+    plugins.require("pyarrow").default_memory_pool().release_unused()
+    return graph
+
+
+def _read_graph(path: Path) -> Graph:
     arrow = plugins.require("pyarrow")
     with _arrow_errors(path):
         file = plugins.require("pyarrow.parquet").ParquetFile(path, page_checksum_verification=True)
