@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,32 +49,31 @@ def pairs_of(rows: int, columns: int, *found: tuple[Array, Array]) -> Pairs:
 
 
 def near(
-    a: list[Any], b: list[Any], shape: tuple[Array, Array], more: list[tuple[Array, Array]]
+    kinds: Iterable[tuple[Any, Any]], shape: tuple[Array, Array], more: list[tuple[Array, Array]]
 ) -> list[tuple[Array, Array]]:
     """Return pairs (i, j) of similar functions, by all features and by rare ones.
 
     Args:
-        a: CSR matrices of weighted TF-IDF, one for each kind of feature.
-        b: the same of the other program, with the same columns.
+        kinds: CSR matrices of weighted TF-IDF of both programs, with the same columns, for each
+            kind of feature; only one kind is held at a time.
         shape: counts of both (F, s) f4, compared by distance.
         more: further dense vectors of both, (F, d) f4.
     """
-    rows, columns = a[0].shape[0], b[0].shape[0]
-    left = [sum(sketch(one, WIDTH, seed) for seed, one in enumerate(a))]
-    right = [sum(sketch(one, WIDTH, seed) for seed, one in enumerate(b))]
-    near_shape = _by_distance(*shape)
-    for one, other in (near_shape, *more):
-        left.append(one)
-        right.append(other)
-    k = 16 if min(rows, columns) <= FEW else 8
-    one, other = np.concatenate(left, 1), np.concatenate(right, 1)
+    rows, columns = len(shape[0]), len(shape[1])
+    left, right = [np.zeros((size, WIDTH), np.float32) for size in (rows, columns)]
+    found = []
+    for seed, (one, other) in enumerate(kinds):
+        left += sketch(one, WIDTH, seed)
+        right += sketch(other, WIDTH, seed)
+        found.append(rare(one, other))
+    parts = [(left, right), _by_distance(*shape), *more]
+    one, other = (np.concatenate(side, 1) for side in zip(*parts, strict=True))
     # Of large programs these are hundreds of megabytes.
-    del left, right, near_shape
+    del left, right, parts
+    k = 16 if min(rows, columns) <= FEW else 8
     i, j = nearest_rows(one, other, k)
     back_j, back_i = nearest_rows(other, one, k)
-    found = [(i, j), (back_i, back_j)]
-    found += [rare(one, other) for one, other in zip(a, b, strict=True)]
-    return found
+    return [(i, j), (back_i, back_j), *found]
 
 
 def rare(a: Any, b: Any) -> tuple[Array, Array]:

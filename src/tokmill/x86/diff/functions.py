@@ -11,7 +11,7 @@ from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.diff.assign import assign
 from tokmill.x86.diff.candidates import Pairs, near, pairs_of, rare
-from tokmill.x86.diff.evidence import LABELS, STATIC, static, weigh
+from tokmill.x86.diff.evidence import LABELS, STATIC, Weighted, static
 from tokmill.x86.diff.places import PLACES, Places
 from tokmill.x86.diff.result import Reason
 from tokmill.x86.diff.support import SUPPORT, Neighbours
@@ -78,6 +78,7 @@ class Matched:
 def match_functions(
     a: Functions,
     b: Functions,
+    weighted: tuple[Weighted, Weighted],
     hashes: tuple[Array, Array],
     tables: tuple[Tables, Tables],
     given: Given,
@@ -87,8 +88,9 @@ def match_functions(
     """Return which functions of two programs are the same.
 
     Args:
-        a: features of the one program.
+        a: features of the one program; bags are not read.
         b: features of the other.
+        weighted: the bags of both, with those of callers and callees.
         hashes: of the code of each function, (F,) u8 of each program.
         tables: of pointers, of each program.
         given: pairs that are known already, as by names.
@@ -98,7 +100,7 @@ def match_functions(
     if not len(a.shape) or not len(b.shape):
         none = np.zeros(0, np.int64)
         return Matched(none, none, none.astype(np.float32), none.astype(np.uint8))
-    return _Matcher(a, b, hashes, tables, given, vectors, vector_weight).run()
+    return _Matcher(a, b, weighted, hashes, tables, given, vectors, vector_weight).run()
 
 
 class _Matcher:
@@ -108,6 +110,7 @@ class _Matcher:
         self,
         a: Functions,
         b: Functions,
+        weighted: tuple[Weighted, Weighted],
         hashes: tuple[Array, Array],
         tables: tuple[Tables, Tables],
         given: Given,
@@ -115,7 +118,7 @@ class _Matcher:
         vector_weight: float,
     ) -> None:
         self.a, self.b, self.hashes, self.given, self.vectors = a, b, hashes, given, vectors
-        self.weighted = weigh(a, b, tables)
+        self.weighted = weighted
         self.places = Places(*tables)
         self.free = [np.ones(len(one.shape), bool) for one in (a, b)]
         """Functions that are in no given pair: only these are compared."""
@@ -156,13 +159,14 @@ class _Matcher:
     def candidates(self) -> list[tuple[Array, Array]]:
         """Return pairs that are alike, of functions that are in no given pair."""
         free = [np.flatnonzero(one) for one in self.free]
-        one, other = (
-            [side.of[kind][rows] * np.float32(weight) for kind, weight in SEARCH.items()]
-            for side, rows in zip(self.weighted, free, strict=True)
+        a, b = (side.of for side in self.weighted)
+        kinds = (
+            (a[kind][free[0]] * np.float32(weight), b[kind][free[1]] * np.float32(weight))
+            for kind, weight in SEARCH.items()
         )
         shape = self.a.shape[free[0]], self.b.shape[free[1]]
         more = [(self.vectors[0][free[0]], self.vectors[1][free[1]])] if self.vectors else []
-        found = near(one, other, shape, more)
+        found = near(kinds, shape, more)
         found.append(
             rare(*(s.of[LABELS][rows] for s, rows in zip(self.weighted, free, strict=True)))
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.diff.blocks import BlockMatches, Side, match_blocks
+from tokmill.x86.diff.evidence import weigh
 from tokmill.x86.diff.functions import Given, Matched, match_functions
 from tokmill.x86.diff.names import same_names
 from tokmill.x86.diff.result import Diff, Reason, unmatched
@@ -48,7 +51,12 @@ def diff_graphs(
     long = np.diff(a.block_instructions[a.function_blocks])[code[0]] >= LONG
     given = _given(a, b, (code[0][long], code[1][long]), names)
     tables = tables_of(a), tables_of(b)
-    found = match_functions(*features, alone, tables, given, vectors, vector_weight)
+    weighted = weigh(*features, tables)
+    # Of large programs the bags are hundreds of megabytes, and nothing reads them from here on;
+    # nor, after the functions, the matrices.
+    features = replace(features[0], bags={}), replace(features[1], bags={})
+    found = match_functions(*features, weighted, alone, tables, given, vectors, vector_weight)
+    del weighted
     unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
     found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE
     return _with_blocks((a, b), features, contents, found)
