@@ -126,7 +126,7 @@ def search(
             write_file(file, one["text"])
             write_file(module, one["code"])
             one["file"] = str(file) if one["text"] else ""
-            one["module_file"] = str(folder / f"{number:03d}.mlir")
+            one["module_file"] = str(module)
     for one in found:
         del one["text"], one["code"]
     if as_json:

@@ -91,7 +91,7 @@ def tune(
                 searched = f"{human_time(spent)} of {human_time(seconds)} of the search"
                 said = f"tune: {stage}, {human_count(done, 'evaluation')}, {searched}"
 
-            given = {"seconds": seconds, "most": evaluations, "seed": seed}
+            given: dict[str, Any] = {"seconds": seconds, "most": evaluations, "seed": seed}
             given["state"] = out.with_name(out.name + ".state")
             if model is None:
                 stage = partial(tick, "tiles of operations")
