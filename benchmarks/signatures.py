@@ -209,7 +209,7 @@ def _rows(count: int, learned: list[list[tuple[Any, Shared]]], by_mix: list[Shar
         "signatures, program not learned from": [
             ([row for row, _ in rows], [one.speed_up for _, one in rows]) for rows in learned
         ],
-        "untrained: mix and miss rates": [(one.rows, [one.speed_up]) for one in by_mix],
+        "untrained: mix, miss rates, page faults": [(one.rows, [one.speed_up]) for one in by_mix],
     }
     for name, seeds in both.items():
         means = [np.mean([abs(row.shared) for row in rows]) for rows, _ in seeds]
