@@ -48,4 +48,6 @@ def same(left: Path, right: Path, *names: str) -> None:
         assert losses(left, name) == pytest.approx(losses(right, name), rel=1e-5, abs=1e-5), name
     kept = weights(right)
     for name, tensor in weights(left).items():
-        torch.testing.assert_close(tensor, kept[name], atol=1e-4, rtol=1e-4)
+        # Adam divides by the size of gradients: where they are near 0, it is rounding that moves
+        # a weight, by a small part of the learning rate each step.
+        torch.testing.assert_close(tensor, kept[name], atol=5e-4, rtol=1e-4)

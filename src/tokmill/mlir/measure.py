@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import math
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -243,6 +244,10 @@ UNUSABLE = (OSError, sqlite3.Error, UnicodeDecodeError)
 """What SQLite raises for a file that is none of its own, or damaged: names are texts in it."""
 
 
+PATIENCE = 60.0
+"""Seconds to wait for another process that writes to the same cache."""
+
+
 class Cache:
     """Results by what was measured, in an SQLite file that several processes may use."""
 
@@ -250,15 +255,28 @@ class Cache:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._data = sqlite3.connect(path, timeout=60, isolation_level=None)
-            self._data.execute("PRAGMA journal_mode = WAL")
-            for table in ("results", "answers"):
-                self._data.execute(
-                    f"CREATE TABLE IF NOT EXISTS {table} "
-                    "(key BLOB PRIMARY KEY, result BLOB NOT NULL)"
-                )
+            self._data = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
+            self._prepare()
         except UNUSABLE as error:
             raise _unusable(path, error) from None
+
+    def _prepare(self) -> None:
+        """Make the tables, and let several processes read and write beside one another."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._data.execute("PRAGMA journal_mode = WAL")
+                for table in ("results", "answers"):
+                    self._data.execute(
+                        f"CREATE TABLE IF NOT EXISTS {table} "
+                        "(key BLOB PRIMARY KEY, result BLOB NOT NULL)"
+                    )
+                return
+            except sqlite3.OperationalError as error:
+                # For these, SQLite does not wait for other processes, as it does for all else.
+                if "locked" not in str(error) or time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
 
     def get(self, key: bytes) -> Result | None:
         """Return the result of a key; None if it has none that can be read and be right."""

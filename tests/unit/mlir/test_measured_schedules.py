@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,20 @@ for number in range(first, first + size):
     assert cache.get(b"result %d" % number).nanoseconds == number + 1
 cache.close()
 """
+
+
+def test_a_cache_waits_for_a_process_that_makes_it(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.3, lambda: other.execute("COMMIT"))
+    release.start()
+    cache = measure.Cache(path)
+    cache.keep(b"some", 1)
+    assert cache.answer(b"some") == 1
+    release.join()
+    other.close()
+    cache.close()
 
 
 def test_processes_write_one_cache_at_once(tmp_path: Path) -> None:
