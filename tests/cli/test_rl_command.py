@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tokmill.cli import main
+from tokmill.cli import main, rl_search
 from tokmill.mlir.modules import generators
 
 
@@ -210,3 +210,15 @@ def test_a_recipe_says_what_is_searched(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["rl", "search", str(recipe), "--seed", "9", "--budget", "1", "--json", "-q"])
     assert json.loads(capsys.readouterr().out)["cached"] == 0
+
+
+@pytest.mark.parametrize("speedup", [0.67, 1.0, 1.5])
+def test_a_best_schedule_that_gains_nothing_is_said(
+    speedup: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = rl_search._best
+    monkeypatch.setattr(rl_search, "_best", lambda *given: found(*given) | {"speedup": speedup})
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", "search", "relu 8", "--budget", "1", "--with", "greedy", "--runs", "1"])
+    assert ended.value.code == 0
+    assert ("is faster than none" in capsys.readouterr().err) == (speedup <= 1)

@@ -134,6 +134,8 @@ def search(
         return
     print_results(found, BASELINES[name])
     for one in found:
+        if one["status"] == "ok" and one["speedup"] <= 1:
+            say(f"note: {one['module']}: no schedule that was measured is faster than none")
         if name == "iree" and one.get("file"):
             say(f"to apply it: {iree_line(Path(one['file']), one['module_file'])}")
     if cached:
