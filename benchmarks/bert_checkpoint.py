@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rwkv7 import highest
+from measure import highest
 from tokmill.models.google_bert import GoogleBert, variables
 from tokmill.training.runs.google_bert import import_bert, read_bert
 from tokmill.training.runs.tensor_bundle import TensorBundle

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import diffing_programs as programs
-from rwkv7 import highest
+from measure import highest
 from tokmill.store.schema import Array
 from tokmill.x86.diff.programs import diff_graphs
 from tokmill.x86.graph import Graph

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rwkv7 import highest
+from measure import highest
 from tokmill.models.encoder import Encoder, EncoderConfig
 from tokmill.models.heads import Heads, Transform
 from tokmill.models.inputs import Inputs

@@ -109,3 +109,10 @@ def table(contestants: Sequence[Contestant], against: Contestant, megabytes: flo
             f"{one.memory / 2**20:.0f} | {one.best / against.best:.2f} |"
         )
     return lines
+
+
+def highest() -> int:
+    """Return the most bytes that this process has held since its peak was set back."""
+    status = Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

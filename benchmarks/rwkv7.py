@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from measure import highest
 from tokmill.feed.feed import Batch
 from tokmill.models.inputs import Inputs
 from tokmill.models.model import Tensors
@@ -118,13 +119,6 @@ def measure_peak(form: str, length: int) -> None:
     y, _ = wkv7(*inputs, form=form)  # type: ignore[arg-type]
     y.sum().backward()
     print(highest() - before)
-
-
-def highest() -> int:
-    """Return the most bytes that this process has held since its peak was set back."""
-    status = Path("/proc/self/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
 
 
 def streams(rows: int, length: int) -> Batch:

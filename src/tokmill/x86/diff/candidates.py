@@ -60,16 +60,18 @@ def near(
         more: further dense vectors of both, (F, d) f4.
     """
     rows, columns = len(shape[0]), len(shape[1])
-    left, right = [np.zeros((size, WIDTH), np.float32) for size in (rows, columns)]
+    dense = [_by_distance(*shape), *more]
+    # One table of each side from the start: of large programs it is hundreds of megabytes.
+    width = WIDTH + sum(side.shape[1] for side, _ in dense)
+    one, other = (np.zeros((size, width), np.float32) for size in (rows, columns))
     found = []
-    for seed, (one, other) in enumerate(kinds):
-        left += sketch(one, WIDTH, seed)
-        right += sketch(other, WIDTH, seed)
-        found.append(rare(one, other))
-    parts = [(left, right), _by_distance(*shape), *more]
-    one, other = (np.concatenate(side, 1) for side in zip(*parts, strict=True))
-    # Of large programs these are hundreds of megabytes.
-    del left, right, parts
+    for seed, (left, right) in enumerate(kinds):
+        one[:, :WIDTH] += sketch(left, WIDTH, seed)
+        other[:, :WIDTH] += sketch(right, WIDTH, seed)
+        found.append(rare(left, right))
+    one[:, WIDTH:], other[:, WIDTH:] = (
+        np.concatenate(side, 1) for side in zip(*dense, strict=True)
+    )
     k = 16 if min(rows, columns) <= FEW else 8
     i, j = nearest_rows(one, other, k)
     back_j, back_i = nearest_rows(other, one, k)

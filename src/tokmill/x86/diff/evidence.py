@@ -56,57 +56,60 @@ def weigh(a: Functions, b: Functions, tables: tuple[Tables, Tables]) -> tuple[We
             side.put(kind, both[number])
         facts = stack([raw[kind][number] for kind in FACTS], format="csr")
         called = (functions.calls @ facts).tocsr()
+        calling = (functions.calls.T.tocsr() @ facts).tocsr()
+        for one in (facts, called, calling):
+            # Pairs of rows are multiplied in this order; else each time a sorted copy is made.
+            one.sort_indices()
         side.put("callees", called)
-        side.put("callers", (functions.calls.T.tocsr() @ facts).tocsr())
+        side.put("callers", calling)
         side.of["own there"], side.of["all there"] = _ones(facts), _ones((facts + called).tocsr())
-        squares = facts.copy()
-        squares.data = facts.data**2
-        side.of["squares"], side.total["squares"] = squares, row_sums(squares.data, facts.indptr)
+        facts.data **= 2
+        side.of["squares"], side.total["squares"] = facts, row_sums(facts.data, facts.indptr)
     return sides
 
 
-def static(a: Weighted, b: Weighted, shapes: tuple[Array, Array], i: Array, j: Array) -> Array:
-    """Return the evidence for pairs (i ascending): (n, len(STATIC)) f4.
+def static(
+    a: Weighted, b: Weighted, shapes: tuple[Array, Array], i: Array, j: Array, out: Array
+) -> None:
+    """Write the evidence for pairs (i ascending) to `out`, (n, len(STATIC)) f4.
 
     It has cosines by kind, the logarithm of all that is shared, how much one has of kinds in which
     the two share nothing, the covered share, and the distance of the counts of `SHAPE`.
     """
-    columns, masses, alone = [], [], []
-    for kind in (*BAGS, *AROUND):
+    place = {name: number for number, name in enumerate(STATIC)}
+    for kind in (*BAGS, *AROUND, LABELS):
         cosine = row_products(a.of[kind], b.of[kind], i, j)
-        columns.append(cosine)
+        out[:, place[kind]] = cosine
         if kind in FACTS or kind in AROUND:
             one, other = a.total[kind][i], b.total[kind][j]
-            masses.append(np.log1p(cosine * one * other) / 4)
+            out[:, place[f"{kind} mass"]] = np.log1p(cosine * one * other) / 4
             if kind in FACTS:
-                alone.append(np.log1p(np.where(cosine == 0, np.maximum(one, other), 0)) / 2)
-    apart = np.abs(shapes[0][i] - shapes[1][j])
-    inside = _covered(a, b, i, j)
-    labels = row_products(a.of[LABELS], b.of[LABELS], i, j)
-    found: Array = np.column_stack([*columns, *masses, *alone, *inside, apart, labels])
-    return found.astype(np.float32, copy=False)
+                alone = np.where(cosine == 0, np.maximum(one, other), 0)
+                out[:, place[f"{kind} in one alone"]] = np.log1p(alone) / 2
+    for name, there in (("covered", "own there"), ("covered with callees", "all there")):
+        out[:, place[name]] = _covered(a, b, i, j, there)
+    for number, name in enumerate(SHAPE):
+        out[:, place[f"{name} apart"]] = np.abs(shapes[0][i, number] - shapes[1][j, number])
 
 
-def _covered(a: Weighted, b: Weighted, i: Array, j: Array) -> list[Array]:
-    """Return the share of the facts of each that the other has: by itself, and with its callees.
+def _covered(a: Weighted, b: Weighted, i: Array, j: Array, there: str) -> Array:
+    """Return the share of the facts of each that the other has: (n,) f4.
 
-    It is the geometric mean of both shares. If a function was inlined, its caller has its facts.
+    It is the geometric mean of both shares. `there`: "own there", what it has by itself, or
+    "all there", with its callees: if a function was inlined, its caller has its facts.
     """
-    found = []
-    for there in ("own there", "all there"):
-        shares = []
-        for part, whole in (
-            (row_products(a.of["squares"], b.of[there], i, j), a.total["squares"][i]),
-            (row_products(a.of[there], b.of["squares"], i, j), b.total["squares"][j]),
-        ):
-            share = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
-            shares.append(np.maximum(share, 0))
-        found.append(np.sqrt(shares[0] * shares[1]))
+    shares = []
+    for part, whole in (
+        (row_products(a.of["squares"], b.of[there], i, j), a.total["squares"][i]),
+        (row_products(a.of[there], b.of["squares"], i, j), b.total["squares"][j]),
+    ):
+        share = np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+        shares.append(np.maximum(share, 0))
+    found: Array = np.sqrt(shares[0] * shares[1])
     return found
 
 
 def _ones(matrix: Any) -> Any:
     """Return a CSR matrix with 1 for each entry."""
-    made = matrix.copy()
-    made.data = np.ones_like(matrix.data)
-    return made
+    ones = np.ones_like(matrix.data)
+    return type(matrix)((ones, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)

@@ -129,6 +129,8 @@ class _Matcher:
         names = (*STATIC, "code", "vectors")
         self.first = np.asarray([first[name] for name in names], np.float32)
         self.names = (*names, *SUPPORT, *PLACES)
+        self.table = np.zeros((0, len(names)), np.float32)
+        """The evidence for the pairs that are compared."""
         self.later = np.asarray([later[name] for name in self.names], np.float32)
 
     def run(self) -> Matched:
@@ -136,21 +138,21 @@ class _Matcher:
         pairs = pairs_of(
             len(self.a.shape), len(self.b.shape), (self.given.i, self.given.j), *self.candidates()
         )
-        evidence = self.evidence(pairs)
-        logit = evidence @ self.first + np.float32(FIRST_BIAS)
+        self.table = self.evidence(pairs)
+        logit = self.table @ self.first + np.float32(FIRST_BIAS)
+        columns = self.table.shape[1]
         for number in range(ROUNDS):
             probability = self.compete(pairs, logit)
             if number < ROUNDS - 1:
-                pairs, evidence, probability = self.grow(pairs, evidence, probability)
+                pairs, probability = self.grow(pairs, probability)
             around = np.column_stack(
                 [one.support(pairs, probability) for one in (self.neighbours, self.places)]
             )
-            columns = evidence.shape[1]
-            logit = evidence @ self.later[:columns] + around @ self.later[columns:]
+            logit = self.table @ self.later[:columns] + around @ self.later[columns:]
             logit += np.float32(LATER_BIAS)
         probability = self.compete(pairs, logit)
         chosen = assign(pairs, np.log(np.maximum(probability, 1e-9) / LEAST))
-        reason = self.reasons(np.concatenate([evidence[chosen], around[chosen]], 1))
+        reason = self.reasons(np.concatenate([self.table[chosen], around[chosen]], 1))
         key = self.given.i * pairs.columns + self.given.j
         known = np.isin(key, pairs.key[chosen])
         reason[np.searchsorted(pairs.key[chosen], key[known])] = self.given.reason[known]
@@ -174,13 +176,14 @@ class _Matcher:
 
     def evidence(self, pairs: Pairs) -> Array:
         """Return the evidence for pairs: (n, len(STATIC) + 2) f4."""
-        found = static(*self.weighted, (self.a.shape, self.b.shape), pairs.i, pairs.j)
-        code = self.hashes[0][pairs.i] == self.hashes[1][pairs.j]
-        near_vectors = np.zeros(len(pairs), np.float32)
+        i, j = pairs.i, pairs.j
+        # One table from the start: of large programs it is hundreds of megabytes.
+        evidence: Array = np.zeros((len(pairs), len(STATIC) + 2), np.float32)
+        static(*self.weighted, (self.a.shape, self.b.shape), i, j, evidence[:, : len(STATIC)])
+        evidence[:, -2] = self.hashes[0][i] == self.hashes[1][j]
         if self.vectors is not None:
             one, other = self.vectors
-            near_vectors = np.einsum("nd,nd->n", one[pairs.i], other[pairs.j])
-        evidence: Array = np.column_stack([found, code.astype(np.float32), near_vectors])
+            evidence[:, -1] = np.einsum("nd,nd->n", one[i], other[j])
         return evidence
 
     def compete(self, pairs: Pairs, logit: Array) -> Array:
@@ -190,18 +193,20 @@ class _Matcher:
             logit[np.searchsorted(pairs.key, self.given.i * pairs.columns + self.given.j)] = SURE
         return compete(pairs, logit)
 
-    def grow(self, pairs: Pairs, evidence: Array, probability: Array) -> tuple[Pairs, Array, Array]:
-        """Return the pairs and the neighbours of strong ones, with evidence and probability."""
+    def grow(self, pairs: Pairs, probability: Array) -> tuple[Pairs, Array]:
+        """Return the pairs and the neighbours of strong ones, with probability; take evidence."""
         more = self.more(pairs, probability)
         old = np.searchsorted(more.key, pairs.key)
         new = np.ones(len(more), bool)
         new[old] = False
-        grown = np.zeros((len(more), evidence.shape[1]), np.float32)
-        grown[old] = evidence
+        grown = np.zeros((len(more), self.table.shape[1]), np.float32)
+        grown[old] = self.table
+        # The old table goes before evidence is taken, which needs as much again.
+        self.table = grown
         grown[new] = self.evidence(Pairs(more.rows, more.columns, more.key[new]))
         known = np.zeros(len(more), np.float32)
         known[old] = probability
-        return more, grown, known
+        return more, known
 
     def more(self, pairs: Pairs, probability: Array) -> Pairs:
         """Return the pairs and those of the neighbours of strong ones."""

@@ -96,12 +96,14 @@ def tf_idf(counts: Sequence[Any]) -> list[Any]:
 
 
 def normalized(matrix: Any) -> Any:
-    """Return a CSR matrix with rows of length 1; rows of zeros are not changed."""
+    """Return a CSR matrix with rows of length 1; rows of zeros are not changed.
+
+    It shares its indices with the matrix that is given.
+    """
     lengths = np.sqrt(row_sums(matrix.data**2, matrix.indptr))
-    made = matrix.copy()
     scale = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
-    made.data = (matrix.data * np.repeat(scale, np.diff(matrix.indptr))).astype(np.float32)
-    return made
+    data = (matrix.data * np.repeat(scale, np.diff(matrix.indptr))).astype(np.float32)
+    return type(matrix)((data, matrix.indices, matrix.indptr), shape=matrix.shape, copy=False)
 
 
 def row_sums(values: Array, offsets: Array) -> Array:
