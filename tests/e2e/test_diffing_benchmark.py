@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -23,12 +25,9 @@ peer.wait()
 """
 
 
-@pytest.fixture
-def script(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(repository / "benchmarks"))
-    import diffing
-
-    return diffing
+@pytest.fixture(scope="module")
+def script(benchmark_script: Callable[[str], ModuleType]) -> Any:
+    return benchmark_script("diffing")
 
 
 def test_it_ends_with_the_benchmark(repository: Path, tmp_path: Path) -> None:

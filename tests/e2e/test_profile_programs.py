@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,13 +15,8 @@ from tokmill.store.store import Store
 
 
 @pytest.fixture(scope="module")
-def script(repository: Path) -> Any:
-    sys.path.insert(0, str(repository / "benchmarks"))
-    try:
-        import profiles
-    finally:
-        sys.path.pop(0)
-    return profiles
+def script(benchmark_script: Callable[[str], ModuleType]) -> Any:
+    return benchmark_script("profiles")
 
 
 def test_stores_are_made_anew_when_a_program_is_added(script: Any, tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,13 +27,8 @@ int main(int argc, char **argv) {
 
 
 @pytest.fixture(scope="module")
-def script(repository: Path) -> Any:
-    sys.path.insert(0, str(repository / "benchmarks"))
-    try:
-        import program_pairs
-    finally:
-        sys.path.pop(0)
-    return program_pairs
+def script(benchmark_script: Callable[[str], ModuleType]) -> Any:
+    return benchmark_script("program_pairs")
 
 
 def test_a_tree_becomes_programs_and_pairs(

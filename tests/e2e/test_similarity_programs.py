@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,16 +26,12 @@ int main(int argc, char **argv) {
 
 
 @pytest.fixture(scope="module")
-def scripts(repository: Path) -> Any:
-    sys.path.insert(0, str(repository / "benchmarks"))
-    try:
-        import similarity_programs
-        import similarity_projects
-        import similarity_stores
-    finally:
-        sys.path.pop(0)
+def scripts(benchmark_script: Callable[[str], ModuleType]) -> Any:
     return SimpleNamespace(
-        programs=similarity_programs, projects=similarity_projects, stores=similarity_stores
+        **{
+            name: benchmark_script(f"similarity_{name}")
+            for name in ("programs", "projects", "stores")
+        }
     )
 
 

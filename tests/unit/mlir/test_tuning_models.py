@@ -303,6 +303,14 @@ def test_constant_filters_are_transposed_when_they_are_loaded() -> None:
     assert made.count('"util.optimization_barrier"') == 1
 
 
+def test_the_fewest_evaluations_reach_every_layout(tmp_path: Path) -> None:
+    """Two layouts share what is allowed, and a share of one evaluation is one."""
+    with Measurements(QUICK, tmp_path / "cache", IreeSpace()) as measure:
+        choice = tune_model.tune_model(Model(FILTERS, measure, length=27), seconds=600, most=1)
+    assert {one.name.partition(",")[0] for one in choice.flags} >= {"default", "channels last"}
+    assert not any(part.status == tune.NOT_REACHED for part in choice.parts)
+
+
 def test_guesses_for_convolutions_are_possible_and_cut_filters() -> None:
     chance = random.Random(0)
     with Measurements(QUICK, space=IreeSpace()) as measure:

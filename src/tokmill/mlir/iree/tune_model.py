@@ -21,8 +21,8 @@ from tokmill.mlir.iree.tune import MOST, Again, Part, Tuned, tune
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
 
-FLAGS, WHOLE = "flags and layouts", "the whole model"
-"""What is compared first, and at the end."""
+COMPARED, WHOLE = "flags and layouts", "the whole model"
+"""What is done first, and at the end."""
 
 
 class Choice(msgspec.Struct, kw_only=True):
@@ -55,7 +55,8 @@ def tune_model(
 ) -> Choice:
     """Return the best layout, flags and spec for a model, none of them slower than without it.
 
-    It ends after so many `seconds`, or when each dispatch had `most` evaluations in all layouts.
+    It ends after so many `seconds`, or when each dispatch had `most` evaluations in all layouts
+    (one in each, at least).
     The dispatches that IREE forms under the fastest layout and flags are tuned one by one. Then
     the whole model is timed with the spec. If it is slower than without, or gives other results,
     the matchers that make it so are found by halves and dropped. `tick` hears what is done now,
@@ -74,8 +75,8 @@ def tune_model(
         tell(f"tiles of dispatches ({way.name})")
 
     ways = model.ways()
-    tell(FLAGS)
-    found = model.compare([(way, "") for way in ways], partial(tell, FLAGS))
+    tell(COMPARED)
+    found = model.compare([(way, "") for way in ways], partial(tell, COMPARED))
     quickest, _ = fastest(list(zip(ways, found, strict=True)))
     looks = [
         _Look(model, way, seed, state, partial(heard, way))
@@ -85,7 +86,7 @@ def tune_model(
     shares = len(looks) + 1 if len(looks) > 1 else 1
     whole = partial(tell, WHOLE)
     for look in looks:
-        look.go_on(seconds / shares, most // shares)
+        look.go_on(seconds / shares, max(1, most // shares))
     if len(looks) > 1:
         whole()
         ran = model.compare([(ways[0], ""), *((look.way, look.spec) for look in looks)], whole)
@@ -93,7 +94,7 @@ def tune_model(
         right = [pair for pair in pairs if pair[1].status == "ok"] or pairs
         best_way, _ = min(right, key=lambda pair: pair[1].nanoseconds)
         look = next(one for one in looks if one.way == best_way)
-        look.go_on(2 * seconds / shares, 2 * most // shares)
+        look.go_on(2 * seconds / shares, max(1, 2 * most // shares))
     whole()
     kept = _carried(model, look.way, look.tuned, look.space, whole)
     made = [(problem, schedule) for _, problem, schedule in kept]
