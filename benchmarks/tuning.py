@@ -196,7 +196,7 @@ def contenders(line: str, module: Path, spec: Path, command: str) -> dict[str, C
     known = module.with_suffix(".known.mlir")
     known.write_text(compiler.known(module.read_text()))
     _, tuned, _, _, *flags = shlex.split(command)
-    lines = {name: [str(known), *compiler.FLAGS, *extra] for name, extra in FLAGS.items()}
+    lines = {name: [str(known), *compiler.complete(extra)] for name, extra in FLAGS.items()}
     lines["tuned"] = [tuned, *flags]
     if spec.read_text():
         lines["tiles"] = [*lines["default"], f"--iree-codegen-tuning-spec-path={spec}"]

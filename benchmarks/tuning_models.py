@@ -145,7 +145,7 @@ def contenders(name: str, folder: Path) -> tuple[dict[str, Callable[[], Any]], d
         text = module if one.startswith("tuned") else plain
         made = subprocess.run(
             [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile", str(text),
-             "-o", str(code), *compiler.FLAGS, *flags],
+             "-o", str(code), *compiler.complete(flags)],
             capture_output=True,
         )  # fmt: skip
         if made.returncode:

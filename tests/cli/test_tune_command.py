@@ -112,3 +112,31 @@ def test_operations_without_a_time_are_told(capsys: Any) -> None:
     out, err = capsys.readouterr()
     assert "nan" not in out and out.splitlines()[-1].split()[:4] == ["conv", "2", "-", "-"]
     assert err.startswith("1 operation not reached: the same command with more --minutes goes on")
+
+
+def test_code_for_another_processor_is_tuned_as_such(tmp_path: Path, capsys: Any) -> None:
+    spec, target = tmp_path / "some.spec", "--iree-llvmcpu-target-cpu=x86-64-v2"
+    words = ["rl", "tune", "matmul 32 32 32", "-o", str(spec), "--evaluations", "2", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--target-cpu", "x86-64-v2"])
+    assert ended.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert target in told["flags"]
+    line = shlex.split(told["compile"])
+    assert [word for word in line if word.startswith("--iree-llvmcpu-target-cpu")] == [target]
+    module = [sys.executable, "-m", "iree.compiler.tools.scripts.iree_compile"]
+    subprocess.run([*module, *line[1:]], check=True, cwd=tmp_path)
+    # Times of one processor's code say nothing of another's.
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "another seed or processor" in capsys.readouterr().err
+
+
+def test_an_unknown_processor_is_refused(tmp_path: Path, capsys: Any) -> None:
+    words = ["rl", "tune", "matmul 32 32 32", "-o", str(tmp_path / "some.spec")]
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--target-cpu", "8086"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "--target-cpu 8086" in said and "hint:" in said

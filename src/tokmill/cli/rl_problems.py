@@ -52,7 +52,7 @@ def space_called(name: str) -> Any:
 
 def iree_line(spec: Path | None, module: str = "MODULE.mlir", extra: tuple[str, ...] = ()) -> str:
     """Return the command that compiles a module with a spec, if any, and other flags."""
-    flags = [*plugins.require("tokmill.mlir.iree.compiler").FLAGS, *extra]
+    flags = plugins.require("tokmill.mlir.iree.compiler").complete(extra)
     if spec is not None:
         flags.append(f"--iree-codegen-tuning-spec-path={spec}")
     return f"iree-compile {module} -o MODULE.vmfb {' '.join(flags)}"

@@ -15,7 +15,7 @@ from tokmill import plugins
 from tokmill.cli import rl_problems
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.errors import UsageError
+from tokmill.errors import TokmillError, UsageError
 from tokmill.files import locked, make_folder, remove, write_file
 from tokmill.progress import elapsed, human_count, human_time
 
@@ -48,6 +48,14 @@ def tune(
         Path | None,
         typer.Option(metavar="FILE", help="The model's weights, if they are not in it (.irpa)."),
     ] = None,
+    target_cpu: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Make code for this processor, which must run here too: x86-64-v3 has AVX2 and "
+            "no AVX-512. Default: this machine's.",
+        ),
+    ] = "",
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -63,7 +71,9 @@ def tune(
         raise UsageError(f"--minutes {minutes}: this is no time", hint="--minutes 10")
     tuning = plugins.require("tokmill.mlir.iree.tune")
     measure = plugins.require("tokmill.mlir.measure")
-    space = rl_problems.space_called("iree")
+    processor = plugins.require("tokmill.mlir.iree.compiler").PROCESSOR
+    flags = (f"{processor}{target_cpu}",) if target_cpu else ()
+    space = plugins.require("tokmill.mlir.iree.tiles").IreeSpace(flags)
     kept = cache or out.with_name(out.name + ".measurements")
     rl_problems.check_files(
         [*modules, *([str(parameters)] if parameters else [])],
@@ -85,6 +95,8 @@ def tune(
             ) as measurements,
             contextlib.nullcontext() if quiet else elapsed(lambda: said),
         ):
+            if target_cpu:
+                _check_target(target_cpu, measurements)
 
             def tick(stage: str, spent: float, done: int) -> None:
                 nonlocal said
@@ -101,7 +113,7 @@ def tune(
                 # The printed line is for IREE, so what it reads is what is tuned.
                 known = plugins.require("tokmill.mlir.iree.compiler").known(model)
                 whole = plugins.require("tokmill.mlir.iree.model").Model(
-                    known, measurements, parameters=parameters, length=length
+                    known, measurements, parameters=parameters, length=length, flags=flags
                 )
                 choice = plugins.require("tokmill.mlir.iree.tune_model").tune_model(
                     whole, tick=tick, **given
@@ -110,7 +122,7 @@ def tune(
         if model is None:
             if found.spec:
                 write_file(out, found.spec)
-            _print(found, skipped, out, as_json)
+            _print(found, skipped, out, flags, as_json)
             return
         name = modules[0] if Path(modules[0]).is_file() else "MODULE.mlir"
         if module != model or not name.endswith(".mlir") or name == "MODULE.mlir":
@@ -120,6 +132,22 @@ def tune(
             write_file(out, choice.spec)
         line = rl_problems.iree_line(out if choice.spec else None, name, choice.way.flags)
         _print_choice(choice, out, line, as_json)
+
+
+def _check_target(name: str, measurements: Any) -> None:
+    """Refuse a processor that IREE does not know, or whose code does not run here."""
+    small = rl_problems.problems_of(["matmul 16 16 16"])[0]
+    try:
+        result = measurements(small, ())
+        why = "" if result.status == "ok" else f"{result.status} {result.reason}"
+    except TokmillError as error:
+        why = error.what
+    if why:
+        raise UsageError(
+            f"--target-cpu {name}: a small product does not compile and run here: {why}",
+            hint="x86-64-v2, x86-64-v3, x86-64-v4, or another name that LLVM has for a processor "
+            "whose code this machine runs",
+        )
 
 
 @contextlib.contextmanager
@@ -183,8 +211,10 @@ def _operations(modules: list[str]) -> tuple[list[Any], list[int], list[tuple[st
     return list(problems.values()), [counts[text] for text in problems], skipped
 
 
-def _print(found: Any, skipped: list[tuple[str, str]], out: Path, as_json: bool) -> None:
-    line = rl_problems.iree_line(out)
+def _print(
+    found: Any, skipped: list[tuple[str, str]], out: Path, flags: tuple[str, ...], as_json: bool
+) -> None:
+    line = rl_problems.iree_line(out, extra=flags)
     if as_json:
         print_json(
             {

@@ -23,9 +23,9 @@ from tokmill.mlir.modules import operations, toolkit
 FLAGS = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
-    "--iree-llvmcpu-target-cpu=host",
 )
-"""Code for this processor."""
+PROCESSOR = "--iree-llvmcpu-target-cpu="
+"""Which processor code is for; this one, if no flag says another."""
 SOURCES, CONFIGURED, END = "executable-sources", "executable-configurations", "end"
 """Phases: dispatches as linalg, with a configuration each, compiled."""
 _REMOVED = re.compile(
@@ -40,6 +40,12 @@ _kept: OrderedDict[tuple[str, ...], str] = OrderedDict()
 
 class Refused(TokmillError):
     """IREE does not compile a module, or not with these tiles."""
+
+
+def complete(flags: Sequence[str]) -> list[str]:
+    """Return all flags of a compilation: those given, and what is always said."""
+    named = any(flag.startswith(PROCESSOR) for flag in flags)
+    return [*FLAGS, *([] if named else [f"{PROCESSOR}host"]), *flags]
 
 
 def dispatches(module: str, flags: Sequence[str] = ()) -> str:
@@ -111,7 +117,7 @@ def _run(
         # A flag stays for all sessions of the process, so the one without a spec says so.
         of_spec = f"--iree-codegen-tuning-spec-path={path if spec else ''}"
         try:
-            session.set_flags(*FLAGS, *flags, of_spec)
+            session.set_flags(*complete(flags), of_spec)
         except ValueError as error:
             raise Refused(
                 f"IREE does not know the flag: {error}", hint="see iree-compile"

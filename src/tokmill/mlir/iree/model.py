@@ -82,9 +82,13 @@ class Model:
         *,
         parameters: Path | None = None,
         length: int = 1,
+        flags: tuple[str, ...] = (),
     ) -> None:
-        """`parameters`: an archive of weights (`.irpa`); `length`: the longest sum in the model."""
-        self.text, self.measure, self.length = text, measure, length
+        """`parameters`: an archive of weights (`.irpa`); `length`: the longest sum in the model.
+
+        `flags` are those that all ways have.
+        """
+        self.text, self.measure, self.length, self.flags = text, measure, length, flags
         self.parameters = parameters
         self._last = ""
 
@@ -94,7 +98,7 @@ class Model:
 
     def ways(self) -> list[Way]:
         """Return the layouts and flags that can be tried."""
-        made = [Way(name, flags) for name, flags in FLAGS.items()]
+        made = [Way(name, (*self.flags, *flags)) for name, flags in FLAGS.items()]
         if _CONVOLUTION not in self.text:
             return made[:-1]
         return made + [Way(f"{LAST}, {way.name}", way.flags, True) for way in made[1:-1]]

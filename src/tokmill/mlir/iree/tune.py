@@ -49,6 +49,8 @@ class State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     problems: list[str]
     """Texts of the operations."""
     seed: int
+    flags: list[str] = []
+    """They are compiled with."""
     seconds: float = 0.0
     """Time that was spent."""
     evaluations: list[int]
@@ -126,7 +128,7 @@ def tune(
     assert isinstance(space, IreeSpace)
     parts, made = _parts(problems, counts, measure)
     groups = _groups(made, counts, space)
-    kept = _state(state, problems, seed)
+    kept = _state(state, problems, seed, space.flags)
     found: list[list[Trial]] = [[] for _ in problems]
     running = {
         number: search.while_it_runs(
@@ -256,9 +258,11 @@ def _tell(part: Part, trials: list[Trial], best: Trial | None) -> None:
         part.default, part.tuned = best.result.baseline, best.result.nanoseconds
 
 
-def _state(path: Path | None, problems: Sequence[Problem], seed: int) -> State:
+def _state(
+    path: Path | None, problems: Sequence[Problem], seed: int, flags: Sequence[str]
+) -> State:
     texts = [problem.text for problem in problems]
-    new = State(problems=texts, seed=seed, evaluations=[0] * len(texts))
+    new = State(problems=texts, seed=seed, flags=list(flags), evaluations=[0] * len(texts))
     if path is None or not path.exists():
         return new
     try:
@@ -275,11 +279,12 @@ def _state(path: Path | None, problems: Sequence[Problem], seed: int) -> State:
             where=str(path),
             hint="remove it: the measurements are in their cache",
         )
-    if (kept.problems, kept.seed, kept.version) != (texts, seed, new.version) or len(
+    same = ("problems", "seed", "flags", "version")
+    if any(getattr(kept, name) != getattr(new, name) for name in same) or len(
         kept.evaluations
     ) != len(texts):
         raise UsageError(
-            "a tuning of something else was begun there, or with another seed",
+            "a tuning of something else was begun there, or with another seed or processor",
             where=str(path),
             hint="choose another file for the spec, or remove this one",
         )
