@@ -332,3 +332,15 @@ def test_an_image_that_something_else_reads_stays_as_it_is_there() -> None:
     assert none == 0 and "linalg.matmul" in same
     with pytest.raises(TokmillError, match="cannot be read"):
         layout.channels_last("func.func")
+
+
+def test_guesses_for_products_fit_the_registers_of_the_processor_that_is_named() -> None:
+    chance, given = random.Random(0), problem.of_line("matmul 192 192 192")
+    flags = (f"{compiler.PROCESSOR}x86-64-v3",)
+    with Measurements(Settings(), space=IreeSpace(flags)) as measure:
+        known = measure.problem(given)
+        for _ in range(16):
+            rows, columns, _ = measure.space.guess(known, chance)[-1].sizes
+            # AVX2 has 16 registers of 8 numbers; a few more do little harm, twice as many do.
+            assert rows * columns <= 2 * 16 * 8
+            assert columns <= 32

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.mlir.iree import dispatches as cutting
@@ -131,8 +133,9 @@ def _run(
             if found is not None:
                 # The module is no longer the invocation's then.
                 operation = invocation.export_module()
-                found += roots(operation)
-                return str(operation)
+                made = str(operation)
+                found += roots(operation, _vector(made))
+                return made
             output = api.Output.open_membuffer()
             if end == END:
                 invocation.output_vm_bytecode(output)
@@ -175,13 +178,19 @@ class _Said:
         return found[:300] or "IREE gives no reason"
 
 
-def roots(module: Any) -> list[Root]:
+def _vector(text: str) -> int:
+    """Return the bytes of a vector of the processor that a module is compiled for."""
+    said = re.search(r"native_vector_size = (\d+)", text)
+    return int(said[1]) if said else 64
+
+
+def roots(module: Any, vector: int = 64) -> list[Root]:
     """Return the roots of the dispatches of a configured module, in its order."""
     found = []
     for function, operation in _configured(module):
         config = _config(operation, function)
         if "distribution" in config.levels:
-            found.append(_root(operation, config))
+            found.append(replace(_root(operation, config), vector=vector))
     return found
 
 

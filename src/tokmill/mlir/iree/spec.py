@@ -66,6 +66,8 @@ class Root(msgspec.Struct, frozen=True):
     """Inputs, and the output last."""
     arithmetic: tuple[int, ...]
     config: Config
+    vector: int = 64
+    """Bytes of a vector of the processor that code is made for."""
 
 
 def matchable(root: Root) -> bool:

@@ -80,6 +80,8 @@ _USUAL: dict[str, tuple[tuple[int, ...], ...]] = {
     "vector": ((4, 6, 8, 12), (32, 48, 64), (1, 4, 8)),
 }
 """Level → usual tiles of rows, columns and the sum of a product of matrices."""
+_OF_FEW = _USUAL | {"vector": ((3, 4, 6, 8), (16, 24, 32), (1, 4, 8))}
+"""The same for vectors below 64 bytes: 16 registers of half the width and less."""
 
 
 _OF_LAST = ((32, 32, 4), (64, 32, 1), (64, 64, 2), (64, 32, 8), (16, 16, 8), (128, 64, 1))
@@ -226,7 +228,11 @@ class IreeSpace:
                 continue
             state = self.begin(operation)
             of_matmul = operation.kind == "matmul"
-            levels = _of_matmul(operation, chance) if of_matmul else _of_last(operation, chance)
+            if of_matmul:
+                wide = self._roots[problem.text, operation.tag].vector >= 64
+                levels = _of_matmul(operation, chance, _USUAL if wide else _OF_FEW)
+            else:
+                levels = _of_last(operation, chance)
             for kind, wanted in levels.items():
                 sizes = tuple(
                     max(
@@ -273,12 +279,14 @@ class IreeSpace:
         return found
 
 
-def _of_matmul(operation: Operation, chance: random.Random) -> dict[str, dict[int, int]]:
+def _of_matmul(
+    operation: Operation, chance: random.Random, usual: Mapping[str, tuple[tuple[int, ...], ...]]
+) -> dict[str, dict[int, int]]:
     """Return the tile that is wanted for each loop, level by level: rows, columns, the sum."""
     free = [loop for loop, parallel in enumerate(operation.parallel) if parallel][-2:]
     summed = [loop for loop, parallel in enumerate(operation.parallel) if not parallel]
     levels = {}
-    for kind, choices in _USUAL.items():
+    for kind, choices in usual.items():
         drawn = [chance.choice(each) for each in choices]
         wanted = dict(zip(free[::-1], drawn[1::-1], strict=False))
         levels[kind] = wanted | dict.fromkeys(summed, drawn[2])
