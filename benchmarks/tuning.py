@@ -9,6 +9,9 @@ process on one thread, CPU time, the least of the rounds: so that other work on 
 all of them alike. TVM's MetaSchedule, which takes minutes for each, tunes the operations of
 `HEADLINE` with as many trials, where a Python that has it is named; it is timed in a process of its
 own. Times are kept, so that a run that was ended goes on; without LINEs the table has all.
+
+With `TOKMILL_TARGET_CPU=x86-64-v3` all code is for processors without AVX-512, whatever this one
+has, and OpenBLAS and torch use nothing wider either.
 """
 
 from __future__ import annotations
@@ -46,6 +49,15 @@ HELD_OUT = (
     "softmax 256 1024",
 )
 """All with the same weight."""
+TARGET = os.environ.get("TOKMILL_TARGET_CPU", "")
+"""The processor that code is made for, if not this one."""
+NARROW = {
+    "OPENBLAS_CORETYPE": "Haswell",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+}
+"""What keeps the others from AVX-512."""
 ROUNDS = 15
 LIMIT = 10
 """Minutes after which the command stops tuning an operation, however few evaluations it had."""
@@ -61,7 +73,7 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     rows = {}
     for line in lines:
-        kept = folder / f"{line.replace(' ', '_')}.{budget}.times.json"
+        kept = folder / f"{stem(line)}.{budget}.times.json"
         if not kept.exists():
             kept.write_text(json.dumps(compared(line, folder, budget)))
             print(line, kept.read_text(), file=sys.stderr, flush=True)
@@ -69,9 +81,21 @@ def main(
     return table(rows)
 
 
+def stem(line: str) -> str:
+    """Return how files of an operation begin."""
+    return line.replace(" ", "_") + (f".{TARGET}" if TARGET else "")
+
+
+def target() -> tuple[str, ...]:
+    """Return IREE's flag that names the processor, if any."""
+    from tokmill.mlir.iree.compiler import PROCESSOR
+
+    return (f"{PROCESSOR}{TARGET}",) if TARGET else ()
+
+
 def compared(line: str, folder: Path, budget: int) -> Row:
     """Tune an operation and time it beside the others."""
-    spec = folder / f"{line.replace(' ', '_')}.tiles.spec.mlir"
+    spec = folder / f"{stem(line)}.tiles.spec.mlir"
     module = spec.with_name(spec.name.replace(".tiles.spec", ""))
     searched(line, folder / "measurements.db", budget, module, spec)
     told = commanded(line, folder, budget)
@@ -79,6 +103,8 @@ def compared(line: str, folder: Path, budget: int) -> Row:
                    if name != "OPENBLAS_CORETYPE"}  # fmt: skip
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environment[name] = "1"
+    if TARGET:
+        environment |= NARROW
     answer = subprocess.run(
         [sys.executable, __file__, "--time", line, str(module), str(spec), told["compile"]],
         env=environment,
@@ -94,11 +120,12 @@ def compared(line: str, folder: Path, budget: int) -> Row:
 
 def commanded(line: str, folder: Path, budget: int) -> dict[str, Any]:
     """Return what `tokmill rl tune` says of an operation."""
-    spec = folder / f"{line.replace(' ', '_')}.spec.mlir"
+    spec = folder / f"{stem(line)}.spec.mlir"
     spec.unlink(missing_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", "tokmill", "rl", "tune", line, "--json", "--quiet", "-o", str(spec),
-         "--evaluations", str(budget), "--minutes", str(LIMIT)],
+         "--evaluations", str(budget), "--minutes", str(LIMIT),
+         *(["--target-cpu", TARGET] if TARGET else [])],
         check=True,
         capture_output=True,
         text=True,
@@ -109,7 +136,8 @@ def commanded(line: str, folder: Path, budget: int) -> dict[str, Any]:
 
 def chosen_by(told: dict[str, Any]) -> str:
     """Return what the command chose, in words."""
-    named = next((name for name, flags in FLAGS.items() if list(flags) == told["flags"]), "")
+    given = [flag for flag in told["flags"] if flag not in target()]
+    named = next((name for name, flags in FLAGS.items() if list(flags) == given), "")
     return ("channels last, " * told["channels_last"]) + named + (" + tiles" * bool(told["spec"]))
 
 
@@ -173,7 +201,7 @@ def searched(line: str, cache: Path, budget: int, module: Path, spec: Path) -> N
     from tokmill.mlir.measure import Measurements, Settings
     from tokmill.mlir.modules import problem
 
-    given, space = problem.of_line(line), IreeSpace()
+    given, space = problem.of_line(line), IreeSpace(target())
     with Measurements(Settings(), cache, space) as measure:
         trials = list(search.evolution(given, measure, budget, 0))
         # Noise hides small gains from a single trial: the fastest three are measured again.
@@ -196,7 +224,9 @@ def contenders(line: str, module: Path, spec: Path, command: str) -> dict[str, C
     known = module.with_suffix(".known.mlir")
     known.write_text(compiler.known(module.read_text()))
     _, tuned, _, _, *flags = shlex.split(command)
-    lines = {name: [str(known), *compiler.complete(extra)] for name, extra in FLAGS.items()}
+    lines = {
+        name: [str(known), *compiler.complete((*target(), *extra))] for name, extra in FLAGS.items()
+    }
     lines["tuned"] = [tuned, *flags]
     if spec.read_text():
         lines["tiles"] = [*lines["default"], f"--iree-codegen-tuning-spec-path={spec}"]
