@@ -1,10 +1,11 @@
 """Schedules of small modules: PPO with each embedding beside searches, at equal evaluations.
 
-    python benchmarks/schedules.py CACHE [--small] [--minutes N]
+    python benchmarks/schedules.py CACHE [--small] [--minutes N] [--space iree]
 
-A policy learns from `TRAIN` with so many evaluations a module as each search gets; a result of the
-cache, which all share, counts as one for all alike. Then the policy schedules `HELD_OUT`, which it
-has never seen: without any measurement, and as the best of some. Searches begin anew for each
+A policy learns from the modules of its recipe with so many evaluations a module as each search
+gets; a result of the cache, which all share, counts as one for all alike. Then it schedules the
+held-out ones, which it has never seen: without any measurement, and as the best of some. Searches
+begin anew for each
 module. The best schedule of every contestant is measured again in a fresh process, and what gives
 no result counts as 1. All times are CPU times of one thread; means are geometric. What a contestant
 has found is kept in CACHE/schedules: a benchmark that was ended, or had `--minutes`, goes on.
@@ -29,29 +30,19 @@ import numpy as np
 
 import tokmill
 from tokmill.mlir import search
-from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import problem as problems
 from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.space import Space, space_called
 from tokmill.recipe import merge, read_toml
 from tokmill.report.interval import mean_interval
 from tokmill.rl import evaluate, loop
 from tokmill.rl.task import SchedulesConfig
-from tokmill.training.runs.run import load_task, read_run
+from tokmill.training.runs.run import load_task
 from tokmill.training.runs.track import METRICS, read_metrics
 
-RECIPES = {
-    "PPO, LSTM": "schedules-lstm",
-    "PPO, DistilBERT": "schedules-distilbert",
-    "PPO, DistilBERT, pre-trained": "schedules-distilbert",
-    "PPO, loop transformer": "schedules-loop-transformer",
-}
 PRETRAINED = {"PPO, DistilBERT, pre-trained"}
 """Those that begin with an encoder of the task masked."""
-SEARCHES = ("random", "greedy", "beam", "evolution")
-SHAPES = read_toml("schedules-lstm")["task"]
-TRAIN, HELD_OUT = SHAPES["modules"], SHAPES["held_out"]
-"""The shapes that are learned from, and those that are not: recipes/rl/schedules-lstm.toml."""
 
 
 class Effort(NamedTuple):
@@ -64,7 +55,67 @@ class Effort(NamedTuple):
     seeds: tuple[int, ...]
 
 
+class Contest(NamedTuple):
+    """Who searches what."""
+
+    name: str
+    """Space of schedules."""
+    recipes: dict[str, str]
+    """Policy → its recipe; the modules are those of the first one."""
+    effort: Effort
+    base: str
+    """What a schedule is compared with."""
+    searches: tuple[str, ...] = tuple(search.SEARCHES)
+
+    @property
+    def modules(self) -> list[str]:
+        """Return the modules that are learned from."""
+        return list(self._task["modules"])
+
+    @property
+    def held_out(self) -> list[str]:
+        """Return those that are not."""
+        return list(self._task["held_out"])
+
+    @property
+    def _task(self) -> Any:
+        return read_toml(next(iter(self.recipes.values())))["task"]
+
+    def measure(self, cache: Path, space: Space | None = None) -> Measurements:
+        """Return the measurements that all share; a policy has a `space` of its own."""
+        settings = loop.settings_of(SchedulesConfig())
+        return Measurements(settings, self.place(cache), space or space_called(self.name))
+
+    def place(self, cache: Path) -> Path:
+        """Return the file of these measurements."""
+        return self.folder(cache) / "measurements.sqlite"
+
+    def folder(self, cache: Path) -> Path:
+        """Return where what is found is kept."""
+        return cache / ("schedules" if self.name == "loops" else f"schedules-{self.name}")
+
+
 WHOLE, SMALL = Effort(64, 16, (0, 1, 2)), Effort(24, 8, (0,))
+LOOPS = Contest(
+    "loops",
+    {
+        "PPO, LSTM": "schedules-lstm",
+        "PPO, DistilBERT": "schedules-distilbert",
+        "PPO, DistilBERT, pre-trained": "schedules-distilbert",
+        "PPO, loop transformer": "schedules-loop-transformer",
+    },
+    WHOLE,
+    "without a schedule",
+)
+IREE = Contest(
+    "iree",
+    {"PPO, LSTM": "schedules-iree"},
+    Effort(24, 8, (0, 1, 2)),
+    "by IREE's default",
+    ("random", "evolution"),
+)
+"""A compilation takes half a second and more, so less is tried."""
+CONTESTS = {one.name: one for one in (LOOPS, IREE)}
 POINTS = (8, 16, 24, 64)
 """Evaluations a module of the points of curves."""
 RATIOS = (1.05, 1.25, 1.5, 2.0)
@@ -114,16 +165,17 @@ def searched(
     return final, np.maximum.accumulate(found).tolist()
 
 
-def learned(name: str, seed: int, effort: Effort, place: Path, start: str) -> Found:
+def learned(contest: Contest, name: str, seed: int, cache: Path, start: str) -> Found:
     """Train a policy with as many evaluations a module as searches get, and evaluate it.
 
     A step has two evaluations of each module.
     """
-    recipe, count = RECIPES[name], 2 * len(TRAIN)
+    recipe, count, effort = contest.recipes[name], 2 * len(contest.modules), contest.effort
+    place = str(contest.place(cache))
     value = merge(
         read_toml(recipe),
         {
-            "task": {"cache": str(place), "bench_count": count, "held_out": []},
+            "task": {"cache": place, "bench_count": count, "held_out": []},
             "data": {"seed": seed},
             "run": {
                 "seed": seed, "steps": effort.budget // 2, "checkpoint_every": 0, "log_every": 1,
@@ -135,13 +187,12 @@ def learned(name: str, seed: int, effort: Effort, place: Path, start: str) -> Fo
     with tempfile.TemporaryDirectory() as scratch:
         run = tokmill.train(value, Path(scratch) / "run", quiet=True).path
         rows = [entry for entry in read_metrics(run / METRICS) if "reward" in entry]
-        config, _ = read_run(run)
         task: Any = load_task(run)
         kept = json.loads((run / loop.BEST).read_bytes())
     seconds = time.process_time() - begun
-    with Measurements(loop.settings_of(config.task), place) as measure:
-        best = [best_of(kept, problems.of_line(line), measure) for line in TRAIN]
-        others = [problems.of_line(line) for line in HELD_OUT]
+    with contest.measure(cache, task.space) as measure:
+        best = [best_of(kept, problems.of_line(line), measure) for line in contest.modules]
+        others = [problems.of_line(line) for line in contest.held_out]
         found = evaluate.evaluate(task, others, measure, effort.tried - 1, seed)
     return Found(
         trained=best,
@@ -152,14 +203,16 @@ def learned(name: str, seed: int, effort: Effort, place: Path, start: str) -> Fo
     )
 
 
-def searching(name: str, seed: int, effort: Effort, place: Path) -> Found:
+def searching(contest: Contest, name: str, seed: int, cache: Path) -> Found:
     """Search schedules of all modules."""
-    begun = time.process_time()
-    settings = loop.settings_of(SchedulesConfig())
-    with Measurements(settings, place) as measure:
+    begun, effort = time.process_time(), contest.effort
+    with contest.measure(cache) as measure:
         pairs, held = (
             [searched(problems.of_line(line), name, measure, budget, seed) for line in lines]
-            for lines, budget in ((TRAIN, effort.budget), (HELD_OUT, effort.tried))
+            for lines, budget in (
+                (contest.modules, effort.budget),
+                (contest.held_out, effort.tried),
+            )
         )
     return Found(
         trained=[max(1.0, one) for one, _ in pairs],
@@ -170,12 +223,12 @@ def searching(name: str, seed: int, effort: Effort, place: Path) -> Found:
     )
 
 
-def encoder(cache: Path) -> str:
+def encoder(contest: Contest, cache: Path) -> str:
     """Return a run of the task masked on the learned modules in the middle of random schedules."""
-    store, run = (cache / "schedules" / name for name in ("operations", "encoder"))
+    store, run = (contest.folder(cache) / name for name in ("operations", "encoder"))
     command = [sys.executable, "-m", "tokmill"]
     if not store.exists():
-        words = [*TRAIN, "--schedules", str(ENCODER_SCHEDULES), "-o", str(store)]
+        words = [*contest.modules, "--schedules", str(ENCODER_SCHEDULES), "-o", str(store)]
         subprocess.run([*command, "build", "mlir", *words], check=True)
     if not run.exists():
         words = ["--data", str(store), "-o", str(run), "--steps", str(ENCODER_STEPS)]
@@ -188,24 +241,25 @@ def curve_of(curves: Sequence[Sequence[float]]) -> list[float]:
     return [mean(column) for column in zip(*curves, strict=True)]
 
 
-def compare(cache: Path, effort: Effort, minutes: float) -> Table:
+def compare(contest: Contest, cache: Path, minutes: float) -> Table:
     """Return what all contestants find; ends the process after so many minutes."""
-    ends = time.monotonic() + 60 * minutes
-    place = cache / "schedules" / "measurements.sqlite"
-    kept = cache / "schedules" / "contests.json"
+    ends, effort = time.monotonic() + 60 * minutes, contest.effort
+    kept = contest.folder(cache) / "contests.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(kept.read_text()) if kept.exists() else {}
     table: Table = {}
     for seed in effort.seeds:
-        for name in (*RECIPES, *SEARCHES):
-            key = f"{name}, seed {seed}, {effort.budget} and {effort.tried}, {digest(name)}"
+        for name in (*contest.recipes, *contest.searches):
+            made = digest(contest, name)
+            key = f"{name}, seed {seed}, {effort.budget} and {effort.tried}, {made}"
             if key not in known:
                 if time.monotonic() > ends:
                     raise SystemExit(f"{name}, seed {seed}, and others are left: start it again")
-                if name in RECIPES:
-                    start = encoder(cache) if name in PRETRAINED else ""
-                    found = learned(name, seed, effort, place, start)
+                if name in contest.recipes:
+                    start = encoder(contest, cache) if name in PRETRAINED else ""
+                    found = learned(contest, name, seed, cache, start)
                 else:
-                    found = searching(name, seed, effort, place)
+                    found = searching(contest, name, seed, cache)
                 known[key] = found._asdict()
                 kept.write_text(json.dumps(known))
                 say(f"{key}: {mean(found.trained):.2f}, held out {mean(found.held):.2f}")
@@ -213,10 +267,10 @@ def compare(cache: Path, effort: Effort, minutes: float) -> Table:
     return table
 
 
-def digest(name: str) -> str:
+def digest(contest: Contest, name: str) -> str:
     """Return a word for the recipe of a contestant and the rule: with others it begins anew."""
-    recipe = read_toml(RECIPES[name]) if name in RECIPES else {}
-    said = json.dumps([recipe, TRAIN, HELD_OUT, RULE])
+    recipe = read_toml(contest.recipes[name]) if name in contest.recipes else {}
+    said = json.dumps([recipe, contest.modules, contest.held_out, RULE])
     return hashlib.sha256(said.encode()).hexdigest()[:8]
 
 
@@ -225,7 +279,7 @@ def best_of(kept: Mapping[str, Any], one: Problem, measure: Measurements) -> flo
     known = kept.get(one.name)
     if known is None or known["speedup"] <= 1:
         return 1.0
-    return max(1.0, confirmed(one, actions.read(known["schedule"], one.name), measure))
+    return max(1.0, confirmed(one, measure.space.read(known["schedule"], one.name), measure))
 
 
 def confirmed(one: Problem, schedule: Sequence[Any], measure: Measurements) -> float:
@@ -368,22 +422,22 @@ def profile(table: Table) -> list[str]:
     ]
 
 
-def main(cache: Path, effort: Effort = WHOLE, minutes: float = math.inf) -> list[str]:
+def main(cache: Path, contest: Contest = LOOPS, minutes: float = math.inf) -> list[str]:
     """Return the lines of the section."""
-    budget, held_budget, seeds = effort
-    table = compare(cache, effort, minutes)
-    with Measurements(
-        loop.settings_of(SchedulesConfig()), cache / "schedules" / "measurements.sqlite"
-    ) as measure:
-        lines_of = (*TRAIN, *HELD_OUT)
+    budget, held_budget, seeds = contest.effort
+    modules, held_out = contest.modules, contest.held_out
+    table = compare(contest, cache, minutes)
+    with contest.measure(cache) as measure:
+        lines_of = (*modules, *held_out)
         base = {line: measured_base(problems.of_line(line), measure) for line in lines_of}
-    times = peers([*TRAIN, *HELD_OUT])
+    times = peers(lines_of)
     points = [point for point in POINTS if point <= budget]
     lines = [
-        f"`python benchmarks/schedules.py CACHE`: {len(TRAIN)} modules to learn from, {budget} "
-        f"evaluations each, and {len(HELD_OUT)} held-out ones, {held_budget} each; "
+        f"`python benchmarks/schedules.py CACHE`, space `{contest.name}`: {len(modules)} modules "
+        f"to learn from, {budget} evaluations each, and {len(held_out)} held-out ones, "
+        f"{held_budget} each; "
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}. Geometric means of how many times as "
-        "fast as without a schedule, CPU time of one thread; in brackets the 95 % interval over "
+        f"fast as {contest.base}, CPU time of one thread; in brackets the 95 % interval over "
         "seeds.",
         "",
         "| contestant | learned modules | held out, no measurement | slower | "
@@ -393,7 +447,7 @@ def main(cache: Path, effort: Effort = WHOLE, minutes: float = math.inf) -> list
         "|---|---|---|---|---|" + "---|" * (len(points) + 1),
     ]
     for name, found in table.items():
-        learns = name in RECIPES
+        learns = name in contest.recipes
         zero = shown([one.zero for one in found]) if learns else "–"
         slower = f"{np.mean([g < 1 for one in found for g in one.zero]):.0%}" if learns else "–"
         curve = [f"{mean([one.curve[point - 1] for one in found]):.2f}" for point in points]
@@ -404,8 +458,8 @@ def main(cache: Path, effort: Effort = WHOLE, minutes: float = math.inf) -> list
         )
     for name, known in times.items():
         lines.append(
-            f"| {name} | {beside(base, known, TRAIN)} | {beside(base, known, HELD_OUT)} | – | "
-            f"{beside(base, known, HELD_OUT)} |" + " – |" * (len(points) + 1)
+            f"| {name} | {beside(base, known, modules)} | {beside(base, known, held_out)} | – | "
+            f"{beside(base, known, held_out)} |" + " – |" * (len(points) + 1)
         )
     lines += [
         "",
@@ -421,8 +475,8 @@ def main(cache: Path, effort: Effort = WHOLE, minutes: float = math.inf) -> list
         "|---|" + "---|" * len(RATIOS),
         *profile(table),
         "",
-        f"Learned: {', '.join(f'`{line}`' for line in TRAIN)}. Held out: "
-        f"{', '.join(f'`{line}`' for line in HELD_OUT)}.",
+        f"Learned: {', '.join(f'`{line}`' for line in modules)}. Held out: "
+        f"{', '.join(f'`{line}`' for line in held_out)}.",
     ]
     return lines
 
@@ -432,5 +486,9 @@ if __name__ == "__main__":
     parser.add_argument("cache", type=Path)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--space", choices=list(CONTESTS), default="loops")
     given = parser.parse_args()
-    print("\n".join(main(given.cache, SMALL if given.small else WHOLE, given.minutes)))
+    contest = CONTESTS[given.space]
+    if given.small:
+        contest = contest._replace(effort=SMALL)
+    print("\n".join(main(given.cache, contest, given.minutes)))

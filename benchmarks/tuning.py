@@ -20,6 +20,7 @@ import json
 import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,8 @@ NARROW = {
 ROUNDS = 15
 LIMIT = 10
 """Minutes after which the command stops tuning an operation, however few evaluations it had."""
+TVM_LIMIT = 20
+"""Minutes that TVM has for an operation: one of its compilations may take longer than that."""
 Row = dict[str, Any]
 """`ns`: contestant → time; `tuned`: what the command chose."""
 
@@ -114,7 +117,8 @@ def compared(line: str, folder: Path, budget: int) -> Row:
     )
     times = json.loads(answer.stdout.splitlines()[-1])
     if line in HEADLINE and (tvm := os.environ.get("TOKMILL_TVM_PYTHON")):
-        times["MetaSchedule"] = meta_schedule(tvm, line, budget, folder)
+        ended = meta_schedule(tvm, line, budget, folder)
+        times |= {"MetaSchedule": ended} if ended else {}
     return {"ns": times, "tuned": chosen_by(told)}
 
 
@@ -141,18 +145,28 @@ def chosen_by(told: dict[str, Any]) -> str:
     return ("channels last, " * told["channels_last"]) + named + (" + tiles" * bool(told["spec"]))
 
 
-def meta_schedule(python: str, line: str, budget: int, folder: Path) -> float:
-    """Return the CPU time in nanoseconds of an operation that TVM tuned."""
+def meta_schedule(python: str, line: str, budget: int, folder: Path) -> float | None:
+    """Return the CPU time in nanoseconds of an operation that TVM tuned; None after `TVM_LIMIT`."""
     script = Path(__file__).parent / "peers" / "tvm_schedule.py"
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        answer = subprocess.run(
+        running = subprocess.Popen(
             [python, script, str(budget), "1", work, line],
             env=os.environ | {"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
+            stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
-    return float(json.loads(answer.stdout.splitlines()[-1])["ns"])
+        try:
+            said, _ = running.communicate(timeout=60 * TVM_LIMIT)
+        except subprocess.TimeoutExpired:
+            # With it go the processes that compile for it.
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+            print(f"TVM did not end in {TVM_LIMIT} minutes: {line}", file=sys.stderr)
+            return None
+    if running.returncode:
+        raise SystemExit(f"TVM ended with {running.returncode}: {line}")
+    return float(json.loads(said.splitlines()[-1])["ns"])
 
 
 def table(rows: dict[str, Row]) -> list[str]:

@@ -11,6 +11,7 @@ import math
 import os
 import selectors
 import sys
+import tempfile
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -41,7 +42,8 @@ class Child:
 
     Arguments and results are plain values that msgpack holds (numbers, strings, bytes, lists,
     dicts), so that nothing a broken child sends is code. A child serves many calls; if it has
-    died, the next call starts another.
+    died, the next call starts another. Its temporary files lie in a folder of its own, which goes
+    with it: one that is killed removes none.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Child:
     ) -> None:
         self.target, self.limits, self.line = target, limits, line
         self._running: Running | None = None
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
         self._requests = self._answers = -1
 
     def __enter__(self) -> Self:
@@ -84,11 +87,15 @@ class Child:
         running, self._running = self._running, None
         if running is not None:
             running.end()
-            self._close_pipes()
+            self._clear()
 
-    def _close_pipes(self) -> None:
+    def _clear(self) -> None:
+        """Close the pipes and remove what a child left."""
         os.close(self._requests)
         os.close(self._answers)
+        if self._scratch is not None:
+            self._scratch.cleanup()
+            self._scratch = None
 
     def _start(self) -> Running:
         theirs, self._requests = os.pipe()
@@ -98,14 +105,18 @@ class Child:
             f"serve({self.target!r}, {theirs}, {other})"
         )
         try:
+            self._scratch = tempfile.TemporaryDirectory(
+                prefix="tokmill-", ignore_cleanup_errors=True
+            )
             running = Running(
                 [sys.executable, "-c", code],
                 self.limits._replace(seconds=START, cpu_seconds=math.inf),
                 line=self.line,
+                environment=os.environ | {"TMPDIR": self._scratch.name},
                 files=(theirs, other),
             )
         except BaseException:
-            self._close_pipes()
+            self._clear()
             raise
         finally:
             os.close(theirs)
@@ -162,7 +173,7 @@ class Child:
         running, self._running = self._running, None
         assert running is not None
         ended = running.end(passed)
-        self._close_pipes()
+        self._clear()
         died = ChildDied(
             f"the process that calls {self.target} {why or ended.why()}",
             hint="its arguments made it fail, or its limits are too small",

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -44,6 +45,7 @@ def mishap(kind: str, *more: Any) -> Any:
         "garble": lambda: _scribble((1).to_bytes(8, "little") + b"\xff"),
         "child": lambda: subprocess.Popen(["sleep", "1000"]).pid,
         "echo": lambda: more,
+        "litter": lambda: tempfile.mkstemp()[1],
         "lines": lambda: [print(f"line {i}", flush=True) or time.sleep(0.05) for i in range(400)],
     }[kind]()
 

@@ -68,6 +68,21 @@ def test_a_function_that_does_what_it_must_not(kind: str, limits: Limits, why: s
     assert set(psutil.Process().children()) == before
 
 
+@pytest.mark.parametrize("kind", ["kill", "panic", "loop", "close"])
+def test_temporary_files_go_with_the_child_that_made_them(kind: str) -> None:
+    with Child(TARGET, LIMITS._replace(seconds=5)) as child:
+        left = Path(child("litter"))
+        assert left.exists()
+        if kind == "close":
+            child.close()
+        else:
+            child.limits = LIMITS._replace(seconds=0.3)
+            with pytest.raises(ChildDied):
+                child(kind)
+        assert not left.exists() and not left.parent.exists()
+        assert Path(child("litter")).exists()
+
+
 def test_one_child_serves_many_calls_until_it_is_closed() -> None:
     with Child("mishaps:count", LIMITS) as child:
         answers = [child(i, "text", b"bytes", [1.5, None, {"a": True}]) for i in range(3)]

@@ -37,7 +37,10 @@ from tokmill.mlir.space import Ask
 TILES = (0, 1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 24, 28, 32, 48, 56, 64, 96, 112, 128, 192, 256, 384,
          512)  # fmt: skip
 WIDEST = 64
-"""The largest tile of a loop that becomes a vector."""
+"""The largest vector tile of the loop along which results lie in memory, and the task's least is
+a quarter of it: narrower tasks spend their time on beginning and ending."""
+TALLEST = 16
+"""The largest vector tile of any other loop: there are 16 or 32 registers."""
 STEP = 8
 """Tiles of a loop whose size has no multiple of it as divisor need not divide the loop."""
 
@@ -170,10 +173,17 @@ class IreeSpace:
         bound = state.bounds[loop]
         if kind == "distribute" and not state.parallel[loop]:
             return [size == 0 for size in TILES]
-        most = min(bound, WIDEST) if kind == "vector" else bound - 1
+        along = loop == _along(state.operation)
+        least, most = 1, bound - 1
+        if kind == "vector":
+            most = min(bound, WIDEST if along else TALLEST)
+        if along:
+            # A vector is loaded and stored as a whole.
+            least = min(bound, WIDEST // 4 if kind == "distribute" else STEP)
         whole = any(bound % size == 0 for size in range(STEP, bound, STEP)) or bound < 2 * STEP
         return [
-            size == 0 or (size <= most and (bound % size == 0 or (not whole and size % STEP == 0)))
+            size == 0
+            or (least <= size <= most and (bound % size == 0 or (not whole and size % STEP == 0)))
             for size in TILES
         ]
 
@@ -277,6 +287,12 @@ class IreeSpace:
         """Return the actions of a spec; raises `TokmillError` if it lists none."""
         found: tuple[Any, ...] = spec.read(text, where, tuple[AnyChange, ...])
         return found
+
+
+def _along(operation: Operation) -> int:
+    """Return the loop along which results lie in memory side by side; -1 for none."""
+    last = operation.stores[0].matrix[-1, :-1] if len(operation.stores[0].shape) else []
+    return int(np.flatnonzero(last)[-1]) if np.any(last) else -1
 
 
 def _of_matmul(
