@@ -16,10 +16,30 @@ import pytest
 
 from onnx_models import small_model
 from tokmill.cli import main, rl_tune
+from tokmill.mlir.iree import tune as tuning
 from tokmill.mlir.iree.model import FLAGS, Timed, Way
 from tokmill.mlir.iree.tune import NOT_REACHED, Part
 from tokmill.mlir.iree.tune_model import Choice
+from tokmill.mlir.measure import Result
 from tokmill.mlir.modules import generators
+from tokmill.mlir.search import Trial
+
+LOOP = """
+func.func @main(%a: tensor<32x32xf32>, %b: tensor<32x32xf32>) -> tensor<32x32xf32> {
+  %zero = arith.constant 0 : index
+  %one = arith.constant 1 : index
+  %three = arith.constant 3 : index
+  %nothing = arith.constant 0.0 : f32
+  %made = scf.for %i = %zero to %three step %one iter_args(%now = %a) -> tensor<32x32xf32> {
+    %empty = tensor.empty() : tensor<32x32xf32>
+    %begun = linalg.fill ins(%nothing : f32) outs(%empty : tensor<32x32xf32>) -> tensor<32x32xf32>
+    %next = linalg.matmul ins(%now, %b : tensor<32x32xf32>, tensor<32x32xf32>)
+      outs(%begun : tensor<32x32xf32>) -> tensor<32x32xf32>
+    scf.yield %next : tensor<32x32xf32>
+  }
+  return %made : tensor<32x32xf32>
+}
+"""
 
 
 def tuned(model: Path, spec: Path, capsys: Any) -> Any:
@@ -140,3 +160,32 @@ def test_an_unknown_processor_is_refused(tmp_path: Path, capsys: Any) -> None:
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "--target-cpu 8086" in said and "hint:" in said
+
+
+def test_the_printed_line_is_one_for_a_shell(tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / "two words; true"
+    spec = folder / "some spec"
+    words = ["rl", "tune", "matmul 32 32 32", "-o", str(spec), "--evaluations", "1", "--quiet"]
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 0
+    said = capsys.readouterr().err
+    line = said.partition("to apply it: ")[2].splitlines()[0]
+    assert shlex.split(line)[1] == f"{spec}.model.mlir"
+
+
+def test_a_model_whose_operations_stand_in_a_loop_is_tuned_as_a_whole(
+    tmp_path: Path, capsys: Any
+) -> None:
+    module = tmp_path / "loop.mlir"
+    module.write_text(LOOP)
+    told = tuned(module, tmp_path / "loop.spec", capsys)
+    assert told["whole"]["dispatches"] > 0
+    assert "default" in {one["name"] for one in told["tried"] if one["status"] == "ok"}
+
+
+def test_an_operation_without_any_result_says_so() -> None:
+    trial = Trial((), Result(status="timeout"))
+    part = Part(name="one", count=1, evaluations=0, status="default")
+    tuning._tell(part, [trial, trial, Trial((), Result(status="refused"))], None)
+    assert part.status == "default: no result (2 timeout, 1 refused)"

@@ -40,6 +40,7 @@ def mishap(kind: str, *more: Any) -> Any:
         "panic": _panic,
         "raise": lambda: {}["no such key"],
         "refuse": _refuse,
+        "refuse by a class of its own": _refuse_specially,
         "object": object,
         "scribble": lambda: _scribble(b"\xff" * (2 << 20)),
         "garble": lambda: _scribble((1).to_bytes(8, "little") + b"\xff"),
@@ -74,6 +75,14 @@ def _scribble(data: bytes) -> None:
 
 def _panic() -> None:
     raise BaseException("a panic of another language")
+
+
+class _OwnError(UsageError):
+    """An error that no other module knows."""
+
+
+def _refuse_specially() -> None:
+    raise _OwnError("this kind", hint="another one")
 
 
 def _refuse() -> None:

@@ -110,6 +110,9 @@ def test_errors_of_the_function_leave_the_child_alive() -> None:
         with pytest.raises(UsageError) as caught:
             child("refuse")
         assert str(caught.value) == "recipe.toml: key: not so\nhint: thus"
+        with pytest.raises(UsageError) as caught:
+            child("refuse by a class of its own")
+        assert str(caught.value) == "this kind\nhint: another one"
         with pytest.raises(ChildError, match="TypeError: Encoding objects of type object"):
             child("object")
         assert len(psutil.Process().children()) == before + 1

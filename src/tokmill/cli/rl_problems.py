@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,7 +56,7 @@ def iree_line(spec: Path | None, module: str = "MODULE.mlir", extra: tuple[str, 
     flags = plugins.require("tokmill.mlir.iree.compiler").complete(extra)
     if spec is not None:
         flags.append(f"--iree-codegen-tuning-spec-path={spec}")
-    return f"iree-compile {module} -o MODULE.vmfb {' '.join(flags)}"
+    return shlex.join(["iree-compile", module, "-o", "MODULE.vmfb", *flags])
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -84,7 +85,13 @@ def tune(
     )  # fmt: skip
     with _alone(out):
         model, parameters = _model(modules, out, parameters)
-        problems, counts, skipped = _operations(modules)
+        try:
+            problems, counts, skipped = _operations(modules)
+        except plugins.require("tokmill.mlir.modules.cut").NothingAlone:
+            # What stands in a loop or a branch is a dispatch of the whole model all the same.
+            if model is None:
+                raise
+            problems, counts, skipped = [], [], []
         if model is None and len(problems) == 1:
             model = problems[0].text
         seconds = 60 * minutes
@@ -109,7 +116,7 @@ def tune(
                 stage = partial(tick, "tiles of operations")
                 found = tuning.tune(problems, counts, measurements, tick=stage, **given)
             else:
-                length = max(problem.length for problem in problems)
+                length = max((problem.length for problem in problems), default=_side(model))
                 # The printed line is for IREE, so what it reads is what is tuned.
                 known = plugins.require("tokmill.mlir.iree.compiler").known(model)
                 whole = plugins.require("tokmill.mlir.iree.model").Model(
@@ -132,6 +139,12 @@ def tune(
             write_file(out, choice.spec)
         line = rl_problems.iree_line(out if choice.spec else None, name, choice.way.flags)
         _print_choice(choice, out, line, as_json)
+
+
+def _side(text: str) -> int:
+    """Return the largest dimension of a module's tensors: no sum over one of them is longer."""
+    shapes = re.findall(r"tensor<((?:\d+x)+)", text)
+    return max((int(side) for shape in shapes for side in shape.split("x")[:-1]), default=1)
 
 
 def _check_target(name: str, measurements: Any) -> None:

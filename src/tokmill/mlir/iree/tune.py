@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -253,6 +254,10 @@ def _tell(part: Part, trials: list[Trial], best: Trial | None) -> None:
     part.default = part.tuned = min((each.baseline for each in good), default=float("nan"))
     if not trials and part.status == "default":
         part.status = NOT_REACHED
+    if trials and not good:
+        often = Counter(trial.result.status for trial in trials)
+        why = ", ".join(f"{count} {status}" for status, count in often.most_common())
+        part.status = f"default: no result ({why})"
     if best is not None and best.result.status == "ok" and best.result.gain >= LEAST:
         part.status, part.gain = "tuned", best.result.gain
         part.default, part.tuned = best.result.baseline, best.result.nanoseconds

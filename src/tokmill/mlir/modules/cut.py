@@ -28,6 +28,10 @@ _DEEPEST = 8
 """Operations on scalars in a row that are taken along to a problem."""
 
 
+class NothingAlone(TokmillError):
+    """A module has no operation that can be scheduled alone."""
+
+
 class Cut(NamedTuple):
     """The operations of a module, and what is left out of it."""
 
@@ -95,7 +99,7 @@ def _checked(
         counts.append(count)
     if not problems:
         reasons = Counter(f"{name}: {why}" for name, why in skipped).most_common(3)
-        raise TokmillError(
+        raise NothingAlone(
             "no operation of the module can be scheduled alone"
             + "".join(f"; {count} × {reason}" for reason, count in reasons),
             where=where,

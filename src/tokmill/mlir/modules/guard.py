@@ -21,7 +21,8 @@ STACK = 4 << 20
 def check(text: str, where: str, *, whole: bool = True) -> None:
     """Read a module in a child, as `problem.of_text` does, or as `cut.cut` if not `whole`.
 
-    Raises the errors of these functions, and `TokmillError` if the child dies of it.
+    Raises the errors of these functions but `cut.NothingAlone`, and `TokmillError` if the child
+    dies of it.
     """
     try:
         shared("tokmill.mlir.modules.guard:read", LIMITS)(text, where, whole)
@@ -43,6 +44,8 @@ def read(text: str, where: str, whole: bool) -> None:
     def run() -> Any:
         try:
             (problem.of_text if whole else cut.cut)(text, where)
+        except cut.NothingAlone:
+            pass  # It was read without harm; `cut.cut` says the rest.
         except BaseException as error:
             raised.append(error)
 
