@@ -84,7 +84,7 @@ KNOWN: dict[str, dict[str, tuple[int, int]]] = {
         "unknown": (1, 1),
         "matmul": (1, 1),
     },
-    # Its norms have means and variances of their own, so each has a square root.
+    # Its norms have numbers of their own, and each is broadcast to a row of channels.
     "mobilenet_v2": {
         "conv": (52, 30),
         "generic": (47, 19),

@@ -291,8 +291,11 @@ class IreeSpace:
 
 def _along(operation: Operation) -> int:
     """Return the loop along which results lie in memory side by side; -1 for none."""
-    last = operation.stores[0].matrix[-1, :-1] if len(operation.stores[0].shape) else []
-    return int(np.flatnonzero(last)[-1]) if np.any(last) else -1
+    store = operation.stores[0]
+    if not store.shape:
+        return -1
+    loops = np.flatnonzero(store.matrix[-1, :-1])
+    return int(loops[-1]) if len(loops) else -1
 
 
 def _of_matmul(
