@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+import peak
 from tokmill.mlir.iree.model import FLAGS
 
 HEADLINE = (
@@ -205,7 +206,46 @@ def table(rows: dict[str, Row]) -> list[str]:
         line for line, row in rows.items() if row["ns"]["tuned"] > 1.02 * row["ns"]["default"]
     ]
     made.append(f"Slower than the default by over 2 %: {', '.join(slower) or 'none'}.")
-    return made
+    return made + beside_peak(rows)
+
+
+def beside_peak(rows: dict[str, Row]) -> list[str]:
+    """Return how near to the processor's peak products and convolutions are."""
+    known = {line: flops(line) for line in rows if flops(line)}
+    if not known:
+        return []
+    most = peak.peak(TARGET or "native") / 1e9
+    shares = {
+        name: [
+            flops / min(rows[line]["ns"][one] for one in names if one in rows[line]["ns"]) / most
+            for line, flops in known.items()
+        ]
+        for name, names in (("best flags", tuple(FLAGS)), ("tuned", ("tuned",)))
+    }
+    said = ", ".join(
+        f"{name} {math.exp(sum(map(math.log, found)) / len(found)):.0%} of it "
+        f"({min(found):.0%} to {max(found):.0%})"
+        for name, found in shares.items()
+    )
+    return [
+        f"The peak of one core is {most:.1f} GFLOP/s (`benchmarks/peak.py`). In geometric mean "
+        f"over the {len(known)} products and convolutions: {said}."
+    ]
+
+
+def flops(line: str) -> float:
+    """Return the multiplications and sums of a product or convolution; 0 for all else."""
+    name, *words = line.split()
+    if "," in line:
+        return 0.0
+    sizes = list(map(int, words))
+    if name in ("matmul", "batch_matmul"):
+        return 2.0 * math.prod(sizes)
+    if name.startswith("conv_2d"):
+        batch, channels, side, filters, window = sizes[:5]
+        out = (side - window) // (sizes[5] if len(sizes) > 5 else 1) + 1
+        return 2.0 * batch * out * out * filters * channels * window * window
+    return 0.0
 
 
 def searched(line: str, cache: Path, budget: int, module: Path, spec: Path) -> None:
