@@ -337,6 +337,7 @@ EXTRA_PACKAGES: dict[str, str] = {
     "gymnasium": "mlir",
     "onnx": "mlir",
     "iree": "mlir",
+    "ml_dtypes": "mlir",
     "matplotlib": "plot",
     "jinja2": "text",
     "tensorboard": "track",

@@ -9,6 +9,7 @@ from typing import Any
 def threads_of(module: str, schedule: str, threads: int) -> dict[str, Any]:
     """Return the threads of this process before and after a kernel ran, and its difference."""
     from tokmill.mlir.loops import execute
+    from tokmill.mlir.modules import dtypes
 
     base = execute.Kernel(module, None, 0)
     base.run()
@@ -17,5 +18,5 @@ def threads_of(module: str, schedule: str, threads: int) -> dict[str, Any]:
     kernel.poison()
     kernel.run()
     after = len(os.listdir("/proc/self/task"))
-    error, allowed = execute.difference(base.outputs, kernel.outputs, 64)
+    error, allowed = dtypes.difference(base.outputs, kernel.outputs, 64)
     return {"before": before, "after": after, "right": error <= allowed}

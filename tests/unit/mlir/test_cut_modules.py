@@ -160,10 +160,11 @@ SKIPPED = {
         "-> tensor<99999x99999xf32>",
         "MiB",
     ),
-    "half precision": (
-        f"%0 = {matmul()}\n%1 = tensor.empty() : tensor<4xf16>\n"
-        "%2 = linalg.exp ins(%1 : tensor<4xf16>) outs(%1 : tensor<4xf16>) -> tensor<4xf16>",
-        "tensor<4xf16>",
+    "eight bits": (
+        f"%0 = {matmul()}\n%1 = tensor.empty() : tensor<4xf8E5M2>\n"
+        "%2 = linalg.exp ins(%1 : tensor<4xf8E5M2>) outs(%1 : tensor<4xf8E5M2>) "
+        "-> tensor<4xf8E5M2>",
+        "tensor<4xf8E5M2>",
     ),
     "no loops": (
         f"%0 = {matmul()}\n%1 = tensor.empty() : tensor<f32>\n"

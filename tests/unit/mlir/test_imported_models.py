@@ -91,7 +91,7 @@ KNOWN: dict[str, dict[str, tuple[int, int]]] = {
         "unknown": (53, 20),
         "matmul": (1, 1),
     },
-    "gpt2": {"generic": (193, 27), "matmul": (25, 6), "unknown": (21, 4)},
+    "gpt2": {"generic": (205, 31), "matmul": (25, 6), "unknown": (21, 4)},
 }
 
 

@@ -19,7 +19,7 @@ from tokmill.mlir import draws, measure, search
 from tokmill.mlir.loops import execute, legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Result, Settings
-from tokmill.mlir.modules import problem
+from tokmill.mlir.modules import dtypes, problem
 from tokmill.mlir.space import Loops
 
 QUICK = Settings(runs=2, most_seconds=0.5)
@@ -137,13 +137,13 @@ def test_differences_that_are_allowed() -> None:
     near = [np.float32(1) + np.array([0, 0, 0, 1e-6], np.float32)]
     far = [np.array([1, 1, 1, 1.01], np.float32)]
     for given, fine in ((ones, True), (near, True), (far, False)):
-        error, allowed = execute.difference(ones, given, 1)
+        error, allowed = dtypes.difference(ones, given, 1)
         assert (error <= allowed) == fine
     nothing = [np.array([1, 1, 1, np.nan], np.float32)]
-    assert execute.difference(ones, nothing, 1)[0] == np.inf
-    assert execute.difference(nothing, nothing, 1)[0] == 0
+    assert dtypes.difference(ones, nothing, 1)[0] == np.inf
+    assert dtypes.difference(nothing, nothing, 1)[0] == 0
     whole = [np.array([1, 2])]
-    assert execute.difference(whole, [np.array([1, 3])], 99) == (1.0, 0.0)
+    assert dtypes.difference(whole, [np.array([1, 3])], 99) == (1.0, 0.0)
 
 
 def test_a_result_comes_from_the_cache(tmp_path: Path) -> None:

@@ -153,10 +153,10 @@ BODY = "%r = linalg.exp ins(%a : {t}) outs(%a : {t}) -> {t}\n return %r : {t}"
             "not known",
         ),
         (
-            "func.func @main(%a: tensor<4xf16>) -> tensor<4xf16> {"
-            + BODY.format(t="tensor<4xf16>")
+            "func.func @main(%a: tensor<4xf8E5M2>) -> tensor<4xf8E5M2> {"
+            + BODY.format(t="tensor<4xf8E5M2>")
             + "}",
-            "tensor<4xf16>",
+            "tensor<4xf8E5M2>",
         ),
         (
             "func.func @main(%a: tensor<0xf32>) -> tensor<0xf32> {"

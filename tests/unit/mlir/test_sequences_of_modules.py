@@ -148,8 +148,8 @@ def test_wrong_options_are_refused(tmp_path: Path) -> None:
 
 def test_reasons_of_a_hostile_module_are_bounded() -> None:
     operations = "".join(
-        f"%{i} = tensor.empty() : tensor<{i + 1}xf16>\n%r{i} = linalg.exp ins(%{i} : "
-        f"tensor<{i + 1}xf16>) outs(%{i} : tensor<{i + 1}xf16>) -> tensor<{i + 1}xf16>\n"
+        f"%{i} = tensor.empty() : tensor<{i + 1}xf8E5M2>\n%r{i} = linalg.exp ins(%{i} : "
+        f"tensor<{i + 1}xf8E5M2>) outs(%{i} : tensor<{i + 1}xf8E5M2>) -> tensor<{i + 1}xf8E5M2>\n"
         for i in range(300)
     )
     text = generators.chain("relu 4") + f"func.func @f() {{\n{operations}return\n}}"

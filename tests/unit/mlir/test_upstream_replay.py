@@ -10,7 +10,7 @@ import pytest
 
 from tokmill.mlir.loops import execute
 from tokmill.mlir.loops import schedule as actions
-from tokmill.mlir.modules import operations, problem, toolkit
+from tokmill.mlir.modules import dtypes, operations, problem, toolkit
 from tokmill.mlir.space import LOOPS
 
 MLIR_OPT = shutil.which("mlir-opt-22")
@@ -72,5 +72,5 @@ def test_upstream_applies_a_schedule_with_the_same_results(
     kernels = [execute.Kernel(text, None, 0) for text in (given.text, done.stdout)]
     for kernel in kernels:
         kernel.run()
-    error, allowed = execute.difference(kernels[0].outputs, kernels[1].outputs, given.length)
+    error, allowed = dtypes.difference(kernels[0].outputs, kernels[1].outputs, given.length)
     assert error <= allowed

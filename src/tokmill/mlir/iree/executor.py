@@ -23,7 +23,7 @@ from tokmill.mlir.iree import compiler, dispatches, layout
 from tokmill.mlir.iree.compiler import Refused
 from tokmill.mlir.iree.spec import Root
 from tokmill.mlir.loops import execute
-from tokmill.mlir.modules import operations, toolkit
+from tokmill.mlir.modules import dtypes, operations, toolkit
 
 KEPT = 4
 """Baselines that stay loaded."""
@@ -120,14 +120,14 @@ def _drawn(function: Any, seed: int, text: str) -> list[np.ndarray[Any, Any]]:
     made = []
     for kind in kinds:
         parts = re.match(r"tensor<((?:\d+x)*)(\w+)>", kind)
-        if parts is None or parts[2] not in operations.TYPES:
+        if parts is None or parts[2] not in dtypes.TYPES:
             raise TokmillError(
                 f"the model takes a {kind.strip()}",
-                hint=f"inputs are tensors of fixed shapes, of {', '.join(operations.TYPES)}",
+                hint=f"inputs are tensors of fixed shapes, of {', '.join(dtypes.TYPES)}",
             )
         shape = tuple(map(int, parts[1].split("x")[:-1]))
-        made.append(np.empty(shape, operations.TYPES[parts[2]]))
-    execute.fill(made, seed)
+        made.append(np.empty(shape, dtypes.of(parts[2])))
+    dtypes.fill(made, seed)
     # Whole numbers are mostly indices, such as tokens of a text.
     return [abs(one) if one.dtype.kind == "i" else one for one in made]
 
@@ -168,10 +168,10 @@ def race(request: dict[str, Any]) -> list[dict[str, Any]]:
     programs = [loaded(path, request["seed"]) for path in request["paths"]]
     wanted = programs[0].outputs()
     other = loaded(request["paths"][0], request["seed"] + 1).outputs()
-    moved, _ = execute.difference(wanted, other, request["length"])
+    moved, _ = dtypes.difference(wanted, other, request["length"])
     answer: list[dict[str, Any]] = []
     for program in programs:
-        error, allowed = execute.difference(wanted, program.outputs(), request["length"])
+        error, allowed = dtypes.difference(wanted, program.outputs(), request["length"])
         answer.append({"times": [], "error": error, "allowed": allowed, "moved": moved})
     often = [max(1, min(200, int(execute.SHORTEST / max(one.run(), 1)))) for one in programs]
     since = time.thread_time()
@@ -235,9 +235,7 @@ def measure(request: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
         return {"status": "ignored", "reason": str(ignored)}
     seconds = time.thread_time() - since
     program = Program(code, base.inputs, base.entry)
-    error, allowed = execute.difference(
-        base.program.outputs(), program.outputs(), request["length"]
-    )
+    error, allowed = dtypes.difference(base.program.outputs(), program.outputs(), request["length"])
     found = {"compile": seconds, "error": error, "allowed": allowed}
     if not error <= allowed:
         return found | {"status": "wrong", "reason": f"results differ by {error:.2g}"}
@@ -298,6 +296,6 @@ def inputs(module: str, seed: int) -> tuple[str, list[np.ndarray[Any, Any]]]:
         function = operations.entry(parsed, "module")
         shapes = [operations.type_of(one, "module") for one in function.function_type.value.inputs]
         name = function.name.value
-    made = [np.empty(shape, operations.TYPES[element]) for shape, element in shapes]
-    execute.fill(made, seed)
+    made = [np.empty(shape, dtypes.of(element)) for shape, element in shapes]
+    dtypes.fill(made, seed)
     return name, made

@@ -20,7 +20,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.mlir.loops import lower, openmp
-from tokmill.mlir.modules import operations, toolkit
+from tokmill.mlir.modules import dtypes, operations, toolkit
 
 NAME = "tokmill_kernel"
 KEPT, KEPT_BYTES = 32, 256 << 20
@@ -65,8 +65,8 @@ class Kernel:
             lower.lower(module, threads)
             self.engine = lower.compiled(module, libraries)
         self.seconds = time.thread_time() - since
-        self.buffers = [_aligned(shape, operations.TYPES[element]) for shape, element in shapes]
-        fill(self.buffers[: self.inputs], seed)
+        self.buffers = [_aligned(shape, dtypes.of(element)) for shape, element in shapes]
+        dtypes.fill(self.buffers[: self.inputs], seed)
         descriptor = plugins.require("torch_mlir.runtime").get_ranked_memref_descriptor
         self._descriptors = [descriptor(buffer) for buffer in self.buffers]
         # The engine's calling convention: an array of pointers to arguments, which are themselves
@@ -86,8 +86,7 @@ class Kernel:
 
     def poison(self) -> None:
         """Overwrite the outputs."""
-        for buffer in self.buffers[self.inputs :]:
-            buffer.fill(-77 if buffer.dtype.kind == "i" else np.nan)
+        dtypes.poison(self.outputs)
 
     @property
     def outputs(self) -> list[np.ndarray[Any, Any]]:
@@ -171,42 +170,7 @@ def _difference(base: Kernel, kernel: Kernel, length: int) -> tuple[float, float
     for one in (base, kernel):
         one.poison()
         one.run()
-    return difference(base.outputs, kernel.outputs, length)
-
-
-def difference(
-    wanted: list[np.ndarray[Any, Any]], given: list[np.ndarray[Any, Any]], length: int
-) -> tuple[float, float]:
-    """Return the largest difference of results and the largest allowed one.
-
-    Both are in units of the largest absolute result. Sums of n float32 numbers in another order
-    differ by some eps · sqrt(n); 16 times that is allowed, and 1e-6 at least. Whole numbers must
-    be equal. A number that is no number on one side alone is an infinite difference.
-    """
-    worst, allowed = 0.0, 0.0
-    for left, right in zip(wanted, given, strict=True):
-        if left.dtype.kind == "i":
-            worst = max(worst, float(np.any(left != right)))
-            continue
-        eps = float(np.finfo(left.dtype).eps)
-        allowed = max(allowed, 16 * eps * float(np.sqrt(max(length, 1))), 8 * eps)
-        odd = ~np.isfinite(left) | ~np.isfinite(right)
-        if np.any(odd) and not np.array_equal(left[odd], right[odd], equal_nan=True):
-            return float("inf"), allowed
-        scale = float(np.max(np.abs(left[~odd]), initial=0.0)) or 1.0
-        gap = np.abs(left[~odd].astype(np.float64) - right[~odd])
-        worst = max(worst, float(np.max(gap, initial=0.0)) / scale)
-    return worst, allowed
-
-
-def fill(buffers: list[np.ndarray[Any, Any]], seed: int) -> None:
-    """Fill input buffers with random numbers, the same for the same seed."""
-    random = np.random.default_rng(seed)
-    for buffer in buffers:
-        if buffer.dtype.kind == "f":
-            buffer[...] = random.standard_normal(buffer.shape, np.float32)
-        else:
-            buffer[...] = random.integers(-4, 5, buffer.shape)
+    return dtypes.difference(base.outputs, kernel.outputs, length)
 
 
 def _aligned(shape: tuple[int, ...], kind: Any) -> np.ndarray[Any, Any]:

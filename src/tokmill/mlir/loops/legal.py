@@ -94,9 +94,17 @@ def allowed(state: State) -> dict[str, bool]:
         "interchange": more and len(state.bounds) > 1 and not windows,
         "pack": cuts and first and state.operation.kind == "matmul",
         "im2col": more and first and state.operation.name in _IM2COL,
-        "vectorize": going and state.volume <= WIDEST and (not windows or state.decomposes),
+        "vectorize": going
+        and state.volume <= WIDEST
+        and (not windows or state.decomposes)
+        and not _of_bits(state.operation),
         "stop": going,
     }
+
+
+def _of_bits(operation: Operation) -> bool:
+    """Return whether an operand is of i1: a byte each in memory, but a bit each in a vector."""
+    return any(one.element == "i1" for one in (*operation.loads, *operation.stores))
 
 
 def take(state: State, action: actions.AnyAction) -> State:

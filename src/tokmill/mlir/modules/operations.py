@@ -13,8 +13,6 @@ from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.mlir.modules import toolkit
 
-TYPES = {"f32": np.float32, "f64": np.float64, "i32": np.int32, "i64": np.int64, "i8": np.int8}
-"""Element types of tensors."""
 KINDS = ("generic", "matmul", "conv", "pooling", "add", "unknown")
 """Types of operations, in the order of MLIR-RL's one-hot vector."""
 ARITHMETIC = ("add", "sub", "mul", "div", "exp")

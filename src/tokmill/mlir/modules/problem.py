@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError
-from tokmill.mlir.modules import benchmarks, generators, guard, operations, toolkit
+from tokmill.mlir.modules import benchmarks, dtypes, generators, guard, operations, toolkit
 from tokmill.mlir.modules.operations import Operation
 from tokmill.progress import human_count
 
@@ -65,11 +65,11 @@ def of_text(text: str, name: str) -> Problem:
         total = 0
         for one in (*kind.inputs, *kind.results):
             shape, element = operations.type_of(one, name)
-            if not re.fullmatch(r"tensor<.*>", str(one)) or element not in operations.TYPES:
+            if not re.fullmatch(r"tensor<.*>", str(one)) or element not in dtypes.TYPES:
                 raise TokmillError(
                     f"@main takes or gives a {one}",
                     where=name,
-                    hint=f"arguments and results are tensors of {', '.join(operations.TYPES)}",
+                    hint=f"arguments and results are tensors of {', '.join(dtypes.TYPES)}",
                 )
             total += generators.elements(shape) * 8
         if total > LARGEST:

@@ -1,0 +1,89 @@
+"""Element types of tensors: arrays of each, random numbers, and how far two results may differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tokmill import plugins
+
+TYPES = ("f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "i1")
+"""The element types that arguments and results may have."""
+_SLACK = {2: (1.0, 4.0)}
+"""By bytes of a float: how many times eps · √n results may differ, and how many eps at least."""
+_USUAL_SLACK = (16.0, 8.0)
+
+
+def of(element: str) -> np.dtype[Any]:
+    """Return numpy's type of one of `TYPES`; raises `MissingExtraError` for bf16 without `mlir`."""
+    if element == "bf16":
+        # numpy has none: https://github.com/jax-ml/ml_dtypes, which IREE's runtime uses too.
+        bfloat16: np.dtype[Any] = np.dtype(plugins.require("ml_dtypes").bfloat16)
+        return bfloat16
+    if element == "i1":
+        return np.dtype(np.bool_)
+    return np.dtype(f"{'float' if element[0] == 'f' else 'int'}{element[1:]}")
+
+
+def fill(buffers: list[np.ndarray[Any, Any]], seed: int) -> None:
+    """Fill input buffers with random numbers, the same for the same seed.
+
+    Floats of 16 bits are -1, 0 or 1: sums of their products are whole numbers, which mostly are
+    exact in any order. With others the allowed difference would hide what is wrong.
+    """
+    random = np.random.default_rng(seed)
+    for buffer in buffers:
+        if not is_float(buffer.dtype):
+            low, high = (0, 2) if buffer.dtype.kind == "b" else (-4, 5)
+            buffer[...] = random.integers(low, high, buffer.shape)
+        elif buffer.dtype.itemsize == 2:
+            buffer[...] = random.integers(-1, 2, buffer.shape)
+        else:
+            buffer[...] = random.standard_normal(buffer.shape, np.float32)
+
+
+def poison(buffers: list[np.ndarray[Any, Any]]) -> None:
+    """Overwrite output buffers with what no kernel computes: what is not written is seen."""
+    for buffer in buffers:
+        if is_float(buffer.dtype):
+            buffer.fill(np.nan)
+        else:
+            buffer.fill(True if buffer.dtype.kind == "b" else -77)
+
+
+def is_float(kind: np.dtype[Any]) -> bool:
+    """Return whether numbers of a type are rounded; numpy says so of its own types alone."""
+    return kind.kind not in "ib"
+
+
+def difference(
+    wanted: list[np.ndarray[Any, Any]], given: list[np.ndarray[Any, Any]], length: int
+) -> tuple[float, float]:
+    """Return the largest difference of results and the largest allowed one.
+
+    Both are in units of the largest absolute result. Sums of n numbers in another order differ by
+    some eps · sqrt(n); 16 times that is allowed, once that for floats of 16 bits, and 8 or 4 eps
+    at least. Whole numbers must be equal. A number that is no number on one side alone is an
+    infinite difference.
+    """
+    worst, allowed = 0.0, 0.0
+    for left, right in zip(wanted, given, strict=True):
+        if not is_float(left.dtype):
+            worst = max(worst, float(np.any(left != right)))
+            continue
+        slack, least = _SLACK.get(left.dtype.itemsize, _USUAL_SLACK)
+        eps = _eps(left.dtype)
+        allowed = max(allowed, slack * eps * float(np.sqrt(max(length, 1))), least * eps)
+        left, right = left.astype(np.float64), right.astype(np.float64)
+        odd = ~np.isfinite(left) | ~np.isfinite(right)
+        if np.any(odd) and not np.array_equal(left[odd], right[odd], equal_nan=True):
+            return float("inf"), allowed
+        scale = float(np.max(np.abs(left[~odd]), initial=0.0)) or 1.0
+        worst = max(worst, float(np.max(np.abs(left[~odd] - right[~odd]), initial=0.0)) / scale)
+    return worst, allowed
+
+
+def _eps(kind: np.dtype[Any]) -> float:
+    own = np.finfo if kind.kind == "f" else plugins.require("ml_dtypes").finfo
+    return float(own(kind).eps)

@@ -1,0 +1,155 @@
+"""Element types of tensors: each runs in both spaces, and what is wrong is seen in each."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tokmill.mlir import draws, search
+from tokmill.mlir.iree.tiles import Distribute, IreeSpace, Vector
+from tokmill.mlir.loops import legal, lower
+from tokmill.mlir.loops import schedule as actions
+from tokmill.mlir.loops.execute import Kernel
+from tokmill.mlir.measure import Measurements, Settings
+from tokmill.mlir.modules import dtypes, problem, toolkit
+
+QUICK = Settings(runs=2, most_seconds=0.5)
+SHAPE = (32, 64, 48)
+PRODUCT = """func.func @main(%a: tensor<32x48xIN>, %b: tensor<48x64xIN>) -> tensor<32x64xOUT> {
+  %zero = arith.constant ZERO : OUT
+  %e = tensor.empty() : tensor<32x64xOUT>
+  %f = linalg.fill ins(%zero : OUT) outs(%e : tensor<32x64xOUT>) -> tensor<32x64xOUT>
+  %r = linalg.matmul ins(%a, %b : tensor<32x48xIN>, tensor<48x64xIN>)
+    outs(%f : tensor<32x64xOUT>) -> tensor<32x64xOUT>
+  return %r : tensor<32x64xOUT>
+}
+"""
+EACH = """#m = affine_map<(i, j) -> (i, j)>
+func.func @main(%a: tensor<64x32xIN>) -> tensor<64x32xOUT> {
+  %e = tensor.empty() : tensor<64x32xOUT>
+  %r = linalg.generic {indexing_maps = [#m, #m], iterator_types = ["parallel", "parallel"]}
+    ins(%a : tensor<64x32xIN>) outs(%e : tensor<64x32xOUT>) {
+  ^bb0(%x: IN, %o: OUT):
+    BODY
+    linalg.yield %y : OUT
+  } -> tensor<64x32xOUT>
+  return %r : tensor<64x32xOUT>
+}
+"""
+PAIRS = (
+    ("f32", "f32"),
+    ("f64", "f64"),
+    ("f16", "f16"),
+    ("f16", "f32"),
+    ("bf16", "bf16"),
+    ("bf16", "f32"),
+    ("i8", "i32"),
+    ("i16", "i32"),
+    ("i64", "i64"),
+)
+
+
+def product(given: str, result: str) -> problem.Problem:
+    zero = "0.0" if "f" in result else "0"
+    text = PRODUCT.replace("IN", given).replace("OUT", result).replace("ZERO", zero)
+    return problem.of_text(text, f"{given}-{result}.mlir")
+
+
+def each(given: str, result: str, body: str) -> problem.Problem:
+    text = EACH.replace("IN", given).replace("OUT", result).replace("BODY", body)
+    return problem.of_text(text, "each.mlir")
+
+
+@pytest.fixture(scope="module")
+def loops() -> Iterator[Measurements]:
+    with Measurements(QUICK) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def iree() -> Iterator[Measurements]:
+    with Measurements(QUICK, None, IreeSpace()) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("given", "result"), PAIRS)
+def test_products_of_each_type_are_scheduled(given: str, result: str, loops: Measurements) -> None:
+    taken = (actions.Tile("op_0", (8, 8, 8)), actions.Vectorize("op_0"))
+    found = search.measured(product(given, result), taken, loops).result
+    assert found.status == "ok", found
+    assert found.error <= found.allowed
+
+
+@pytest.mark.parametrize(("given", "result"), [("f16", "f32"), ("bf16", "f32"), ("i8", "i32")])
+def test_specs_are_obeyed_by_products_of_each_type(
+    given: str, result: str, iree: Measurements
+) -> None:
+    taken = (Distribute("op_0", (16, 32, 0)), Vector("op_0", (4, 16, 8)))
+    found = iree(product(given, result), taken)
+    assert found.status == "ok", found
+
+
+@pytest.mark.parametrize(("given", "result"), PAIRS)
+def test_products_are_numpys(given: str, result: str) -> None:
+    kernel = Kernel(product(given, result).text, None, 7)
+    kernel.poison()
+    kernel.run()
+    wide = np.float64 if "f" in result else np.int64
+    left, right = (one.astype(wide) for one in kernel.buffers[:2])
+    assert len(np.unique(left)) >= 3
+    error, _ = dtypes.difference([left @ right], [kernel.outputs[0].astype(wide)], 1)
+    # Sums of whole numbers are exact, whatever the type.
+    assert error <= (1e-6 if given in ("f32", "f64") else 0)
+
+
+@pytest.mark.parametrize(("given", "result"), [("f16", "f16"), ("bf16", "bf16"), ("f16", "f32")])
+def test_a_sum_without_its_last_terms_is_seen(given: str, result: str) -> None:
+    kernel = Kernel(product(given, result).text, None, 7)
+    left, right = (one.astype(np.float64) for one in kernel.buffers[:2])
+    kind = dtypes.of(result)
+    whole, short = ((left[:, :n] @ right[:n]).astype(kind) for n in (SHAPE[2], SHAPE[2] - 8))
+    error, allowed = dtypes.difference([whole], [short], SHAPE[2])
+    assert error > allowed
+
+
+@pytest.mark.parametrize("given", ["f32", "f16", "bf16"])
+def test_gelu_is_scheduled(given: str, loops: Measurements) -> None:
+    found = each(given, given, f"%y = math.erf %x : {given}")
+    taken = (actions.Tile("op_0", (8, 16)), actions.Vectorize("op_0"))
+    result = search.measured(found, taken, loops).result
+    assert result.status == "ok", result
+
+
+def test_conversions_need_no_library_of_the_compiler() -> None:
+    """As on processors without instructions for bf16, where LLVM would call compiler-rt."""
+    found = each("bf16", "bf16", "%z = arith.mulf %x, %x : bf16\n %y = math.exp %z : bf16")
+    inside = toolkit.context()
+    module = toolkit.parse(found.text, inside, "module")
+    with inside, toolkit.ir().Location.unknown():
+        lower.lower(module)
+    # `llvm.fmul %1, %2 : bf16`, `llvm.fptrunc %1 : f32 to bf16`, `llvm.intr.exp(%1) : (bf16) -> …`
+    assert not re.findall(r"llvm\.(?:f|intr\.)\w.*bf16", str(module))
+
+
+def test_random_schedules_of_truth_values(loops: Measurements) -> None:
+    """Vectors of i1 are bits in MLIR and bytes in memory: such a vector is not made."""
+    found = each("f16", "i1", "%z = arith.constant 0.0 : f16\n %y = arith.cmpf ogt, %x, %z : f16")
+    assert not legal.allowed(legal.begin(found.operations[0]))["vectorize"]
+    chance = random.Random(3)
+    for _ in range(6):
+        trial = search.measured(found, draws.draw(found, chance), loops)
+        assert trial.result.status == "ok", trial
+
+
+def test_truth_values_are_drawn_and_compared() -> None:
+    drawn = [np.zeros(1000, np.bool_), np.zeros(1000, dtypes.of("bf16"))]
+    dtypes.fill(drawn, 3)
+    assert 400 < drawn[0].sum() < 600
+    assert set(drawn[1].astype(np.float32).tolist()) == {-1.0, 0.0, 1.0}
+    assert dtypes.difference([drawn[0]], [~drawn[0]], 1) == (1.0, 0.0)
+    dtypes.poison(drawn)
+    assert np.isnan(drawn[1].astype(np.float32)).all()
