@@ -85,8 +85,8 @@ def application() -> TyperGroup:
     """Return the whole command tree."""
     return lazy_group(
         "tokmill",
-        "Text, JSON Lines, Parquet, x86 programs and token files to checked token stores, and "
-        "models trained on them.",
+        "Text, JSON Lines, Parquet, x86 programs, executions, MLIR modules and token files to "
+        "checked token stores, and models trained on them.",
         lambda: {name: (panel, line) for name, (_, panel, line) in COMMANDS.items()},
         load_command,
         params=general_options(),

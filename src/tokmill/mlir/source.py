@@ -203,7 +203,7 @@ class MlirSource(Source):
             np.append(0, np.cumsum(lengths[rows])).astype(np.int64),
             columns,
             np.arange(first, first + n),
-            notes={"sequences that are equal to an earlier one": equal} if equal else {},
+            notes={"sequences equal to an earlier one": equal} if equal else {},
         )
 
     def _nothing(self, reason: str) -> Records:

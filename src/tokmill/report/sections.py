@@ -14,7 +14,7 @@ import msgspec
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.progress import human_bytes, human_count, human_time
-from tokmill.report import figures
+from tokmill.report import figures, schedules
 from tokmill.report.plot import render
 from tokmill.report.recogniser import Facts, shorten
 from tokmill.report.records import Reader, fact_in_words, input_in_words
@@ -182,25 +182,29 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
         if isinstance(run.flat.get(key), int) and run.flat[key]
     ]
     known = run.parameters
-    section.tables.append(
-        Table(
-            [
-                ["model", ", ".join([str(run.flat["model.kind"]), *shapes])],
-                ["parameters", "not known" if known is None else f"{known:,}"],
-                ["task", str(run.flat["task.kind"])],
-                ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in columns.items())],
-                ["steps", f"{facts['step']:,} of {run.steps:,}"],
-            ]
-        )
-    )
+    pairs = [
+        ["model", ", ".join([str(run.flat["model.kind"]), *shapes])],
+        ["parameters", "not known" if known is None else f"{known:,}"],
+        ["task", str(run.flat["task.kind"])],
+        ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in columns.items())],
+        ["steps", f"{facts['step']:,} of {run.steps:,}"],
+    ]
+    # A policy reads no store.
+    section.tables.append(Table([pair for pair in pairs if pair[1]]))
+    learned = schedules.learns_schedules(run)
+    hidden = (*HIDDEN, "tokens", "tokens_per_second") if learned else HIDDEN
     rows = [
         [name.replace("_", " "), metric_in_words(name, value)]
         for name, value in facts["metrics"].items()
-        if isinstance(value, int | float) and name not in HIDDEN
+        if isinstance(value, int | float) and name not in hidden
     ]
     section.tables.append(Table(rows, title="Last metrics"))
-    if any(entry.get("loss") is not None for entry in run.entries):
-        caption = "Cross-entropy by step; dashed: validation rows"
+    logged = any(entry.get("loss") is not None for entry in run.entries)
+    if logged and learned:
+        _schedules(run, section)
+    elif logged:
+        what = "Cross-entropy" if run.measures.loss.startswith("nats") else "The loss"
+        caption = f"{what} by step; dashed: validation rows"
         caption += "; dotted: averaged weights." if "val_loss_ema" in facts["metrics"] else "."
         section.figures.append(picture(figures.loss([path]), section, caption))
     section.samples_title = "Continued by the model"
@@ -209,14 +213,29 @@ def run_section(path: Path, facts: Facts, section: Section) -> None:
     except TokmillError as error:
         # The rest of the page is still useful.
         section.problem = f"no samples: {error.what}"
-    section.provenance = Table(
-        [
-            ["store", str(facts["store"])],
-            ["fingerprint of the store", str(facts["fingerprint"])],
-            ["checkpoints", ", ".join(facts["checkpoints"]) or "none kept"],
-        ]
-    )
+    origin = [
+        ["store", str(facts["store"])],
+        ["fingerprint of the store", str(facts["fingerprint"])],
+        ["checkpoints", ", ".join(facts["checkpoints"]) or "none kept"],
+    ]
+    section.provenance = Table([pair for pair in origin if pair[1]])
     section.recipe = _json(facts["recipe"])
+
+
+def _schedules(run: RunSummary, section: Section) -> None:
+    """Add what a policy found: its best schedules, and how it came there."""
+    try:
+        rows = schedules.best(run)
+        if rows:
+            title = "Best schedules, times as fast as without one"
+            section.tables.append(Table(rows, schedules.HEADERS, title, [1, 2]))
+    except TokmillError as error:
+        # The rest of the page is still useful.
+        section.problem = f"no schedules: {error.what}"
+    caption = "Geometric means over modules. Large points: modules that the run held out."
+    section.figures.append(picture(schedules.speedup([run.path]), section, caption))
+    caption = "1: every legal action is as likely as any other."
+    section.figures.append(picture(schedules.entropy([run.path]), section, caption))
 
 
 def run_samples(run: RunSummary) -> list[Sample]:

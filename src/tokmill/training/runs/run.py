@@ -164,7 +164,7 @@ def facts_from(config: TrainConfig, stores: Sequence[Store]) -> Facts:
     latter, and the fingerprint is of both. Without stores the facts are empty.
     """
     if not stores:
-        return Facts(fingerprint="", columns={}, schema={}, vocabularies={})
+        return measured(config, Facts(fingerprint="", columns={}, schema={}, vocabularies={}))
     task = task_type(config)
     tokens = [task.token_store(config.task, store) for store in stores]
     vectors = [task.vectors(config.task, store) for store in stores]
