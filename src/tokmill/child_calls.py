@@ -11,7 +11,6 @@ import math
 import os
 import selectors
 import sys
-import tempfile
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +21,7 @@ from tokmill import errors
 from tokmill.child import Ended, Limits, Running, mebibytes
 from tokmill.child_serve import frame, frame_size
 from tokmill.errors import MachineError, TokmillError
+from tokmill.scratch import Scratch
 
 START = 60.0
 """Seconds that a child may take to import the function that it is to call."""
@@ -51,7 +51,7 @@ class Child:
     ) -> None:
         self.target, self.limits, self.line = target, limits, line
         self._running: Running | None = None
-        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        self._scratch: Scratch | None = None
         self._requests = self._answers = -1
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class Child:
         os.close(self._requests)
         os.close(self._answers)
         if self._scratch is not None:
-            self._scratch.cleanup()
+            self._scratch.close()
             self._scratch = None
 
     def _start(self) -> Running:
@@ -105,14 +105,12 @@ class Child:
             f"serve({self.target!r}, {theirs}, {other})"
         )
         try:
-            self._scratch = tempfile.TemporaryDirectory(
-                prefix="tokmill-", ignore_cleanup_errors=True
-            )
+            self._scratch = Scratch()
             running = Running(
                 [sys.executable, "-c", code],
                 self.limits._replace(seconds=START, cpu_seconds=math.inf),
                 line=self.line,
-                environment=os.environ | {"TMPDIR": self._scratch.name},
+                environment=os.environ | {"TMPDIR": self._scratch.path},
                 files=(theirs, other),
             )
         except BaseException:

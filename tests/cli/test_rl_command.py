@@ -30,8 +30,19 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["rl", "show", "/dev/zero"], 1, "more than 64 MiB"),
-        (["rl", "show", "/dev/null"], 1, "0 functions"),
+        (["rl", "show", "/dev/zero"], 1, "neither a file nor a folder"),
+        (["rl", "show", "/dev/null"], 1, "neither a file nor a folder"),
+        (["rl", "show", "pipe"], 1, "neither a file nor a folder"),
+        (["rl", "tune", "pipe.onnx", "-o", "spec"], 1, "neither a file nor a folder"),
+        (["rl", "tune", "relu 8", "-o", "."], 2, "no file but a folder"),
+        (["rl", "tune", "relu 8", "-o", ".."], 2, "no file but a folder"),
+        (["rl", "tune", "relu 8", "-o", ""], 2, "no file but a folder"),
+        (["rl", "tune", "relu 8", "-o", "folder"], 2, "no file but a folder"),
+        (["rl", "tune", "relu 8", "-o", "spec", "--minutes", "1e308"], 2, "--minutes"),
+        (["rl", "tune", "relu 8", "-o", "spec", "--seed", "-1"], 2, "--seed"),
+        (["rl", "search", "relu 8", "--seed", str(1 << 63)], 2, "--seed"),
+        (["rl", "search", "relu 8", "--runs", str(1 << 64)], 2, "--runs"),
+        (["rl", "search", "relu 8", "-o", "pipe"], 5, "pipe"),
         (["rl", "show", "none.mlir"], 5, "none.mlir"),
         (["rl", "show", "."], 1, "no .mlir file"),
         (["rl", "search", "matmul 4 4 4", "--with", "beams"], 2, "did you mean 'beam'?"),
@@ -52,6 +63,9 @@ def test_wrong_inputs_say_why(
     capsys: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    os.mkfifo("pipe")
+    os.mkfifo("pipe.onnx")
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == code
@@ -86,6 +100,28 @@ def test_a_missing_extra_is_named(arguments: list[str], tmp_path: Path) -> None:
     )
     assert done.returncode == 4, done.stderr
     assert "pip install 'tokmill[mlir]'" in done.stderr
+
+
+def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path, capsys: Any) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    module = folder / os.fsdecode(b"\xff a\n.mlir")
+    module.write_text(generators.chain("relu 8"))
+    for given in (module, folder):
+        with pytest.raises(SystemExit) as ended:
+            main(["rl", "show", str(given), "--json"])
+        assert ended.value.code == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["module"].endswith("caf%E9/%FF%20a%0A.mlir")
+    with pytest.raises(SystemExit) as ended:
+        main(["build", "mlir", str(module), "-o", str(tmp_path / "store")])
+    assert ended.value.code == 0
+
+
+def test_the_largest_seed_evolves(tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", "search", "relu 8", "--budget", "20", "--seed", str((1 << 63) - 1)])
+    assert ended.value.code == 0
 
 
 def test_a_time_without_end_is_refused(tmp_path: Path, capsys: Any) -> None:
@@ -161,7 +197,7 @@ def test_a_spec_of_an_earlier_tuning_is_said(
     for earlier in (False, True):
         if earlier:
             spec.write_text("an earlier one")
-        rl_tune._print(Tuned(spec="", parts=[], chosen=[]), [], spec, False)
+        rl_tune._print(Tuned(spec="", parts=[], chosen=[]), [], spec, (), False)
         assert ("earlier tuning" in capsys.readouterr().err) == earlier
 
 

@@ -108,6 +108,10 @@ class GridLoop:
         """Walkers are rows."""
         return int(config.task.walkers * world)
 
+    @staticmethod
+    def check(config: Any) -> None:
+        """There is nothing to read."""
+
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:
         """There is nothing to open."""

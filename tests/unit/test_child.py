@@ -83,6 +83,26 @@ def test_temporary_files_go_with_the_child_that_made_them(kind: str) -> None:
         assert Path(child("litter")).exists()
 
 
+@pytest.mark.parametrize("ends", ["os._exit(0)", "os.kill(os.getpid(), 9)", "child('loop')"])
+def test_temporary_files_go_with_a_process_that_closes_nothing(ends: str) -> None:
+    """Commands end by `os._exit`, workers of a build by a signal."""
+    code = (
+        f"import os, sys; sys.path[:] = {sys.path!r}\n"
+        "from tokmill.child import Limits\nfrom tokmill.child_calls import Child\n"
+        "child = Child('mishaps:mishap', Limits(seconds=100))\n"
+        f"print(child('litter'), flush=True)\n{ends}"
+    )
+    with subprocess.Popen(python(code), stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        left = Path(parent.stdout.readline().strip())
+        assert left.name
+        parent.kill() if "loop" in ends else parent.wait(30)
+    deadline = time.monotonic() + 10
+    while left.parent.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_one_child_serves_many_calls_until_it_is_closed() -> None:
     with Child("mishaps:count", LIMITS) as child:
         answers = [child(i, "text", b"bytes", [1.5, None, {"a": True}]) for i in range(3)]
@@ -103,8 +123,9 @@ def test_large_arguments_and_answers_go_through() -> None:
 
 
 def test_errors_of_the_function_leave_the_child_alive() -> None:
-    before = len(psutil.Process().children())
     with Child(TARGET, LIMITS) as child:
+        assert child("fine") == "fine"
+        before = set(psutil.Process().children())
         with pytest.raises(ChildError, match="KeyError: 'no such key'"):
             child("raise")
         with pytest.raises(UsageError) as caught:
@@ -115,7 +136,7 @@ def test_errors_of_the_function_leave_the_child_alive() -> None:
         assert str(caught.value) == "this kind\nhint: another one"
         with pytest.raises(ChildError, match="TypeError: Encoding objects of type object"):
             child("object")
-        assert len(psutil.Process().children()) == before + 1
+        assert set(psutil.Process().children()) == before
 
 
 def test_a_function_that_is_not_there() -> None:

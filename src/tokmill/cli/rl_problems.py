@@ -31,8 +31,18 @@ Modules = Annotated[
         "'matmul 64 64 64, relu'.",
     ),
 ]
-RUNS = typer.Option(min=1, help="Runs of each schedule; the least time counts. Default: 5.")
+MOST_RUNS = 1_000_000
+RUNS = typer.Option(
+    min=1, max=MOST_RUNS, help="Runs of each schedule; the least time counts. Default: 5."
+)
 Runs = Annotated[int, RUNS]
+MOST_SEED = (1 << 63) - 1
+"""As of recipes (`training.recipe.check.SEEDS`), but none below 0."""
+SEED = typer.Option(
+    min=0,
+    max=MOST_SEED,
+    help="Of random choices and of the inputs' numbers. Default: 0.",
+)
 Threads = Annotated[
     int, typer.Option(min=1, help="Threads of parallel loops, by OpenMP; then the clock counts.")
 ]

@@ -15,6 +15,7 @@ from tokmill.cli.rl_problems import (
     BASELINES,
     FILES,
     RUNS,
+    SEED,
     SPACE,
     CacheFile,
     Threads,
@@ -60,10 +61,7 @@ def search(
     budget: Annotated[
         int | None, typer.Option(min=1, help="Schedules measured, a module. Default: 64.")
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Of random choices and of the inputs' numbers. Default: 0."),
-    ] = None,
+    seed: Annotated[int | None, SEED] = None,
     runs: Annotated[int | None, RUNS] = None,
     threads: Threads = 1,
     cache: CacheFile = None,
@@ -105,6 +103,8 @@ def search(
     name = plan.space.name
     if out is not None:
         check_best(modules, out, len(plan.problems), FILES[name])
+        # Before the search: it may take hours.
+        make_folder(out)
     found, cached = [], 0
     count = plan.budget * len(plan.problems)
     with (
@@ -121,7 +121,7 @@ def search(
             found.append(_best(searches, problem, tried, measurements))
         cached = measurements.hits
     if out is not None:
-        pairs = best_files(make_folder(out), len(found), FILES[name])
+        pairs = best_files(out, len(found), FILES[name])
         for one, (file, module) in zip(found, pairs, strict=True):
             write_file(file, one["text"])
             write_file(module, one["code"])

@@ -11,7 +11,15 @@ from tokmill import plugins
 from tokmill.cli import train as training
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
-from tokmill.cli.rl_problems import FILES, best_files, check_best, continuing, problems_of
+from tokmill.cli.rl_problems import (
+    FILES,
+    MOST_SEED,
+    Runs,
+    best_files,
+    check_best,
+    continuing,
+    problems_of,
+)
 from tokmill.errors import UsageError
 from tokmill.files import make_folder, write_file
 from tokmill.progress import Progress, human_count
@@ -96,10 +104,8 @@ def evaluate(
             min=0, help="Drawn schedules that are measured for each module, beside the likeliest."
         ),
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Of the drawn schedules.")] = 0,
-    runs: Annotated[
-        int, typer.Option(min=1, help="Runs of each schedule; the least time counts.")
-    ] = 5,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of the drawn schedules.")] = 0,
+    runs: Runs = 5,
     at: Annotated[
         str, typer.Option(help="Which weights: best, model, or a step. Default: the newest.")
     ] = "",
@@ -143,6 +149,7 @@ def evaluate(
     kind = FILES[task.space.name]
     if out is not None:
         check_best(modules or [], out, len(problems), kind)
+        make_folder(out)
     settings = measuring.Settings(runs=runs)
     count = (1 + samples) * len(problems)
     with (
@@ -155,7 +162,7 @@ def evaluate(
         )
     rows, means = [evaluating.facts(one) for one in found], evaluating.summary(found)
     if out is not None:
-        files = best_files(make_folder(out), len(rows), kind)
+        files = best_files(out, len(rows), kind)
         for row, problem, (file, module) in zip(rows, problems, files, strict=True):
             write_file(file, row["schedule"])
             write_file(module, problem.text)

@@ -17,8 +17,11 @@ from tokmill.cli import rl_problems
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import locked, make_folder, remove, write_file
+from tokmill.files import locked, make_folder, path_to_text, remove, write_file
 from tokmill.progress import elapsed, human_count, human_time
+
+MOST_MINUTES = 1e6
+"""Nearly two years."""
 
 
 def tune(
@@ -34,12 +37,17 @@ def tune(
         Path, typer.Option("-o", "--out", metavar="SPEC", help="The tuning spec is written there.")
     ],
     minutes: Annotated[
-        float, typer.Option(min=0.01, help="Time for the search, checks at the end not counted.")
+        float,
+        typer.Option(
+            min=0.01,
+            max=MOST_MINUTES,
+            help="Time for the search, checks at the end not counted.",
+        ),
     ] = 10.0,
     evaluations: Annotated[
         int, typer.Option(min=1, help="Tiles of an operation that are measured at most.")
     ] = 512,
-    seed: Annotated[int, typer.Option(help="Of random choices and of the inputs' numbers.")] = 0,
+    seed: Annotated[int, rl_problems.SEED] = 0,
     runs: rl_problems.Runs = 5,
     cache: Annotated[
         Path | None,
@@ -68,8 +76,8 @@ def tune(
     timed, and what makes it slower is dropped. Of several modules the operations are tuned one by
     one. A tuning that was ended goes on when it is started again with the same SPEC.
     """
-    if not math.isfinite(minutes):
-        raise UsageError(f"--minutes {minutes}: this is no time", hint="--minutes 10")
+    if out.name in ("", "..") or out.is_dir():
+        raise UsageError("-o names no file but a folder", where=str(out), hint="-o model.spec.mlir")
     tuning = plugins.require("tokmill.mlir.iree.tune")
     measure = plugins.require("tokmill.mlir.measure")
     processor = plugins.require("tokmill.mlir.iree.compiler").PROCESSOR
@@ -211,9 +219,9 @@ def _operations(modules: list[str]) -> tuple[list[Any], list[int], list[tuple[st
     for name in modules:
         path = Path(name)
         if path.is_file():
-            text = reading.text_of(path)
-            guard.check(text, name, whole=False)
-            made = cut.cut(text, name)
+            text, where = reading.text_of(path), path_to_text(name)
+            guard.check(text, where, whole=False)
+            made = cut.cut(text, where)
             skipped += made.skipped
             pairs = list(zip(made.problems, made.counts, strict=True))
         else:

@@ -246,6 +246,8 @@ UNUSABLE = (OSError, sqlite3.Error, UnicodeDecodeError)
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes to the same cache."""
+SEALED, DIGEST = b"\xc1", 8
+"""What a row begins with, a byte that msgpack never writes; bytes of the digest behind it."""
 
 
 class Cache:
@@ -279,38 +281,43 @@ class Cache:
                 time.sleep(0.02)
 
     def get(self, key: bytes) -> Result | None:
-        """Return the result of a key; None if it has none that can be read and be right."""
-        found: Result | None = self._read("results", key, Result)
-        return found if found is not None and _possible(found) else None
+        """Return the result of a key; None if it has none that can be read and be right.
+
+        Earlier versions wrote results without a digest: those only have to be possible.
+        """
+        row = self._read("results", key)
+        data = _opened(row) if row.startswith(SEALED) else row
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            found = msgspec.msgpack.decode(data, type=Result)
+            return found if _possible(found) else None
+        return None
 
     def put(self, key: bytes, result: Result) -> None:
         """Keep a result."""
         self._write("results", key, result)
 
     def answer(self, key: bytes) -> Any:
-        """Return another answer of the child; None if it has none that can be read."""
-        return self._read("answers", key, Any)
+        """Return another answer of the child; None if it has none that is whole."""
+        data = _opened(self._read("answers", key))
+        return msgspec.msgpack.decode(data) if data else None
 
     def keep(self, key: bytes, answer: Any) -> None:
         """Keep such an answer."""
         self._write("answers", key, answer)
 
-    def _read(self, table: str, key: bytes, kind: Any) -> Any:
+    def _read(self, table: str, key: bytes) -> bytes:
+        """Return a row; nothing if there is none, or one of another type."""
         try:
             row = self._data.execute(f"SELECT result FROM {table} WHERE key = ?", (key,)).fetchone()
         except UNUSABLE as error:
             raise _unusable(self.path, error) from None
-        if row is None:
-            return None
-        with contextlib.suppress(msgspec.DecodeError, TypeError, UnicodeDecodeError):
-            return msgspec.msgpack.decode(row[0], type=kind)
-        return None
+        return row[0] if row is not None and isinstance(row[0], bytes) else b""
 
     def _write(self, table: str, key: bytes, value: Any) -> None:
         try:
             self._data.execute(
                 f"INSERT OR REPLACE INTO {table} VALUES (?, ?)",
-                (key, msgspec.msgpack.encode(value)),
+                (key, _sealed(msgspec.msgpack.encode(value))),
             )
         except UNUSABLE as error:
             raise _unusable(self.path, error) from None
@@ -318,6 +325,17 @@ class Cache:
     def close(self) -> None:
         """Close the file."""
         self._data.close()
+
+
+def _sealed(data: bytes) -> bytes:
+    """Return data behind its digest: SQLite does not notice a changed byte."""
+    return SEALED + hashlib.blake2b(data, digest_size=DIGEST).digest() + data
+
+
+def _opened(row: bytes) -> bytes:
+    """Return what `_sealed` got; nothing if the row is damaged."""
+    data = row[len(SEALED) + DIGEST :]
+    return data if row and row == _sealed(data) else b""
 
 
 def _possible(result: Result) -> bool:

@@ -202,7 +202,10 @@ def _picked(
     """Return the schedules of a generation: the best by the model, and some by chance."""
     trees = plugins.require("sklearn.ensemble")
     # Forests of one thread: boosted trees of the same package use all cores for these few rows.
-    model = trees.ExtraTreesRegressor(n_estimators=48, min_samples_leaf=2, random_state=seed)
+    # It takes four bytes of a seed, which may have eight and a sign.
+    model = trees.ExtraTreesRegressor(
+        n_estimators=48, min_samples_leaf=2, random_state=seed & 0xFFFFFFFF
+    )
     model.fit(np.stack(list(rows.values())), [score(trial) for trial in known.values()])
     guessed, schedules = model.predict(np.stack(list(fresh.values()))), list(fresh)
     ranked = [schedules[place] for place in np.argsort(-guessed, kind="stable")]

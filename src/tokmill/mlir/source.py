@@ -21,7 +21,7 @@ from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source
 from tokmill.child import Limits
 from tokmill.child_calls import ChildDied, shared
 from tokmill.errors import MissingExtraError, TokmillError, UsageError
-from tokmill.files import machine_errors
+from tokmill.files import machine_errors, path_to_text
 from tokmill.mlir.modules import generators, reading
 from tokmill.mlir.tokens import field_tokens
 from tokmill.store.schema import Column, Drop, Records, Schema, drops_of, id_dtype
@@ -145,7 +145,7 @@ class MlirSource(Source):
 
     def _batches(self, item: Item) -> Iterator[Records]:
         seen: dict[bytes, int] = {}
-        request: dict[str, Any] = {"where": item.path, "seed": self.config.seed}
+        request: dict[str, Any] = {"where": path_to_text(item.path), "seed": self.config.seed}
         records = 0
         try:
             request["text"] = reading.text_of(Path(item.path))

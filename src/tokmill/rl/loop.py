@@ -16,6 +16,7 @@ from tokmill.files import write_file
 from tokmill.mlir.env import ScheduleEnv
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules.problem import Problem
+from tokmill.mlir.tokens.features import Sizes
 from tokmill.models.model import Tensors
 from tokmill.progress import Progress, human_count
 from tokmill.rl import actions, embeddings, ppo
@@ -60,14 +61,18 @@ class ScheduleLoop:
             )
         self.config, self.task, self.engine, self.out = config, task, engine, out
         self.mine: SchedulesConfig = config.task
-        self.problems = to_learn(self.mine, task.model.config.sizes)
-        self.others = held_out(self.mine, task.model.config.sizes, self.problems)
+        self.problems, self.others = modules_of(config)
         self.evaluates = bool(self.others)
 
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
         """Return the moves of the largest update."""
         return max(int(config.task.ppo_batch_size), int(config.task.value_batch_size))
+
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        """Read the modules; raises `TokmillError` for those that cannot be learned from."""
+        modules_of(config)
 
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:
@@ -224,6 +229,13 @@ class ScheduleLoop:
 
     def _keep_best(self) -> None:
         write_file(self.out / BEST, encode(self.task.best))
+
+
+def modules_of(config: TrainConfig) -> tuple[list[Problem], list[Problem]]:
+    """Return the modules of a recipe to learn from, and those held out."""
+    sizes: Sizes = config.model.sizes
+    learned = to_learn(config.task, sizes)
+    return learned, held_out(config.task, sizes, learned)
 
 
 def drawn(problems: int, step: int, count: int, seed: int) -> list[int]:

@@ -45,6 +45,7 @@ def estimate(
     inputs = inputs_of(config, facts)
     with torch.device("meta"):
         task = make_task(config, inputs)
+    kind.check(config)
     feed = make_feed(config, task, stores, processes) if stores else None
     each = task.entry_rows(config.task)
     batch = kind.rows_a_step(config, processes)

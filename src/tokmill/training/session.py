@@ -70,6 +70,14 @@ class Loop(Protocol):
         """Return the rows of a step over all processes, for an estimate of the memory."""
         ...
 
+    @staticmethod
+    def check(config: TrainConfig) -> None:
+        """Raise `TokmillError` for what a recipe names besides stores and cannot be used.
+
+        `--dry-run` calls it; nothing is written.
+        """
+        ...
+
     def steps(self, steps: range) -> AbstractContextManager[None]:
         """Return a context in which these steps are done."""
         ...

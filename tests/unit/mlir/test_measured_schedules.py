@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -193,6 +194,42 @@ def test_a_cache_with_impossible_results_is_measured_again(
     cache.put(b"fine", measure.Result(**fine))
     cache.put(b"wrong", measure.Result(**fine | wrong))
     assert cache.get(b"fine") and cache.get(b"wrong") is None
+    cache.close()
+
+
+@pytest.mark.parametrize("table", ["results", "answers"])
+def test_a_changed_byte_in_a_cache_is_no_result(table: str, tmp_path: Path) -> None:
+    """Of a time any bit makes another time, and a changed answer may be of another type."""
+    path = tmp_path / "cache"
+    result = measure.Result(status="ok", nanoseconds=2.0, baseline=3.0, noise=0.0)
+    cache = measure.Cache(path)
+    cache.put(b"key", result)
+    cache.keep(b"key", [{"nanoseconds": 5.0}])
+    cache.close()
+    with sqlite3.connect(path) as data:
+        row = data.execute(f"SELECT result FROM {table}").fetchone()[0]
+    for place in range(len(row)):
+        for changed in (row[:place], bytes([*row[:place], row[place] ^ 1, *row[place + 1 :]])):
+            with sqlite3.connect(path) as data:
+                data.execute(f"UPDATE {table} SET result = ?", (changed,))
+            cache = measure.Cache(path)
+            found = (cache.get(b"key"), cache.answer(b"key"))
+            cache.close()
+            assert found[table == "answers"] is None
+            assert found[table == "results"] is not None
+
+
+def test_results_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    """They have no digest. Answers without one are made again: their types cannot be known."""
+    result = measure.Result(status="ok", nanoseconds=2.0, baseline=3.0, noise=0.0)
+    cache = measure.Cache(tmp_path / "cache")
+    with sqlite3.connect(tmp_path / "cache") as data:
+        for table in ("results", "answers"):
+            row = (b"key", msgspec.msgpack.encode(result))
+            data.execute(f"INSERT INTO {table} VALUES (?, ?)", row)
+    found = cache.get(b"key")
+    assert found is not None and found.nanoseconds == 2.0
+    assert cache.answer(b"key") is None
     cache.close()
 
 

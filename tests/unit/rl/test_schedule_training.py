@@ -281,6 +281,9 @@ def test_mistakes_in_recipes(tmp_path: Path) -> None:
             value[table] |= keys  # type: ignore[operator]
         with pytest.raises(tokmill.errors.TokmillError, match=what):
             tokmill.train(value, tmp_path / "run", quiet=True)
+        # `--dry-run` says the same.
+        with pytest.raises(tokmill.errors.TokmillError, match=what):
+            estimate(from_dict(value))
     value = recipe(tmp_path / "cache") | {"model": {"kind": "encoder"}}
     with pytest.raises(UsageError, match="needs a policy"):
         tokmill.train(value, tmp_path / "run", quiet=True)

@@ -178,5 +178,5 @@ def test_the_loop_of_the_toy_is_all_that_one_needs() -> None:
     from tokmill.training.loop import RowLoop
 
     for loop in (GridLoop, RowLoop):
-        for name in ("reads_stores", "rows_a_step", "steps", "next", "learn", "measure"):
+        for name in ("reads_stores", "rows_a_step", "check", "steps", "next", "learn", "measure"):
             assert hasattr(loop, name)

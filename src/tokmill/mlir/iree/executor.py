@@ -19,6 +19,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import TokmillError
+from tokmill.files import path_from_text
 from tokmill.mlir.iree import compiler, dispatches, layout
 from tokmill.mlir.iree.compiler import Refused
 from tokmill.mlir.iree.spec import Root
@@ -163,7 +164,7 @@ def race(request: dict[str, Any]) -> list[dict[str, Any]]:
 
     def loaded(path: str, seed: int) -> Program:
         code = Path(path).read_bytes()
-        return Program(code, seed, "", request["parameters"], request["module"])
+        return Program(code, seed, "", path_from_text(request["parameters"]), request["module"])
 
     programs = [loaded(path, request["seed"]) for path in request["paths"]]
     wanted = programs[0].outputs()

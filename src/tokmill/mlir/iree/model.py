@@ -7,7 +7,6 @@ run in turns in one child, and what they give is compared with what the default 
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,12 @@ import msgspec
 from tokmill.child import Limits
 from tokmill.child_calls import call
 from tokmill.errors import TokmillError
+from tokmill.files import path_to_text
 from tokmill.mlir.iree import dispatches
 from tokmill.mlir.iree.dispatches import Cut
 from tokmill.mlir.iree.tiles import IreeSpace
 from tokmill.mlir.measure import Measurements
+from tokmill.scratch import Scratch
 
 LIMITS = Limits(seconds=1800, memory=16 << 30)
 """Limits of compiling a model, and of running several."""
@@ -122,7 +123,7 @@ class Model:
                 (hashlib.sha256(self.module(way).encode()).hexdigest(), way.flags, spec)
                 for way, spec in tried
             ],
-            "parameters": str(self.parameters or ""),
+            "parameters": path_to_text(str(self.parameters or "")),
             "runs": max(RUNS, self.measure.settings.runs),
             "seed": self.measure.settings.seed,
             "length": self.length,
@@ -134,10 +135,10 @@ class Model:
         self, request: dict[str, Any], tried: Sequence[tuple[Way, str]], tick: Callable[[], None]
     ) -> list[dict[str, Any]]:
         made = [Timed(name=way.name) for way, _ in tried]
-        with tempfile.TemporaryDirectory(prefix="tokmill-") as folder:
+        with Scratch() as scratch:
             ran, paths = [], []
             for number, (way, spec) in enumerate(tried):
-                path = Path(folder, f"{number}.vmfb")
+                path = Path(scratch.path, f"{number}.vmfb")
                 answer = self._ask(
                     {
                         "ask": "compile",

@@ -91,7 +91,10 @@ def times_of(folder: Path) -> Times:
     found: dict[str, float] = {}
     unread: dict[str, str] = {}
     for path in sorted(folder.glob("*.json")):
-        if why := _read(path, found):
+        if not path.is_file():
+            # A pipe would make this wait for ever.
+            unread[path.name] = "it is no file"
+        elif why := _read(path, found):
             unread[path.name] = why
     return Times(found, unread)
 

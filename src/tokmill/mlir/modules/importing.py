@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tokmill import files, plugins
 from tokmill.child import Limits, run
 from tokmill.errors import MachineError, TokmillError
 from tokmill.mlir.modules import toolkit
+from tokmill.scratch import Scratch
 
 LIMITS = Limits(seconds=300, memory=8 << 30)
 GENERIC = "--mlir-print-op-generic"
@@ -37,8 +37,9 @@ def of_onnx(path: Path, parameters: Path | None = None) -> str:
     """
     for package in ("onnx", "iree.compiler.ir"):
         plugins.require(package)
-    with tempfile.TemporaryDirectory(prefix="tokmill-") as folder:
-        torch, linalg = Path(folder, "torch.mlir"), Path(folder, "linalg.mlir")
+    toolkit.check_regular(path)
+    with Scratch() as scratch:
+        torch, linalg = Path(scratch.path, "torch.mlir"), Path(scratch.path, "linalg.mlir")
         # Without its own path the importer could not find weights in files beside the model.
         given = path.absolute()
         kept = ["--no-save-params"]
@@ -64,8 +65,8 @@ def of_onnx(path: Path, parameters: Path | None = None) -> str:
 def of_iree(text: str, where: str) -> str:
     """Return a module of IREE's dialects in the generic form; raises `TokmillError`."""
     plugins.require("iree.compiler.ir")
-    with tempfile.TemporaryDirectory(prefix="tokmill-") as folder:
-        given, made = Path(folder, "given.mlir"), Path(folder, "made.mlir")
+    with Scratch() as scratch:
+        given, made = Path(scratch.path, "given.mlir"), Path(scratch.path, "made.mlir")
         given.write_text(text)
         _tool(
             OPT,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokmill.errors import TokmillError
+from tokmill.files import path_to_text
 from tokmill.mlir.modules import benchmarks, dtypes, generators, guard, operations, toolkit
 from tokmill.mlir.modules.operations import Operation
 from tokmill.progress import human_count
@@ -111,9 +112,9 @@ def of_line(line: str) -> Problem:
 
 def of_file(path: Path) -> Problem:
     """Return the problem of a `.mlir` file."""
-    text = toolkit.text_of(path)
-    guard.check(text, str(path))
-    return of_text(text, str(path))
+    text, name = toolkit.text_of(path), path_to_text(str(path))
+    guard.check(text, name)
+    return of_text(text, name)
 
 
 class Folder(NamedTuple):
