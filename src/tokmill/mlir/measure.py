@@ -281,13 +281,9 @@ class Cache:
                 time.sleep(0.02)
 
     def get(self, key: bytes) -> Result | None:
-        """Return the result of a key; None if it has none that can be read and be right.
-
-        Earlier versions wrote results without a digest: those only have to be possible.
-        """
-        row = self._read("results", key)
-        data = _opened(row) if row.startswith(SEALED) else row
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        """Return the result of a key; None if it has none that is whole and can be right."""
+        data = _opened(self._read("results", key))
+        with contextlib.suppress(msgspec.DecodeError):
             found = msgspec.msgpack.decode(data, type=Result)
             return found if _possible(found) else None
         return None
