@@ -14,7 +14,7 @@ ANGR      = TOKMILL_ANGR_PYTHON=$(abspath $(VENV)-angr)/bin/python
 TVM       = TOKMILL_TVM_PYTHON=$(abspath $(VENV)-tvm)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long check format bench pairs profiles signatures similarity clean system-packages
+.PHONY: help demo test test-long lint check format bench pairs profiles signatures similarity clean system-packages
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,11 +28,13 @@ test: $(VENV)/.installed-dev system-packages  ## every test but the long ones
 test-long: $(VENV)/.installed-dev $(VENV)-angr/.installed system-packages  ## the slow proofs
 	$(ANGR) $(PYTEST) -m long
 
-check: $(VENV)/.installed-dev  ## the quick loop: format, lint, types, imports, unit tests
+lint: $(VENV)/.installed-dev  ## format, lint, types, imports
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --config .importlinter
+
+check: lint  ## the quick loop: the same, and unit tests
 	$(PYTEST) -m "not long" tests/unit
 
 format: $(VENV)/.installed-dev  ## rewrite the sources as `make check` wants them

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,15 @@ from tokmill.cli import rl_problems
 from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.errors import TokmillError, UsageError
-from tokmill.files import locked, make_folder, path_to_text, remove, write_file
+from tokmill.files import (
+    locked,
+    machine_errors,
+    make_folder,
+    path_to_text,
+    private_path,
+    remove,
+    write_file,
+)
 from tokmill.progress import elapsed, human_count, human_time
 
 MOST_MINUTES = 1e6
@@ -92,7 +101,12 @@ def tune(
         },
     )  # fmt: skip
     with _alone(out):
-        model, parameters = _model(modules, out, parameters)
+        state = out.with_name(out.name + ".state")
+
+        def check(text: str) -> None:
+            plugins.require("tokmill.mlir.iree.tuning_state").begin(state, text, seed, flags)
+
+        model, parameters = _model(modules, out, parameters, check)
         try:
             problems, counts, skipped = _operations(modules)
         except plugins.require("tokmill.mlir.modules.cut").NothingAlone:
@@ -102,6 +116,7 @@ def tune(
             problems, counts, skipped = [], [], []
         if model is None and len(problems) == 1:
             model = problems[0].text
+            check(model)
         seconds = 60 * minutes
         said = "tune"
         with (
@@ -119,7 +134,7 @@ def tune(
                 said = f"tune: {stage}, {human_count(done, 'evaluation')}, {searched}"
 
             given: dict[str, Any] = {"seconds": seconds, "most": evaluations, "seed": seed}
-            given["state"] = out.with_name(out.name + ".state")
+            given["state"] = state
             if model is None:
                 stage = partial(tick, "tiles of operations")
                 found = tuning.tune(problems, counts, measurements, tick=stage, **given)
@@ -184,24 +199,36 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _model(
-    modules: list[str], out: Path, parameters: Path | None
+    modules: list[str], out: Path, parameters: Path | None, check: Callable[[str], None]
 ) -> tuple[str | None, Path | None]:
     """Return the text of the one model that is given, as IREE compiles it, and its weights.
 
-    None for sizes, and for several. An ONNX model is written beside the spec in MLIR.
+    None for sizes, and for several. `check` refuses a text before anything is written. An ONNX
+    model is written beside the spec in MLIR.
     """
     path = Path(modules[0])
     if len(modules) != 1 or path.is_dir() or not path.exists():
         return None, parameters
     reading = plugins.require("tokmill.mlir.modules.reading")
     if path.suffix.lower() != reading.ONNX:
-        return reading.text_of(path), parameters
-    weights = parameters or _beside(out, "irpa")
-    text = plugins.require("tokmill.mlir.modules.importing").of_onnx(
-        path, None if parameters else weights
-    )
+        text = reading.text_of(path)
+        check(text)
+        return text, parameters
+    importing = plugins.require("tokmill.mlir.modules.importing")
+    if parameters is not None:
+        check(text := importing.of_onnx(path))
+    else:
+        # IREE writes the weights as it reads the model. They replace others at the end.
+        parameters = _beside(out, "irpa")
+        begun = private_path(parameters)
+        try:
+            check(text := importing.of_onnx(path, begun))
+            with machine_errors("write", parameters):
+                os.replace(begun, parameters)
+        finally:
+            remove(begun)
     write_file(_beside(out, "mlir"), text)
-    return text, weights
+    return text, parameters
 
 
 def _beside(out: Path, suffix: str) -> Path:
@@ -309,8 +336,8 @@ def _print_choice(choice: Any, out: Path, line: str, as_json: bool) -> None:
                     "best_flags_milliseconds": untuned.nanoseconds / 1e6,
                     "milliseconds": tuned.nanoseconds / 1e6,
                     "noise": default.noise,
-                    "obeyed": choice.obeyed,
-                    "dispatches": tuned.dispatches,
+                    "obeyed": choice.obeyed if choice.spec else None,
+                    "dispatches": tuned.dispatches if choice.spec else None,
                     "error": tuned.error,
                     "allowed_error": tuned.allowed,
                     "other_input_difference": tuned.moved,

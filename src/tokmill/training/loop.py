@@ -78,15 +78,15 @@ class RowLoop:
             ahead=run.prefetch,
             trim=not run.compile,  # each shape would be compiled for itself
         )
-        with ShardCheck(watched, self.out / CHECKED if engine.rank == 0 else None) as self.check:
+        with ShardCheck(watched, self.out / CHECKED if engine.rank == 0 else None) as self.shards:
             with self.loader:
                 yield
-            self.check.finish()
+            self.shards.finish()
 
     def next(self) -> tuple[float, float]:
         """Take the next batch."""
         self.parts, count = self.loader.next()
-        self.check.tell()
+        self.shards.tell()
         read = sum(int((part.tensors.document >= 0).sum()) for part in self.parts)
         return count, read
 

@@ -4,12 +4,11 @@ Operations that a spec cannot tell apart, such as a convolution that is followed
 by a sum there, get the same tiles: those of the one that runs most often, which are measured on
 the others too. The time goes where the model spends its own: the next few evaluations are those of
 the operation with the largest share that has had the fewest. Results are in the cache of the
-measurements, and `State` says how far it came, so that a tuning that was ended goes on.
+measurements, and a state says how far it came, so that a tuning that was ended goes on.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from tokmill import files
 from tokmill.errors import TokmillError, UsageError
-from tokmill.headers import loads_json
 from tokmill.mlir import search
+from tokmill.mlir.iree import tuning_state
 from tokmill.mlir.iree.tiles import IreeSpace
+from tokmill.mlir.iree.tuning_state import State
 from tokmill.mlir.measure import Measurements, Result
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.search import Trial
@@ -33,29 +32,10 @@ MOST = 512
 """Evaluations of one operation."""
 LEAST = 1.02
 """A gain below it is not worth a line in the spec."""
-FAR = 1 << 20
-"""More evaluations of one operation than anybody asks for."""
-MOST_STATE = 1 << 30
-"""Bytes of a state that are read."""
 NOT_REACHED = "not reached"
 """The status of an operation for which no time was left."""
 SLOWEST = 0.98
 """No operation may be slower than this with the tiles of its group."""
-
-
-class State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How far a tuning came."""
-
-    version: int = 1
-    problems: list[str]
-    """Texts of the operations."""
-    seed: int
-    flags: list[str] = []
-    """They are compiled with."""
-    seconds: float = 0.0
-    """Time that was spent."""
-    evaluations: list[int]
-    """Of each operation."""
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -129,7 +109,9 @@ def tune(
     assert isinstance(space, IreeSpace)
     parts, made = _parts(problems, counts, measure)
     groups = _groups(made, counts, space)
-    kept = _state(state, problems, seed, space.flags)
+    texts = [problem.text for problem in problems]
+    new = State(problems=texts, seed=seed, flags=list(space.flags), evaluations=[0] * len(texts))
+    kept = tuning_state.begun(state, new)
     found: list[list[Trial]] = [[] for _ in problems]
     running = {
         number: search.while_it_runs(
@@ -153,7 +135,7 @@ def tune(
             tick(time.monotonic() - since, sum(done))
         if sum(done) >= sum(kept.evaluations):
             kept.seconds, kept.evaluations = time.monotonic() - since, done
-            _write(state, kept)
+            tuning_state.write(state, kept)
     chosen = []
     for number, group in groups.items():
         problem = made[number]
@@ -261,41 +243,3 @@ def _tell(part: Part, trials: list[Trial], best: Trial | None) -> None:
     if best is not None and best.result.status == "ok" and best.result.gain >= LEAST:
         part.status, part.gain = "tuned", best.result.gain
         part.default, part.tuned = best.result.baseline, best.result.nanoseconds
-
-
-def _state(
-    path: Path | None, problems: Sequence[Problem], seed: int, flags: Sequence[str]
-) -> State:
-    texts = [problem.text for problem in problems]
-    new = State(problems=texts, seed=seed, flags=list(flags), evaluations=[0] * len(texts))
-    if path is None or not path.exists():
-        return new
-    try:
-        kept: State = loads_json(files.read_start(path, MOST_STATE), State)
-    except ValueError as error:
-        raise TokmillError(
-            f"the state of the tuning cannot be read: {error}",
-            where=str(path),
-            hint="remove it: the measurements are in their cache",
-        ) from None
-    if not 0 <= kept.seconds < math.inf or not all(0 <= n <= FAR for n in kept.evaluations):
-        raise TokmillError(
-            "the state of the tuning says what cannot be: of time spent, or of evaluations",
-            where=str(path),
-            hint="remove it: the measurements are in their cache",
-        )
-    same = ("problems", "seed", "flags", "version")
-    if any(getattr(kept, name) != getattr(new, name) for name in same) or len(
-        kept.evaluations
-    ) != len(texts):
-        raise UsageError(
-            "a tuning of something else was begun there, or with another seed or processor",
-            where=str(path),
-            hint="choose another file for the spec, or remove this one",
-        )
-    return kept
-
-
-def _write(path: Path | None, state: State) -> None:
-    if path is not None:
-        files.write_file(path, msgspec.json.encode(state).decode())

@@ -60,7 +60,8 @@ def tune_model(
     The dispatches that IREE forms under the fastest layout and flags are tuned one by one. Then
     the whole model is timed with the spec. If it is slower than without, or gives other results,
     the matchers that make it so are found by halves and dropped. `tick` hears what is done now,
-    and of the seconds and evaluations of the search so far.
+    and of the seconds and evaluations of the search so far. Each layout keeps how far it came in a
+    file of its own, whose name begins with that of `state`.
 
     Raises `TokmillError` if IREE does not compile the model, or obeys no matcher of the spec.
     """
