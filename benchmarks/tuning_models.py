@@ -93,7 +93,9 @@ def table(rows: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[str]:
         cells = [f"{times[one] / 1e6:.2f}" if one in times else "–" for one in names]
         cells += [f"{other / times['tuned']:.2f}" for other in
                   (times["default"], flags, times["torch"])]  # fmt: skip
-        cells.append(f"{told['whole']['obeyed']} of {told['whole']['dispatches']}")
+        whole = told["whole"]
+        obey = f"{whole['obeyed']} of {whole['dispatches']}" if told["spec"] else "no spec"
+        cells.append(obey)
         made.append(f"| {name} | " + " | ".join(cells) + " |")
         layout = "channels last, " if told["channels_last"] else ""
         worst = max(errors.values())
