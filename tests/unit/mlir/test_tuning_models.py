@@ -13,7 +13,7 @@ import pytest
 
 from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir.iree import compiler, dispatches, executor, layout, tune, tune_model
-from tokmill.mlir.iree.model import Model, Timed, carrying
+from tokmill.mlir.iree.model import FLAGS, Model, Timed, Way, carrying
 from tokmill.mlir.iree.tiles import Distribute, IreeSpace
 from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import problem
@@ -198,9 +198,36 @@ def test_a_model_is_tuned_as_a_whole(tmp_path: Path) -> None:
     assert last[1] >= 2 and last[2] >= 8
     assert any(stage.startswith("tiles of dispatches (") for stage, *_ in told)
     assert [one.name for one in found.flags] == ["default", "O3", "data tiling"]
-    assert found.tuned.nanoseconds <= found.untuned.nanoseconds
+    assert found.tuned.nanoseconds <= found.untuned.nanoseconds <= found.default.nanoseconds
     assert bool(found.spec) == (found.obeyed > 0)
     assert found.tuned.error <= found.tuned.allowed
+
+
+@pytest.mark.parametrize(
+    ("flags", "tuned", "status", "kept"),
+    [
+        (0.5, 0.4, "ok", ["default", "O3", "spec"]),
+        (0.99, 0.99, "ok", ["default"]),
+        (0.99, 0.9, "ok", ["default", "spec"]),
+        (0.5, 0.495, "ok", ["default", "O3"]),
+        (0.5, 0.6, "ok", ["default", "O3"]),
+        (1.2, 1.1, "ok", ["default"]),
+        (0.5, 0.1, "wrong", ["default", "O3"]),
+        (0.5, float("nan"), "refused: some", ["default", "O3"]),
+    ],
+)
+def test_flags_and_specs_that_gain_too_little_are_left_out(
+    flags: float, tuned: float, status: str, kept: list[str]
+) -> None:
+    default, other = Way("default", ()), Way("O3", FLAGS["O3"])
+    found = tune_model.settle(
+        [
+            (default, "", Timed(name="default", nanoseconds=1e6)),
+            (other, "", Timed(name="O3", nanoseconds=flags * 1e6)),
+            (other, "spec", Timed(name="spec", nanoseconds=tuned * 1e6, status=status)),
+        ]
+    )
+    assert [timed.name for _, _, timed in found] == kept
 
 
 def test_a_spec_that_nothing_obeys_is_an_error(

@@ -17,7 +17,7 @@ import msgspec
 from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, carrying, fastest
 from tokmill.mlir.iree.tiles import IreeSpace
-from tokmill.mlir.iree.tune import MOST, Again, Part, Tuned, tune
+from tokmill.mlir.iree.tune import LEAST, MOST, Again, Part, Tuned, tune
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
 
@@ -38,7 +38,7 @@ class Choice(msgspec.Struct, kw_only=True):
     """The model under each set of flags."""
     default: Timed
     untuned: Timed
-    """The fastest without a spec."""
+    """The fastest without a spec; the default if no flags gain."""
     tuned: Timed
     obeyed: int = 0
     """Dispatches that have a configuration of the spec."""
@@ -53,15 +53,17 @@ def tune_model(
     state: Path | None = None,
     tick: Callable[[str, float, int], None] = lambda stage, spent, evaluations: None,
 ) -> Choice:
-    """Return the best layout, flags and spec for a model, none of them slower than without it.
+    """Return the best layout, flags and spec for a model; what gains nothing is left out.
 
-    It ends after so many `seconds`, or when each dispatch had `most` evaluations in all layouts
-    (one in each, at least).
-    The dispatches that IREE forms under the fastest layout and flags are tuned one by one. Then
-    the whole model is timed with the spec. If it is slower than without, or gives other results,
-    the matchers that make it so are found by halves and dropped. `tick` hears what is done now,
-    and of the seconds and evaluations of the search so far. Each layout keeps how far it came in a
-    file of its own, whose name begins with that of `state`.
+    The dispatches that IREE forms under the fastest flags of each layout are tuned one by one,
+    until so many `seconds` are spent or each dispatch had `most` evaluations in all layouts (one in
+    each, at least). Then the whole model is timed with the spec. If it is slower than without, or
+    gives other results, the matchers that make it so are found by halves and dropped. Flags and
+    spec that gain less than `LEAST` over what is simpler are left out, so IREE's default may be the
+    answer.
+
+    `tick` hears what is done now, and of the seconds and evaluations of the search so far. Each
+    layout keeps how far it came in a file of its own, whose name begins with that of `state`.
 
     Raises `TokmillError` if IREE does not compile the model, or obeys no matcher of the spec.
     """
@@ -101,9 +103,8 @@ def tune_model(
     made = [(problem, schedule) for _, problem, schedule in kept]
     way, text = look.way, look.space.merged(made) if made else ""
     default, untuned, best = model.compare([(ways[0], ""), (quickest, ""), (way, text)], whole)
-    obeyed = sum(best.hits)
-    if not text or best.status != "ok" or best.nanoseconds > untuned.nanoseconds:
-        way, text, best, obeyed = quickest, "", untuned, 0
+    settled = settle([(ways[0], "", default), (quickest, "", untuned), (way, text, best)])
+    way, text, best = settled[-1]
     return Choice(
         way=way,
         spec=text,
@@ -111,10 +112,23 @@ def tune_model(
         skipped=look.cut.skipped,
         flags=found,
         default=default,
-        untuned=untuned,
+        untuned=next(timed for _, spec, timed in settled[::-1] if not spec),
         tuned=best,
-        obeyed=obeyed,
+        obeyed=sum(best.hits),
     )
+
+
+def settle(rising: Sequence[tuple[Way, str, Timed]]) -> list[tuple[Way, str, Timed]]:
+    """Return the first of some flags and specs, and of the others each that gains over the last.
+
+    The first is IREE's default. Less than `LEAST` is no gain: it would be noise, or not worth a
+    flag or a file to keep.
+    """
+    kept = [rising[0]]
+    for way, spec, timed in rising[1:]:
+        if timed.status == "ok" and timed.nanoseconds * LEAST <= kept[-1][2].nanoseconds:
+            kept.append((way, spec, timed))
+    return kept
 
 
 def _worth(tried: Sequence[tuple[Way, Timed]]) -> list[Way]:
