@@ -199,6 +199,16 @@ def write_file(
     return path
 
 
+def publish(private: Path, path: Path) -> None:
+    """Put a file that another program wrote as `private_path(path)` in its place, atomically."""
+    _check_regular(path)
+    with machine_errors("write", path):
+        with open(private, "rb") as handle:
+            os.fsync(handle.fileno())
+        os.rename(private, path)
+    sync_folder(path.parent)
+
+
 def read_start(path: Path | str, most: int) -> bytes:
     """Return a file, or its first `most` bytes; raises `MachineError`, also for a folder."""
     with machine_errors("read", path), open(path, "rb") as handle:
@@ -271,10 +281,10 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_leftovers(folder: Path) -> int:
+def remove_leftovers(folder: Path, of: str = "") -> int:
     """Remove the private files that killed writers left in a folder, and return their number.
 
-    Folders and links with such a name stay.
+    `of`: only those of the file with this name. Folders and links with such a name stay.
     """
     if not folder.is_dir():
         return 0
@@ -282,7 +292,9 @@ def remove_leftovers(folder: Path) -> int:
         leftovers = [
             folder / entry.name
             for entry in entries
-            if is_private(entry.name) and entry.is_file(follow_symlinks=False)
+            if is_private(entry.name)
+            and entry.name.startswith(f"{TEMPORARY}{of}")
+            and entry.is_file(follow_symlinks=False)
         ]
     for leftover in leftovers:
         remove(leftover)

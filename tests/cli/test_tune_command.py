@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from onnx_models import small_model
-from tokmill.cli import main, rl_tune
+from tokmill.cli import main, rl_tune_shown
 from tokmill.mlir.iree import tune as tuning
 from tokmill.mlir.iree.model import FLAGS, Timed, Way
 from tokmill.mlir.iree.tune import NOT_REACHED, Part
@@ -119,7 +119,7 @@ def test_results_that_no_input_changes_are_said(moved: float, tmp_path: Path, ca
         untuned=one,
         tuned=one,
     )
-    rl_tune._print_choice(choice, tmp_path / "spec", "iree-compile", False)
+    rl_tune_shown.print_choice(choice, tmp_path / "spec", "iree-compile", False)
     assert ("another input gives the same results" in capsys.readouterr().err) == (moved != 0.5)
 
 
@@ -128,7 +128,7 @@ def test_operations_without_a_time_are_told(capsys: Any) -> None:
         Part(name="matmul", count=1, evaluations=8, status="default", default=2e3, tuned=2e3),
         Part(name="conv", count=2, evaluations=0, status=NOT_REACHED),
     ]
-    rl_tune._print_parts(parts, [])
+    rl_tune_shown.print_parts(parts, [])
     out, err = capsys.readouterr()
     assert "nan" not in out and out.splitlines()[-1].split()[:4] == ["conv", "2", "-", "-"]
     assert err.startswith("1 operation not reached: the same command with more --minutes goes on")
@@ -150,7 +150,7 @@ def test_code_for_another_processor_is_tuned_as_such(tmp_path: Path, capsys: Any
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2
-    assert "another seed or processor" in capsys.readouterr().err
+    assert "another seed, processor or number of runs" in capsys.readouterr().err
 
 
 def test_an_unknown_processor_is_refused(tmp_path: Path, capsys: Any) -> None:

@@ -15,6 +15,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from signal import SIGKILL
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +33,7 @@ MOST = 256
 """Threads."""
 SHORTEST, LONGEST = 1e-3, 1e15
 """Nanoseconds of a run."""
-VERSION = 1
+VERSION = 2
 """Of what is measured and how; another version does not read results of this one."""
 PENALTY = -1.0
 """Reward of a schedule that was refused, computed something else, hung or crashed."""
@@ -135,7 +136,8 @@ class Measurements:
     ) -> Result:
         """Return what a schedule of a problem is worth.
 
-        With `again` it is measured anew, in a new child, and the cache keeps the new result.
+        With `again` it is measured anew, in a new child. The cache keeps the first result, so that
+        a search that is repeated meets what it met before.
 
         Raises `UsageError` for a schedule that the space does not allow.
         """
@@ -157,9 +159,15 @@ class Measurements:
             return known
         if again:
             self._child.close()
-        result = self._measure(problem, text)
-        # A candidate may have been too slow because the machine was busy.
-        if self._cache is not None and result.status != "timeout":
+        try:
+            result = self._measure(problem, text)
+        except ChildDied as died:
+            result = _dead(died)
+            # Who killed it, and why, is not known: it may be another user of the machine.
+            again |= (
+                died.ended is not None and died.ended.code == -SIGKILL and not died.ended.passed
+            )
+        if self._cache is not None and not again:
             self._cache.put(key, result)
         return result
 
@@ -176,8 +184,8 @@ class Measurements:
         }
         try:
             answer = self._child(request)
-        except ChildDied as died:
-            return _dead(died)
+        except ChildDied:
+            raise
         except TokmillError as error:
             # The child does not know how the module is called.
             error.where = error.where or problem.name
@@ -203,11 +211,11 @@ class Measurements:
         for part in (
             str(VERSION),
             machine(self.space),
+            self.space.rules,
             module,
             schedule,
             *self.space.flags,
-            # Without a word about one thread, as results of earlier versions have it.
-            repr(self.settings).replace(", threads=1)", ")"),
+            repr(self.settings),
         ):
             digest.update(part.encode() + b"\0")
         return digest.digest()
@@ -223,14 +231,18 @@ def _result(answer: dict[str, Any]) -> Result:
     }
     if answer["status"] == "wrong":
         return Result(status="wrong", reason=answer["reason"], **known)
-    baseline = np.array(answer["baseline"])
     return Result(
         status="ok",
         nanoseconds=float(min(answer["times"])),
-        baseline=float(baseline.min()),
-        noise=float(np.median(baseline) / baseline.min() - 1),
+        baseline=float(min(answer["baseline"])),
+        noise=noise_of(answer["baseline"]),
         **known,
     )
+
+
+def noise_of(times: Sequence[float]) -> float:
+    """Return the median over the least of some times, less 1."""
+    return float(np.median(times) / min(times) - 1)
 
 
 def _dead(died: ChildDied) -> Result:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.errors import UsageError, nearest
-from tokmill.mlir.loops import legal
+from tokmill.mlir.loops import legal, lower
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.loops.legal import State
 from tokmill.mlir.modules.operations import Operation
@@ -42,6 +42,11 @@ class Space(Protocol):
     """Whose version belongs to a measurement."""
     flags: tuple[str, ...]
     """Flags of its compiler, which belong to a measurement too."""
+
+    @property
+    def rules(self) -> str:
+        """What else a measurement depends on: how this package compiles and runs."""
+        ...
 
     def problem(self, given: Problem, ask: Ask) -> Problem:
         """Return a problem with the operations that can be changed; actions name them by tag."""
@@ -107,6 +112,11 @@ class Loops:
     child = "tokmill.mlir.loops.execute:measure"
     package = "torch-mlir"
     flags: tuple[str, ...] = ()
+
+    @property
+    def rules(self) -> str:
+        """The passes of the lowering."""
+        return lower.rules()
 
     def problem(self, given: Problem, ask: Ask) -> Problem:
         """Return the problem as it is: all its operations can be changed."""

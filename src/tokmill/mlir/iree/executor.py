@@ -20,7 +20,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.errors import TokmillError
 from tokmill.files import path_from_text
-from tokmill.mlir.iree import compiler, dispatches, layout
+from tokmill.mlir.iree import compiler, dispatches, layout, spec
 from tokmill.mlir.iree.compiler import Refused
 from tokmill.mlir.iree.spec import Root
 from tokmill.mlir.loops import execute
@@ -137,18 +137,17 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
     """Compile a whole model into a file, as `iree-compile` does.
 
     `request`: `module`, `schedule` (a spec or ""), `flags`, `path`. The answer: `hits`, how many
-    dispatches have the configuration that each matcher of the spec gives, in its order, and
-    `dispatches`, how many there are; or `refused` with the reason.
+    dispatches obey each matcher of the spec, by `spec.identity`, and `dispatches`, how many there
+    are; or `refused` with the reason.
     """
-    module, spec, flags = request["module"], request["schedule"], request["flags"]
-    hits: list[int] = []
+    module, text, flags = request["module"], request["schedule"], request["flags"]
+    hits: dict[str, int] = {}
     found: list[Root] = []
     try:
-        if spec:
-            _, found = compiler.configured(module, spec, flags)
-            given = [root.config.text for root in found]
-            hits = [given.count(one) for one in _asked(spec)]
-        Path(request["path"]).write_bytes(compiler.whole(module, spec, flags))
+        if text:
+            _, found = compiler.configured(module, text, flags)
+            hits = spec.hits(text, found)
+        Path(request["path"]).write_bytes(compiler.whole(module, text, flags))
     except Refused as refused:
         return {"refused": refused.what}
     return {"hits": hits, "dispatches": len(found)}
@@ -174,19 +173,19 @@ def race(request: dict[str, Any]) -> list[dict[str, Any]]:
     for program in programs:
         error, allowed = dtypes.difference(wanted, program.outputs(), request["length"])
         answer.append({"times": [], "error": error, "allowed": allowed, "moved": moved})
-    often = [max(1, min(200, int(execute.SHORTEST / max(one.run(), 1)))) for one in programs]
+    often = [execute.repeats(one) for one in programs]
     since = time.thread_time()
-    for _ in range(request["runs"]):
+    for number in range(max(request["runs"], execute.FEWEST)):
         for program, times, found in zip(programs, often, answer, strict=True):
             found["times"].append(program.run(times))
-        if time.thread_time() - since > MOST_SECONDS:
+        if number + 1 >= execute.FEWEST and time.thread_time() - since > MOST_SECONDS:
             break
     return answer
 
 
-def _asked(spec: str) -> list[str]:
+def _asked(text: str) -> list[str]:
     """Return the configurations of a spec, one a matcher."""
-    return re.findall(r"lowering_config = (#iree_cpu\.lowering_config<[^>]*>)", spec)
+    return re.findall(r"lowering_config = (#iree_cpu\.lowering_config<[^>]*>)", text)
 
 
 @cache
@@ -225,11 +224,11 @@ def measure(request: dict[str, Any], flags: Sequence[str]) -> dict[str, Any]:
     Request and answer are those of `execute.measure`; `schedule` is the spec, "" for none. The
     status is `ignored` if IREE takes the spec and does not obey it.
     """
-    module, spec = request["module"], request["schedule"]
+    module, text = request["module"], request["schedule"]
     base = _baseline(module, flags, request["seed"])
     since = time.thread_time()
     try:
-        code = base.code if not spec else _compiled(module, spec, flags)
+        code = base.code if not text else _compiled(module, text, flags)
     except Refused as refused:
         return {"status": "refused", "reason": refused.what}
     except _IgnoredError as ignored:
@@ -250,12 +249,13 @@ class _IgnoredError(Exception):
     """A spec that no operation obeys."""
 
 
-def _compiled(module: str, spec: str, flags: Sequence[str]) -> bytes:
+def _compiled(module: str, text: str, flags: Sequence[str]) -> bytes:
     """Compile with a spec; check that what it asks for is there."""
-    text, roots = compiler.configured(module, spec, flags)
-    if not set(_asked(spec)) & {root.config.text for root in roots}:
+    made, roots = compiler.configured(module, text, flags)
+    # A spec of somebody else may match in other ways.
+    if not set(_asked(text)) & {root.config.text for root in roots}:
         raise _IgnoredError("no operation has the configuration that the spec gives")
-    return compiler.compiled(text, flags)
+    return compiler.compiled(made, flags)
 
 
 class _Base:

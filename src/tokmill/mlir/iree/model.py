@@ -16,11 +16,11 @@ import msgspec
 from tokmill.child import Limits
 from tokmill.child_calls import call
 from tokmill.errors import TokmillError
-from tokmill.files import path_to_text
+from tokmill.files import path_to_text, sha256_file
 from tokmill.mlir.iree import dispatches
 from tokmill.mlir.iree.dispatches import Cut
 from tokmill.mlir.iree.tiles import IreeSpace
-from tokmill.mlir.measure import Measurements
+from tokmill.mlir.measure import Measurements, noise_of
 from tokmill.scratch import Scratch
 
 LIMITS = Limits(seconds=1800, memory=16 << 30)
@@ -41,7 +41,7 @@ RUNS = 8
 """Rounds of a comparison of whole models, at least."""
 
 
-VERSION = 2
+VERSION = 3
 """Of what a comparison says; kept ones of another version are made again."""
 
 
@@ -68,8 +68,8 @@ class Timed(msgspec.Struct, kw_only=True):
     allowed: float = float("nan")
     moved: float = float("nan")
     """What another input changes in the default's results, in the same units."""
-    hits: list[int] = []
-    """For each matcher of the spec the dispatches that have its configuration."""
+    hits: dict[str, int] = {}
+    """Matcher of the spec, by `spec.identity` → how many dispatches obey it, if any do."""
     dispatches: int = 0
 
 
@@ -91,7 +91,7 @@ class Model:
         """
         self.text, self.measure, self.length, self.flags = text, measure, length, flags
         self.parameters = parameters
-        self._last = ""
+        self._last = self._weights = ""
 
     def module(self, way: Way) -> str:
         """Return the text of the module in a layout."""
@@ -123,7 +123,8 @@ class Model:
                 (hashlib.sha256(self.module(way).encode()).hexdigest(), way.flags, spec)
                 for way, spec in tried
             ],
-            "parameters": path_to_text(str(self.parameters or "")),
+            # What they hold, not where they are.
+            "parameters": self._digest(),
             "runs": max(RUNS, self.measure.settings.runs),
             "seed": self.measure.settings.seed,
             "length": self.length,
@@ -160,7 +161,9 @@ class Model:
                 raise TokmillError(
                     f"IREE does not compile the model: {made[0].status}", hint="export it anew"
                 )
-            for one, answer in zip(ran, self._ask(request | {"paths": paths}), strict=True):
+            where = path_to_text(str(self.parameters or ""))
+            answers = self._ask(request | {"paths": paths, "parameters": where})
+            for one, answer in zip(ran, answers, strict=True):
                 _tell(one, answer)
         return [msgspec.to_builtins(one) for one in made]
 
@@ -168,6 +171,11 @@ class Model:
         if not self._last:
             self._last, _ = self._ask({"ask": LAST, "module": self.text})
         return self._last
+
+    def _digest(self) -> str:
+        if self.parameters is not None and not self._weights:
+            self._weights = sha256_file(self.parameters)
+        return self._weights
 
     def _kept(self, request: dict[str, Any]) -> Any:
         return self.measure.kept(request, lambda: self._ask(request))
@@ -177,8 +185,8 @@ class Model:
 
 
 def _tell(one: Timed, answer: dict[str, Any]) -> None:
-    times = sorted(answer["times"])
-    one.nanoseconds, one.noise = times[0], times[len(times) // 2] / times[0] - 1
+    times = answer["times"]
+    one.nanoseconds, one.noise = min(times), noise_of(times)
     one.error, one.allowed, one.moved = answer["error"], answer["allowed"], answer["moved"]
     if not one.error <= one.allowed:
         one.status = "wrong"

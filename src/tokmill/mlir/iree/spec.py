@@ -129,18 +129,35 @@ def read(text: str, where: str, kind: Any) -> Any:
         ) from None
 
 
+def hits(text: str, roots: Sequence[Root]) -> dict[str, int]:
+    """Return for matchers of a spec how many roots of a configured module obey them.
+
+    A matcher is named by `identity`; one that no root obeys is not there.
+    """
+    found: dict[str, int] = {}
+    for root in roots:
+        if matchable(root) and _body(root, root.config) in text:
+            found[identity(root)] = found.get(identity(root), 0) + 1
+    return found
+
+
 def _matcher(name: str, root: Root, config: Config) -> str:
+    return (
+        f"  transform.named_sequence @{name}(%op: {_OP} {{transform.readonly}}) "
+        f"-> ({_OP}, {_PARAM}) {{\n{_body(root, config)}  }}\n"
+    )
+
+
+def _body(root: Root, config: Config) -> str:
     lines = _MATCHERS[root.matcher](root)
     info = (
         f"#iree_codegen.compilation_info<lowering_config = {config.text}, translation_info = "
         f"#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<{config.pipeline}>>>"
     )
     return (
-        f"  transform.named_sequence @{name}(%op: {_OP} {{transform.readonly}}) "
-        f"-> ({_OP}, {_PARAM}) {{\n"
-        + "".join(f"    {line}\n" for line in lines)
+        "".join(f"    {line}\n" for line in lines)
         + f"    %info = transform.param.constant {info} -> {_PARAM}\n"
-        f"    transform.yield %op, %info : {_OP}, {_PARAM}\n  }}\n"
+        f"    transform.yield %op, %info : {_OP}, {_PARAM}\n"
     )
 
 

@@ -13,6 +13,7 @@ chose them, so that a schedule without actions is IREE's default. The levels, fr
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
 import random
@@ -107,6 +108,11 @@ class IreeSpace:
     sizes: tuple[int, ...] = TILES
     child = "tokmill.mlir.iree.executor:answer"
     package = "iree-base-compiler"
+
+    @property
+    def rules(self) -> str:
+        """The runtime: code is compiled by one package and run by another."""
+        return importlib.metadata.version("iree-base-runtime")
 
     def __init__(self, flags: tuple[str, ...] = ()) -> None:
         plugins.require("iree.compiler")
@@ -258,15 +264,32 @@ class IreeSpace:
         return tuple(taken)
 
     def text(self, problem: Problem, schedule: Any) -> str:
-        """Return a schedule as a tuning spec; "" for none."""
+        """Return a schedule as a tuning spec; "" for none.
+
+        Tiles that are not offered are written too: whether IREE obeys them is measured. Raises
+        `UsageError` for operations that the problem has not, and a tile too few or too many.
+        """
+        for action in schedule:
+            root = self._roots.get((problem.text, action.op))
+            if root is None or len(getattr(action, "sizes", root.bounds)) != len(root.bounds):
+                raise UsageError(
+                    f"{action!r} does not fit {problem.name}",
+                    hint="`tokmill rl show --json` lists its operations and their loops",
+                )
+        found = self._changed(problem, schedule)
+        return spec.text(found, msgspec.json.encode(schedule).decode()) if found else ""
+
+    def _changed(self, problem: Problem, schedule: Sequence[Any]) -> list[tuple[Root, Config]]:
+        """Return the roots that a schedule changes, each with its configuration then."""
         changes: dict[str, list[Any]] = {}
         for action in schedule:
             changes.setdefault(action.op, []).append(action)
-        found = [
-            (self._roots[problem.text, tag], config(self._roots[problem.text, tag], changed))
-            for tag, changed in changes.items()
-        ]
-        return spec.text(found, msgspec.json.encode(schedule).decode()) if found else ""
+        roots = {tag: self._roots[problem.text, tag] for tag in changes}
+        return [(root, config(root, changes[tag])) for tag, root in roots.items()]
+
+    def matchers(self, problem: Problem, schedule: Sequence[Any]) -> set[str]:
+        """Return what the spec of a schedule finds operations by, as `spec.hits` names it."""
+        return {spec.identity(root) for root, _ in self._changed(problem, schedule)}
 
     def merged(self, chosen: Sequence[tuple[Problem, Sequence[Any]]]) -> str:
         """Return one spec for several problems; "" for none. Of equal operations the first counts.
@@ -275,11 +298,8 @@ class IreeSpace:
         """
         found: dict[str, tuple[Root, Config]] = {}
         for problem, schedule in chosen:
-            for operation in problem.operations:
-                changes = [each for each in schedule if each.op == operation.tag]
-                root = self._roots[problem.text, operation.tag]
-                if changes:
-                    found.setdefault(spec.identity(root), (root, config(root, changes)))
+            for root, changed in self._changed(problem, schedule):
+                found.setdefault(spec.identity(root), (root, changed))
         names = [problem.name for problem, _ in chosen]
         return spec.text(list(found.values()), json.dumps(names)) if found else ""
 

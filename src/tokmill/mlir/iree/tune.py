@@ -52,6 +52,10 @@ class Part(msgspec.Struct, kw_only=True):
     tuned: float = float("nan")
     gain: float = 1.0
 
+    def leave(self, why: str) -> None:
+        """Keep IREE's default for the operation."""
+        self.status, self.gain, self.tuned = f"default: {why}", 1.0, self.default
+
 
 class Again:
     """What schedules are worth when they are measured again, each once.
@@ -74,6 +78,12 @@ class Again:
     def one(self, problem: Problem, schedule: tuple[Any, ...], measure: Measurements) -> Result:
         """Return the result of one schedule of one problem."""
         return self.best(problem, [schedule], measure).result
+
+
+class NothingToTuneError(UsageError):
+    """No operation has tiles that can be chosen; `parts` says why for each."""
+
+    parts: list[Part] = []
 
 
 class Tuned(msgspec.Struct, kw_only=True):
@@ -103,15 +113,20 @@ def tune(
     `state` is read if it is there, and written as it goes. `again` has what an earlier call in
     this process measured again. `tick` hears of the seconds spent and of the evaluations.
 
-    Raises `UsageError` if nothing can be tuned, or if the state is that of another model.
+    Raises `NothingToTuneError`, and `UsageError` if the state is that of another tuning.
     """
     space, again = measure.space, again or Again()
     assert isinstance(space, IreeSpace)
+    new = State(
+        problems=[tuning_state.digest(problem.text) for problem in problems],
+        seed=seed,
+        measured=repr(measure.settings),
+        flags=list(space.flags),
+        evaluations=[0] * len(problems),
+    )
+    kept = tuning_state.begun(state, new)
     parts, made = _parts(problems, counts, measure)
     groups = _groups(made, counts, space)
-    texts = [problem.text for problem in problems]
-    new = State(problems=texts, seed=seed, flags=list(space.flags), evaluations=[0] * len(texts))
-    kept = tuning_state.begun(state, new)
     found: list[list[Trial]] = [[] for _ in problems]
     running = {
         number: search.while_it_runs(
@@ -122,10 +137,12 @@ def tune(
     often = {number: sum(counts[each] for each in group) for number, group in groups.items()}
     done = [0] * len(problems)
     since = time.monotonic() - kept.seconds
+    before, missed = sum(kept.evaluations), 0
     # What was evaluated before comes from the cache, in the same order.
-    while running and (time.monotonic() - since < seconds or sum(done) < sum(kept.evaluations)):
+    while running and (time.monotonic() - since < seconds or sum(done) < before):
         number = max(running, key=lambda each: _share(found[each], often[each], made[each]))
         for _ in range(BATCH):
+            hits = measure.hits
             trial = next(running[number], None)
             if trial is None:
                 del running[number]
@@ -133,8 +150,13 @@ def tune(
             found[number].append(trial)
             done[number] += 1
             tick(time.monotonic() - since, sum(done))
-        if sum(done) >= sum(kept.evaluations):
-            kept.seconds, kept.evaluations = time.monotonic() - since, done
+            missed += measure.hits == hits
+            if before and missed == BATCH:
+                # The cache is another one, or gone: the time begins anew too.
+                since, before = time.monotonic(), 0
+        if sum(done) >= before:
+            before = 0
+            kept.seconds, kept.evaluations = time.monotonic() - since, list(done)
             tuning_state.write(state, kept)
     chosen = []
     for number, group in groups.items():
@@ -178,7 +200,7 @@ def _good(
         if result.status != "ok" or result.speedup < SLOWEST:
             why = result.status if result.status != "ok" else "slower"
             for one in (first, *others):
-                parts[one].status = f"default: {why} where it is fused otherwise"
+                parts[one].leave(f"{why} where it is fused otherwise")
             return False
     for each, result in results.items():
         parts[each].status, parts[each].gain = "tuned", result.gain
@@ -204,11 +226,13 @@ def _parts(
             made[number] = found
         parts.append(Part(name=problem.name, count=count, evaluations=0, status=status))
     if not made:
-        raise UsageError(
+        nothing = NothingToTuneError(
             "no operation can be tuned: "
             + "; ".join(sorted({part.status for part in parts}))[:300],
             hint="products of matrices, convolutions, poolings and reductions can",
         )
+        nothing.parts = parts
+        raise nothing
     return parts, made
 
 

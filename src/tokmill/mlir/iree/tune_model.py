@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from tokmill.errors import TokmillError, UsageError
+from tokmill.errors import TokmillError
 from tokmill.mlir.iree.model import PACKED, Model, Timed, Way, carrying, fastest
 from tokmill.mlir.iree.tiles import IreeSpace
-from tokmill.mlir.iree.tune import LEAST, MOST, Again, Part, Tuned, tune
+from tokmill.mlir.iree.tune import LEAST, MOST, Again, NothingToTuneError, Part, Tuned, tune
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
 
@@ -114,7 +114,7 @@ def tune_model(
         default=default,
         untuned=next(timed for _, spec, timed in settled[::-1] if not spec),
         tuned=best,
-        obeyed=sum(best.hits),
+        obeyed=sum(best.hits.values()),
     )
 
 
@@ -177,10 +177,9 @@ class _Look:
                     again=self._again,
                     tick=self._tick,
                 )
-            except UsageError as error:
+            except NothingToTuneError as error:
                 # The best flags are worth a line without a spec too.
-                if not error.what.startswith("no operation can be tuned"):
-                    raise
+                self.tuned = Tuned(spec="", parts=error.parts, chosen=[])
 
 
 def _carried(
@@ -200,13 +199,16 @@ def _carried(
     if not tuned.chosen:
         return []
     _, all_of_them = timed(tuned.chosen)
-    hits = all_of_them.hits or [1] * len(tuned.chosen)
-    if not any(hits):
+    missed = []
+    # Where IREE refuses the whole spec, nothing is known of its matchers.
+    if all_of_them.status in ("ok", "wrong"):
+        obeyed = all_of_them.hits.keys()
+        missed = [one for one in tuned.chosen if not space.matchers(*one[1:]) & obeyed]
+    if len(missed) == len(tuned.chosen):
         raise TokmillError(
-            f"IREE obeys no matcher of the spec: none of {len(hits)} operations has its tiles",
+            f"IREE obeys no matcher of the spec: none of {len(missed)} operations has its tiles",
             hint="report it with the version of IREE; no spec is written",
         )
-    missed = [one for one, often in zip(tuned.chosen, hits, strict=True) if not often]
     left = [one for one in tuned.chosen if one not in missed]
     kept = carrying(left, slower)
     for one in tuned.chosen:
@@ -214,5 +216,5 @@ def _carried(
             continue
         why = "no dispatch of the model obeys" if one in missed else "the whole is slower with it"
         for number in one[0]:
-            tuned.parts[number].status = f"default: {why}"
+            tuned.parts[number].leave(why)
     return kept

@@ -26,12 +26,14 @@ LONGEST = 1 << 30
 class State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How far a tuning came."""
 
-    version: int = 1
+    version: int = 2
     model: str = ""
     """sha256 of the text of a model that is tuned as a whole; the rest says nothing then."""
     problems: list[str] = []
-    """Texts of the operations."""
+    """sha256 of the texts of the operations."""
     seed: int
+    measured: str = ""
+    """How operations are measured: results of another way are not in the cache."""
     flags: list[str] = []
     """They are compiled with."""
     seconds: float = 0.0
@@ -45,9 +47,12 @@ def begin(path: Path, model: str, seed: int, flags: Sequence[str]) -> None:
 
     Raises what `begun` raises: another tuning was begun there.
     """
-    digest = hashlib.sha256(model.encode()).hexdigest()
-    new = State(model=digest, seed=seed, flags=list(flags))
-    write(path, begun(path, new))
+    write(path, begun(path, State(model=digest(model), seed=seed, flags=list(flags))))
+
+
+def digest(text: str) -> str:
+    """Return what stands for the text of a model or an operation in a state."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def begun(path: Path | None, new: State) -> State:
@@ -72,12 +77,13 @@ def begun(path: Path | None, new: State) -> State:
             where=str(path),
             hint="remove it: the measurements are in their cache",
         )
-    same = ("version", "model", "problems", "seed", "flags")
+    same = ("version", "model", "problems", "seed", "measured", "flags")
     if any(getattr(kept, name) != getattr(new, name) for name in same) or len(
         kept.evaluations
     ) != len(new.evaluations):
         raise UsageError(
-            "a tuning of something else was begun there, or with another seed or processor",
+            "a tuning of something else was begun there, or with another seed, processor or number "
+            "of runs, or by another version",
             where=str(path),
             hint="choose another file for the spec, or remove this one",
         )

@@ -37,7 +37,7 @@ class Timed(Protocol):
     """What can be timed."""
 
     def run(self, times: int = 1) -> float:
-        """Run so many times; return the CPU time of one, in nanoseconds."""
+        """Run so many times; return the time of one run in nanoseconds."""
         ...
 
 
@@ -107,7 +107,7 @@ def _protect(function: Any) -> None:
 def measure(request: dict[str, Any]) -> dict[str, Any]:
     """Time a schedule of a module beside the module as it is.
 
-    `request`: `module`, `schedule` (texts), `runs`, `seed`, `lengths` (longest sum of additions),
+    `request`: `module`, `schedule` (texts), `runs`, `seed`, `length` (longest sum of additions),
     `most_seconds` of CPU for all runs, `threads`. The answer: `status` (`ok`, `wrong` or
     `refused`), `reason`, and for what ran `times` and `baseline` (ns, a run each), `compile` (s),
     `error` and `allowed`, the largest difference found and allowed, in units of the largest result.
@@ -157,13 +157,18 @@ def in_turns(
     times: list[float] = []
     baseline: list[float] = []
     since = time.thread_time()
-    often = [max(1, min(MOST_REPEATS, int(SHORTEST / max(one.run(), 1)))) for one in (base, kernel)]
+    often = [repeats(one) for one in (base, kernel)]
     while len(times) < max(runs, FEWEST) and (
-        len(times) < 2 or time.thread_time() - since < most_seconds
+        len(times) < FEWEST or time.thread_time() - since < most_seconds
     ):
         baseline.append(base.run(often[0]))
         times.append(kernel.run(often[1]))
     return times, baseline
+
+
+def repeats(one: Timed) -> int:
+    """Run once; return how many runs make one timing long enough for the clock."""
+    return max(1, min(MOST_REPEATS, int(SHORTEST / max(one.run(), 1))))
 
 
 def _difference(base: Kernel, kernel: Kernel, length: int) -> tuple[float, float]:

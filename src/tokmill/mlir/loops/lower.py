@@ -6,6 +6,7 @@ set can undo each other without end (LLVM 22 took 12 GB and 70 s for one small s
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -75,6 +76,11 @@ MACHINE = (
     "canonicalize",
     "cse",
 )
+
+
+def rules() -> str:
+    """Return a digest of all passes and patterns: times by others are not comparable."""
+    return hashlib.sha256(repr((BEFORE_BUFFERS, BUFFERS, VECTORS, MACHINE)).encode()).hexdigest()
 
 
 class Refused(TokmillError):
