@@ -17,17 +17,17 @@ import argparse
 import hashlib
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import schedule_peers
 import tokmill
 from tokmill.mlir import search
 from tokmill.mlir.measure import Measurements
@@ -297,102 +297,6 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def peers(lines: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return peer → module → milliseconds, in a process with one thread and OpenBLAS's choice."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment.pop("OPENBLAS_CORETYPE", None)
-    code = "import schedules, sys; schedules.time_peers(sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *lines],
-        env=environment | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-        check=True,
-        capture_output=True,
-    )
-    found: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return found
-
-
-def time_peers(lines: Sequence[str]) -> None:
-    """Print the CPU times of numpy and torch as JSON."""
-    import torch
-
-    torch.set_num_threads(1)
-    found: dict[str, dict[str, float]] = {"numpy": {}, "torch": {}}
-    for line in lines:
-        for name, made in (("numpy", numpy_of(line)), ("torch", torch_of(line))):
-            if made is not None:
-                found[name][line] = least(made)
-    print(json.dumps(found))
-
-
-def least(function: Callable[[], Any]) -> float:
-    """Return the least CPU milliseconds of a call, over half a second."""
-    function()
-    times, begun = [], time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - begun < 0.5:
-        start = time.thread_time_ns()
-        function()
-        times.append(time.thread_time_ns() - start)
-    return min(times) / 1e6
-
-
-def numpy_of(line: str) -> Callable[[], Any] | None:
-    """Return a module in numpy; None: numpy has no such operation."""
-    parts = [part.split() for part in line.split(",")]
-    name, sizes = parts[0][0], [int(one) for one in parts[0][1:]]
-    random = np.random.default_rng(0)
-
-    def array(*shape: int) -> Any:
-        return random.random(shape, np.float32)
-
-    if name == "matmul":
-        left, right, out = array(sizes[0], sizes[2]), array(sizes[2], sizes[1]), None
-        out = np.empty((sizes[0], sizes[1]), np.float32)
-        if len(parts) == 1:
-            return lambda: np.matmul(left, right, out=out)
-        return lambda: np.maximum(np.matmul(left, right, out=out), 0, out=out)
-    if name == "add":
-        one, two = array(*sizes), array(*sizes)
-        total = np.empty(sizes, np.float32)
-        return lambda: np.add(one, two, out=total)
-    if name == "reduce":
-        given = array(*sizes)
-        return lambda: given.sum(-1)
-    return None
-
-
-def torch_of(line: str) -> Callable[[], Any] | None:
-    """Return a module in torch; None: it is not written here."""
-    import torch
-    from torch.nn import functional as F
-
-    parts = [part.split() for part in line.split(",")]
-    name, sizes = parts[0][0], [int(one) for one in parts[0][1:]]
-    if name == "matmul":
-        left, right = torch.rand(sizes[0], sizes[2]), torch.rand(sizes[2], sizes[1])
-        if len(parts) == 1:
-            return lambda: left @ right
-        return lambda: (left @ right).relu_()
-    if name == "add":
-        one, two = torch.rand(sizes), torch.rand(sizes)
-        return lambda: one + two
-    if name == "reduce":
-        given = torch.rand(sizes)
-        return lambda: given.sum(-1)
-    stride = int(sizes[5]) if len(sizes) > 5 else 1
-    if name in ("conv_2d_nchw", "conv_2d_nhwc"):
-        batch, channels, side, filters, width = sizes[:5]
-        form = torch.channels_last if name.endswith("nhwc") else torch.contiguous_format
-        image = torch.rand(batch, channels, side, side).contiguous(memory_format=form)
-        kernel = torch.rand(filters, channels, width, width).contiguous(memory_format=form)
-        return lambda: F.conv2d(image, kernel, stride=stride)
-    if name == "pooling":
-        image = torch.rand(sizes[:2] + [sizes[2], sizes[2]])
-        stride = sizes[4] if len(sizes) > 4 else 1
-        return lambda: F.max_pool2d(image, sizes[3], stride)
-    return None
-
-
 def shown(values: Sequence[Sequence[float]]) -> str:
     """Return the geometric mean of all modules, and its interval over seeds."""
     middle, half = mean_interval([math.log(mean(gains)) for gains in values])
@@ -402,10 +306,12 @@ def shown(values: Sequence[Sequence[float]]) -> str:
     return f"{text} ({math.exp(middle - half):.2f} to {math.exp(middle + half):.2f})"
 
 
-def beside(base: Mapping[str, float], times: Mapping[str, float], lines: Sequence[str]) -> str:
-    """Return how many times as fast as without a schedule a peer is; on how many modules."""
-    gains = [base[line] / times[line] for line in lines if line in times]
-    return f"{mean(gains):.2f}" + (f" (on {len(gains)})" if len(gains) < len(lines) else "")
+def beside(gains: Mapping[str, float], lines: Sequence[str]) -> str:
+    """Return how many times as fast as the baseline a peer is; on how many modules."""
+    found = [gains[line] for line in lines if line in gains]
+    if not found:
+        return "–"
+    return f"{mean(found):.2f}" + (f" (on {len(found)})" if len(found) < len(lines) else "")
 
 
 def profile(table: Table) -> list[str]:
@@ -430,7 +336,8 @@ def main(cache: Path, contest: Contest = LOOPS, minutes: float = math.inf) -> li
     with contest.measure(cache) as measure:
         lines_of = (*modules, *held_out)
         base = {line: measured_base(problems.of_line(line), measure) for line in lines_of}
-    times = peers(lines_of)
+        trials = dict.fromkeys(modules, budget) | dict.fromkeys(held_out, held_budget)
+        times = schedule_peers.gains(base, trials, contest.folder(cache), measure)
     points = [point for point in POINTS if point <= budget]
     lines = [
         f"`python benchmarks/schedules.py CACHE`, space `{contest.name}`: {len(modules)} modules "
@@ -458,8 +365,8 @@ def main(cache: Path, contest: Contest = LOOPS, minutes: float = math.inf) -> li
         )
     for name, known in times.items():
         lines.append(
-            f"| {name} | {beside(base, known, modules)} | {beside(base, known, held_out)} | – | "
-            f"{beside(base, known, held_out)} |" + " – |" * (len(points) + 1)
+            f"| {name} | {beside(known, modules)} | {beside(known, held_out)} | – | "
+            f"{beside(known, held_out)} |" + " – |" * (len(points) + 1)
         )
     lines += [
         "",
