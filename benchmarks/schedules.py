@@ -65,7 +65,6 @@ class Contest(NamedTuple):
     effort: Effort
     base: str
     """What a schedule is compared with."""
-    searches: tuple[str, ...] = tuple(search.SEARCHES)
 
     @property
     def modules(self) -> list[str]:
@@ -109,10 +108,13 @@ LOOPS = Contest(
 )
 IREE = Contest(
     "iree",
-    {"PPO, LSTM": "schedules-iree"},
+    {
+        "PPO, LSTM": "schedules-iree",
+        "PPO, DistilBERT": "schedules-iree-distilbert",
+        "PPO, loop transformer": "schedules-iree-loop-transformer",
+    },
     Effort(24, 8, (0, 1, 2)),
     "by IREE's default",
-    ("random", "evolution"),
 )
 """A compilation takes half a second and more, so less is tried."""
 CONTESTS = {one.name: one for one in (LOOPS, IREE)}
@@ -249,7 +251,7 @@ def compare(contest: Contest, cache: Path, minutes: float) -> Table:
     known = json.loads(kept.read_text()) if kept.exists() else {}
     table: Table = {}
     for seed in effort.seeds:
-        for name in (*contest.recipes, *contest.searches):
+        for name in (*contest.recipes, *search.SEARCHES):
             made = digest(contest, name)
             key = f"{name}, seed {seed}, {effort.budget} and {effort.tried}, {made}"
             if key not in known:
