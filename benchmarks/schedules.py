@@ -253,10 +253,10 @@ def encoder(contest: Contest, cache: Path) -> str:
     command = [sys.executable, "-m", "tokmill"]
     if not store.exists():
         words = [*contest.modules, "--schedules", str(ENCODER_SCHEDULES), "-o", str(store)]
-        subprocess.run([*command, "build", "mlir", *words], check=True)
+        subprocess.run([*command, "build", "mlir", *words], check=True, stdout=sys.stderr)
     if not run.exists():
         words = ["--data", str(store), "-o", str(run), "--steps", str(steps)]
-        subprocess.run([*command, "train", "mlir-fields", *words], check=True)
+        subprocess.run([*command, "train", "mlir-fields", *words], check=True, stdout=sys.stderr)
     return str(run)
 
 
