@@ -1,7 +1,7 @@
 """Schedules of small modules: PPO with each embedding beside searches, at equal evaluations.
 
     python benchmarks/schedules.py CACHE [--space iree] [--kernelbench] [--images docs/images]
-        [--small] [--seeds N] [--minutes N]
+        [--small | --tiny] [--seeds N] [--minutes N]
 
 A policy learns from the modules of its recipe with so many evaluations a module as each search
 gets; a result of the cache, which all share, counts as one for all alike. Then it schedules the
