@@ -121,7 +121,11 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "checkpoint": ("A BERT of TensorFlow", bert_checkpoint.main),
         "schedules": (
             "Schedules: PPO beside searches",
-            lambda: [*schedules.main(cache), "", *schedules.main(cache, schedules.IREE)],
+            lambda: [
+                *schedules.main(cache, kernelbench=True),
+                "",
+                *schedules.main(cache, schedules.IREE),
+            ],
         ),
         "policies": ("Embeddings of schedule policies", policies.main),
         "tuning": (

@@ -1,42 +1,57 @@
 """Schedules of small modules: PPO with each embedding beside searches, at equal evaluations.
 
-    python benchmarks/schedules.py CACHE [--small] [--minutes N] [--space iree]
+    python benchmarks/schedules.py CACHE [--space iree] [--kernelbench] [--images docs/images]
+        [--small | --tiny] [--seeds N] [--minutes N]
 
 A policy learns from the modules of its recipe with so many evaluations a module as each search
 gets; a result of the cache, which all share, counts as one for all alike. Then it schedules the
 held-out ones, which it has never seen: without any measurement, and as the best of some. Searches
-begin anew for each
-module. The best schedule of every contestant is measured again in a fresh process, and what gives
-no result counts as 1. All times are CPU times of one thread; means are geometric. What a contestant
-has found is kept in CACHE/schedules: a benchmark that was ended, or had `--minutes`, goes on.
+begin anew for each module. The best schedule of every contestant is measured again in a fresh
+process, and that gain counts, below 1 too; what gives no result counts as 1. All times are CPU
+times of one thread; means are geometric. With `--kernelbench` the policies of the first seed, and
+random search, schedule shapes of KernelBench's level 1, which none has learned from.
+
+What a contestant has found is kept in CACHE/schedules, or CACHE/schedules-SPACE: a benchmark that
+was ended, or had `--minutes`, goes on. The best so far by evaluations is drawn there as curves.svg
+and curves.png; `--images FOLDER` puts the first one there too.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import math
-import os
+import re
+import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+import schedule_peers
+import schedule_tables
 import tokmill
+from schedule_tables import Found, Table, by_evaluation, curve_of, mean
+from tokmill.errors import UsageError
 from tokmill.mlir import search
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import problem as problems
+from tokmill.mlir.modules.kernelbench import LEVEL_1 as KERNELBENCH
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.space import Space, space_called
 from tokmill.recipe import merge, read_toml
-from tokmill.report.interval import mean_interval
+from tokmill.report.figures import write_csv
+from tokmill.report.plot import render
 from tokmill.rl import evaluate, loop
+from tokmill.rl.modules import check_fits
 from tokmill.rl.task import SchedulesConfig
 from tokmill.training.runs.run import load_task
 from tokmill.training.runs.track import METRICS, read_metrics
@@ -53,6 +68,8 @@ class Effort(NamedTuple):
     tried: int
     """Evaluations of a held-out module."""
     seeds: tuple[int, ...]
+    encoder: int = 400
+    """Steps of the training of an encoder."""
 
 
 class Contest(NamedTuple):
@@ -65,17 +82,18 @@ class Contest(NamedTuple):
     effort: Effort
     base: str
     """What a schedule is compared with."""
-    searches: tuple[str, ...] = tuple(search.SEARCHES)
+    most: int | None = None
+    """Modules of each kind, if not all."""
 
     @property
     def modules(self) -> list[str]:
         """Return the modules that are learned from."""
-        return list(self._task["modules"])
+        return list(self._task["modules"])[: self.most]
 
     @property
     def held_out(self) -> list[str]:
         """Return those that are not."""
-        return list(self._task["held_out"])
+        return list(self._task["held_out"])[: self.most]
 
     @property
     def _task(self) -> Any:
@@ -95,7 +113,7 @@ class Contest(NamedTuple):
         return cache / ("schedules" if self.name == "loops" else f"schedules-{self.name}")
 
 
-WHOLE, SMALL = Effort(64, 16, (0, 1, 2)), Effort(24, 8, (0,))
+WHOLE, SMALL, TINY = Effort(64, 16, (0, 1, 2)), Effort(24, 8, (0,)), Effort(4, 2, (0,), 10)
 LOOPS = Contest(
     "loops",
     {
@@ -109,49 +127,31 @@ LOOPS = Contest(
 )
 IREE = Contest(
     "iree",
-    {"PPO, LSTM": "schedules-iree"},
+    {
+        "PPO, LSTM": "schedules-iree",
+        "PPO, DistilBERT": "schedules-iree-distilbert",
+        "PPO, loop transformer": "schedules-iree-loop-transformer",
+    },
     Effort(24, 8, (0, 1, 2)),
     "by IREE's default",
-    ("random", "evolution"),
 )
 """A compilation takes half a second and more, so less is tried."""
 CONTESTS = {one.name: one for one in (LOOPS, IREE)}
-POINTS = (8, 16, 24, 64)
-"""Evaluations a module of the points of curves."""
-RATIOS = (1.05, 1.25, 1.5, 2.0)
-"""Of the performance profile: how many times slower than the best contestant."""
-ENCODER_STEPS, ENCODER_SCHEDULES = 400, 100
-RULE = 2
+EACH = 2
+"""Evaluations of each module in a step of a training."""
+RANDOM, SHAPES_TRIED = "random", 16
+"""The search that schedules shapes of KernelBench too, and evaluations of each of them."""
+ENCODER_SCHEDULES = 100
+RULE = 3
 """Of how gains are confirmed: what was kept by another one is measured again."""
 
 
-class Found(NamedTuple):
-    """What a contestant found with one seed: gains, a module each."""
+def gain(result: Any, schedule: Sequence[Any]) -> float:
+    """Return a speed-up; 1 for what gave no result, as the module without a schedule would run.
 
-    trained: list[float]
-    """Of the best schedule of each learned module, measured again."""
-    held: list[float]
-    """The same of each held-out one."""
-    zero: list[float]
-    """Of a policy's schedule of each held-out one before anything was measured; [] of a search."""
-    curve: list[float]
-    """Geometric mean of the best so far of the learned modules, by evaluations of each."""
-    seconds: float
-    """CPU seconds of its own, without those of compiling and running."""
-
-
-Table = dict[str, list[Found]]
-"""Contestant → what it found, for each seed."""
-
-
-def mean(gains: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return float(np.exp(np.mean(np.log(gains))))
-
-
-def gain(result: Any) -> float:
-    """Return a speed-up; 1 for what gave no result, as the module without a schedule would run."""
-    return result.gain if result.status == "ok" else 1.0
+    Without a schedule there is no gain: what the same program seems to gain is noise.
+    """
+    return float(result.gain) if result.status == "ok" and schedule else 1.0
 
 
 def searched(
@@ -160,32 +160,54 @@ def searched(
     """Return the gain of a search, measured again, and the best so far after each evaluation."""
     tried = list(search.SEARCHES[name](one, measure, budget, seed))
     best = max(tried, key=search.score)
-    found = [max(1.0, gain(trial.result)) for trial in tried]
-    final = confirmed(one, best.schedule, measure) if gain(best.result) > 1 else 1.0
+    found = [max(1.0, gain(trial.result, trial.schedule)) for trial in tried]
+    final = confirmed(one, best.schedule, measure) if best.result.status == "ok" else 1.0
     return final, np.maximum.accumulate(found).tolist()
 
 
-def learned(contest: Contest, name: str, seed: int, cache: Path, start: str) -> Found:
-    """Train a policy with as many evaluations a module as searches get, and evaluate it.
+def trained(contest: Contest, name: str, seed: int, cache: Path, out: Path) -> Path:
+    """Train a policy with as many evaluations a module as searches get; return the run.
 
     A step has two evaluations of each module.
     """
-    recipe, count, effort = contest.recipes[name], 2 * len(contest.modules), contest.effort
-    place = str(contest.place(cache))
+    start = encoder(contest, cache) if name in PRETRAINED else ""
     value = merge(
-        read_toml(recipe),
+        read_toml(contest.recipes[name]),
         {
-            "task": {"cache": place, "bench_count": count, "held_out": []},
+            "task": {
+                "cache": str(contest.place(cache)), "modules": contest.modules, "held_out": [],
+                "bench_count": EACH * len(contest.modules),
+            },
             "data": {"seed": seed},
             "run": {
-                "seed": seed, "steps": effort.budget // 2, "checkpoint_every": 0, "log_every": 1,
-                "start": start,
+                "seed": seed, "steps": contest.effort.budget // EACH, "checkpoint_every": 0,
+                "log_every": 1, "start": start,
             },
         },
     )  # fmt: skip
-    begun = time.process_time()
+    return tokmill.train(value, out, quiet=True).path
+
+
+def policy(contest: Contest, name: str, cache: Path) -> Path:
+    """Return the run of a policy with the first seed; it is trained again if it is gone."""
+    seed, budget = contest.effort.seeds[0], contest.effort.budget
+    words = (slug(name), str(seed), str(budget), digest(contest, name))
+    kept = contest.folder(cache) / "policies" / "-".join(words)
+    if not kept.exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            run = trained(contest, name, seed, cache, Path(scratch) / "run")
+            shutil.copytree(run, kept)
+    return kept
+
+
+def learned(contest: Contest, name: str, seed: int, cache: Path) -> dict[str, Any]:
+    """Train a policy and evaluate it; return fields of `Found`."""
+    begun, effort = time.process_time(), contest.effort
     with tempfile.TemporaryDirectory() as scratch:
-        run = tokmill.train(value, Path(scratch) / "run", quiet=True).path
+        if seed == effort.seeds[0]:
+            run = policy(contest, name, cache)
+        else:
+            run = trained(contest, name, seed, cache, Path(scratch) / "run")
         rows = [entry for entry in read_metrics(run / METRICS) if "reward" in entry]
         task: Any = load_task(run)
         kept = json.loads((run / loop.BEST).read_bytes())
@@ -194,17 +216,17 @@ def learned(contest: Contest, name: str, seed: int, cache: Path, start: str) -> 
         best = [best_of(kept, problems.of_line(line), measure) for line in contest.modules]
         others = [problems.of_line(line) for line in contest.held_out]
         found = evaluate.evaluate(task, others, measure, effort.tried - 1, seed)
-    return Found(
-        trained=best,
-        held=[max(1.0, one.best.gain) for one in found],
-        zero=[one.first.gain for one in found],
-        curve=[entry["best_speedup"] for entry in rows for _ in range(2)],
-        seconds=seconds,
-    )
+        return {
+            "trained": best,
+            "held": [best_tried(one, measure) for one in found],
+            "zero": [gain(one.first.result, one.first.schedule) for one in found],
+            "curve": by_evaluation([entry["best_speedup"] for entry in rows], EACH),
+            "seconds": seconds,
+        }
 
 
-def searching(contest: Contest, name: str, seed: int, cache: Path) -> Found:
-    """Search schedules of all modules."""
+def searching(contest: Contest, name: str, seed: int, cache: Path) -> dict[str, Any]:
+    """Search schedules of all modules; return fields of `Found`."""
     begun, effort = time.process_time(), contest.effort
     with contest.measure(cache) as measure:
         pairs, held = (
@@ -214,31 +236,28 @@ def searching(contest: Contest, name: str, seed: int, cache: Path) -> Found:
                 (contest.held_out, effort.tried),
             )
         )
-    return Found(
-        trained=[max(1.0, one) for one, _ in pairs],
-        held=[max(1.0, one) for one, _ in held],
-        zero=[],
-        curve=curve_of([curve for _, curve in pairs]),
-        seconds=time.process_time() - begun,
-    )
+    return {
+        "trained": [one for one, _ in pairs],
+        "held": [one for one, _ in held],
+        "zero": [],
+        "curve": curve_of([curve for _, curve in pairs]),
+        "seconds": time.process_time() - begun,
+    }
 
 
 def encoder(contest: Contest, cache: Path) -> str:
     """Return a run of the task masked on the learned modules in the middle of random schedules."""
-    store, run = (contest.folder(cache) / name for name in ("operations", "encoder"))
+    steps = contest.effort.encoder
+    made = digest_of([contest.modules, steps, ENCODER_SCHEDULES])
+    store, run = (contest.folder(cache) / f"{name}-{made}" for name in ("operations", "encoder"))
     command = [sys.executable, "-m", "tokmill"]
     if not store.exists():
         words = [*contest.modules, "--schedules", str(ENCODER_SCHEDULES), "-o", str(store)]
-        subprocess.run([*command, "build", "mlir", *words], check=True)
+        subprocess.run([*command, "build", "mlir", *words], check=True, stdout=sys.stderr)
     if not run.exists():
-        words = ["--data", str(store), "-o", str(run), "--steps", str(ENCODER_STEPS)]
-        subprocess.run([*command, "train", "mlir-fields", *words], check=True)
+        words = ["--data", str(store), "-o", str(run), "--steps", str(steps)]
+        subprocess.run([*command, "train", "mlir-fields", *words], check=True, stdout=sys.stderr)
     return str(run)
-
-
-def curve_of(curves: Sequence[Sequence[float]]) -> list[float]:
-    """Return the geometric mean over modules after each evaluation a module."""
-    return [mean(column) for column in zip(*curves, strict=True)]
 
 
 def compare(contest: Contest, cache: Path, minutes: float) -> Table:
@@ -248,43 +267,141 @@ def compare(contest: Contest, cache: Path, minutes: float) -> Table:
     kept.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(kept.read_text()) if kept.exists() else {}
     table: Table = {}
+    # Rows of the cache if all of them are of this seed and the contestants before.
+    rows = 0
     for seed in effort.seeds:
-        for name in (*contest.recipes, *contest.searches):
-            made = digest(contest, name)
-            key = f"{name}, seed {seed}, {effort.budget} and {effort.tried}, {made}"
+        for name in (*contest.recipes, *search.SEARCHES):
+            key = f"{name}, seed {seed}, {effort.budget} and {effort.tried}, "
+            key += digest(contest, name)
             if key not in known:
                 if time.monotonic() > ends:
                     raise SystemExit(f"{name}, seed {seed}, and others are left: start it again")
-                if name in contest.recipes:
-                    start = encoder(contest, cache) if name in PRETRAINED else ""
-                    found = learned(contest, name, seed, cache, start)
-                else:
-                    found = searching(contest, name, seed, cache)
-                known[key] = found._asdict()
+                fresh = seed == effort.seeds[0] and rows_of(contest.place(cache)) == rows
+                since, play = time.monotonic(), learned if name in contest.recipes else searching
+                found = play(contest, name, seed, cache)
+                wall, after = time.monotonic() - since, rows_of(contest.place(cache))
+                known[key] = Found(**found, wall=wall, fresh=fresh, rows=after)._asdict()
                 kept.write_text(json.dumps(known))
-                say(f"{key}: {mean(found.trained):.2f}, held out {mean(found.held):.2f}")
+                trained, held = known[key]["trained"], known[key]["held"]
+                say(f"{key}: {mean(trained):.2f}, held out {mean(held):.2f}, {wall:.0f} s")
             table.setdefault(name, []).append(Found(**known[key]))
+            rows = known[key]["rows"] if known[key]["fresh"] else -1
     return table
+
+
+def rows_of(cache: Path) -> int:
+    """Return how many results and other answers a cache of measurements has."""
+    if not cache.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(cache)) as data:
+        return sum(
+            int(data.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
+            for table in ("results", "answers")
+        )
+
+
+def shapes_of_kernelbench(contest: Contest, cache: Path) -> list[str]:
+    """Return the table of policies and random search on shapes that none has learned from."""
+    lines = list(KERNELBENCH.values())[: contest.most]
+    effort, seed = contest.effort, contest.effort.seeds[0]
+    kept = contest.folder(cache) / "kernelbench.json"
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    found = {}
+    for name in (*contest.recipes, RANDOM):
+        key = f"{name}, {len(lines)} modules, {effort.budget} and {SHAPES_TRIED}, "
+        key += digest(contest, name)
+        if key not in known:
+            since = time.monotonic()
+            if name in contest.recipes:
+                known[key] = on_shapes(policy(contest, name, cache), contest, lines, cache)
+            else:
+                with contest.measure(cache) as measure:
+                    best = {
+                        line: searched(problems.of_line(line), name, measure, SHAPES_TRIED, seed)[0]
+                        for line in lines
+                    }
+                known[key] = {"zero": {}, "best": best, "refused": {}}
+            kept.write_text(json.dumps(known))
+            say(f"KernelBench, {key}: {time.monotonic() - since:.0f} s")
+        found[name] = known[key]
+    with contest.measure(cache) as measure:
+        base = {line: measured_base(problems.of_line(line), measure) for line in lines}
+        trials = dict.fromkeys(lines, SHAPES_TRIED)
+        peers = schedule_peers.gains(base, trials, contest.folder(cache), measure)
+    for name, gains in peers.items():
+        found[name] = {"zero": {}, "best": gains, "refused": {}}
+    return [
+        f"Shapes of KernelBench's level 1 ({len(lines)}), space `{contest.name}`: policies of seed "
+        f"{seed}, as they were trained above, {SHAPES_TRIED} evaluations each. Geometric means of "
+        f"how many times as fast as {contest.base}.",
+        "",
+        *schedule_tables.kernelbench(found, lines, SHAPES_TRIED),
+    ]
+
+
+def on_shapes(
+    run: Path, contest: Contest, lines: Sequence[str], cache: Path
+) -> dict[str, dict[str, Any]]:
+    """Return what a policy finds for modules that it has room for, and which it refuses."""
+    task: Any = load_task(run)
+    taken, refused = [], {}
+    for line in lines:
+        one = problems.of_line(line)
+        try:
+            check_fits(one, task.model.config.sizes)
+            taken.append(one)
+        except UsageError as error:
+            refused[line] = error.what
+    with contest.measure(cache, task.space) as measure:
+        found = evaluate.evaluate(task, taken, measure, SHAPES_TRIED - 1, contest.effort.seeds[0])
+        return {
+            "zero": {one.problem.name: gain(one.first.result, one.first.schedule) for one in found},
+            "best": {one.problem.name: best_tried(one, measure) for one in found},
+            "refused": refused,
+        }
 
 
 def digest(contest: Contest, name: str) -> str:
     """Return a word for the recipe of a contestant and the rule: with others it begins anew."""
     recipe = read_toml(contest.recipes[name]) if name in contest.recipes else {}
-    said = json.dumps([recipe, contest.modules, contest.held_out, RULE])
-    return hashlib.sha256(said.encode()).hexdigest()[:8]
+    return digest_of([recipe, contest.modules, contest.held_out, RULE])
+
+
+def digest_of(value: Any) -> str:
+    """Return a word for a value."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
+
+
+def slug(name: str) -> str:
+    """Return a name as that of a file."""
+    return "-".join(re.findall(r"\w+", name.lower()))
 
 
 def best_of(kept: Mapping[str, Any], one: Problem, measure: Measurements) -> float:
     """Return the gain of the best schedule that a training kept, measured again."""
-    known = kept.get(one.name)
-    if known is None or known["speedup"] <= 1:
+    text = kept[one.name]["schedule"] if one.name in kept else ""
+    return confirmed(one, measure.space.read(text, one.name), measure) if text else 1.0
+
+
+def best_tried(one: evaluate.Evaluated, measure: Measurements) -> float:
+    """Return the gain of the best schedule of some, measured again.
+
+    For `rl eval` what gave no result is as good as no schedule; here it is worse than any that ran,
+    as it is for searches.
+    """
+    if one.best.result.status == "ok":
+        if len(one.tried) > 1:
+            return gain(one.best.result, one.best.schedule)
+        return confirmed(one.problem, one.best.schedule, measure)
+    ran = [episode for episode in one.tried if episode.result.status == "ok"]
+    if not ran:
         return 1.0
-    return max(1.0, confirmed(one, measure.space.read(known["schedule"], one.name), measure))
+    return confirmed(one.problem, max(ran, key=lambda each: each.gain).schedule, measure)
 
 
 def confirmed(one: Problem, schedule: Sequence[Any], measure: Measurements) -> float:
     """Return the gain of a schedule by the rule of `rl search` and `rl eval`."""
-    return gain(search.confirmed(one, [schedule], measure).result)
+    return gain(search.confirmed(one, [schedule], measure).result, schedule)
 
 
 def measured_base(one: Problem, measure: Measurements) -> float:
@@ -297,198 +414,94 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def peers(lines: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return peer → module → milliseconds, in a process with one thread and OpenBLAS's choice."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment.pop("OPENBLAS_CORETYPE", None)
-    code = "import schedules, sys; schedules.time_peers(sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *lines],
-        env=environment | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-        check=True,
-        capture_output=True,
-    )
-    found: dict[str, dict[str, float]] = json.loads(done.stdout)
-    return found
+def draw(contest: Contest, table: Table, cache: Path, images: Path | None) -> Path:
+    """Draw the best so far by evaluations; return the folder of the figure."""
+    folder, seeds = contest.folder(cache), len(contest.effort.seeds)
+    title = f"Best schedules so far, space {contest.name}, {len(contest.modules)} modules"
+    title += f", {seeds} seeds" if seeds > 1 else ""
+    figure = schedule_tables.curves(table, list(contest.recipes), title, contest.base)
+    for form in ("svg", "png"):
+        (folder / f"curves.{form}").write_bytes(render(figure, form))
+    (folder / "curves.csv").write_text(write_csv(figure))
+    if images is not None:
+        images.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "curves.svg", images / f"schedules-{contest.name}.svg")
+    return folder
 
 
-def time_peers(lines: Sequence[str]) -> None:
-    """Print the CPU times of numpy and torch as JSON."""
-    import torch
-
-    torch.set_num_threads(1)
-    found: dict[str, dict[str, float]] = {"numpy": {}, "torch": {}}
-    for line in lines:
-        for name, made in (("numpy", numpy_of(line)), ("torch", torch_of(line))):
-            if made is not None:
-                found[name][line] = least(made)
-    print(json.dumps(found))
-
-
-def least(function: Callable[[], Any]) -> float:
-    """Return the least CPU milliseconds of a call, over half a second."""
-    function()
-    times, begun = [], time.perf_counter()
-    while len(times) < 5 or time.perf_counter() - begun < 0.5:
-        start = time.thread_time_ns()
-        function()
-        times.append(time.thread_time_ns() - start)
-    return min(times) / 1e6
-
-
-def numpy_of(line: str) -> Callable[[], Any] | None:
-    """Return a module in numpy; None: numpy has no such operation."""
-    parts = [part.split() for part in line.split(",")]
-    name, sizes = parts[0][0], [int(one) for one in parts[0][1:]]
-    random = np.random.default_rng(0)
-
-    def array(*shape: int) -> Any:
-        return random.random(shape, np.float32)
-
-    if name == "matmul":
-        left, right, out = array(sizes[0], sizes[2]), array(sizes[2], sizes[1]), None
-        out = np.empty((sizes[0], sizes[1]), np.float32)
-        if len(parts) == 1:
-            return lambda: np.matmul(left, right, out=out)
-        return lambda: np.maximum(np.matmul(left, right, out=out), 0, out=out)
-    if name == "add":
-        one, two = array(*sizes), array(*sizes)
-        total = np.empty(sizes, np.float32)
-        return lambda: np.add(one, two, out=total)
-    if name == "reduce":
-        given = array(*sizes)
-        return lambda: given.sum(-1)
-    return None
-
-
-def torch_of(line: str) -> Callable[[], Any] | None:
-    """Return a module in torch; None: it is not written here."""
-    import torch
-    from torch.nn import functional as F
-
-    parts = [part.split() for part in line.split(",")]
-    name, sizes = parts[0][0], [int(one) for one in parts[0][1:]]
-    if name == "matmul":
-        left, right = torch.rand(sizes[0], sizes[2]), torch.rand(sizes[2], sizes[1])
-        if len(parts) == 1:
-            return lambda: left @ right
-        return lambda: (left @ right).relu_()
-    if name == "add":
-        one, two = torch.rand(sizes), torch.rand(sizes)
-        return lambda: one + two
-    if name == "reduce":
-        given = torch.rand(sizes)
-        return lambda: given.sum(-1)
-    stride = int(sizes[5]) if len(sizes) > 5 else 1
-    if name in ("conv_2d_nchw", "conv_2d_nhwc"):
-        batch, channels, side, filters, width = sizes[:5]
-        form = torch.channels_last if name.endswith("nhwc") else torch.contiguous_format
-        image = torch.rand(batch, channels, side, side).contiguous(memory_format=form)
-        kernel = torch.rand(filters, channels, width, width).contiguous(memory_format=form)
-        return lambda: F.conv2d(image, kernel, stride=stride)
-    if name == "pooling":
-        image = torch.rand(sizes[:2] + [sizes[2], sizes[2]])
-        stride = sizes[4] if len(sizes) > 4 else 1
-        return lambda: F.max_pool2d(image, sizes[3], stride)
-    return None
-
-
-def shown(values: Sequence[Sequence[float]]) -> str:
-    """Return the geometric mean of all modules, and its interval over seeds."""
-    middle, half = mean_interval([math.log(mean(gains)) for gains in values])
-    text = f"{math.exp(middle):.2f}"
-    if half is None:
-        return text
-    return f"{text} ({math.exp(middle - half):.2f} to {math.exp(middle + half):.2f})"
-
-
-def beside(base: Mapping[str, float], times: Mapping[str, float], lines: Sequence[str]) -> str:
-    """Return how many times as fast as without a schedule a peer is; on how many modules."""
-    gains = [base[line] / times[line] for line in lines if line in times]
-    return f"{mean(gains):.2f}" + (f" (on {len(gains)})" if len(gains) < len(lines) else "")
-
-
-def profile(table: Table) -> list[str]:
-    """Return the rows of a performance profile (Dolan and Moré, 2002).
-
-    A problem is a learned module with a seed.
-    """
-    names = list(table)
-    gains = np.array([[one.trained for one in table[name]] for name in names])
-    behind = gains.max(axis=0) / gains
-    return [
-        f"| {name} | " + " | ".join(f"{np.mean(one <= ratio):.0%}" for ratio in RATIOS) + " |"
-        for name, one in zip(names, behind, strict=True)
-    ]
-
-
-def main(cache: Path, contest: Contest = LOOPS, minutes: float = math.inf) -> list[str]:
+def main(
+    cache: Path,
+    contest: Contest = LOOPS,
+    minutes: float = math.inf,
+    kernelbench: bool = False,
+    images: Path | None = None,
+) -> list[str]:
     """Return the lines of the section."""
-    budget, held_budget, seeds = contest.effort
+    budget, tried, seeds, _ = contest.effort
     modules, held_out = contest.modules, contest.held_out
     table = compare(contest, cache, minutes)
+    say(f"curves: {draw(contest, table, cache, images)}")
     with contest.measure(cache) as measure:
         lines_of = (*modules, *held_out)
         base = {line: measured_base(problems.of_line(line), measure) for line in lines_of}
-    times = peers(lines_of)
-    points = [point for point in POINTS if point <= budget]
+        trials = dict.fromkeys(modules, budget) | dict.fromkeys(held_out, tried)
+        peers = schedule_peers.gains(base, trials, contest.folder(cache), measure)
     lines = [
         f"`python benchmarks/schedules.py CACHE`, space `{contest.name}`: {len(modules)} modules "
         f"to learn from, {budget} evaluations each, and {len(held_out)} held-out ones, "
-        f"{held_budget} each; "
+        f"{tried} each; "
         f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}. Geometric means of how many times as "
         f"fast as {contest.base}, CPU time of one thread; in brackets the 95 % interval over "
         "seeds.",
         "",
-        "| contestant | learned modules | held out, no measurement | slower | "
-        f"held out, best of {held_budget} | "
-        + " | ".join(f"after {point}" for point in points)
-        + " | own CPU s |",
-        "|---|---|---|---|---|" + "---|" * (len(points) + 1),
-    ]
-    for name, found in table.items():
-        learns = name in contest.recipes
-        zero = shown([one.zero for one in found]) if learns else "–"
-        slower = f"{np.mean([g < 1 for one in found for g in one.zero]):.0%}" if learns else "–"
-        curve = [f"{mean([one.curve[point - 1] for one in found]):.2f}" for point in points]
-        lines.append(
-            f"| {name} | {shown([one.trained for one in found])} | {zero} | {slower} | "
-            f"{shown([one.held for one in found])} | {' | '.join(curve)} | "
-            f"{np.mean([one.seconds for one in found]):.0f} |"
-        )
-    for name, known in times.items():
-        lines.append(
-            f"| {name} | {beside(base, known, modules)} | {beside(base, known, held_out)} | – | "
-            f"{beside(base, known, held_out)} |" + " – |" * (len(points) + 1)
-        )
-    lines += [
+        *schedule_tables.contest(table, peers, modules, held_out, tried),
         "",
+        schedule_tables.LEGEND,
         '"after n": the best so far after n evaluations a learned module, not measured again. '
-        '"slower": the share of held-out modules that the policy\'s first schedule makes slower. '
         "A search knows nothing of other modules; a policy has spent its evaluations on the "
-        "learned ones before it sees a held-out one.",
+        "learned ones before it sees a held-out one. IREE's flags are its default, O3, data tiling "
+        "and im2col; MetaSchedule, where it is installed, has products of matrices alone and as "
+        "many trials as there are evaluations.",
+        "",
+        schedule_tables.duration(table),
         "",
         "Performance profile: the share of learned modules whose best schedule takes at most so "
         "many times the time of the best contestant's.",
         "",
-        "| contestant | " + " | ".join(f"{ratio:g} ×" for ratio in RATIOS) + " |",
-        "|---|" + "---|" * len(RATIOS),
-        *profile(table),
+        *schedule_tables.profile(table),
         "",
         f"Learned: {', '.join(f'`{line}`' for line in modules)}. Held out: "
         f"{', '.join(f'`{line}`' for line in held_out)}.",
     ]
-    return lines
+    return lines + (["", *shapes_of_kernelbench(contest, cache)] if kernelbench else [])
+
+
+def arguments() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--small", action="store_true", help="one seed, fewer evaluations")
+    parser.add_argument("--tiny", action="store_true", help="two modules, to see that all works")
+    parser.add_argument("--seeds", type=int, help="how many seeds")
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--space", choices=list(CONTESTS), default="loops")
+    parser.add_argument("--kernelbench", action="store_true", help="in the space loops alone")
+    parser.add_argument("--images", type=Path, help="a folder that gets the curves too")
+    given = parser.parse_args()
+    if given.kernelbench and given.space != "loops":
+        parser.error("--kernelbench: the policies of the space loops schedule these shapes")
+    return given
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cache", type=Path)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--space", choices=list(CONTESTS), default="loops")
-    given = parser.parse_args()
+    given = arguments()
     contest = CONTESTS[given.space]
     if given.small:
         contest = contest._replace(effort=SMALL)
-    print("\n".join(main(given.cache, contest, given.minutes)))
+    if given.tiny:
+        contest = contest._replace(effort=TINY, most=2)
+    if given.seeds:
+        seeds = tuple(range(given.seeds))
+        contest = contest._replace(effort=contest.effort._replace(seeds=seeds))
+    found = main(given.cache, contest, given.minutes, given.kernelbench, given.images)
+    print("\n".join(found))

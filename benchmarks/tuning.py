@@ -1,14 +1,17 @@
 """Operations by IREE, tuned by the user's command, beside IREE's flags, OpenBLAS and torch.
 
-    [TOKMILL_TVM_PYTHON=PYTHON] python benchmarks/tuning.py CACHE [BUDGET] [LINE...]
+    [TOKMILL_TVM_PYTHON=PYTHON] python benchmarks/tuning.py CACHE [BUDGET] [LINE...] [--seeds N]
 
 `tuned` is what `tokmill rl tune LINE --evaluations BUDGET` (64) gives: layout, flags and tiles.
 `tiles` are the tiles alone, searched in IREE's space with as many evaluations. Then both, IREE's
 default and its flags are compiled anew by `iree-compile`, and all are timed in turns in one fresh
 process on one thread, CPU time, the least of the rounds: so that other work on the machine meets
-all of them alike. TVM's MetaSchedule, which takes minutes for each, tunes the operations of
-`HEADLINE` with as many trials, where a Python that has it is named; it is timed in a process of its
-own. Times are kept, so that a run that was ended goes on; without LINEs the table has all.
+all of them alike. An operation that comes out over 2 % slower than the default is compared once
+more in another process, and that result counts. TVM's MetaSchedule, which takes minutes for each,
+tunes the operations under `headline` of `tuning_mix.toml` with as many trials, where a Python that
+has it is named; it is timed in a process of its own. Times are kept, so that a run that was ended
+goes on; without LINEs the table has all of `tuning_mix.toml`, whose weights count in the geometric
+means. With `--seeds N` all is done N times with other random numbers, TVM too.
 
 With `TOKMILL_TARGET_CPU=x86-64-v3` all code is for processors without AVX-512, whatever this one
 has, and OpenBLAS and torch use nothing wider either.
@@ -16,6 +19,7 @@ has, and OpenBLAS and torch use nothing wider either.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -25,32 +29,46 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import peak
 from tokmill.mlir.iree.model import FLAGS
 
-HEADLINE = (
-    "matmul 512 512 512",
-    "matmul 128 3072 768",
-    "conv_2d_nchw 1 64 58 64 3",
-    "conv_2d_nhwc 1 64 58 64 3",
-)
-HELD_OUT = (
-    "matmul 96 384 1536",
-    "matmul 256 1000 512",
-    "batch_matmul 8 128 128 64",
-    "conv_2d_nchw 1 128 30 128 3",
-    "conv_2d_nhwc 1 32 114 64 3 2",
-    "pooling 1 64 114 3 2",
-    "reduce 1024 1024",
-    "softmax 256 1024",
-)
-"""All with the same weight."""
+MIX = Path(__file__).with_name("tuning_mix.toml")
+
+
+class Mix(NamedTuple):
+    """Operations that are tuned, and their weights."""
+
+    headline: dict[str, float]
+    """Those that TVM tunes too."""
+    held_out: dict[str, float]
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return line → weight of all, in their order."""
+        return self.headline | self.held_out
+
+
+def read_mix(path: Path = MIX) -> Mix:
+    """Return the operations of a file; raises `SystemExit` for what is no mix."""
+    found = tomllib.loads(path.read_text())
+    if set(found) != set(Mix._fields):
+        raise SystemExit(f"{path}: it has {', '.join(found)}, not {' and '.join(Mix._fields)}")
+    mix = Mix(**found)
+    for line, weight in [*mix.headline.items(), *mix.held_out.items()]:
+        if type(weight) not in (int, float) or not 0 < weight < math.inf:
+            raise SystemExit(f"{path}: the weight of {line} is {weight}, not above 0")
+    if twice := mix.headline.keys() & mix.held_out.keys():
+        raise SystemExit(f"{path}: {', '.join(sorted(twice))} stands there twice")
+    return mix
+
+
 TARGET = os.environ.get("TOKMILL_TARGET_CPU", "")
 """The processor that code is made for, if not this one."""
 NARROW = {
@@ -65,29 +83,34 @@ LIMIT = 10
 """Minutes after which the command stops tuning an operation, however few evaluations it had."""
 TVM_LIMIT = 20
 """Minutes that TVM has for an operation: one of its compilations may take longer than that."""
+SLOWER = 1.02
+"""Times the default's time: what takes longer is compared once more."""
+Times = dict[str, float]
+"""Contestant → nanoseconds."""
 Row = dict[str, Any]
-"""`ns`: contestant → time; `tuned`: what the command chose."""
+"""Of an operation and a seed. `ns`: `Times`; `tuned`: what the command chose; `first`: the times
+of the first comparison, if `ns` are those of a second one."""
 
 
-def main(
-    cache: Path, lines: tuple[str, ...] = (*HEADLINE, *HELD_OUT), budget: int = 64
-) -> list[str]:
-    """Return the table of the section."""
-    folder = cache / "mlir"
+def main(cache: Path, lines: tuple[str, ...] = (), budget: int = 64, seeds: int = 1) -> list[str]:
+    """Return the table of the section; without lines, of the operations of the mix."""
+    folder, mix = cache / "mlir", read_mix()
     folder.mkdir(parents=True, exist_ok=True)
-    rows = {}
-    for line in lines:
-        kept = folder / f"{stem(line)}.{budget}.times.json"
-        if not kept.exists():
-            kept.write_text(json.dumps(compared(line, folder, budget)))
-            print(line, kept.read_text(), file=sys.stderr, flush=True)
-        rows[line] = json.loads(kept.read_text())
-    return table(rows)
+    rows: dict[str, list[Row]] = {line: [] for line in lines or mix.weights}
+    for seed in range(seeds):
+        for line, found in rows.items():
+            kept = folder / f"{stem(line, seed)}.{budget}.compared.json"
+            if not kept.exists():
+                kept.write_text(json.dumps(compared(line, folder, budget, seed, mix)))
+                print(line, kept.read_text(), file=sys.stderr, flush=True)
+            found.append(json.loads(kept.read_text()))
+    return table(rows, {line: mix.weights.get(line, 1.0) for line in rows})
 
 
-def stem(line: str) -> str:
+def stem(line: str, seed: int) -> str:
     """Return how files of an operation begin."""
-    return line.replace(" ", "_") + (f".{TARGET}" if TARGET else "")
+    named = line.replace(" ", "_") + (f".{TARGET}" if TARGET else "")
+    return named + (f".seed{seed}" if seed else "")
 
 
 def target() -> tuple[str, ...]:
@@ -97,39 +120,58 @@ def target() -> tuple[str, ...]:
     return (f"{PROCESSOR}{TARGET}",) if TARGET else ()
 
 
-def compared(line: str, folder: Path, budget: int) -> Row:
+def compared(line: str, folder: Path, budget: int, seed: int, mix: Mix) -> Row:
     """Tune an operation and time it beside the others."""
-    spec = folder / f"{stem(line)}.tiles.spec.mlir"
+    spec = folder / f"{stem(line, seed)}.tiles.spec.mlir"
     module = spec.with_name(spec.name.replace(".tiles.spec", ""))
-    searched(line, folder / "measurements.db", budget, module, spec)
-    told = commanded(line, folder, budget)
+    searched(line, folder / "measurements.db", budget, seed, module, spec)
+    told = commanded(line, folder, budget, seed)
     environment = {name: value for name, value in os.environ.items()
                    if name != "OPENBLAS_CORETYPE"}  # fmt: skip
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         environment[name] = "1"
     if TARGET:
         environment |= NARROW
-    answer = subprocess.run(
-        [sys.executable, __file__, "--time", line, str(module), str(spec), told["compile"]],
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    times = json.loads(answer.stdout.splitlines()[-1])
-    if line in HEADLINE and (tvm := os.environ.get("TOKMILL_TVM_PYTHON")):
-        ended = meta_schedule(tvm, line, budget, folder)
-        times |= {"MetaSchedule": ended} if ended else {}
-    return {"ns": times, "tuned": chosen_by(told)}
+
+    def in_turns() -> Times:
+        answer = subprocess.run(
+            [sys.executable, __file__, "--time", line, str(module), str(spec), told["compile"]],
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        times: Times = json.loads(answer.stdout.splitlines()[-1])
+        return times
+
+    row = settled(in_turns) | {"tuned": chosen_by(told)}
+    if line in mix.headline and (tvm := os.environ.get("TOKMILL_TVM_PYTHON")):
+        ended = meta_schedule(tvm, line, budget, folder, seed)
+        row["ns"] |= {"MetaSchedule": ended} if ended else {}
+    return row
 
 
-def commanded(line: str, folder: Path, budget: int) -> dict[str, Any]:
+def settled(in_turns: Callable[[], Times]) -> Row:
+    """Return the times of a comparison, or of a second one if the tuned one was slower.
+
+    Noise makes some of many rows slower, and a second time seldom the same ones.
+    """
+    first = in_turns()
+    return {"ns": in_turns(), "first": first} if behind(first) > SLOWER else {"ns": first}
+
+
+def behind(times: Times) -> float:
+    """Return how many times the default's time the tuned one takes."""
+    return times["tuned"] / times["default"]
+
+
+def commanded(line: str, folder: Path, budget: int, seed: int) -> dict[str, Any]:
     """Return what `tokmill rl tune` says of an operation."""
-    spec = folder / f"{stem(line)}.spec.mlir"
+    spec = folder / f"{stem(line, seed)}.spec.mlir"
     spec.unlink(missing_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", "tokmill", "rl", "tune", line, "--json", "--quiet", "-o", str(spec),
-         "--evaluations", str(budget), "--minutes", str(LIMIT),
+         "--evaluations", str(budget), "--minutes", str(LIMIT), "--seed", str(seed),
          *(["--target-cpu", TARGET] if TARGET else [])],
         check=True,
         capture_output=True,
@@ -146,12 +188,12 @@ def chosen_by(told: dict[str, Any]) -> str:
     return ("channels last, " * told["channels_last"]) + named + (" + tiles" * bool(told["spec"]))
 
 
-def meta_schedule(python: str, line: str, budget: int, folder: Path) -> float | None:
+def meta_schedule(python: str, line: str, budget: int, folder: Path, seed: int = 0) -> float | None:
     """Return the CPU time in nanoseconds of an operation that TVM tuned; None after `TVM_LIMIT`."""
     script = Path(__file__).parent / "peers" / "tvm_schedule.py"
     with tempfile.TemporaryDirectory(dir=folder) as work:
         running = subprocess.Popen(
-            [python, script, str(budget), "1", work, line],
+            [python, script, str(budget), str(seed + 1), work, line],
             env=os.environ | {"TVM_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,
@@ -170,61 +212,119 @@ def meta_schedule(python: str, line: str, budget: int, folder: Path) -> float | 
     return float(json.loads(said.splitlines()[-1])["ns"])
 
 
-def table(rows: dict[str, Row]) -> list[str]:
-    """Return rows of times in ms, and geometric means."""
+def geometric(values: Sequence[float], weights: Sequence[float] = ()) -> float:
+    """Return the geometric mean, weighted if weights are given."""
+    given = weights or [1.0] * len(values)
+    logs = (weight * math.log(value) for value, weight in zip(values, given, strict=True))
+    return math.exp(sum(logs) / sum(given))
+
+
+def ranged(values: Sequence[float]) -> str:
+    """Return the geometric mean over seeds, and their range."""
+    text = f"{geometric(values):.2f}"
+    return text if len(values) < 2 else f"{text} ({min(values):.2f} to {max(values):.2f})"
+
+
+def middle(found: Sequence[Row]) -> Times:
+    """Return the geometric means over seeds of the times of those that each seed has."""
+    names = [name for name in found[0]["ns"] if all(name in row["ns"] for row in found)]
+    return {name: geometric([row["ns"][name] for row in found]) for name in names}
+
+
+def ratios(times: Times) -> dict[str, float]:
+    """Return contestant → how many times as fast as it the tuned one is."""
+    flags = min(times[name] for name in FLAGS if name in times)
+    others = {name: times[name] for name in COMPARED[1:] if name in times}
+    return {name: time / times["tuned"] for name, time in {"best flags": flags, **others}.items()}
+
+
+COMPARED = ("best flags", "OpenBLAS", "torch", "default", "tiles", "MetaSchedule")
+"""The first three have columns."""
+
+
+def table(rows: dict[str, list[Row]], weights: dict[str, float]) -> list[str]:
+    """Return rows of times in ms, and weighted geometric means.
+
+    `rows`: line → a row for each seed.
+    """
+    times = {line: middle(found) for line, found in rows.items()}
     others = ["OpenBLAS", "torch"]
-    if any("MetaSchedule" in row["ns"] for row in rows.values()):
+    if any("MetaSchedule" in one for one in times.values()):
         others.append("MetaSchedule")
     names = ["tuned", "tiles", *FLAGS, *others]
     made = [
         "| ms, CPU time of one thread | "
         + " | ".join(names)
-        + " | × best flags | × OpenBLAS | × torch | the command chose |",
+        + "".join(f" | × {name}" for name in COMPARED[:3])
+        + " | the command chose |",
         "|---" * (len(names) + 5) + "|",
     ]
-    gains: dict[str, list[float]] = {
-        name: [] for name in ("best flags", "OpenBLAS", "torch", "default", "tiles", "MetaSchedule")
-    }
-    for line, row in rows.items():
-        times, tuned = row["ns"], row["ns"]["tuned"]
-        ratios = {
-            "best flags": min(times[name] for name in FLAGS if name in times) / tuned,
-            **{name: times[name] / tuned for name in gains if name in times},
-        }
-        for name, ratio in ratios.items():
-            gains[name].append(ratio)
-        cells = [f"{times[name] / 1e6:.3f}" if name in times else "–" for name in names]
-        cells += [f"{ratios[name]:.2f}" if name in ratios else "–" for name in list(gains)[:3]]
-        made.append(f"| {line} | " + " | ".join([*cells, row["tuned"]]) + " |")
-    text = ", ".join(
-        f"{math.exp(sum(map(math.log, found)) / len(found)):.2f} × {name}"
-        for name, found in gains.items()
-        if found
-    )
-    made += ["", f"Geometric means of the tuned one's speed: {text}."]
-    slower = [
-        line for line, row in rows.items() if row["ns"]["tuned"] > 1.02 * row["ns"]["default"]
+    gains = {line: [ratios(row["ns"]) for row in found] for line, found in rows.items()}
+    for line, found in rows.items():
+        cells = [f"{times[line][name] / 1e6:.3f}" if name in times[line] else "–" for name in names]
+        for name in COMPARED[:3]:
+            each = [one[name] for one in gains[line] if name in one]
+            cells.append(ranged(each) if each else "–")
+        chosen = dict.fromkeys(row["tuned"] for row in found)
+        made.append(f"| {line} | " + " | ".join([*cells, " / ".join(chosen)]) + " |")
+    return [*made, "", *means(gains, weights), *regressions(rows), *beside_peak(times, weights)]
+
+
+def means(gains: dict[str, list[dict[str, float]]], weights: dict[str, float]) -> list[str]:
+    """Return the geometric means over operations; of several seeds with their range."""
+    said = []
+    for name in COMPARED:
+        lines = [line for line, found in gains.items() if all(name in one for one in found)]
+        if lines:
+            given = [weights[line] for line in lines]
+            seeds = range(len(gains[lines[0]]))
+            each = [geometric([gains[line][seed][name] for line in lines], given) for seed in seeds]
+            said.append(f"{ranged(each)} × {name}")
+    count = len(next(iter(gains.values())))
+    over = f", over {count} seeds with their range" if count > 1 else ""
+    weighted = ", weighted" if len(set(weights.values())) > 1 else ""
+    return [f"Geometric means of the tuned one's speed{weighted}{over}: {', '.join(said)}."]
+
+
+def regressions(rows: dict[str, list[Row]]) -> list[str]:
+    """Return which operations are slower than the default, and which were compared twice."""
+
+    def named(line: str, seed: int) -> str:
+        return f"{line}, seed {seed}" if len(rows[line]) > 1 else line
+
+    each = [(named(line, seed), row) for line, found in rows.items()
+            for seed, row in enumerate(found)]  # fmt: skip
+    slower = [name for name, row in each if behind(row["ns"]) > SLOWER]
+    twice = [
+        f"{name} ({behind(row['first']):.2f} times its time, then {behind(row['ns']):.2f})"
+        for name, row in each
+        if "first" in row
     ]
-    made.append(f"Slower than the default by over 2 %: {', '.join(slower) or 'none'}.")
-    return made + beside_peak(rows)
+    made = [f"Slower than the default by over {SLOWER - 1:.0%}: {'; '.join(slower) or 'none'}."]
+    if twice:
+        made.append(
+            "What came out so was compared once more in a fresh process, and the second result is "
+            f"shown: {'; '.join(twice)}. All others were compared once."
+        )
+    return made
 
 
-def beside_peak(rows: dict[str, Row]) -> list[str]:
+def beside_peak(times: dict[str, Times], weights: dict[str, float]) -> list[str]:
     """Return how near to the processor's peak products and convolutions are."""
-    known = {line: flops(line) for line in rows if flops(line)}
+    known = {line: flops(line) for line in times if flops(line)}
     if not known:
         return []
     most = peak.peak(TARGET or "native") / 1e9
     shares = {
         name: [
-            flops / min(rows[line]["ns"][one] for one in names if one in rows[line]["ns"]) / most
+            flops / min(times[line][one] for one in names if one in times[line]) / most
             for line, flops in known.items()
         ]
         for name, names in (("best flags", tuple(FLAGS)), ("tuned", ("tuned",)))
     }
+    given = [weights[line] for line in known]
     said = ", ".join(
-        f"{name} {math.exp(sum(map(math.log, found)) / len(found)):.0%} of it "
-        f"({min(found):.0%} to {max(found):.0%})"
+        f"{name} {geometric(found, given):.0%} of it ({min(found):.0%} to {max(found):.0%})"
         for name, found in shares.items()
     )
     return [
@@ -248,7 +348,7 @@ def flops(line: str) -> float:
     return 0.0
 
 
-def searched(line: str, cache: Path, budget: int, module: Path, spec: Path) -> None:
+def searched(line: str, cache: Path, budget: int, seed: int, module: Path, spec: Path) -> None:
     """Search an operation; write it, and the spec of the winner, which is empty if none gains."""
     from tokmill.mlir import search
     from tokmill.mlir.iree.tiles import IreeSpace
@@ -257,7 +357,7 @@ def searched(line: str, cache: Path, budget: int, module: Path, spec: Path) -> N
 
     given, space = problem.of_line(line), IreeSpace(target())
     with Measurements(Settings(), cache, space) as measure:
-        trials = list(search.evolution(given, measure, budget, 0))
+        trials = list(search.evolution(given, measure, budget, seed))
         # Noise hides small gains from a single trial: the fastest three are measured again.
         ranked = sorted(
             (each for each in trials if each.result.status == "ok" and each.schedule),
@@ -357,6 +457,10 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--time"]:
         print(json.dumps(timed(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])))
     else:
-        budget = int(sys.argv[2]) if len(sys.argv) > 2 else 64
-        chosen = tuple(sys.argv[3:]) or (*HEADLINE, *HELD_OUT)
-        print("\n".join(main(Path(sys.argv[1]), chosen, budget)))
+        parser = argparse.ArgumentParser()
+        parser.add_argument("cache", type=Path)
+        parser.add_argument("budget", type=int, nargs="?", default=64)
+        parser.add_argument("lines", nargs="*")
+        parser.add_argument("--seeds", type=int, default=1)
+        given = parser.parse_intermixed_args()
+        print("\n".join(main(given.cache, tuple(given.lines), given.budget, given.seeds)))

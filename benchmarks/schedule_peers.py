@@ -1,0 +1,227 @@
+"""What schedules are compared with: numpy, torch, IREE with its best flags, TVM's MetaSchedule.
+
+All run on one thread, in CPU time. Inputs are those that schedules are measured on, but TVM's,
+which draws its own. IREE's flags run in turns in one child, and the fastest, which is partly the
+luckiest, is timed again beside the default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import tuning
+from tokmill.errors import TokmillError
+from tokmill.mlir.iree.model import FLAGS, Model, Way, fastest
+from tokmill.mlir.measure import Measurements
+from tokmill.mlir.modules import problem as problems
+from tokmill.mlir.space import space_called
+
+IREE, TVM = "IREE, best flags", "TVM, MetaSchedule"
+SEED = 0
+"""Of the inputs, as `measure.Settings` has it."""
+Gains = dict[str, dict[str, float]]
+"""Peer → module → how many times as fast as the baseline it is."""
+
+
+def gains(
+    base: Mapping[str, float],
+    trials: Mapping[str, int],
+    folder: Path,
+    measure: Measurements,
+) -> Gains:
+    """Return what all peers gain over the milliseconds of the baseline.
+
+    `trials`: module → evaluations, which MetaSchedule gets too; `folder` keeps what it found.
+    """
+    lines = list(base)
+    found = {
+        name: {line: base[line] / one for line, one in times.items()}
+        for name, times in timed(lines).items()
+    }
+    flags = {line: best_flags(line, measure) for line in lines}
+    # Where IREE's default is the baseline, both times are of the same run.
+    own = measure.space.name == "iree"
+    found[IREE] = {
+        line: (times[0] if own else base[line]) / times[1]
+        for line, times in flags.items()
+        if times is not None
+    }
+    if python := os.environ.get("TOKMILL_TVM_PYTHON"):
+        scheduled = meta_schedules(python, {line: trials[line] for line in products(lines)}, folder)
+        found[TVM] = {line: base[line] / one for line, one in scheduled.items()}
+    return {name: known for name, known in found.items() if known}
+
+
+def products(lines: Sequence[str]) -> list[str]:
+    """Return the modules that are one product of matrices: those that TVM's script has."""
+    return [line for line in lines if "matmul" in line and "," not in line]
+
+
+def best_flags(line: str, measure: Measurements) -> tuple[float, float] | None:
+    """Return the milliseconds of IREE's default and of its best flags, from one race.
+
+    None if IREE does not compile the module. Results are in the cache of the measurements.
+    """
+    given, ways = problems.of_line(line), [Way(name, flags) for name, flags in FLAGS.items()]
+    with Measurements(measure.settings, measure.path, space_called("iree")) as times:
+        model = Model(given.text, times, length=given.length)
+        try:
+            first = model.compare([(way, "") for way in ways], lambda: None)
+            way, _ = fastest(list(zip(ways, first, strict=True)))
+            both = model.compare([(ways[0], ""), (way, "")], lambda: None)
+        except TokmillError as error:
+            print(f"{line}: {error}", file=sys.stderr, flush=True)
+            return None
+    default, best = (one.nanoseconds / 1e6 for one in both)
+    # The same program twice would differ by noise alone.
+    return (default, default if way == ways[0] else best)
+
+
+def meta_schedules(python: str, trials: Mapping[str, int], folder: Path) -> dict[str, float]:
+    """Return module → milliseconds of what TVM found; those that it gave up are said."""
+    kept = folder / "tvm.json"
+    known = json.loads(kept.read_text()) if kept.exists() else {}
+    for line, count in trials.items():
+        key = f"{line}, {count} trials"
+        if key not in known:
+            try:
+                known[key] = tuning.meta_schedule(python, line, count, folder)
+            except SystemExit as ended:
+                print(ended, file=sys.stderr, flush=True)
+                known[key] = None
+            kept.write_text(json.dumps(known))
+    found = {line: known[f"{line}, {count} trials"] for line, count in trials.items()}
+    return {line: one / 1e6 for line, one in found.items() if one is not None}
+
+
+def timed(lines: Sequence[str]) -> Gains:
+    """Return numpy's and torch's milliseconds, of a process with one thread.
+
+    Which kernels OpenBLAS takes is left to it.
+    """
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    environment = os.environ | dict.fromkeys(names, "1")
+    environment.pop("OPENBLAS_CORETYPE", None)
+    code = "import schedule_peers, sys; schedule_peers.time_here(sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *lines],
+        env=environment | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    found: Gains = json.loads(done.stdout)
+    return found
+
+
+def time_here(lines: Sequence[str]) -> None:
+    """Print the CPU times of numpy and torch in this process as JSON."""
+    import torch
+
+    torch.set_num_threads(1)
+    found: Gains = {"numpy": {}, "torch": {}}
+    with torch.inference_mode():
+        for line in lines:
+            given = inputs(line)
+            for name, made in (("numpy", numpy_of(line, given)), ("torch", torch_of(line, given))):
+                if made is not None:
+                    found[name][line] = least(made)
+    print(json.dumps(found))
+
+
+def inputs(line: str) -> list[np.ndarray[Any, Any]]:
+    """Return the numbers that a module is measured on."""
+    from tokmill.mlir.iree import executor
+
+    return executor.inputs(problems.of_line(line).text, SEED)[1]
+
+
+def least(function: Callable[[], Any]) -> float:
+    """Return the least CPU milliseconds of a call, over half a second."""
+    function()
+    times, begun = [], time.perf_counter()
+    while len(times) < 5 or time.perf_counter() - begun < 0.5:
+        start = time.thread_time_ns()
+        function()
+        times.append(time.thread_time_ns() - start)
+    return min(times) / 1e6
+
+
+def parts_of(line: str) -> tuple[str, list[int], bool] | None:
+    """Return operation, sizes, and whether a relu follows; None for other chains."""
+    first, *others = [part.split() for part in line.split(",")]
+    if others not in ([], [["relu"]]):
+        return None
+    return first[0], [int(one) for one in first[1:]], bool(others)
+
+
+def numpy_of(line: str, given: Sequence[np.ndarray[Any, Any]]) -> Callable[[], Any] | None:
+    """Return a module in numpy; None: numpy has no such operation."""
+    parts = parts_of(line)
+    if parts is None:
+        return None
+    name, _, clipped = parts
+    plain: dict[str, Callable[[np.ndarray[Any, Any]], Any]] = {
+        "matmul": lambda out: np.matmul(*given, out=out),
+        "batch_matmul": lambda out: np.matmul(*given, out=out),
+        "add": lambda out: np.add(*given, out=out),
+        "relu": lambda out: np.maximum(*given, 0, out=out),
+        "exp": lambda out: np.exp(*given, out=out),
+        "reduce": lambda out: np.sum(*given, axis=-1, out=out),
+    }
+    if name not in plain:
+        return None
+    run, shape = plain[name], given[0].shape
+    if "matmul" in name:
+        shape = (*shape[:-1], given[1].shape[-1])
+    result = np.empty(shape[:-1] if name == "reduce" else shape, np.float32)
+    if clipped:
+        return lambda: np.maximum(run(result), 0, out=result)
+    return lambda: run(result)
+
+
+def torch_of(line: str, given: Sequence[np.ndarray[Any, Any]]) -> Callable[[], Any] | None:
+    """Return a module in torch; None: it is not written here.
+
+    Convolutions with channels last give the view (N, F, H, W) of their results.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    parts = parts_of(line)
+    if parts is None:
+        return None
+    name, sizes, clipped = parts
+    one, *others = [torch.from_numpy(array) for array in given]
+    plain: dict[str, Callable[[], Any]] = {
+        "matmul": lambda: one @ others[0],
+        "batch_matmul": lambda: one @ others[0],
+        "add": lambda: one + others[0],
+        "relu": lambda: one.relu(),
+        "exp": lambda: one.exp(),
+        "reduce": lambda: one.sum(-1),
+        # The module has no subtraction of the largest, so torch's softmax would do more.
+        "softmax": lambda: (powers := one.exp()) / powers.sum(-1, keepdim=True),
+    }
+    if name.startswith("conv_2d"):
+        image, kernel, stride = one, others[0], sizes[5] if len(sizes) > 5 else 1
+        if name.endswith("nhwc"):
+            # Of the shapes that torch wants, the image in the same order in memory.
+            image = image.permute(0, 3, 1, 2)
+            kernel = kernel.permute(3, 2, 0, 1).contiguous(memory_format=torch.channels_last)
+        plain[name] = lambda: F.conv2d(image, kernel, stride=stride)
+    if name == "pooling":
+        stride = sizes[4] if len(sizes) > 4 else 1
+        plain[name] = lambda: F.max_pool2d(one, sizes[3], stride)
+    if name not in plain:
+        return None
+    run = plain[name]
+    return (lambda: run().relu_()) if clipped else run

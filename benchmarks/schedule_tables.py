@@ -1,0 +1,219 @@
+"""Tables and curves of what contestants found: numbers in, lines and figures out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tokmill.report.figures import HIGHEST, LOWEST, Figure, Series
+from tokmill.report.interval import mean_interval
+
+POINTS = (8, 16, 24, 64)
+"""Evaluations a module of the columns "after n"."""
+RATIOS = (1.05, 1.25, 1.5, 2.0)
+"""Of the performance profile: how many times slower than the best contestant."""
+SLOWER = 1.02
+"""Times the baseline's time: what takes longer is a regression."""
+LEGEND = (
+    f'"slower": the share of modules, over all seeds, whose schedule of the column before it takes '
+    f"over {SLOWER - 1:.0%} longer than the baseline, beyond the noise. Gains are as they were "
+    "confirmed, below 1 too; a contestant without any schedule that gave a result counts as 1."
+)
+
+
+class Found(NamedTuple):
+    """What a contestant found with one seed: gains, a module each."""
+
+    trained: list[float]
+    """Of the best schedule of each learned module, measured again; below 1 too."""
+    held: list[float]
+    """The same of each held-out one."""
+    zero: list[float]
+    """Of a policy's schedule of each held-out one before anything was measured; [] of a search."""
+    curve: list[float]
+    """Geometric mean of the best so far of the learned modules, by evaluations of each."""
+    seconds: float
+    """CPU seconds of its own, without those of compiling and running."""
+    wall: float
+    """Seconds of the clock, with all that it waited for."""
+    fresh: bool
+    """Whether the cache had only what contestants before it found with the same first seed."""
+    rows: int
+    """Of the cache, afterwards."""
+
+
+Table = dict[str, list[Found]]
+"""Contestant → what it found, for each seed."""
+
+
+def mean(gains: Sequence[float]) -> float:
+    """Return the geometric mean."""
+    return float(np.exp(np.mean(np.log(gains))))
+
+
+def curve_of(curves: Sequence[Sequence[float]]) -> list[float]:
+    """Return the geometric mean over curves after each evaluation."""
+    return [mean(column) for column in zip(*curves, strict=True)]
+
+
+def by_evaluation(steps: Sequence[float], each: int) -> list[float]:
+    """Return the best so far after each evaluation, where it is known after `each` of them alone.
+
+    In between it is what it was before the step: nothing is known too early.
+    """
+    before = [1.0, *steps[:-1]]
+    return [
+        value
+        for old, new in zip(before, steps, strict=True)
+        for value in (*[old] * (each - 1), new)
+    ]
+
+
+def slower(gains: Sequence[float]) -> float:
+    """Return the share of regressions."""
+    return float(np.mean([gain * SLOWER < 1 for gain in gains]))
+
+
+def shown(values: Sequence[Sequence[float]]) -> str:
+    """Return the geometric mean of all modules, and its interval over seeds."""
+    middle, half = mean_interval([math.log(mean(gains)) for gains in values])
+    text = f"{math.exp(middle):.2f}"
+    if half is None:
+        return text
+    return f"{text} ({math.exp(middle - half):.2f} to {math.exp(middle + half):.2f})"
+
+
+def both(values: Sequence[Sequence[float]]) -> list[str]:
+    """Return two cells: the geometric mean with its interval, and the share that is slower."""
+    if not all(values):
+        return ["–", "–"]
+    return [shown(values), f"{slower([gain for gains in values for gain in gains]):.0%}"]
+
+
+def beside(gains: Mapping[str, float], lines: Sequence[str]) -> list[str]:
+    """Return the same two cells for a peer, and on how many modules if it has not all."""
+    found = [gains[line] for line in lines if line in gains]
+    if not found:
+        return ["–", "–"]
+    middle, share = both([found])
+    return [middle + (f" (on {len(found)})" if len(found) < len(lines) else ""), share]
+
+
+def contest(
+    table: Table,
+    peers: Mapping[str, Mapping[str, float]],
+    modules: Sequence[str],
+    held_out: Sequence[str],
+    tried: int,
+) -> list[str]:
+    """Return the table of all contestants and peers; `tried`: evaluations of held-out modules."""
+    budget = len(next(iter(table.values()))[0].curve)
+    points = [point for point in POINTS if point <= budget] or [budget]
+    head = [
+        "contestant", "learned modules", "slower", "held out, no measurement", "slower",
+        f"held out, best of {tried}", "slower", *(f"after {point}" for point in points),
+        "own CPU s", "wall s, each seed",
+    ]  # fmt: skip
+    rows = [head, ["---"] * len(head)]
+    for name, found in table.items():
+        rows.append(
+            [
+                name,
+                *both([one.trained for one in found]),
+                *both([one.zero for one in found]),
+                *both([one.held for one in found]),
+                *(f"{mean([one.curve[point - 1] for one in found]):.2f}" for point in points),
+                f"{np.mean([one.seconds for one in found]):.0f}",
+                ", ".join(f"{one.wall:.0f}" for one in found),
+            ]
+        )
+    for name, known in peers.items():
+        cells = [*beside(known, modules), *beside(known, held_out), *beside(known, held_out)]
+        rows.append([name, *cells, *["–"] * (len(points) + 2)])
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def profile(table: Table) -> list[str]:
+    """Return the performance profile (Dolan and Moré, 2002).
+
+    A problem is a learned module with a seed.
+    """
+    names = list(table)
+    gains = np.array([[one.trained for one in table[name]] for name in names])
+    behind = gains.max(axis=0) / gains
+    rows = [
+        ["contestant", *(f"{ratio:g} ×" for ratio in RATIOS)],
+        ["---"] * (1 + len(RATIOS)),
+        *(
+            [name, *(f"{np.mean(one <= ratio):.0%}" for ratio in RATIOS)]
+            for name, one in zip(names, behind, strict=True)
+        ),
+    ]
+    return ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def duration(table: Table) -> str:
+    """Return how long all contestants took with the first seed, if they began with nothing."""
+    first = [found[0] for found in table.values()]
+    if not all(one.fresh for one in first):
+        return (
+            "The cache had results of other runs, so how long one seed takes from an empty cache "
+            "was not measured."
+        )
+    return (
+        f"One seed from an empty cache took {sum(one.wall for one in first) / 60:.1f} minutes, all "
+        "contestants one after the other, each with the results of those before it."
+    )
+
+
+def curves(table: Table, learns: Sequence[str], title: str, base: str) -> Figure:
+    """Return the best so far by evaluations: mean over seeds, from the lowest to the highest.
+
+    Policies (`learns`) have solid lines, searches dashed ones.
+    """
+    series = []
+    for number, (name, found) in enumerate(table.items()):
+        values = np.array([one.curve for one in found])
+        middle = np.exp(np.log(values).mean(axis=0))
+        band: dict[str, Any] = {}
+        if len(found) > 1:
+            band = {LOWEST: values.min(axis=0), HIGHEST: values.max(axis=0)}
+        x = np.arange(1, values.shape[1] + 1)
+        line = "-" if name in learns else "--"
+        series.append(Series(name, x, middle, number, line, band))
+    return Figure(
+        title, "evaluations of each module", f"times as fast as {base}", "line", series, log_x=2
+    )
+
+
+def kernelbench(
+    found: Mapping[str, Mapping[str, Mapping[str, Any]]], lines: Sequence[str], tried: int
+) -> list[str]:
+    """Return the table of shapes that nothing was learned from, and what was refused.
+
+    `found`: contestant → `zero` and `best` (module → gain), and `refused` (module → why). Means
+    are over the modules that all contestants took.
+    """
+    taken = [line for line in lines if not any(line in one["refused"] for one in found.values())]
+    rows = [
+        ["contestant", "no measurement", "slower", f"best of {tried}", "slower"],
+        ["---"] * 5,
+    ]
+    for name, one in found.items():
+        cells = [*beside(one["zero"], taken), *beside(one["best"], taken)]
+        rows.append([name, *cells])
+    made = ["| " + " | ".join(row) + " |" for row in rows]
+    refusing: dict[tuple[str, str], list[str]] = {}
+    for name, one in found.items():
+        for line, why in one["refused"].items():
+            refusing.setdefault((line, why), []).append(name)
+    said = f"Refused as too large for a policy: {len(lines) - len(taken)} of {len(lines)} modules"
+    if not refusing:
+        return [*made, "", f"{said}."]
+    named = "; ".join(
+        f"`{line}` by {', '.join(names)} ({why})" for (line, why), names in refusing.items()
+    )
+    return [*made, "", f"{said}; means are over the others. {named}."]

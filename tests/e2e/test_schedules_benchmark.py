@@ -1,0 +1,312 @@
+"""The benchmark of schedules: peers compute what modules compute, and its tables say what is so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokmill import recipe
+from tokmill.mlir.iree import executor
+from tokmill.mlir.measure import Measurements, Result, Settings
+from tokmill.mlir.modules import kernelbench, problem
+
+
+@pytest.fixture(scope="module")
+def peers(benchmark_script: Callable[[str], ModuleType]) -> Any:
+    return benchmark_script("schedule_peers")
+
+
+def computed(line: str, path: Path) -> np.ndarray[Any, Any]:
+    """Return what IREE's default computes of a module on the inputs of the benchmark."""
+    text = problem.of_line(line).text
+    entry, inputs = executor.inputs(text, 0)
+    executor.compiled({"module": text, "schedule": "", "flags": [], "path": str(path)})
+    return executor.Program(path.read_bytes(), inputs, entry).outputs()[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "known"),
+    [
+        ("matmul 8 12 16", "numpy torch"),
+        ("matmul 8 12 16, relu", "numpy torch"),
+        ("batch_matmul 2 4 6 8", "numpy torch"),
+        ("add 4 16", "numpy torch"),
+        ("relu 4 16", "numpy torch"),
+        ("exp 4 16", "numpy torch"),
+        ("reduce 4 16", "numpy torch"),
+        ("softmax 4 16", "torch"),
+        ("conv_2d_nchw 1 3 9 4 3 2", "torch"),
+        ("conv_2d_nhwc 1 3 8 4 3", "torch"),
+        ("pooling 1 2 9 3 2", "torch"),
+        ("matmul 8 12 16, relu, matmul 4", ""),
+    ],
+)
+def test_a_peer_computes_what_the_module_computes(
+    peers: Any, tmp_path: Path, line: str, known: str
+) -> None:
+    made = {"numpy": peers.numpy_of, "torch": peers.torch_of}
+    found = {name: make(line, peers.inputs(line)) for name, make in made.items()}
+    assert [name for name, one in found.items() if one is not None] == known.split()
+    for run in found.values():
+        if run is not None:
+            given = np.asarray(run())
+            if "nhwc" in line:
+                given = given.transpose(0, 2, 3, 1)
+            np.testing.assert_allclose(given, computed(line, tmp_path / "p"), 1e-4, 1e-5)
+
+
+def test_shapes_of_kernelbench_have_a_peer(peers: Any) -> None:
+    lines = [line for line in kernelbench.LEVEL_1.values() if len(line) < 24]
+    assert lines and all(peers.torch_of(line, peers.inputs(line)) for line in lines)
+
+
+def test_best_flags_are_timed_beside_the_default(peers: Any, tmp_path: Path) -> None:
+    with Measurements(Settings(runs=2), tmp_path / "cache") as measure:
+        default, best = peers.best_flags("matmul 16 16 16", measure)
+        assert 0 < best <= 3 * default
+        # What was timed is kept.
+        assert peers.best_flags("matmul 16 16 16", measure) == (default, best)
+
+
+TVM = """#!{python}
+import json, sys
+if "8 8 8" in sys.argv[-1]:
+    raise SystemExit("no schedule was found")
+print(json.dumps({{"ns": 2e6}}))
+"""
+
+
+def test_tvm_gets_products_alone_and_may_fail(
+    peers: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["matmul 8 8 8", "matmul 4 4 4", "matmul 4 4 4, relu", "batch_matmul 2 4 4 4", "add 4"]
+    products = peers.products(lines)
+    assert products == ["matmul 8 8 8", "matmul 4 4 4", "batch_matmul 2 4 4 4"]
+    script = tmp_path / "python"
+    script.write_text(TVM.format(python=sys.executable))
+    script.chmod(0o755)
+    trials = dict.fromkeys(products, 16)
+    wanted = {"matmul 4 4 4": 2.0, "batch_matmul 2 4 4 4": 2.0}
+    assert peers.meta_schedules(str(script), trials, tmp_path) == wanted
+    assert "matmul 8 8 8" in capsys.readouterr().err
+    # What was found, and what was not, is kept: nothing could run now.
+    assert peers.meta_schedules("/no/such/python", trials, tmp_path) == wanted
+
+
+@pytest.fixture(scope="module")
+def tables(benchmark_script: Callable[[str], ModuleType]) -> Any:
+    return benchmark_script("schedule_tables")
+
+
+def found(tables: Any, trained: list[float], **other: Any) -> Any:
+    made = {
+        "held": trained, "zero": [], "curve": [1.0, 2.0], "seconds": 1.0, "wall": 60.0,
+        "fresh": True, "rows": 1,
+    }  # fmt: skip
+    return tables.Found(trained=trained, **made | other)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("| ").split(" | ")]
+
+
+def test_a_schedule_is_slower_if_it_takes_over_two_per_cent_longer(tables: Any) -> None:
+    assert tables.slower([0.97, 0.985, 1.0, 2.0]) == 0.25
+    assert tables.both([[0.5, 2.0], [1.0, 1.0]]) == ["1.00 (1.00 to 1.00)", "25%"]
+    # A search has no schedules without measurements.
+    assert tables.both([[], []]) == ["–", "–"]
+
+
+def test_means_are_geometric_with_an_interval_over_seeds(tables: Any) -> None:
+    assert tables.shown([[2.0, 8.0]]) == "4.00"
+    # Logs 0 and log 4: mean log 2, s = log 4 / √2, t = 12.7062, n = 2.
+    half = 12.7062 * np.log(4) / 2
+    low, high = (np.exp(np.log(2) + sign * half) for sign in (-1, 1))
+    assert tables.shown([[1.0], [4.0]]) == f"2.00 ({low:.2f} to {high:.2f})"
+
+
+def test_a_peer_that_lacks_modules_says_on_how_many_it_is(tables: Any) -> None:
+    lines = ["a", "b", "c"]
+    assert tables.beside({"a": 2.0, "b": 0.5, "c": 1.0}, lines) == ["1.00", "33%"]
+    assert tables.beside({"a": 4.0}, lines) == ["4.00 (on 1)", "0%"]
+    assert tables.beside({}, lines) == ["–", "–"]
+
+
+def test_the_table_shows_regressions_and_the_time_of_each_seed(tables: Any) -> None:
+    table = {
+        "policy": [
+            found(tables, [4.0, 0.9], zero=[0.5, 2.0], wall=90.0),
+            found(tables, [4.0, 0.9], zero=[0.5, 2.0], wall=30.0),
+        ],
+        "random": [found(tables, [1.0, 1.0]), found(tables, [1.0, 0.99])],
+    }
+    head, rule, policy, random, peer = tables.contest(
+        table, {"torch": {"a": 0.5, "b": 2.0}}, ["a", "b"], ["c"], 16
+    )
+    assert len(cells(head)) == len(cells(rule)) == len(cells(policy)) == len(cells(peer))
+    shown = dict(
+        zip(["name", "learned", "slower", "zero", "zero slower"], cells(policy), strict=False)
+    )
+    assert shown["learned"].startswith("1.90") and shown["slower"] == "50%"
+    assert shown["zero"].startswith("1.00") and shown["zero slower"] == "50%"
+    assert cells(policy)[-1] == "90, 30"
+    assert cells(random)[2:5] == ["0%", "–", "–"]
+    assert cells(peer)[1:5] == ["1.00", "50%", "–", "–"]
+
+
+def test_a_profile_counts_how_far_behind_the_best_each_is(tables: Any) -> None:
+    table = {"one": [found(tables, [2.0, 0.8])], "two": [found(tables, [1.9, 1.0])]}
+    made = [cells(line) for line in tables.profile(table)]
+    # 2.0 beside 1.9 is within 1.25 and not within 1.05; 1.0 beside 0.8 is within 1.25.
+    assert made[0][1:3] == ["1.05 ×", "1.25 ×"]
+    assert made[2][:3] == ["one", "50%", "100%"]
+    assert made[3][:3] == ["two", "50%", "100%"]
+
+
+def test_how_long_a_seed_takes_counts_from_an_empty_cache_alone(tables: Any) -> None:
+    first, later = found(tables, [1.0], wall=90.0), found(tables, [1.0], wall=7.0, fresh=False)
+    table = {"one": [first, later], "two": [first, later]}
+    assert "took 3.0 minutes" in tables.duration(table)
+    assert "not measured" in tables.duration(table | {"two": [later, first]})
+
+
+def test_a_step_of_several_evaluations_is_known_at_its_end(tables: Any) -> None:
+    assert tables.by_evaluation([2.0, 3.0], 2) == [1.0, 2.0, 2.0, 3.0]
+    assert tables.by_evaluation([2.0, 3.0], 1) == [2.0, 3.0]
+    assert tables.curve_of([[1.0, 4.0], [4.0, 9.0]]) == [2.0, 6.0]
+
+
+def test_curves_are_means_over_seeds_with_a_band(tables: Any) -> None:
+    table = {
+        "policy": [found(tables, [1.0], curve=[1.0, 2.0]), found(tables, [1.0], curve=[4.0, 8.0])],
+        "random": [found(tables, [1.0], curve=[1.0, 3.0])],
+    }
+    figure = tables.curves(table, ["policy"], "made", "without")
+    policy, random = figure.series
+    assert policy.x.tolist() == [1, 2] and np.allclose(policy.y, [2.0, 4.0])
+    assert policy.more["lowest"].tolist() == [1.0, 2.0]
+    assert policy.more["highest"].tolist() == [4.0, 8.0]
+    assert (policy.line, random.line) == ("-", "--") and not random.more
+    assert policy.colour != random.colour
+
+
+def test_shapes_that_a_policy_refuses_count_for_nobody_and_are_named(tables: Any) -> None:
+    whole = {"a": 4.0, "b": 100.0}
+    given = {
+        "policy": {"zero": {"a": 0.5}, "best": {"a": 2.0}, "refused": {"b": "7 loops"}},
+        "random": {"zero": {}, "best": whole, "refused": {}},
+    }
+    *rows, _, note = tables.kernelbench(given, ["a", "b"], 16)
+    assert cells(rows[2]) == ["policy", "0.50", "100%", "2.00", "0%"]
+    assert cells(rows[3]) == ["random", "–", "–", "4.00", "0%"]
+    assert "1 of 2" in note and "`b` by policy (7 loops)" in note
+    given["policy"] = {"zero": whole, "best": whole, "refused": {}}
+    *rows, _, note = tables.kernelbench(given, ["a", "b"], 16)
+    assert cells(rows[2])[1] == "20.00" and "0 of 2" in note
+
+
+@pytest.fixture(scope="module")
+def contests(benchmark_script: Callable[[str], ModuleType]) -> Any:
+    return benchmark_script("schedules")
+
+
+def test_a_contest_has_its_recipes_and_all_searches(contests: Any) -> None:
+    kinds = {
+        name: [recipe.read_toml(one)["model"] for one in contest.recipes.values()]
+        for name, contest in contests.CONTESTS.items()
+    }
+    for name, models in kinds.items():
+        assert {one["model_type"] for one in models} == {"lstm", "distilbert", "loop_transformer"}
+        assert {one.get("space", "loops") for one in models} == {name}
+    tasks = [recipe.read_toml(one)["task"] for one in contests.IREE.recipes.values()]
+    # Of the same modules with the same settings.
+    assert tasks[0] == tasks[1] == tasks[2]
+
+
+def test_confirmed_gains_below_one_count(contests: Any) -> None:
+    slow = Result(status="ok", nanoseconds=200.0, baseline=100.0, noise=0.01)
+    assert contests.gain(slow, ("a",)) == 0.5
+    # Without a schedule, and without a result, the module runs as it is.
+    assert contests.gain(slow, ()) == 1.0
+    assert contests.gain(Result(status="refused"), ("a",)) == 1.0
+
+
+class Slow(Measurements):
+    """Every schedule takes twice the time; nothing is run."""
+
+    def file(self, problem: Any, text: str, *, again: bool = False) -> Result:
+        time = 100.0 if text == self.space.text(problem, ()) else 200.0
+        return Result(status="ok", nanoseconds=time, baseline=100.0, noise=0.0)
+
+
+def test_a_search_that_finds_only_what_is_slower_says_so(contests: Any) -> None:
+    with Slow(Settings()) as measure:
+        final, curve = contests.searched(problem.of_line("matmul 8 8 8"), "random", measure, 4, 0)
+    assert final == 0.5
+    # Before anything was gained the module runs without a schedule.
+    assert curve == [1.0] * 4
+
+
+def test_rows_of_a_cache_are_counted(contests: Any, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    assert contests.rows_of(cache) == 0
+    with Measurements(Settings(), cache) as measure:
+        measure.kept({"a": 1}, lambda: 1)
+        measure.kept({"a": 1}, lambda: 1)
+        assert contests.rows_of(cache) == 1
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_contest_goes_on_and_knows_how_long_an_empty_cache_takes(
+    contests: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[str] = []
+    most = 3
+
+    def play(contest: Any, name: str, seed: int, cache: Path) -> dict[str, Any]:
+        if len(played) == most:
+            raise Interrupted
+        played.append(f"{name}, {seed}")
+        with contest.measure(cache) as measure:
+            measure.kept({"name": name, "seed": seed}, lambda: 1)
+        return {"trained": [0.5], "held": [2.0], "zero": [], "curve": [1.0], "seconds": 0.0}
+
+    monkeypatch.setattr(contests, "learned", play)
+    monkeypatch.setattr(contests, "searching", play)
+    contest = contests.LOOPS._replace(effort=contests.Effort(1, 1, (0, 1)))
+    with pytest.raises(Interrupted):
+        contests.compare(contest, tmp_path, 1e9)
+    with pytest.raises(SystemExit, match="loop transformer, seed 0, and others are left"):
+        contests.compare(contest, tmp_path, -1)
+    most = 99
+    table = contests.compare(contest, tmp_path, 1e9)
+    assert len(played) == len(set(played)) == 16
+    assert [[one.fresh for one in each] for each in table.values()] == [[True, False]] * 8
+    assert all(one.wall >= 0 and one.trained == [0.5] for each in table.values() for one in each)
+    # With other measurements in the cache the first seed does not begin with an empty one.
+    other = tmp_path / "other"
+    with contest.measure(other) as measure:
+        measure.kept({"something": "else"}, lambda: 1)
+    table = contests.compare(contest, other, 1e9)
+    assert not any(one.fresh for each in table.values() for one in each)
+
+
+def test_curves_are_drawn_and_copied(contests: Any, tables: Any, tmp_path: Path) -> None:
+    table = {name: [found(tables, [1.0], curve=[1.0, 2.0])] * 2 for name in ("PPO, LSTM", "random")}
+    cache = tmp_path / "cache"
+    folder = contests.LOOPS.folder(cache)
+    folder.mkdir(parents=True)
+    assert contests.draw(contests.LOOPS, table, cache, tmp_path / "images") == folder
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    copied = tmp_path / "images" / "schedules-loops.svg"
+    assert copied.read_bytes() == (folder / "curves.svg").read_bytes()
+    assert "random,2,2,2,2" in (folder / "curves.csv").read_text()
