@@ -45,7 +45,7 @@ def estimate(
     inputs = inputs_of(config, facts)
     with torch.device("meta"):
         task = make_task(config, inputs)
-    kind.check(config)
+    environment = kind.check(config)
     feed = make_feed(config, task, stores, processes) if stores else None
     each = task.entry_rows(config.task)
     batch = kind.rows_a_step(config, processes)
@@ -66,6 +66,7 @@ def estimate(
         "model": config.model.kind,
         "task": config.task.kind,
         "columns": inputs.embedded,
+        "environment": dict(environment),
         "parameters": task.parameter_count(),
         "tensors": {name: list(tensor.shape) for name, tensor in task.named_parameters()},
         "batch": [batch, task.length],

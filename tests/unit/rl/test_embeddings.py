@@ -178,9 +178,10 @@ def test_the_originals_configuration() -> None:
     with torch.device("meta"):
         embedding = embeddings.make("distilbert", spaces, config)
     assert 50_000_000 < embeddings.weights_of(embedding) < 51_000_000
-    cut, heavy = PolicyConfig(model_type="distilbert", model_config=config).notes()
-    assert "cut to 128 tokens" in cut
+    cut, heavy, dropped = PolicyConfig(model_type="distilbert", model_config=config).notes()
+    assert "cut to 128 tokens: 127 of 694 numbers (18.3%) are kept" in cut
     assert "weights" in heavy
+    assert "distilbert.dropout = 0.1 has no effect" in dropped
 
 
 def test_long_sequences_are_said_before_training() -> None:
