@@ -34,7 +34,7 @@ def estimate(
     that is much for the `local` processes of this machine (0: all), else "".
 
     `timed`: measure how long a step takes (`pace`), with weights that are made for that;
-    `seconds_per_step` is None where it is not measured.
+    `seconds_per_step` is None where it is not measured, as without stores.
     """
     config = with_epochs(config, processes)
     kind = plugins.load(plugins.LOOPS, task_type(config).loop)
@@ -56,7 +56,8 @@ def estimate(
     tensors = step_bytes(config, inputs, micro, -(-share // micro), processes)
     one, needed = whole_bytes(config, tensors, len(inputs.embedded), share, local or processes)
     pace = None
-    if timed:
+    if timed and kind.reads_stores:
+        # A step in an environment takes as long as the environment does.
         pace = seconds_a_step(config, inputs, micro, -(-share // micro), flops * task.length)
         if pace is not None and feed and not config.run.compile:
             # Rows are trimmed to what stands in them.
