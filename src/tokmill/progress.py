@@ -7,8 +7,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
+from typing import Any
 
 EVERY = 30.0
 
@@ -38,6 +39,15 @@ def human_count(number: int, noun: str, nouns: str = "") -> str:
     `nouns` is the plural if it is not `noun` + s.
     """
     return f"{number:,} {noun if number == 1 else nouns or f'{noun}s'}"
+
+
+def human_facts(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return names in words, and their values: whole numbers with commas, shares in percent."""
+    return {
+        name.replace("_", " "): f"{value:.1%}" if isinstance(value, float)
+        else f"{value:,}" if isinstance(value, int) else str(value)
+        for name, value in facts.items()
+    }  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -187,6 +187,29 @@ def test_a_policy_is_trained_and_its_figures_are_drawn(tmp_path: Path) -> None:
     assert all((tmp_path / f"{name}.svg").stat().st_size for name in ("speedup", "entropy"))
 
 
+def test_a_policy_learns_to_choose_tiles_of_iree(tmp_path: Path) -> None:
+    """The recipe, its masks and IREE itself, for a step on one small product."""
+    words = []
+    for key in (
+        "task.bench_count=4",
+        "task.runs=1",
+        "task.most_seconds=0.1",
+        'task.modules=["matmul 64 32 48"]',
+        "task.held_out=[]",
+        "task.redraws=8",
+    ):
+        words += ["--set", key]
+    run = tmp_path / "run"
+    with pytest.raises(SystemExit) as ended:
+        main(["rl", "train", "schedules-iree", "-o", str(run), "--steps", "1", "-q", *words])
+    assert ended.value.code == 0
+    (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert row["evaluations"] == 4 and row["moves"] >= 4 and row["failed"] < 1
+    (best,) = json.loads((run / "schedules.json").read_text()).values()
+    # "" is IREE's default, which is a schedule too.
+    assert best["speedup"] > 0 and (not best["schedule"] or "lowering_config" in best["schedule"])
+
+
 def test_a_spec_of_an_earlier_tuning_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

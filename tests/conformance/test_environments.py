@@ -25,18 +25,23 @@ from toy import losses, stop_after, weights
 torch.set_num_threads(1)
 STEPS = 6
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
-    "schedules": lambda folder: made_times.recipe(folder / "cache", steps=STEPS)
+    f"schedules-{kind}": lambda folder, kind=kind: made_times.recipe(
+        folder / "cache", kind, steps=STEPS
+    )
+    for kind in plugins.EMBEDDINGS
 }
-"""Task → its recipe, whose caches lie in a folder. A new task needs a line here."""
+"""Name → a recipe, whose caches lie in a folder. A new task needs a line here."""
 
 
 def test_every_task_has_a_case() -> None:
-    assert CASES.keys() == WITHOUT_STORES
-    for name in CASES:
+    tasks = {from_dict(recipe(Path("folder"))).task.kind for recipe in CASES.values()}
+    assert tasks == WITHOUT_STORES
+    assert made_times.SMALL.keys() == plugins.EMBEDDINGS.keys()
+    for name in tasks:
         loop = plugins.load(plugins.LOOPS, plugins.load(plugins.TASKS, name).loop)
         assert not loop.reads_stores and loop.unit
     assert plugins.LOOPS.keys() == {"rows"} | {
-        plugins.load(plugins.TASKS, name).loop for name in CASES
+        plugins.load(plugins.TASKS, name).loop for name in tasks
     }
 
 

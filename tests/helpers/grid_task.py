@@ -96,6 +96,7 @@ class GridLoop:
     reads_stores = False
     unit = "moves"
     evaluates = True
+    environment: Mapping[str, Any] = {}
 
     def __init__(
         self, config: Any, task: Grid, stores: Any, facts: Facts, engine: Any, out: Any
@@ -109,8 +110,9 @@ class GridLoop:
         return int(config.task.walkers * world)
 
     @staticmethod
-    def check(config: Any) -> None:
+    def check(config: Any) -> Mapping[str, Any]:
         """There is nothing to read."""
+        return {}
 
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:

@@ -9,6 +9,12 @@ from typing import Any
 from tokmill.mlir.loops import schedule as schedules
 from tokmill.mlir.measure import Measurements, Result
 
+SMALL = {
+    "lstm": {"hidden_size": 16, "lstm_size": 16},
+    "distilbert": {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1},
+    "loop_transformer": {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1},
+}
+"""Embedding → sizes that train in seconds. A new line of `plugins.EMBEDDINGS` needs one here."""
 LINES = ("matmul 64 64 64", "add 64 512")
 
 
@@ -31,13 +37,14 @@ def made(self: Measurements, module: Any, schedule: str, *more: Any) -> Result:
     return Result(status="ok", nanoseconds=1e6 / gain, baseline=1e6, noise=0.0, error=0, allowed=1)
 
 
-def recipe(cache: Path, **run: Any) -> dict[str, Any]:
+def recipe(cache: Path, model_type: str = "lstm", **run: Any) -> dict[str, Any]:
     """A small training that takes seconds."""
     return {
         "model": {
             "kind": "policy",
             "hidden": 32,
-            "model_config": {"lstm": {"hidden_size": 16, "lstm_size": 16}},
+            "model_type": model_type,
+            "model_config": {kind: dict(sizes) for kind, sizes in SMALL.items()},
         },
         "task": {
             "kind": "schedules", "modules": list(LINES), "held_out": ["matmul 32 64 64"],

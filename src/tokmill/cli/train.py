@@ -13,7 +13,7 @@ from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.structs import PANEL, settings
 from tokmill.errors import Interrupted, UsageError
-from tokmill.progress import human_bytes, human_count, human_time
+from tokmill.progress import human_bytes, human_count, human_facts, human_time
 from tokmill.recipe import merge
 
 
@@ -233,19 +233,16 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
         ["tensor", "shape"], [[n, " × ".join(map(str, s))] for n, s in plan["tensors"].items()]
     )
     print()
-    columns = ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
-    micro = " rows × ".join(map(str, plan["micro_batch"])) + " positions"
-    if plan["rows_kind"] == "whole":
-        micro = f"rows of similar lengths, at most {math.prod(plan['micro_batch']):,} positions"
+    # Where an environment takes the place of stores, its own facts say more than rows and tokens.
+    environment, tokens = plan["environment"], not plan["environment"]
     print_table(
         ["plan", ""],
         [
             ["model, task", f"{plan['model']}, {plan['task']}"],
-            ["columns", columns],
+            *([["columns", _columns(plan)]] if tokens else []),
             ["parameters", f"{plan['parameters']:,}"],
-            ["batch", " rows × ".join(map(str, plan["batch"])) + " positions"],
-            ["micro-batch", micro],
-            ["tokens a step", f"{plan['tokens_per_step']:,}"],
+            *([name, value] for name, value in human_facts(environment).items()),
+            *(_rows(plan) if tokens else []),
             *([["rows", plan["rows_kind"]]] if plan["rows_kind"] else []),
             *([["overlays", ", ".join(plan["overlays"])]] if plan["overlays"] else []),
             ["steps", _steps(plan)],
@@ -254,8 +251,8 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
                 if plan["stores"]
                 else []
             ),
-            ["tokens in all", f"{plan['tokens']:,}"],
-            ["operations in all", f"{plan['flops']:.2e}"],
+            *([["tokens in all", f"{plan['tokens']:,}"]] if tokens else []),
+            *([["operations in all", f"{plan['flops']:.2e}"]] if tokens else []),
             *([["GPUs of this machine", plan["gpus"]]] if "gpus" in plan else []),
             [
                 "memory, about",
@@ -269,6 +266,22 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
         _print_stores(plan["stores"])
     if "torchrun" in plan:
         print(f"\n{plan['torchrun']}")
+
+
+def _columns(plan: dict[str, Any]) -> str:
+    return ", ".join(f"{name} ({size:,} ids)" for name, size in plan["columns"].items())
+
+
+def _rows(plan: dict[str, Any]) -> list[list[str]]:
+    """Return how many rows and tokens a step reads."""
+    micro = " rows × ".join(map(str, plan["micro_batch"])) + " positions"
+    if plan["rows_kind"] == "whole":
+        micro = f"rows of similar lengths, at most {math.prod(plan['micro_batch']):,} positions"
+    return [
+        ["batch", " rows × ".join(map(str, plan["batch"])) + " positions"],
+        ["micro-batch", micro],
+        ["tokens a step", f"{plan['tokens_per_step']:,}"],
+    ]
 
 
 def _steps(plan: dict[str, Any]) -> str:

@@ -29,6 +29,14 @@ class EmbeddingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """Return what the environment must show."""
         return Wanted()
 
+    def unused(self) -> dict[str, str]:
+        """Return the keys that are set and change nothing: name → why."""
+        if getattr(self, "dropout", 0.0):
+            return {
+                "dropout": "PPO compares a policy with the one that acted, so nothing is dropped"
+            }
+        return {}
+
 
 class Embedding(nn.Module):
     """From observations to (B, output_size); made of a config and of the environment's spaces.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.tokens.features import Sizes
 from tokmill.models.model import Tensors
 from tokmill.progress import Progress, human_count
-from tokmill.rl import actions, embeddings, ppo
+from tokmill.rl import actions, embeddings, plan, ppo
 from tokmill.rl.modules import held_out, to_learn
 from tokmill.rl.rollout import Episode, again, play, play_new
 from tokmill.rl.task import Schedules, SchedulesConfig, batch_of
@@ -62,6 +62,7 @@ class ScheduleLoop:
         self.config, self.task, self.engine, self.out = config, task, engine, out
         self.mine: SchedulesConfig = config.task
         self.problems, self.others = modules_of(config)
+        self.environment = environment_of(config, self.problems, self.others)
         self.evaluates = bool(self.others)
 
     @staticmethod
@@ -70,9 +71,9 @@ class ScheduleLoop:
         return max(int(config.task.ppo_batch_size), int(config.task.value_batch_size))
 
     @staticmethod
-    def check(config: TrainConfig) -> None:
+    def check(config: TrainConfig) -> Mapping[str, Any]:
         """Read the modules; raises `TokmillError` for those that cannot be learned from."""
-        modules_of(config)
+        return environment_of(config, *modules_of(config))
 
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:
@@ -236,6 +237,13 @@ def modules_of(config: TrainConfig) -> tuple[list[Problem], list[Problem]]:
     sizes: Sizes = config.model.sizes
     learned = to_learn(config.task, sizes)
     return learned, held_out(config.task, sizes, learned)
+
+
+def environment_of(
+    config: TrainConfig, learned: Sequence[Problem], others: Sequence[Problem]
+) -> dict[str, Any]:
+    """Return what is known of a training before it begins (`plan`)."""
+    return plan.facts(config.model, config.task, config.run.steps, learned, others)
 
 
 def drawn(problems: int, step: int, count: int, seed: int) -> list[int]:

@@ -88,15 +88,35 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"{self.model_type} reads sequences of {length:,} tokens, and attention takes time "
                 'by the square of them: tokens = "fields" has a few hundred'
             )
-        if self.view.truncate and length:
-            made.append(f"sequences are cut to {length:,} tokens: truncate = true")
+        made += self._cuts()
         weights = sum(one.numel() for one in self._on_meta().parameters())
         if weights > MANY_WEIGHTS:
             made.append(
                 f"the policy has {weights:,} weights: on a CPU one of a million learns sooner; "
                 f"model.model_config.{self.model_type} has its sizes"
             )
+        table = f"model.model_config.{self.model_type}"
+        sizes = embeddings.config_of(self.model_type, self.model_config)
+        for key, why in sizes.unused().items():
+            made.append(
+                f"{table}.{key} = {msgspec.structs.asdict(sizes)[key]} has no effect: {why}"
+            )
         return made
+
+    def _cuts(self) -> list[str]:
+        """Return a note on what `truncate` takes away."""
+        view = views.make(self.view, self.sizes, [])
+        if isinstance(view, views.Buckets):
+            kept, length = view.tokenizer.coverage(), view.tokenizer.max_seq_length
+            if kept.kept == kept.numbers:
+                return []
+            return [
+                f"sequences are cut to {length:,} tokens: {kept.kept:,} of {kept.numbers:,} "
+                f"numbers ({kept.share:.1%}) are kept"
+            ]
+        if isinstance(view, views.Fields) and self.view.truncate:
+            return [f"sequences that are longer are cut to {view.length:,} tokens: truncate = true"]
+        return []
 
     @property
     def spaces(self) -> Spaces:

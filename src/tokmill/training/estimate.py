@@ -34,7 +34,7 @@ def estimate(
     that is much for the `local` processes of this machine (0: all), else "".
 
     `timed`: measure how long a step takes (`pace`), with weights that are made for that;
-    `seconds_per_step` is None where it is not measured.
+    `seconds_per_step` is None where it is not measured, as without stores.
     """
     config = with_epochs(config, processes)
     kind = plugins.load(plugins.LOOPS, task_type(config).loop)
@@ -45,7 +45,7 @@ def estimate(
     inputs = inputs_of(config, facts)
     with torch.device("meta"):
         task = make_task(config, inputs)
-    kind.check(config)
+    environment = kind.check(config)
     feed = make_feed(config, task, stores, processes) if stores else None
     each = task.entry_rows(config.task)
     batch = kind.rows_a_step(config, processes)
@@ -56,7 +56,8 @@ def estimate(
     tensors = step_bytes(config, inputs, micro, -(-share // micro), processes)
     one, needed = whole_bytes(config, tensors, len(inputs.embedded), share, local or processes)
     pace = None
-    if timed:
+    if timed and kind.reads_stores:
+        # A step in an environment takes as long as the environment does.
         pace = seconds_a_step(config, inputs, micro, -(-share // micro), flops * task.length)
         if pace is not None and feed and not config.run.compile:
             # Rows are trimmed to what stands in them.
@@ -66,6 +67,7 @@ def estimate(
         "model": config.model.kind,
         "task": config.task.kind,
         "columns": inputs.embedded,
+        "environment": dict(environment),
         "parameters": task.parameter_count(),
         "tensors": {name: list(tensor.shape) for name, tensor in task.named_parameters()},
         "batch": [batch, task.length],

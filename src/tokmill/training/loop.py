@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tokmill.errors import TokmillError
 from tokmill.progress import Progress
@@ -33,6 +34,7 @@ class RowLoop:
 
     reads_stores = True
     unit = "tokens"
+    environment: Mapping[str, Any] = {}
 
     def __init__(
         self,
@@ -58,8 +60,9 @@ class RowLoop:
         return each * entries_a_step(config.data, config.task.length * each, world)
 
     @staticmethod
-    def check(config: TrainConfig) -> None:
-        """Do nothing: a recipe names stores alone."""
+    def check(config: TrainConfig) -> Mapping[str, Any]:
+        """Return nothing: a recipe names stores alone."""
+        return {}
 
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:

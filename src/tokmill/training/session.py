@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tokmill import plugins
 from tokmill.errors import Interrupted, MachineError, TokmillError
-from tokmill.progress import Progress, human_time
+from tokmill.progress import Progress, human_facts, human_time
 from tokmill.tasks.task import Task
 from tokmill.training.data import open_stores
 from tokmill.training.engines.choose import make_engine
@@ -64,6 +64,8 @@ class Loop(Protocol):
     """What `next` counts, for the line of progress: tokens, for instance."""
     evaluates: bool
     """Whether there is something to `measure`."""
+    environment: Mapping[str, Any]
+    """What `check` returns."""
 
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
@@ -71,10 +73,11 @@ class Loop(Protocol):
         ...
 
     @staticmethod
-    def check(config: TrainConfig) -> None:
+    def check(config: TrainConfig) -> Mapping[str, Any]:
         """Raise `TokmillError` for what a recipe names besides stores and cannot be used.
 
-        `--dry-run` calls it; nothing is written.
+        `--dry-run` calls it; nothing is written. Returns what is known of the environment that
+        takes the place of stores, for people: names and numbers, with shares as floats.
         """
         ...
 
@@ -240,6 +243,9 @@ class Session:
             drop_final(self.out)
             for note in () if state.step else notes(self.config):
                 say_once(self.engine, note)
+        if not state.step and self.loop.environment:
+            shown = human_facts(self.loop.environment)
+            self.say("; ".join(f"{name}: {value}" for name, value in shown.items()))
 
     def step(self, total: int) -> None:
         """Do a step, whose loss counts `total` targets over all processes."""

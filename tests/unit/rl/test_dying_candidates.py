@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tokmill
 from made_times import recipe
-from tokmill.mlir.measure import Cache
+from tokmill.mlir.measure import Cache, Measurements, Result
 from tokmill.mlir.space import Loops
 from toy import losses
 
 torch.set_num_threads(1)
 
 
-@pytest.mark.long
+@pytest.mark.parametrize(("steps", "count"), [(2, 6), pytest.param(3, 12, marks=pytest.mark.long)])
 def test_a_training_outlives_its_candidates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: int, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Loops, "child", "dying_child:measure")
-    value = recipe(tmp_path / "cache", steps=3, eval_every=0)
-    value["task"] |= {"seconds": 2.0, "memory_mb": 1024, "held_out": [], "bench_count": 12}
+    measured, seen = Measurements._measure, Counter[str]()
+
+    def counted(*given: Any) -> Result:
+        result = measured(*given)
+        seen[result.status] += 1
+        return result
+
+    monkeypatch.setattr(Measurements, "_measure", counted)
+    value = recipe(tmp_path / "cache", steps=steps, eval_every=0)
+    value["task"] |= {"seconds": 2.0, "memory_mb": 1024, "held_out": [], "bench_count": count}
     run = tokmill.train(value, tmp_path / "run", quiet=True)
-    assert run.step == 3
+    assert {"ok", "crashed", "timeout"} <= set(seen)
+    assert run.step == steps
     failed = losses(run.path, "failed")
     assert any(0 < share < 1 for share in failed.values())
     assert run.metrics["best_speedup"] == pytest.approx(2)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import made_times
+from made_device import DEVICE, computed_there
 from tokmill import plugins
 from tokmill.errors import UsageError
 from tokmill.mlir.loops import legal
@@ -15,8 +20,12 @@ from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem
 from tokmill.mlir.tokens import views
 from tokmill.mlir.tokens.features import Sizes
+from tokmill.models.inputs import Inputs
 from tokmill.rl import embeddings
 from tokmill.rl.policy import PolicyConfig
+from tokmill.training.engines.device import moved
+from tokmill.training.recipe.check import from_dict
+from tokmill.training.runs.run import make_task
 
 LINES = ["matmul 64 32 16", "conv_2d_nchw 1 3 11 4 3 2, relu", "add 8 8", "softmax 16 32"]
 BUCKETS = {"distilbert": {"tokens": "buckets"}}
@@ -178,9 +187,10 @@ def test_the_originals_configuration() -> None:
     with torch.device("meta"):
         embedding = embeddings.make("distilbert", spaces, config)
     assert 50_000_000 < embeddings.weights_of(embedding) < 51_000_000
-    cut, heavy = PolicyConfig(model_type="distilbert", model_config=config).notes()
-    assert "cut to 128 tokens" in cut
+    cut, heavy, dropped = PolicyConfig(model_type="distilbert", model_config=config).notes()
+    assert "cut to 128 tokens: 127 of 694 numbers (18.3%) are kept" in cut
     assert "weights" in heavy
+    assert "distilbert.dropout = 0.1 has no effect" in dropped
 
 
 def test_long_sequences_are_said_before_training() -> None:
@@ -226,9 +236,53 @@ def test_another_view_is_refused() -> None:
         embeddings.make("distilbert", spaces)
 
 
-def test_a_device_and_half_precision() -> None:
-    """Observations go where the weights are; under autocast the vectors are finite."""
-    embedding, found = made("loop_transformer", {})
+@pytest.mark.parametrize(("kind", "config"), KINDS)
+def test_all_is_computed_where_weights_and_observations_are(
+    kind: str, config: dict[str, Any]
+) -> None:
+    """Nothing is made on the CPU: torch refuses tensors of two devices, also of a made one."""
+    embedding, found = made(kind, config)
+    given = embeddings.batch(found)
+    out = computed_there(embedding, given, embedding)
+    assert out.device == DEVICE and out.shape == (len(found), embedding.output_size)
+    # What stays behind is noticed.
+    for name in given:
+        embedding, _ = made(kind, config)
+        with pytest.raises(RuntimeError, match="two devices"):
+            computed_there(embedding, given, embedding, left=name)
+
+
+@pytest.mark.parametrize("kind", plugins.EMBEDDINGS)
+def test_a_policy_and_its_loss_are_computed_on_one_device(kind: str) -> None:
+    """The task as the engine runs it: it moves all of a batch, and the loss is where it is."""
+    config = from_dict(made_times.recipe(Path("cache"), kind))
+    task = make_task(config, Inputs(made={"operation": 1}))
+    batch = task.example(3)
+    parts = {
+        (part, name): one
+        for part in ("values", "targets")
+        for name, one in getattr(batch, part).items()
+    }
+
+    def compute(given: Mapping[Any, torch.Tensor]) -> Any:
+        tensors = {part: {n: one for (p, n), one in given.items() if p == part}
+                   for part in ("values", "targets")}  # fmt: skip
+        return task(dataclasses.replace(batch, **tensors))
+
+    loss, sums = computed_there(task, parts, compute)
+    assert loss.device == DEVICE and {one.device for one in sums.values()} == {DEVICE}
+    there = moved(batch, torch.device("meta"))
+    for part in ("values", "targets"):
+        assert {one.device.type for one in getattr(there, part).values()} == {"meta"}
+
+
+@pytest.mark.parametrize(("kind", "config"), KINDS)
+def test_half_precision(kind: str, config: dict[str, Any]) -> None:
+    """Under autocast the vectors are near those of whole precision."""
+    embedding, found = made(kind, config)
+    given = embeddings.batch(found)
+    whole = embedding(given)
     with torch.autocast("cpu", torch.bfloat16):
-        out = embedding(embeddings.batch(found))
+        out = embedding(given)
     assert torch.isfinite(out).all()
+    torch.testing.assert_close(out.float(), whole, rtol=0.1, atol=0.1)

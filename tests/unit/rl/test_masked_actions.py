@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import numpy as np
@@ -9,40 +10,47 @@ import pytest
 import torch
 
 from tokmill.mlir.env import ScheduleEnv
+from tokmill.mlir.iree import executor
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as schedules
 from tokmill.mlir.measure import Result
 from tokmill.mlir.modules import problem
 from tokmill.mlir.modules.problem import Problem
-from tokmill.mlir.space import LOOPS
-from tokmill.mlir.tokens.features import Sizes
+from tokmill.mlir.space import Space, space_called
 from tokmill.rl import actions
 from tokmill.rl.actions import Layout, Masks, Scores
 
 torch.set_num_threads(1)
 LINES = ["matmul 8 16 6", "matmul 8 8 8, relu", "conv_2d_nchw 1 2 6 2 3", "pooling 1 2 6 2 2",
          "add 3 5", "reduce 4 64", "matmul 1 1 1", "softmax 8 16"]  # fmt: skip
+OF_IREE = ["matmul 64 32 48", "matmul 60 40 36, relu", "batch_matmul 4 20 12 16", "reduce 64 96",
+           "conv_2d_nhwc 1 8 18 32 3", "conv_2d_nchw 1 8 18 16 3", "pooling 1 16 18 3 2",
+           "softmax 32 64"]  # fmt: skip
 SMALL = Layout(("stop", "tile", "interchange"), {"tile": "tiles", "interchange": "order"}, 2, 3)
 
 
 class Unmeasured:
     """In place of measurements."""
 
-    space = LOOPS
+    def __init__(self, space: Space) -> None:
+        self.space = space
 
     def problem(self, given: Problem) -> Problem:
-        return given
+        """Ask IREE's compiler in this process; the own lowering asks nobody."""
+        return self.space.problem(given, executor.answer)
 
     def __call__(self, *arguments: object, **more: object) -> Result:
         return Result(status="ok", nanoseconds=1.0, baseline=1.0, noise=0.0)
 
 
-def test_ten_thousand_drawn_actions_are_legal() -> None:
-    problems = [problem.of_line(line) for line in LINES]
-    sizes = Sizes.of(op for one in problems for op in one.operations)
-    rooms = [ScheduleEnv(problems, Unmeasured(), sizes) for _ in range(64)]  # type: ignore[arg-type]
-    layout = Layout(LOOPS.kinds, LOOPS.parts, sizes.loops, len(LOOPS.sizes))
-    infos = [room.reset(options={"problem": n % len(LINES)})[1] for n, room in enumerate(rooms)]
+@pytest.mark.parametrize(("name", "lines"), [("loops", LINES), ("iree", OF_IREE)])
+def test_ten_thousand_drawn_actions_are_legal(name: str, lines: list[str]) -> None:
+    space = space_called(name)
+    problems = [problem.of_line(line) for line in lines]
+    room = ScheduleEnv(problems, Unmeasured(space))  # type: ignore[arg-type]
+    rooms = [copy.copy(room) for _ in range(64)]
+    layout = Layout(space.kinds, space.parts, room.sizes.loops, len(space.sizes))
+    infos = [room.reset(options={"problem": n % len(lines)})[1] for n, room in enumerate(rooms)]
     torch.manual_seed(0)
     drawn, kinds = 0, set()
     while drawn < 10_000:
@@ -58,14 +66,14 @@ def test_ten_thousand_drawn_actions_are_legal() -> None:
         assert torch.isfinite(judged.logp).all() and (judged.logp <= 1e-6).all()
         assert (judged.entropy >= -1e-5).all() and (judged.entropy <= judged.most + 1e-4).all()
         for number, room in enumerate(rooms):
-            kinds.add(LOOPS.kinds[int(chosen[number, 0])])
+            kinds.add(space.kinds[int(chosen[number, 0])])
             _, _, over, _, infos[number] = room.step(chosen[number].numpy())
             assert not infos[number]["illegal"], room.decode(chosen[number].numpy())
             drawn += 1
             if over:
-                options = {"problem": drawn % len(LINES)}
+                options = {"problem": drawn % len(lines)}
                 infos[number] = room.reset(options=options)[1]
-    assert kinds == set(LOOPS.kinds)
+    assert kinds == set(space.kinds)
 
 
 def table(masks: Masks) -> list[list[int]]:

@@ -15,6 +15,7 @@ import torch
 import made_times
 import tokmill
 from made_times import LINES, recipe
+from tokmill import plugins
 from tokmill.cli import main
 from tokmill.errors import Interrupted, UsageError
 from tokmill.mlir.loops.schedule import Interchange, Tile, Vectorize
@@ -40,14 +41,18 @@ def made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurements, "_measure", made_times.made)
 
 
+def record(folder: Path, kind: str) -> Path:
+    """Make a run, and the cache that it fills beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Measurements, "_measure", made_times.made)
+        tokmill.train(recipe(folder / "cache", kind), folder / "run", quiet=True)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, and the cache that it filled beside it."""
-    folder = tmp_path_factory.mktemp("recorded")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Measurements, "_measure", made_times.made)
-        tokmill.train(recipe(folder / "cache"), folder / "run", quiet=True)
-    return folder
+    return record(tmp_path_factory.mktemp("recorded"), "lstm")
 
 
 def test_it_improves_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,11 +69,14 @@ def test_it_improves_and_keeps_the_best(tmp_path: Path, monkeypatch: pytest.Monk
     assert run.metrics["best_speedup"] == pytest.approx(found)
 
 
+@pytest.mark.parametrize("kind", plugins.EMBEDDINGS)
 def test_a_replay_is_equal_to_the_bit_stopped_or_not(
-    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Measured times are noise here, so equal weights come from the cache alone."""
-    value = recipe(recorded / "cache")
+    recorded = record(tmp_path, kind)
+    capsys.readouterr()
+    value = recipe(recorded / "cache", kind)
     tokmill.train(value, tmp_path / "whole", quiet=True)
     assert "measured now" not in capsys.readouterr().err
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
@@ -78,9 +86,10 @@ def test_a_replay_is_equal_to_the_bit_stopped_or_not(
     kept = weights(recorded / "run")
     for name in ("whole", "parts"):
         found = weights(tmp_path / name)
+        assert found.keys() == kept.keys()
         assert all(torch.equal(found[key], kept[key]) for key in kept)
         assert losses(tmp_path / name, "reward") == losses(recorded / "run", "reward")
-    other = recipe(tmp_path / "other-cache")
+    other = recipe(tmp_path / "other-cache", kind)
     tokmill.train(other, tmp_path / "anew", quiet=True)
     assert "were measured now" in capsys.readouterr().err
     anew = weights(tmp_path / "anew")

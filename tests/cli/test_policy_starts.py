@@ -1,0 +1,62 @@
+"""`tokmill rl train --from`: a policy begins with the weights of an encoder, or of a policy."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+import made_times
+from tokmill.cli import main
+from tokmill.mlir.measure import Measurements
+from toy import weights
+
+torch.set_num_threads(1)
+ENCODER = "model.observes.encoder."
+"""How the names of an encoder's weights begin in a policy."""
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measurements, "_measure", made_times.made)
+
+
+def command(capsys: pytest.CaptureFixture[str], line: str, code: int = 0) -> str:
+    """Run a command; return what it prints."""
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(line))
+    shown = capsys.readouterr()
+    assert ended.value.code == code, shown.err
+    return shown.out + shown.err
+
+
+def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of docs/schedules.md with small sizes; a slow test runs them as they stand."""
+    monkeypatch.chdir(tmp_path)
+    small = "--set model.dim=16 --set model.layers=1 --set model.heads=2 --set model.hidden=32"
+    policy = '{"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}'
+    Path("policy.json").write_text(
+        '{"model_type": "distilbert", "bench_count": 2, "lr": 0.0, '
+        f'"model_config": {{"distilbert": {policy}}}}}'
+    )
+    few = "--config policy.json --set 'task.modules=[\"relu 8\"]' --set 'task.held_out=[]'"
+    command(capsys, "build mlir 'matmul 8 8 8, relu' --schedules 3 -o store")
+    command(capsys, f"train mlir-fields --data store -o encoder --steps 2 --quiet {small}")
+    for name, start in (("policy", "--from encoder"), ("other", "")):
+        command(capsys, f"rl train schedules-distilbert {start} -o {name} --steps 1 --quiet {few}")
+    command(capsys, "plot attention policy 'matmul 64 64 64, relu' -o attention.svg")
+    assert Path("attention.svg").stat().st_size > 10_000
+    # Nothing was learned (lr = 0), so the encoder is that of the run, but for what has other rows.
+    theirs, mine, other = (weights(Path(name)) for name in ("encoder", "policy", "other"))
+    names = {name.removeprefix(ENCODER) for name in mine if name.startswith(ENCODER)}
+    equal = {
+        name: torch.equal(mine[ENCODER + name], theirs[f"model.{name}"])
+        for name in names
+        if mine[ENCODER + name].shape == theirs[f"model.{name}"].shape
+    }
+    assert len(equal) >= 10 and all(equal.values())
+    assert not torch.equal(mine[key := f"{ENCODER}blocks.0.attention.q.weight"], other[key])
