@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-LINE, EVALUATIONS, KILLED_AFTER = "matmul 64 64 64", 24, 8
+LINE, EVALUATIONS, KILLED_AFTER = "matmul 64 64 64", 18, 8
 CONFIRMED = 3
 """Results that are measured again at the end: the two best, and the module without a schedule."""
 
