@@ -46,7 +46,7 @@ app.command()(rl_tune.tune)
 
 @app.command()
 def show(modules: Modules, as_json: AsJson = False) -> None:
-    """List the operations of modules: loops, iterators, arithmetic, producers."""
+    """List the operations of modules: loops, iterators, arithmetic, vectors, producers."""
     problems = problems_of(modules)
     found: list[dict[str, Any]] = [
         {
@@ -56,6 +56,7 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
             "loops": list(each.bounds),
             "iterators": "".join("p" if one else "r" for one in each.parallel),
             "arithmetic": sum(each.arithmetic),
+            "vectorizable": each.vectorizable,
             "producers": [f"op_{number}" for _, number in each.producers],
             **published_time(problem),
         }
@@ -67,7 +68,7 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
         return
     published = [PUBLISHED] * any("published_milliseconds" in row for row in found)
     print_table(
-        ["module", "operation", "name", "loops", "iterators", "producers", *published],
+        ["module", "operation", "name", "loops", "iterators", "vectors", "producers", *published],
         [
             [
                 row["module"],
@@ -75,13 +76,14 @@ def show(modules: Modules, as_json: AsJson = False) -> None:
                 row["name"],
                 " × ".join(map(str, row["loops"])),
                 row["iterators"],
+                "yes" if row["vectorizable"] else "no",
                 " ".join(row["producers"]),
                 *shown_times(row, published),
             ]
             for row in found
         ],
     )
-    say("iterators: p parallel, r reduction")
+    say("iterators: p parallel, r reduction; vectors: whether it can become vectors uncut if small")
 
 
 @app.command()

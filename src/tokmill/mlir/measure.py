@@ -363,6 +363,10 @@ def _unusable(path: Path, error: Exception) -> MachineError:
     )
 
 
+CPU = Path("/proc/cpuinfo")
+"""Where the system says what its processor is."""
+
+
 def machine(space: Space = LOOPS) -> str:
     """Return processor and versions that a time belongs to."""
     return f"{_processor()}; {space.package} {importlib.metadata.version(space.package)}"
@@ -370,7 +374,7 @@ def machine(space: Space = LOOPS) -> str:
 
 def _processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = CPU.read_text().splitlines()
     except OSError:
         return "unknown"
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+import random_schedules
 from tokmill.errors import TokmillError, UsageError
 from tokmill.mlir import draws, measure, search
 from tokmill.mlir.env import ScheduleEnv
@@ -199,14 +201,15 @@ LINES = [
 ]
 
 
-def fuzzed(seeds: range) -> dict[str, int]:
-    counts = dict.fromkeys(measure.STATUSES, 0)
+def fuzzed(seeds: range) -> Counter[str]:
+    counts: Counter[str] = Counter()
     with Measurements(QUICK, None, IreeSpace()) as child:
         problems = [child.problem(problem.of_line(line)) for line in LINES]
         for seed in seeds:
             chance = random.Random(seed)
             given = chance.choice(problems)
-            result = child(given, draws.draw(given, chance, space=child.space))
+            schedule = draws.draw(given, chance, space=child.space)
+            result = random_schedules.result_of(given, schedule, child)
             counts[result.status] += 1
             if result.status not in ("ok", "refused"):
                 print(given.name, result)
@@ -215,7 +218,7 @@ def fuzzed(seeds: range) -> dict[str, int]:
 
 def test_random_specs_never_compute_something_else() -> None:
     counts = fuzzed(range(6))
-    assert counts["wrong"] == counts["crashed"] == counts["ignored"] == 0, counts
+    assert counts.keys() <= {"ok", "refused"}, counts
 
 
 @pytest.mark.long
@@ -223,7 +226,7 @@ def test_random_specs_never_compute_something_else() -> None:
 def test_two_hundred_random_specs(first: int) -> None:
     counts = fuzzed(range(first, first + 200))
     print(counts)
-    assert counts["wrong"] == counts["ignored"] == 0
+    assert counts.keys() <= {"ok", "refused"}, counts
     assert counts["ok"] > 120, counts
 
 

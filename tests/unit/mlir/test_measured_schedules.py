@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from tokmill.errors import MachineError, TokmillError, UsageError
-from tokmill.mlir import draws, measure, search
+from tokmill.mlir import measure, search
 from tokmill.mlir.loops import execute, legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.measure import Measurements, Result, Settings
@@ -404,44 +403,3 @@ def test_searches_spend_their_budget_and_repeat(method: str, tmp_path: Path) -> 
         assert len(trials) == 18
     assert found[0] == found[1]
     assert len(set(found[0])) > 3
-
-
-LINES = [
-    "matmul 64 32 48",
-    "batch_matmul 4 32 32 16",
-    "conv_2d_nchw 1 8 18 8 3",
-    "conv_2d_nhwc 2 8 18 8 3 2",
-    "pooling 1 8 18 3 1",
-    "add 8 28 32",
-    "relu 63 64",
-    "reduce 64 96",
-    "softmax 32 64",
-    "matmul 32 32 32, relu, matmul 16",
-    "conv_2d_nchw 1 4 18 4 3, relu, pooling 2 2",
-    "matmul 32 16 32, add, softmax",
-]
-
-
-def fuzzed(count: int) -> dict[str, int]:
-    counts = dict.fromkeys(measure.STATUSES, 0)
-    problems = [problem.of_line(line) for line in LINES]
-    with Measurements(QUICK) as child:
-        for seed in range(count):
-            chance = random.Random(seed)
-            given = chance.choice(problems)
-            result = search.measured(given, draws.draw(given, chance), child).result
-            counts[result.status] += 1
-    return counts
-
-
-def test_random_schedules_never_compute_something_else() -> None:
-    counts = fuzzed(25)
-    assert counts["ok"] + counts["refused"] == 25, counts
-
-
-@pytest.mark.long
-def test_five_hundred_random_schedules() -> None:
-    counts = fuzzed(500)
-    print(counts)
-    assert counts["wrong"] == counts["crashed"] == counts["memory"] == counts["timeout"] == 0
-    assert counts["ok"] > 450, counts

@@ -64,6 +64,14 @@ class State:
         loops = _DECOMPOSED.get(self.operation.name) if self.named else None
         return loops is not None and all(self.bounds[loop] == 1 for loop in loops)
 
+    @property
+    def vectorizable(self) -> bool:
+        """Return whether what the actions made of it can become vectors, if it is small enough."""
+        product = any(isinstance(action, actions.Im2col) for action in self.taken)
+        if product or self.decomposes:
+            return not self.operation.of_bits
+        return self.operation.vectorizable
+
 
 def begin(operation: Operation) -> State:
     """Return the state before any action."""
@@ -94,17 +102,9 @@ def allowed(state: State) -> dict[str, bool]:
         "interchange": more and len(state.bounds) > 1 and not windows,
         "pack": cuts and first and state.operation.kind == "matmul",
         "im2col": more and first and state.operation.name in _IM2COL,
-        "vectorize": going
-        and state.volume <= WIDEST
-        and (not windows or state.decomposes)
-        and not _of_bits(state.operation),
+        "vectorize": going and state.volume <= WIDEST and state.vectorizable,
         "stop": going,
     }
-
-
-def _of_bits(operation: Operation) -> bool:
-    """Return whether an operand is of i1: a byte each in memory, but a bit each in a vector."""
-    return any(one.element == "i1" for one in (*operation.loads, *operation.stores))
 
 
 def take(state: State, action: actions.AnyAction) -> State:

@@ -29,6 +29,14 @@ _COUNTED = {
     "arith.divui": 3,
     "math.exp": 4,
 }
+_NARROW = {
+    f"linalg.{name}"
+    for name in (
+        *("conv_1d_nwc_wcf", "conv_1d_ncw_fcw"),
+        *("pooling_nwc_max", "pooling_nwc_sum", "pooling_ncw_max", "pooling_ncw_sum"),
+    )
+}
+"""Windows of one dimension, which MLIR knows how to vectorize by their names."""
 _PARTS = {"linalg.fill", "linalg.yield", "linalg.index"}
 """Operations of the dialect that prepare data or stand inside of others: nothing to schedule."""
 
@@ -46,6 +54,14 @@ class Access:
     shape: tuple[int, ...]
     element: str
     plain: bool = True
+
+    @property
+    def projected(self) -> bool:
+        """Return whether each dimension is indexed by one loop or by none, and no loop twice."""
+        used = [[factor for factor in row if factor] for row in self.matrix.tolist()]
+        loops = self.matrix[:, :-1].sum(axis=0)
+        single = all(factors in ([], [1]) for factors in used) and not self.matrix[:, -1].any()
+        return self.plain and single and bool((loops <= 1).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +84,21 @@ class Operation:
     """Counts of `ARITHMETIC` in the body."""
     producers: tuple[tuple[int, int], ...] = field(default=())
     """(operand, number of the operation that makes it)."""
+
+    @property
+    def of_bits(self) -> bool:
+        """Return whether an operand is of i1: a byte each in memory, but a bit each in a vector."""
+        return any(one.element == "i1" for one in (*self.loads, *self.stores))
+
+    @property
+    def vectorizable(self) -> bool:
+        """Return whether it can become vectors as it is, whatever the sizes of its loops.
+
+        MLIR makes vectors of what indexes its operands by single loops. A window of two dimensions
+        is cut to one of them first, or made a product. What the body computes is not looked at.
+        """
+        projected = all(one.projected for one in (*self.loads, *self.stores))
+        return not self.of_bits and (projected or self.name in _NARROW)
 
     @property
     def iterations(self) -> int:

@@ -1,0 +1,118 @@
+"""Random schedules over all generators: right results or clean refusals, and nothing else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import random_schedules
+from random_schedules import ALONE, CHAINS, QUICK
+from tokmill.mlir.measure import Measurements, Result, Settings
+from tokmill.mlir.modules import generators, problem
+
+FINE = {"ok", "refused"}
+REFUSED, REFUSED_OF_ONE = 0.05, 0.3
+"""The largest share of all schedules that MLIR may refuse, and of those of one operation."""
+
+
+def check(counts: random_schedules.Counts) -> None:
+    for name, found in counts.items():
+        assert found.keys() <= FINE, (name, counts)
+        assert found["refused"] <= REFUSED_OF_ONE * found.total(), (name, counts)
+    found = random_schedules.total(counts)
+    assert found["refused"] <= REFUSED * found.total(), counts
+
+
+def test_every_generator_has_lines_of_odd_sizes_and_strides() -> None:
+    assert ALONE.keys() == generators.GENERATORS.keys()
+    for name, kind in generators.GENERATORS.items():
+        given = [[int(size) for size in sizes.split()] for sizes in ALONE[name]]
+        odd = [one for one in given if any(size % 2 and size > 1 for size in one[-3:])]
+        assert len(odd) > 1, name
+        if "[STRIDE]" in kind.sizes:
+            strides = {one[-1] if len(one) == kind.most else 1 for one in given}
+            assert {1} < strides, name
+
+
+def test_chains_have_two_to_five_operations_of_every_generator() -> None:
+    parts = [[part.split()[0] for part in line.split(",")] for line in CHAINS]
+    assert {len(one) for one in parts} == set(range(2, generators.LONGEST + 1))
+    assert {name for one in parts for name in one} == generators.GENERATORS.keys()
+
+
+def test_a_schedule_is_drawn_the_same_every_time() -> None:
+    line = CHAINS[0]
+    given = problem.of_line(line)
+    drawn = [random_schedules.drawn(given, line, number) for number in (0, 1, 2, 0)]
+    assert drawn[0] == drawn[3] and len(set(drawn)) == 3
+
+
+def test_what_took_too_long_is_measured_once_more() -> None:
+    class Busy:
+        asked: list[bool] = []
+
+        def __init__(self, statuses: list[str]) -> None:
+            self.statuses, self.asked = statuses, []
+
+        def __call__(self, given: Any, schedule: Any, *, again: bool = False) -> Result:
+            self.asked.append(again)
+            return Result(status=self.statuses[len(self.asked) - 1])
+
+    for statuses, asked in (
+        (["timeout", "ok"], [False, True]),
+        (["timeout", "timeout"], [False, True]),
+        (["crashed"], [False]),
+    ):
+        busy: Any = Busy(statuses)
+        result = random_schedules.result_of(problem.of_line("relu 8"), (), busy)
+        assert (result.status, busy.asked) == (statuses[-1], asked)
+
+
+@pytest.mark.parametrize("status", ["wrong", "crashed", "memory", "timeout", "ignored"])
+def test_one_bad_result_of_many_is_seen(status: str) -> None:
+    with pytest.raises(AssertionError):
+        check({"matmul": Counter(ok=999, **{status: 1})})
+    with pytest.raises(AssertionError):
+        check({"matmul": Counter(ok=94, refused=6)})
+
+
+def test_thirty_random_schedules() -> None:
+    first = [f"{name} {sizes[0]}" for name, sizes in ALONE.items()]
+    with Measurements(QUICK) as child:
+        counts = random_schedules.fuzzed(first, 2, child)
+        counts |= random_schedules.fuzzed(CHAINS, 1, child)
+    found = random_schedules.total(counts)
+    assert found.total() == 2 * len(ALONE) + len(CHAINS)
+    # Of so few one refusal may be a large share.
+    assert found.keys() <= FINE and found["ok"] > 0.8 * found.total(), counts
+
+
+@pytest.mark.long
+def test_five_hundred_random_schedules() -> None:
+    with Measurements(QUICK) as child:
+        counts = random_schedules.fuzzed(random_schedules.lines(), 10, child, random_schedules.said)
+    print(random_schedules.table(counts))
+    assert random_schedules.total(counts).total() >= 500
+    check(counts)
+
+
+@pytest.mark.long
+def test_forty_random_schedules_on_two_threads() -> None:
+    alone = [f"{name} {one}" for name, sizes in ALONE.items() for one in sizes[:3]]
+    some = [*alone, *CHAINS]
+    assert len(some) >= 40
+    taken = [
+        action.__struct_config__.tag
+        for line in some
+        for action in random_schedules.drawn(problem.of_line(line), line, 0)
+    ]
+    # Else nothing would run on two threads.
+    assert sum(tag in ("parallel", "fuse") for tag in taken) > 10
+    settings = Settings(runs=QUICK.runs, most_seconds=QUICK.most_seconds, threads=2)
+    with Measurements(settings) as child:
+        counts = random_schedules.fuzzed(some, 1, child, random_schedules.said)
+    found = random_schedules.total(counts)
+    print(random_schedules.table(counts))
+    assert found.keys() <= FINE and found["ok"] > 0.8 * found.total(), counts
