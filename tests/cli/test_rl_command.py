@@ -120,7 +120,7 @@ def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path, capsys: Any) 
 
 def test_the_largest_seed_evolves(tmp_path: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["rl", "search", "relu 8", "--budget", "20", "--seed", str((1 << 63) - 1)])
+        main(["rl", "search", "relu 8", "--evaluations", "20", "--seed", str((1 << 63) - 1)])
     assert ended.value.code == 0
 
 
@@ -138,7 +138,7 @@ def test_a_time_without_end_is_refused(tmp_path: Path, capsys: Any) -> None:
         (["rl", "tune", "a.mlir", "-o", "spec", "--cache", "a.mlir"], "a.mlir"),
         (["rl", "tune", "a.mlir", "-o", "spec", "--parameters", "spec"], "spec"),
         (["rl", "tune", "modules", "-o", "modules/000.mlir"], "modules/000.mlir"),
-        (["rl", "search", "modules", "-o", "modules", "--budget", "1"], "modules/000.mlir"),
+        (["rl", "search", "modules", "-o", "modules", "--evaluations", "1"], "modules/000.mlir"),
         (["rl", "search", "a.mlir", "modules/000.mlir", "-o", "modules"], "modules/000.mlir"),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_recipe_says_what_is_searched(tmp_path: Path, capsys: pytest.CaptureFi
         assert ended.value.code == 0
         found = json.loads(capsys.readouterr().out)
         # Two steps of three evaluations are shared by two modules.
-        assert found["budget"] == 3
+        assert found["evaluations"] == 3
         assert [one["module"] for one in found["modules"]] == ["relu 8", "relu 16"]
         assert sum(sum(one["counts"].values()) for one in found["modules"]) == 6
         cached.append(found["cached"])
@@ -244,7 +244,7 @@ def test_a_recipe_says_what_is_searched(tmp_path: Path, capsys: pytest.CaptureFi
     assert cached[1] == 6
     # Another seed means other inputs: nothing that was measured is of them.
     with pytest.raises(SystemExit):
-        main(["rl", "search", str(recipe), "--seed", "9", "--budget", "1", "--json", "-q"])
+        main(["rl", "search", str(recipe), "--seed", "9", "--evaluations", "1", "--json", "-q"])
     assert json.loads(capsys.readouterr().out)["cached"] == 0
 
 
@@ -253,8 +253,13 @@ def test_a_best_schedule_that_gains_nothing_is_said(
     speedup: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = rl_search._best
-    monkeypatch.setattr(rl_search, "_best", lambda *given: found(*given) | {"speedup": speedup})
+
+    def made(*given: Any) -> Any:
+        best = found(*given)
+        return best._replace(row=best.row | {"speedup": speedup})
+
+    monkeypatch.setattr(rl_search, "_best", made)
     with pytest.raises(SystemExit) as ended:
-        main(["rl", "search", "relu 8", "--budget", "1", "--with", "greedy", "--runs", "1"])
+        main(["rl", "search", "relu 8", "--evaluations", "1", "--with", "greedy", "--runs", "1"])
     assert ended.value.code == 0
     assert ("is faster than none" in capsys.readouterr().err) == (speedup <= 1)

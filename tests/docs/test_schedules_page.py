@@ -33,7 +33,7 @@ def run(commands: list[str], folder: Path) -> str:
 
 
 def test_the_commands_of_the_page_work(repository: Path, tmp_path: Path) -> None:
-    commands = blocks(repository)[0].replace("--budget 32", "--budget 4").splitlines()
+    commands = blocks(repository)[0].replace("--evaluations 32", "--evaluations 4").splitlines()
     assert len(commands) == 3
     assert "000.mlir" in run(commands, tmp_path)
 
@@ -58,7 +58,7 @@ def test_a_policy_is_trained_evaluated_and_drawn(repository: Path, tmp_path: Pat
     commands = [train.partition("#")[0] + few + sets, *rest[:2], *rest[2].split(" && ")]
     run(commands, tmp_path)
     assert all((tmp_path / f"{name}.png").stat().st_size for name in ("speedup", "entropy"))
-    assert len(list((tmp_path / "best").iterdir())) == 2
+    assert len(list((tmp_path / "best").iterdir())) == 3
 
 
 @pytest.mark.long
@@ -81,7 +81,9 @@ def test_an_encoder_becomes_a_policy_whose_attention_is_drawn(
 @pytest.mark.long
 def test_specs_are_found_and_models_tuned(repository: Path, tmp_path: Path) -> None:
     operations, model = [block for block in blocks(repository) if "rl tune" in block]
-    few = operations.replace("--budget 16", "--budget 4").replace("--minutes 1", "--minutes 0.1")
+    few = operations.replace("--evaluations 16", "--evaluations 4").replace(
+        "--minutes 1", "--minutes 0.1"
+    )
     commands = few.replace("matmul 128 256 64", "matmul 64 64 64").splitlines()
     assert len(commands) == 2
     run(commands, tmp_path)

@@ -96,20 +96,6 @@ def _is_module(path: Path) -> bool:
     return path.is_file() and not read_start(path, len(OWN)).startswith(OWN)
 
 
-def best_files(folder: Path, count: int, kind: str) -> list[tuple[Path, Path]]:
-    """Return, for each of `count` modules, the files of its best schedule and of itself."""
-    return [
-        (folder / f"{number:03d}.{kind}.mlir", folder / f"{number:03d}.mlir")
-        for number in range(count)
-    ]
-
-
-def check_best(modules: list[str], folder: Path, count: int, kind: str) -> None:
-    """Refuse a folder for the best schedules where they would replace modules that are read."""
-    files = [file for pair in best_files(folder, count, kind) for file in pair]
-    check_files(modules, {f"-o {file.name}": file for file in files})
-
-
 def problems_of(modules: list[str]) -> list[Any]:
     """Return the problems that files, folders and lines of sizes name."""
     problem = plugins.require("tokmill.mlir.modules.problem")

@@ -105,8 +105,8 @@ def test_the_command_shows_both_times(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "published ms" in shown.out
     assert "broken.mlir: refused" in shown.err
     with pytest.raises(SystemExit) as left:
-        main(["rl", "search", str(tmp_path / "b"), "--budget", "1", "--runs", "1", "-q", "--json",
-              "--with", "random"])  # fmt: skip
+        main(["rl", "search", str(tmp_path / "b"), "--evaluations", "1", "--runs", "1", "-q",
+              "--json", "--with", "random"])  # fmt: skip
     assert not left.value.code
     modules = json.loads(capsys.readouterr().out)["modules"]
     assert [one.get("published_milliseconds") for one in modules] == [146, None]
