@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -113,7 +114,7 @@ class MlirSource(Source):
 
     def identity(self) -> dict[str, Any]:
         """Return the versions that decide the tokens."""
-        rules = f"{RULES}, torch-mlir {importlib.metadata.version('torch-mlir')}"
+        rules = ", ".join([RULES, *_versions()])
         return {"rules": rules} | ({} if self.config.schedules else {"seed": None})
 
     def items(self) -> Iterator[Item]:
@@ -208,6 +209,18 @@ class MlirSource(Source):
         }
         nothing = np.zeros(0, np.int64)
         return Records(np.zeros(1, np.int64), columns, nothing, drops_of([Drop(0, reason, True)]))
+
+
+def _versions() -> list[str]:
+    """Return what reads modules and models, each with its version.
+
+    Without the last two, which read ONNX models and modules of IREE, other modules are built too.
+    """
+    made = []
+    for package in ("torch-mlir", "iree-base-compiler", "onnx"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            made.append(f"{package} {importlib.metadata.version(package)}")
+    return made
 
 
 def _frozen(column: str, tokens: list[str]) -> Frozen:

@@ -72,7 +72,7 @@ def of_text(text: str, name: str) -> Problem:
                     where=name,
                     hint=f"arguments and results are tensors of {', '.join(dtypes.TYPES)}",
                 )
-            total += generators.elements(shape) * 8
+            total += generators.elements(shape) * dtypes.of(element).itemsize
         if total > LARGEST:
             raise TokmillError(
                 f"inputs and outputs take {total >> 20:,} MiB",
