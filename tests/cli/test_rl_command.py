@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tokmill.cli import main, rl_search
+from tokmill.mlir.loops.schedule import HEADER
 from tokmill.mlir.modules import generators
 
 
@@ -49,7 +50,9 @@ def test_what_a_folder_has_besides_modules_is_counted(tmp_path: Path, capsys: An
         (["rl", "search", "decoder-tiny"], 2, "not schedules"),
         (["rl", "search", "schedules-lstm", "relu 8"], 2, "modules of its own"),
         (["rl", "search", "none.toml"], 2, "no such recipe"),
-        (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "no schedule of tokmill"),
+        (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "more than 16 MiB"),
+        (["rl", "replay", "matmul 4 4 4", "large"], 1, "more than 16 MiB"),
+        (["rl", "replay", "matmul 4 4 4", "other"], 1, "no schedule of tokmill"),
         (["rl", "replay", "matmul 4 4 4", "."], 5, "hint:"),
         (["rl", "tune", "none.onnx", "-o", "spec"], 5, "no such file"),
     ],
@@ -66,6 +69,10 @@ def test_wrong_inputs_say_why(
     Path("folder").mkdir()
     os.mkfifo("pipe")
     os.mkfifo("pipe.onnx")
+    Path("other").write_text("module {}")
+    with open("large", "wb") as file:
+        file.write(HEADER.encode() + b"[] []\nmodule {}\n")
+        file.truncate((16 << 20) + 1)
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == code

@@ -36,8 +36,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LONGEST_SPEC = 16 << 20
-
 app.command()(rl_search.search)
 app.command()(rl_train.train)
 app.command("eval")(rl_train.evaluate)
@@ -111,7 +109,15 @@ def replay(
             f"the folder has {len(problems):,} modules", where=module, hint="name one of them"
         )
     (problem,) = problems
-    text = read_start(schedule, LONGEST_SPEC + 1).decode("utf-8", "replace")
+    most = plugins.require("tokmill.mlir.iree.spec").MOST
+    data = read_start(schedule, most + 1)
+    if len(data) > most:
+        raise TokmillError(
+            f"the file has more than {most >> 20} MiB",
+            where=str(schedule),
+            hint="schedules and specs are small: is it another file?",
+        )
+    text = data.decode("utf-8", "replace")
     space = "loops" if text.startswith(actions.HEADER) else "iree"
     if space == "iree" and "iree_codegen.tuning_spec_entrypoint" not in text:
         # It says what a schedule begins with.

@@ -183,11 +183,11 @@ def _of_recipe(modules: list[str]) -> Plan:
 
 
 def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> rl_best.Best:
-    best = max(tried, key=searches.score)
-    result = best.result
-    if result.status == "ok":
-        result = searches.confirmed(problem, [best.schedule], measurements).result
-    elif (alone := measurements(problem, ())).status != "ok":
+    best = searches.best_of(problem, tried, measurements)
+    if (
+        not any(trial.result.status == "ok" for trial in tried)
+        and (alone := measurements(problem, ())).status != "ok"
+    ):
         say(f"note: {problem.name}: without a schedule too: {alone.status}, {alone.reason}")
     counts: dict[str, int] = {}
     for trial in tried:
@@ -195,7 +195,7 @@ def _best(searches: Any, problem: Any, tried: list[Any], measurements: Any) -> r
     row = {
         "module": problem.name,
         "counts": counts,
-        **facts_of_result(result),
+        **facts_of_result(best.result),
         **published_time(problem),
         "actions": [repr(action) for action in best.schedule],
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from tokmill import plugins
 from tokmill.cli import rl_best
@@ -14,8 +15,9 @@ from tokmill.cli.options import AsJson, Quiet
 from tokmill.cli.output import print_json, print_table, say
 from tokmill.cli.rl_problems import (
     FILES,
+    MOST_RUNS,
     MOST_SEED,
-    Runs,
+    CacheFile,
     continuing,
     problems_of,
 )
@@ -104,14 +106,18 @@ def evaluate(
         ),
     ] = 0,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of the drawn schedules.")] = 0,
-    runs: Runs = 5,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MOST_RUNS,
+            help="Runs of each schedule; the least time counts. Default: as in the training.",
+        ),
+    ] = None,
     at: Annotated[
         str, typer.Option(help="Which weights: best, model, or a step. Default: the newest.")
     ] = "",
-    cache: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
-    ] = None,
+    cache: CacheFile = None,
     out: Annotated[
         Path | None,
         typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
@@ -151,7 +157,8 @@ def evaluate(
         inputs = [*(modules or []), *filter(None, folders)]
         rl_best.check(out, len(problems), kind, inputs, {"--cache": cache})
         make_folder(out)
-    settings = measuring.Settings(runs=runs)
+    settings = plugins.require("tokmill.rl.loop").settings_of(config.task)
+    settings = replace(settings, runs=runs or settings.runs)
     count = (1 + samples) * len(problems)
     with (
         continuing(cache),

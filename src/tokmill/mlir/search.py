@@ -43,6 +43,8 @@ POOL = 96
 """Mutants of a generation, of which the cost model picks."""
 RETILED = 0.6
 """Share of mutants that differ in one tile."""
+CONFIRMED = 2
+"""Best schedules that are measured again."""
 CHANCE = 0.15
 """Share of a generation that is picked by chance, whatever the cost model says."""
 ENDED = ("timeout", "memory", "crashed")
@@ -73,13 +75,25 @@ def confirmed(problem: Problem, schedules: Sequence[Sequence[Any]], measure: Mea
     seems to gain by that is noise of the result too.
     """
     again = [Trial(tuple(one), measure(problem, one, again=True)) for one in schedules]
-    best = max(again, key=score)
+    # What is very slow is worth less than what gave no result, and is a result nevertheless.
+    best = max(again, key=lambda one: (one.result.status == "ok", score(one)))
     if best.result.status != "ok" or not best.schedule:
         return best
     alone = measure(problem, (), again=True)
     spread = abs(alone.speedup - 1) if alone.status == "ok" else 0.0
     noise = max(best.result.noise, spread)
     return Trial(best.schedule, msgspec.structs.replace(best.result, noise=noise))
+
+
+def best_of(problem: Problem, trials: Sequence[Trial], measure: Measurements) -> Trial:
+    """Return the better one of the two best trials, as `confirmed` measures them again.
+
+    Of two, because one may hang in the fresh process that did not before. Where no trial gave a
+    result, it is the best of the failures as it was.
+    """
+    ranked = sorted(trials, key=score, reverse=True)
+    good = list(dict.fromkeys(one.schedule for one in ranked if one.result.status == "ok"))
+    return confirmed(problem, good[:CONFIRMED], measure) if good else ranked[0]
 
 
 def while_it_runs(

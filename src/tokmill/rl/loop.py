@@ -162,17 +162,21 @@ class ScheduleLoop:
         return ScheduleEnv(problems, self.measure_one, model.sizes, model.view)
 
     def _improve(self, session: Session, moves: Tensors) -> dict[str, float]:
-        """Update the weights by some passes over moves; return the means of what was seen."""
+        """Update the weights by some passes over moves; return the means of what was seen.
+
+        Each is a mean over the moves that it counts: of the policy and the value over those that
+        were played, of imitation over those that are imitated, of the loss over all.
+        """
         mine, rows = self.mine, len(moves.targets["action"])
         own = int(moves.values["acts"].sum())
         judging = np.flatnonzero(moves.values["judges"].numpy())
         sums: dict[str, float] = {}
-        seen = passes = 0
+        passes = 0
         for parts in ppo.minibatches(rows, mine.ppo_batch_size, mine.ppo_epochs):
             kl = 0.0
             for part in parts:
                 found = session.update([Micro(part, rows_of(moves, part))], len(part))
-                seen, kl = seen + len(part), kl + found["kl"]
+                kl += found["kl"]
                 for name, value in found.items():
                     sums[name] = sums.get(name, 0.0) + value
             passes += 1
@@ -185,7 +189,10 @@ class ScheduleLoop:
                 for part in parts:
                     session.update([Micro(part, rows_of(alone, part))], len(part))
         most = max(sums.pop("most_entropy"), 1e-9)
-        report = {name: value / seen for name, value in sums.items()}
+        counted = {"loss": rows, "imitation_loss": rows - own}
+        report = {
+            name: value / max(1, passes * counted.get(name, own)) for name, value in sums.items()
+        }
         return report | {"entropy": sums["entropy"] / most, "passes": passes, "moves": own}
 
     def _remember(self, episodes: Sequence[Episode]) -> None:
