@@ -21,13 +21,13 @@ from tokmill.cli.rl_problems import (
 )
 from tokmill.cli.rl_shown import (
     PUBLISHED,
-    facts_of_result,
     print_results,
     published_time,
     shown_times,
 )
 from tokmill.errors import TokmillError, UsageError
 from tokmill.files import read_start
+from tokmill.mlir.facts import facts_of_result
 
 app = typer.Typer(
     add_completion=False,

@@ -25,9 +25,10 @@ from tokmill.cli.rl_problems import (
     problems_of,
     space_called,
 )
-from tokmill.cli.rl_shown import facts_of_result, print_results, published_time
+from tokmill.cli.rl_shown import print_results, published_time
 from tokmill.errors import UsageError, nearest
 from tokmill.files import make_folder
+from tokmill.mlir.facts import facts_of_result
 from tokmill.progress import Progress, human_count
 
 

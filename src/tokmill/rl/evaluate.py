@@ -13,6 +13,7 @@ from torch import Tensor
 from tokmill.errors import UsageError
 from tokmill.mlir import search
 from tokmill.mlir.env import ScheduleEnv
+from tokmill.mlir.facts import facts_of_result
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules.problem import Problem
 from tokmill.mlir.search import Trial
@@ -130,13 +131,5 @@ def facts(one: Evaluated) -> dict[str, Any]:
 
 
 def _facts(episode: Episode) -> Mapping[str, Any]:
-    result = episode.result
-    return {
-        "status": result.status,
-        "reason": result.reason,
-        "speedup": episode.gain,
-        "milliseconds": result.nanoseconds / 1e6,
-        "baseline_milliseconds": result.baseline / 1e6,
-        "noise": result.noise,
-        "actions": [repr(action) for action in episode.schedule],
-    }
+    actions = [repr(action) for action in episode.schedule]
+    return {**facts_of_result(episode.result), "actions": actions}

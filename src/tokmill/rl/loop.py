@@ -35,7 +35,11 @@ from tokmill.training.session import Session
 CACHE = "measurements.sqlite"
 """File of a run: what was measured, if the recipe names no other."""
 BEST = "schedules.json"
-"""File of a run: the best schedule of each module that it learned from."""
+"""File of a run: the best schedule of each module that it learned from.
+
+Its gain is that of the one measurement that the training made of it. The best of many such is
+partly the luckiest, so it is too large by some noise: `rl eval --samples` measures again.
+"""
 
 
 class ScheduleLoop:
@@ -227,7 +231,7 @@ class ScheduleLoop:
         return found
 
     def _best(self) -> float:
-        """Return the geometric mean of the best gains; 1 where none was found."""
+        """Return the geometric mean of the best gains, each of one measurement; 1 for none."""
         gains = [
             max(1.0, self.task.best.get(problem.name, {}).get("speedup", 1.0))
             for problem in self.problems
